@@ -168,7 +168,7 @@ def evidence_recall(retrieval: Retrieval) -> float | None:
 def with_error_classes(
     groups: Iterable[TrajectoryGroup], records: Sequence[Record], style: Style = "full"
 ) -> list[Record]:
-    """Return the records of built memories with error class, feedback and `support_retrieved` set.
+    """Return the records of built memories, each `classified`.
 
     Args:
         groups: Groups of the trajectories that built the memories.
@@ -177,16 +177,32 @@ def with_error_classes(
     """
     trajectories = {(group.task.id, rollout.rollout): rollout for group in groups for rollout in group.trajectories}
     questions = {id: {question.id: question for question in trajectories[id].task.questions} for id in trajectories}
-    classified = []
+    results = []
     for record in records:
         key = record.task, record.rollout
         retrieval = retrieval_at(trajectories[key], questions[key][record.question_id], record.retrieved)
-        task = trajectories[key].task
-        record = replace(
-            record, support_retrieved=trace(task, retrieval).retrieved, error_class=classify(task, retrieval, record)
-        )
-        classified.append(replace(record, feedback=feedback(task, retrieval, record, style=style)))
-    return classified
+        results.append(classified(trajectories[key].task, retrieval, record, style))
+    return results
+
+
+def classified(task: Task, retrieval: Retrieval, record: Record, style: Style = "full") -> Record:
+    """Return the record with where its support was, its error class and the feedback.
+
+    Args:
+        task: Task of the question.
+        retrieval: Passages that the system retrieved, and the entries it held.
+        record: Record of the answer.
+        style: Style of the feedback; see `feedback`.
+    """
+    support = trace(task, retrieval)
+    record = replace(
+        record,
+        written=support.written,
+        live=support.live,
+        support_retrieved=support.retrieved,
+        error_class=classify(task, retrieval, record),
+    )
+    return replace(record, feedback=feedback(task, retrieval, record, style=style))
 
 
 def retrieval_at(trajectory: Trajectory, question: Question, retrieved: Sequence[str]) -> Retrieval:

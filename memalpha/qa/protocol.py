@@ -16,7 +16,7 @@ from memalpha.agent.prompts import question_with_choices
 from memalpha.agent.reader import Answer, Reader, Reading
 from memalpha.config import EVAL_K, AgentConfig
 from memalpha.errors import ConfigError, DataError, PolicyError
-from memalpha.qa.error_analysis import ceiling_accuracy, classify, evidence_recall, feedback, trace, waterfall
+from memalpha.qa.error_analysis import ceiling_accuracy, classified, evidence_recall, waterfall
 from memalpha.qa.memory_reward import conversation_tokens
 from memalpha.qa.records import Record
 from memalpha.qa.report import Report, estimate_tokens, summarize
@@ -271,7 +271,7 @@ class _Evaluation:
         if self.judge is not None:
             records, unjudged = judge_records(records, self.tasks, self.judge)
         sources = {(task.id, item.question.id): (task, item) for task, item in questions}
-        return [_with_error_class(record, *sources[record.task, record.question_id]) for record in records], unjudged
+        return [classified(*sources[record.task, record.question_id], record) for record in records], unjudged
 
     def _answers(self, questions: Sequence[tuple[Task, Retrieval]]) -> list[Answer]:
         """Return the reader's answers, with its conflict rule applied if it has one."""
@@ -307,7 +307,7 @@ class _Evaluation:
         ceiling: Mapping[tuple[str, str], bool],
         names_turns: bool,
     ) -> Record:
-        question, support = item.question, trace(task, item)
+        question = item.question
         score = score_question(question, answer) or 0.0  # None: a judge has yet to say
         correct = is_correct(question, score)
         recall = evidence_recall(item) if names_turns else None
@@ -328,21 +328,12 @@ class _Evaluation:
             score,
             correct,
             retrieved=tuple(passage.id or f"#{index}" for index, passage in enumerate(item.passages)),
-            written=support.written,
-            live=support.live,
             system=name,
             tokens=item.tokens,
             evidence_recall=recall,
-            support_retrieved=support.retrieved,
             scores=scores,
             ceiling=ceiling.get((task.id, question.id)),
         )
-
-
-def _with_error_class(record: Record, task: Task, item: Retrieval) -> Record:
-    """Return the record with its error class and feedback."""
-    record = replace(record, error_class=classify(task, item, record))
-    return record if record.error_class is None else replace(record, feedback=feedback(task, item, record))
 
 
 def _longmemeval(records: Sequence[Record]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from memalpha.agent.reader import Answer, ExtractiveReader
 from memalpha.config import AgentConfig, ReaderConfig, RewardConfig, WorldConfig
 from memalpha.errors import ConfigError, DataError, PolicyError, StoreError
 from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.qa.error_analysis import with_error_classes
 from memalpha.qa.evaluate import evaluate
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import load_reader
@@ -90,6 +91,12 @@ def ask(*trajectories, reader=None, metric="exact"):
     return records
 
 
+def trace(*trajectories):
+    groups = [TrajectoryGroup(trajectories[0].task, trajectories)]
+    records = with_error_classes(groups, [record for records in ask(*trajectories) for record in records])
+    return [(record.answer, record.written, record.live) for record in records]
+
+
 def test_records_are_answered_from_the_memory_of_their_time():
     good, lazy, old = ask(GOOD, LAZY, OLD)
     assert [record.answer for record in good] == ["Rome", "Oslo", "unknown"]
@@ -102,13 +109,11 @@ def test_records_are_answered_from_the_memory_of_their_time():
 
 
 def test_records_say_whether_the_fact_was_written_and_is_live():
-    good, lazy, old = ask(GOOD, LAZY, OLD)
-    trace = [[(record.written, record.live) for record in records] for records in (good, lazy, old)]
-    assert trace[0] == [(True, True), (True, True), (None, None)]
-    assert trace[2] == [(False, False), (True, True), (None, None)]
+    places = [place[1:] for place in trace(GOOD, LAZY, OLD)]
+    assert places[:3] == [(True, True), (True, True), (None, None)]
+    assert places[6:] == [(False, False), (True, True), (None, None)]
     deleted = roll(FIRST, [put("city: Rome")], [("memory_delete", {"of": "city: Rome"})])
-    first = ask(deleted)[0][0]
-    assert (first.written, first.live) == (True, False)
+    assert trace(deleted)[0][1:] == (True, False)
 
 
 def test_evidence_decides_where_there_is_some():
@@ -119,11 +124,9 @@ def test_evidence_decides_where_there_is_some():
     question = Question(id="q", question="How many trips?", answers=("2",), evidence=("0.0", "0.1"))
     task = Task(id="e", chunks=(Chunk(text="x"),), questions=(question,), gold_operations=gold)
     group = roll([("memory_insert", {"category": "episodic", "content": "trip: Rome"})], task=task)
-    [[record]] = ask(group)
-    assert (record.answer, record.written, record.live) == ("1", False, False)
+    assert trace(group) == [("1", False, False)]
     trips = [("memory_insert", {"category": "episodic", "content": f"trip: {city}"}) for city in ("Rome", "Lima")]
-    [[record]] = ask(roll(trips, task=task))
-    assert (record.answer, record.written, record.live) == ("2", True, True)  # though no entry says "2"
+    assert trace(roll(trips, task=task)) == [("2", True, True)]  # though no entry says "2"
 
 
 def test_an_agents_store_gives_its_own_embedder_and_none_by_a_files_word(tmp_path):

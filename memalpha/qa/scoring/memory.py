@@ -19,7 +19,6 @@ from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.records import Record
 from memalpha.qa.report import CHANGED, estimate_tokens
 from memalpha.qa.scoring.cited import cited_scores, evidence_notes
-from memalpha.qa.scoring.gold import comparable_fact
 from memalpha.qa.scoring.judge_scores import ContentVerdicts, judge_step
 from memalpha.qa.scoring.metrics import CORRECT_FROM, is_correct, score_answer, score_question
 from memalpha.qa.systems.base import as_passage
@@ -134,7 +133,6 @@ def _make_record(trajectory: Trajectory, question: Question, answer: Answer, met
         statements = [*(entry.content for entry in state.entries.values()), *state.core.splitlines()]
         answer = replace(answer, conflict=answer.conflict or is_disputed(question, statements))
     score, correct, scores = _score(trajectory.task, question, answer, metric)
-    written, live = _find_in_memory(trajectory, question, question_chunk(question, trajectory.task))
     return build_record(
         trajectory.task,
         question,
@@ -143,8 +141,6 @@ def _make_record(trajectory: Trajectory, question: Question, answer: Answer, met
         correct,
         rollout=trajectory.rollout,
         retrieved=tuple(hit.entry.id for hit in answer.hits),
-        written=written,
-        live=live,
         tokens=sum(estimate_tokens(hit.entry.content) for hit in answer.hits),
         scores=scores,
     )
@@ -221,33 +217,3 @@ def is_disputed(question: Question, statements: Sequence[str]) -> bool:
     if meta.get("kind") not in SINGLE_VALUED or not (meta.get("slot") and values):
         return False
     return states_several_values(str(meta["slot"]), list(map(str, values)), statements)
-
-
-def _find_in_memory(trajectory: Trajectory, question: Question, chunk_index: int) -> tuple[bool | None, bool | None]:
-    """Return two flags: the support of the answer was ever written, and it is live now.
-
-    The support are the gold facts of the evidence turns, all of them; without gold facts, an entry with an answer.
-    """
-    if not question.answers:
-        return None, None
-    state = trajectory.states[chunk_index]
-    live = [(entry.category, entry.content) for entry in state.entries.values()] + [("core", state.core)]
-    written = live + [
-        (operation.category, operation.content)
-        for turn in trajectory.turns
-        if turn.chunk <= chunk_index
-        for operation in turn.operations
-        if operation.content
-    ]
-    evidence = set(question.evidence)
-    facts = {
-        comparable_fact(operation.category, operation.content)
-        for operation in trajectory.task.gold_operations
-        if operation.content and operation.turn in evidence
-    }
-    if facts:
-        return facts <= {comparable_fact(*pair) for pair in written}, facts <= {comparable_fact(*pair) for pair in live}
-    return (
-        any(contains(content or "", text) for _, content in written for text in question.answers),
-        any(contains(content, text) for _, content in live for text in question.answers),
-    )
