@@ -1,12 +1,16 @@
-"""Preallocated key/value cache for decoding token by token."""
+"""Key/value caches for decoding token by token."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
+
+ROOM = 64
+"""Columns by which a cache grows."""
 
 
 class _PreallocatedLayer(DynamicLayer):
@@ -14,8 +18,6 @@ class _PreallocatedLayer(DynamicLayer):
 
     `DynamicLayer` copies the whole cache at every token instead.
     """
-
-    room = 64
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any):
         """Append the new states and return views of all keys and values."""
@@ -25,7 +27,7 @@ class _PreallocatedLayer(DynamicLayer):
         end = self.length + key_states.shape[-2]
         if self.store is None or self.store.shape[-2] < end:
             batch, heads, _, width = key_states.shape
-            grown = key_states.new_empty(2, batch, heads, end + self.room, width)
+            grown = key_states.new_empty(2, batch, heads, end + ROOM, width)
             if self.store is not None:
                 grown[..., : self.length, :] = self.store[..., : self.length, :]
             self.store = grown
@@ -35,10 +37,10 @@ class _PreallocatedLayer(DynamicLayer):
         self.keys, self.values = self.store[0, ..., :end, :], self.store[1, ..., :end, :]
         return self.keys, self.values
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Select (or repeat) rows of the batch."""
         if self.is_initialized and self.store is not None:
-            self.store = self.store.index_select(1, indices)
+            self.store = self.store.index_select(1, beam_idx)
             self.keys, self.values = self.store[0, ..., : self.length, :], self.store[1, ..., : self.length, :]
 
 
@@ -50,3 +52,96 @@ def make_cache(model: PreTrainedModel) -> DynamicCache:
     cache = DynamicCache(config=model.config)
     cache.layers = [_PreallocatedLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
+
+
+def has_plain_cache(model: PreTrainedModel) -> bool:
+    """Return True if every layer keeps the keys and values of all tokens, one column per token."""
+    layers = DynamicCache(config=model.config).layers
+    return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
+
+
+class SlotLayer:
+    """Keys and values of one layer, (rows, heads, columns, width) each.
+
+    Token t of a row is in its column t, so rows of any length stand side by side and enter or leave at any time.
+    """
+
+    def __init__(self) -> None:
+        self.keys: torch.Tensor | None = None
+        self.values: torch.Tensor | None = None
+
+    def reserve(self, rows: int, columns: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Make space, keeping what is there.
+
+        Args:
+            rows: rows needed.
+            columns: columns needed.
+            key: keys whose heads, width, dtype and device the layer has, (_, heads, _, width).
+            value: values likewise.
+        """
+        self.keys = _grown(self.keys, rows, columns, key)
+        self.values = _grown(self.values, rows, columns, value)
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` columns of a row into another row."""
+        for tensor in (self.keys, self.values):
+            assert tensor is not None
+            tensor[target, :, :length] = tensor[source, :, :length]
+
+
+def _grown(old: torch.Tensor | None, rows: int, columns: int, like: torch.Tensor) -> torch.Tensor:
+    # Zeros, because a masked column is still multiplied by its weight of 0: what is there must be finite.
+    grown = like.new_zeros(rows, like.shape[1], columns, like.shape[3])
+    if old is not None:
+        kept_rows, kept_columns = min(rows, old.shape[0]), min(columns, old.shape[2])
+        grown[:kept_rows, :, :kept_columns] = old[:kept_rows, :, :kept_columns]
+    return grown
+
+
+class KeyValueSlots:
+    """Keys and values of the rows under way, in `SlotLayer`s.
+
+    Args:
+        layers: number of layers.
+        batch_tokens: most rows x columns to hold, unless one row alone needs more.
+    """
+
+    def __init__(self, layers: int, batch_tokens: int) -> None:
+        self.layers = [SlotLayer() for _ in range(layers)]
+        self.batch_tokens = batch_tokens
+        self.lengths: list[int] = []
+        self.limits: list[int] = []
+        self.rows = self.columns = 0
+
+    def enter(self, lengths: Sequence[int], limits: Sequence[int]) -> tuple[int, bool]:
+        """Add rows behind those under way.
+
+        Args:
+            lengths: prompt tokens of each new row.
+            limits: most tokens of each new row, prompt included.
+
+        Returns:
+            Index of the first new row, and True if the layers must `reserve` rows and columns.
+        """
+        first = len(self.lengths)
+        self.lengths += lengths
+        self.limits += limits
+        rows, columns = len(self.lengths), max(self.limits)
+        if rows <= self.rows and columns <= self.columns:
+            return first, False
+        roomy = max(rows, self.rows), max(-(-columns // ROOM) * ROOM, self.columns)
+        self.rows, self.columns = roomy if roomy[0] * roomy[1] <= self.batch_tokens else (rows, columns)
+        return first, True
+
+    def keep(self, order: Sequence[int]) -> None:
+        """Keep the rows of `order`: new row i is old row `order[i]`, which is i or comes after all new rows."""
+        if not order:
+            for layer in self.layers:
+                layer.keys = layer.values = None
+            self.rows = self.columns = 0
+        for target, source in enumerate(order):
+            if source != target:
+                for layer in self.layers:
+                    layer.move(source, target, self.lengths[source])
+        self.lengths = [self.lengths[row] for row in order]
+        self.limits = [self.limits[row] for row in order]

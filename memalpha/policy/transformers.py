@@ -1,33 +1,23 @@
-"""Policy over a Hugging Face causal LM: exact ids, float32 log-probs, keyed noise.
-
-`model.generate` is not used: log-probs at the sampling temperature would need all logits in memory, its noise depends
-on the batch, and it runs finished rows to the end. The decode loop here differs in three ways:
-
-- Identical prompts are prefilled once and expanded. Batches are sorted by length, and finished rows leave batch and
-  cache.
-- Token t of a request is drawn by inverse CDF with the t-th uniform of a stream keyed by `request.key` alone. Batch
-  composition, resuming and the number of processes do not change the samples.
-- `logprobs` are the log-softmax of float32 logits / temperature, including the end-of-sequence token.
-"""
+"""Policy over a Hugging Face causal LM: exact ids and float32 log-probs; `decoding` describes its decode loop."""
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from memalpha.errors import PolicyError, PromptTooLong, install_command
-from memalpha.policy.kv_cache import make_cache
+from memalpha.policy.decoding import DecodingQueue
+from memalpha.policy.decoding_rows import DecodingRows, PaddedRows, SlotRows
+from memalpha.policy.kv_cache import has_plain_cache
 from memalpha.policy.model_files import hide_progress_bars, is_reward_model, load_adapter, load_model
 from memalpha.types import Completion, SampleRequest
 
@@ -130,33 +120,41 @@ class TransformersPolicy:
 
         Temperature 0 decodes greedily; its log-probs are those at temperature 1.
         """
-        if not requests:
-            return []
+        queue = self.open_queue()
+        queue.submit(requests)
+        completions: dict[int, Completion] = {}
+        while len(completions) < len(requests):
+            completions.update(queue.collect())
+        return [completions[ticket] for ticket in range(len(requests))]
+
+    def open_queue(self) -> DecodingQueue:
+        """Return an empty queue; the weights must not change while it has requests under way."""
+        return DecodingQueue(
+            self._prompt_ids,
+            self._decode_text,
+            self._make_rows,
+            self.eos_ids,
+            batch_rows=self.batch_rows,
+            batch_tokens=self.batch_tokens,
+        )
+
+    def _make_rows(self) -> DecodingRows:
+        """Return empty rows of the current weights."""
+        model = self.model
         if self._twin is not None:
-            self._twin.load_state_dict(self.model.state_dict())
+            self._twin.load_state_dict(model.state_dict())
+            model = self._twin
+        return SlotRows(model, self.batch_tokens) if has_plain_cache(model) else PaddedRows(model)
+
+    def _prompt_ids(self, requests: Sequence[SampleRequest]) -> list[list[int]]:
         prompts = self._encode([self._text(request.messages, request.tools) for request in requests])
         self._check_room(requests, prompts)
-        completions: list[Completion | None] = [None] * len(requests)
-        for batch in self._batches(requests, prompts):
-            with torch.inference_mode():
-                ids, logprobs, lengths = self._decode([prompts[i] for i in batch], [requests[i] for i in batch])
-            rows = [tuple(row[:length]) for row, length in zip(ids, lengths, strict=True)]
-            finished = [row[-1] in self.eos_ids for row in rows]
-            texts = self.tokenizer.batch_decode(
-                [list(row[:-1] if end else row) for row, end in zip(rows, finished, strict=True)],
-                skip_special_tokens=False,
-                clean_up_tokenization_spaces=False,
-            )
-            for slot, i in enumerate(batch):
-                completions[i] = Completion(
-                    text=texts[slot],
-                    prompt_ids=tuple(prompts[i]),
-                    completion_ids=rows[slot],
-                    logprobs=tuple(logprobs[slot][: lengths[slot]]),
-                    temperature=requests[i].temperature,
-                    stop_reason="eos" if finished[slot] else "length",
-                )
-        return [completion for completion in completions if completion is not None]
+        return prompts
+
+    def _decode_text(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        return self.tokenizer.batch_decode(
+            [list(row) for row in rows], skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
 
     def _check_room(self, requests: Sequence[SampleRequest], prompts: Sequence[list[int]]) -> None:
         for request, prompt in zip(requests, prompts, strict=True):
@@ -184,96 +182,6 @@ class TransformersPolicy:
         ids = dict(zip(unique, encoded, strict=True))  # type: ignore[arg-type]
         return [ids[text] for text in texts]
 
-    def _batches(self, requests: Sequence[SampleRequest], prompts: Sequence[list[int]]) -> list[list[int]]:
-        """Return batches of request indices, longest prompts first.
-
-        A batch ends when it reaches `batch_tokens` or `batch_rows`.
-        """
-        order = sorted(range(len(requests)), key=lambda i: (-len(prompts[i]), prompts[i], i))
-        batches: list[list[int]] = []
-        width = 0
-        for i in order:
-            length = len(prompts[i]) + requests[i].max_new_tokens
-            fits = batches and len(batches[-1]) < self.batch_rows
-            if fits and max(width, length) * (len(batches[-1]) + 1) <= self.batch_tokens:
-                batches[-1].append(i)
-                width = max(width, length)
-            else:
-                batches.append([i])
-                width = length
-        return batches
-
-    def _decode(
-        self, prompts: Sequence[list[int]], requests: Sequence[SampleRequest]
-    ) -> tuple[list[list[int]], list[list[float]], list[int]]:
-        """Decode one batch.
-
-        Returns ids and log-probs (rows, steps) and lengths (rows,). Values after a row's length are 0.
-        """
-        model = self.model if self._twin is None else self._twin
-        device = model.device
-        unique: dict[tuple[int, ...], int] = {}
-        prompt_index = torch.tensor(
-            [unique.setdefault(tuple(prompt), len(unique)) for prompt in prompts], device=device
-        )
-        width = max(len(prompt) for prompt in unique)
-        padded = np.zeros((len(unique), width), dtype=np.int64)
-        visible = np.zeros((len(unique), width), dtype=np.int64)
-        for row, prompt in enumerate(unique):
-            padded[row, width - len(prompt) :] = prompt
-            visible[row, width - len(prompt) :] = 1
-        input_ids = torch.from_numpy(padded).to(device)
-        mask = torch.from_numpy(visible).to(device)
-        steps = max(request.max_new_tokens for request in requests)
-        limit = torch.tensor([request.max_new_tokens for request in requests], device=device)
-        temperatures = torch.tensor([request.temperature for request in requests], device=device)[:, None]
-        sampler = _Sampler(temperatures, _uniforms(requests, steps).to(device))
-        eos = torch.tensor(sorted(self.eos_ids), device=device)
-
-        cache = make_cache(model)
-        logits = model(
-            input_ids=input_ids,
-            attention_mask=mask,
-            position_ids=(mask.cumsum(1) - 1).clamp_min(0),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits[:, -1]
-        if len(unique) < len(prompts):
-            cache.batch_select_indices(prompt_index)
-            logits, mask = logits[prompt_index], mask[prompt_index]
-        rows = torch.arange(len(prompts), device=device)
-        position = mask.sum(1, keepdim=True)
-        mask = torch.cat([mask, mask.new_ones(len(prompts), steps)], dim=1)
-
-        ids = torch.zeros(len(prompts), steps, dtype=torch.long, device=device)
-        logprobs = torch.zeros(len(prompts), steps, device=device)
-        lengths = torch.zeros(len(prompts), dtype=torch.long, device=device)
-        active = torch.ones(len(prompts), dtype=torch.bool, device=device)
-        for step in range(steps):
-            token, logprob = sampler.draw(logits, rows, step)
-            ids[rows, step] = token
-            logprobs[rows, step] = logprob.float()
-            finished = active & (torch.isin(token, eos) | (limit[rows] == step + 1))
-            lengths[rows[finished]] = step + 1
-            active = active & ~finished
-            remaining = int(active.sum())
-            if remaining == 0:
-                break
-            if remaining <= 0.9 * len(rows):  # dropping rows copies the cache, so wait until 10% are finished
-                keep = active.nonzero()[:, 0]
-                cache.batch_select_indices(keep)
-                rows, token, position, mask, active = rows[keep], token[keep], position[keep], mask[keep], active[keep]
-            logits = model(
-                input_ids=token[:, None],
-                attention_mask=mask[:, : width + step + 1],
-                position_ids=position,
-                past_key_values=cache,
-                use_cache=True,
-            ).logits[:, -1]
-            position = position + 1
-        return ids.tolist(), logprobs.tolist(), lengths.tolist()
-
 
 def merge_adapter(base: TransformersPolicy, folder: str | Path) -> TransformersPolicy:
     """Merge the LoRA adapter of `folder` into the weights of `base` in place.
@@ -300,61 +208,6 @@ def merge_adapter(base: TransformersPolicy, folder: str | Path) -> TransformersP
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise PolicyError(f"cannot merge the LoRA adapter of {folder} into {base.name!r}: {error}") from error
     return TransformersPolicy(model.requires_grad_(True), tokenizer, str(folder))
-
-
-class _Sampler:
-    """Draw one token per row.
-
-    Args:
-        temperatures: (rows, 1); 0 for greedy decoding.
-        noise: (rows, steps) uniforms in [0, 1).
-    """
-
-    def __init__(self, temperatures: torch.Tensor, noise: torch.Tensor) -> None:
-        self.greedy = temperatures == 0
-        self.heat = torch.where(self.greedy, torch.ones_like(temperatures), temperatures)
-        self.noise = noise
-        self.all_greedy = bool(self.greedy.all())
-        self.any_greedy = bool(self.greedy.any())
-        self.tempered = bool((self.heat != 1).any())
-
-    def draw(self, logits: torch.Tensor, rows: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw the tokens of one step.
-
-        Args:
-            logits: (rows, vocabulary) logits of the active rows.
-            rows: (rows,) indices of the active rows in the batch.
-            step: index of the new token.
-
-        Returns:
-            Tokens (rows,) and their log-probs (rows,) at the sampling temperature.
-        """
-        if logits.dtype != torch.float64:
-            logits = logits.float()
-        if self.tempered:
-            logits = logits / self.heat[rows]
-        logprobs = torch.log_softmax(logits, dim=-1)
-        if self.all_greedy:
-            token = logprobs.argmax(dim=-1, keepdim=True)
-        else:
-            # float64 sums: a float32 CDF over a large vocabulary is off by more than the rare tokens' probability.
-            cdf = logprobs.double().exp().cumsum(dim=-1)
-            token = torch.searchsorted(cdf, self.noise[rows, step, None] * cdf[:, -1:], right=True)
-            if self.any_greedy:
-                token = torch.where(self.greedy[rows], logprobs.argmax(dim=-1, keepdim=True), token)
-        return token[:, 0], logprobs.gather(1, token)[:, 0]
-
-
-def _uniforms(requests: Sequence[SampleRequest], steps: int) -> torch.Tensor:
-    """Return (requests, steps) float64 uniforms in [0, 1), 24 bits each.
-
-    Each row depends only on its `request.key`.
-    """
-    noise = np.empty((len(requests), steps))
-    for row, request in enumerate(requests):
-        words = hashlib.shake_256(repr(tuple(int(part) for part in request.key)).encode()).digest(4 * steps)
-        noise[row] = (np.frombuffer(words, dtype="<u4") >> 8) * 2.0**-24
-    return torch.from_numpy(noise)
 
 
 def _prompt_style(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> str:

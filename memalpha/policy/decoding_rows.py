@@ -1,0 +1,212 @@
+"""Rows under way in a model's forward pass: prompts enter, every step adds a token to each row, finished rows leave.
+
+`SlotRows` lets rows enter while others run. It needs a cache that keeps one column per token. `PaddedRows` takes any
+other cache (sliding windows, state-space layers), where rows enter together and leave one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from memalpha.policy.kv_cache import KeyValueSlots, SlotLayer, make_cache
+
+Prompt = Sequence[int]
+
+
+class DecodingRows(Protocol):
+    """Rows of one model, in order of entry until `keep` reorders them."""
+
+    joinable: bool
+    """True if rows may enter while others run."""
+
+    def enter(self, prompts: Sequence[Prompt], limits: Sequence[int]) -> torch.Tensor:
+        """Add rows behind those under way.
+
+        Args:
+            prompts: ids of each new row; equal prompts are computed once.
+            limits: most tokens of each new row, prompt included.
+
+        Returns:
+            Logits (new rows, vocabulary) of the first new token.
+        """
+        ...
+
+    def step(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Append a token to each row; return the logits (rows, vocabulary) of the next."""
+        ...
+
+    def keep(self, order: Sequence[int]) -> None:
+        """Keep the rows of `order`: new row i is old row `order[i]`, which is i or comes after all new rows."""
+        ...
+
+
+class SlotRows:
+    """Rows that enter at any time.
+
+    Args:
+        model: model whose cache is plain (`has_plain_cache`).
+        batch_tokens: most rows x columns of the cache, unless one row alone needs more.
+    """
+
+    joinable = True
+
+    def __init__(self, model: Any, batch_tokens: int) -> None:
+        self.model = model
+        self.cache: Any = DynamicCache(config=model.config)
+        self.slots = KeyValueSlots(len(self.cache.layers), batch_tokens)
+        self.views = [_SlotView(layer) for layer in self.slots.layers]
+        self.cache.layers = self.views
+
+    def enter(self, prompts: Sequence[Prompt], limits: Sequence[int]) -> torch.Tensor:
+        """Prefill and add rows behind those under way; see `DecodingRows.enter`."""
+        prefilled: Any = make_cache(self.model)
+        logits, owner = _prefill(self.model, prefilled, prompts)
+        first, grow = self.slots.enter([len(prompt) for prompt in prompts], limits)
+        rows = slice(first, first + len(prompts))
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=logits.device)
+        width = int(lengths.max())
+        # Prompts are padded on the left: move each to the first columns. Columns after a prompt are never attended to.
+        columns = (width - lengths[:, None] + torch.arange(width, device=logits.device)).clamp_max(width - 1)
+        for slots, layer in zip(self.slots.layers, prefilled.layers, strict=True):
+            if grow:
+                slots.reserve(self.slots.rows, self.slots.columns, layer.keys, layer.values)
+            assert slots.keys is not None and slots.values is not None
+            slots.keys[rows, :, :width] = layer.keys[owner[:, None], :, columns].transpose(1, 2)
+            slots.values[rows, :, :width] = layer.values[owner[:, None], :, columns].transpose(1, 2)
+        return logits[owner]
+
+    def step(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Append a token to each row; return the next logits."""
+        device = self.model.device
+        columns = torch.tensor(self.slots.lengths, device=device)
+        width = max(self.slots.lengths) + 1
+        rows = torch.arange(len(tokens), device=device)
+        for view in self.views:
+            view.place(rows, columns, width)
+        logits = self.model(
+            input_ids=torch.tensor(tokens, device=device)[:, None],
+            attention_mask=(torch.arange(width, device=device) <= columns[:, None]).long(),
+            position_ids=columns[:, None],
+            past_key_values=self.cache,
+            use_cache=True,
+        ).logits[:, -1]
+        self.slots.lengths = [length + 1 for length in self.slots.lengths]
+        return logits
+
+    def keep(self, order: Sequence[int]) -> None:
+        """Keep the rows of `order`; see `DecodingRows.keep`."""
+        self.slots.keep(order)
+
+
+class PaddedRows:
+    """Rows that enter together, padded on the left to one length.
+
+    Args:
+        model: any causal model.
+    """
+
+    joinable = False
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def enter(self, prompts: Sequence[Prompt], limits: Sequence[int]) -> torch.Tensor:
+        """Prefill the rows of an empty batch; see `DecodingRows.enter`."""
+        self.cache: Any = make_cache(self.model)
+        logits, owner = _prefill(self.model, self.cache, prompts)
+        if len(logits) < len(prompts):
+            self.cache.reorder_cache(owner)
+        lengths = [len(prompt) for prompt in prompts]
+        self.position = torch.tensor(lengths, device=logits.device)[:, None]
+        width = max(lengths)
+        steps = max(limit - length for limit, length in zip(limits, lengths, strict=True))
+        self.mask = torch.arange(width + steps, device=logits.device) >= width - self.position
+        self.width = width
+        self.rows = list(range(len(prompts)))
+        return logits[owner]
+
+    def step(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Append a token to each row; return the next logits."""
+        ids = torch.zeros_like(self.position)
+        rows = torch.tensor(self.rows, device=ids.device)
+        ids[rows, 0] = torch.tensor(tokens, device=ids.device)
+        self.width += 1
+        logits = self.model(
+            input_ids=ids,
+            attention_mask=self.mask[:, : self.width].long(),
+            position_ids=self.position,
+            past_key_values=self.cache,
+            use_cache=True,
+        ).logits[:, -1]
+        self.position = self.position + 1
+        return logits[rows]
+
+    def keep(self, order: Sequence[int]) -> None:
+        """Keep the rows of `order`; the cache drops the others when they are a tenth of its rows."""
+        self.rows = [self.rows[row] for row in order]
+        if self.rows and len(self.rows) <= 0.9 * len(self.position):
+            kept = torch.tensor(self.rows, device=self.position.device)
+            self.cache.reorder_cache(kept)
+            self.position, self.mask = self.position[kept], self.mask[kept]
+            self.rows = list(range(len(order)))
+
+
+class _SlotView(DynamicLayer):
+    """A `SlotLayer` as a model's cache layer: a step writes each row at its own column."""
+
+    def __init__(self, slots: SlotLayer) -> None:
+        super().__init__()
+        self.slots = slots
+        self.is_initialized = True
+
+    def place(self, rows: torch.Tensor, columns: torch.Tensor, width: int) -> None:
+        """Set where the next step writes: row indices and columns (rows,); it reads the first `width` columns."""
+        self.rows, self.columns, self.width = rows, columns, width
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any):
+        """Write one column of each row and return views of all keys and values."""
+        keys, values = self.slots.keys, self.slots.values
+        assert keys is not None and values is not None
+        keys[self.rows, :, self.columns] = key_states[:, :, 0]
+        values[self.rows, :, self.columns] = value_states[:, :, 0]
+        rows = slice(len(self.rows))
+        return keys[rows, :, : self.width], values[rows, :, : self.width]
+
+    def get_seq_length(self) -> int:
+        """Return the number of columns before the step."""
+        return self.width - 1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the number of columns that a step reads, and offset 0."""
+        return self.width, 0
+
+
+def _prefill(model: Any, cache: Any, prompts: Sequence[Prompt]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute each distinct prompt once, padded on the left, into `cache`.
+
+    Returns the logits (distinct prompts, vocabulary) after them and each prompt's index among them.
+    """
+    unique: dict[tuple[int, ...], int] = {}
+    owner = [unique.setdefault(tuple(prompt), len(unique)) for prompt in prompts]
+    width = max(len(prompt) for prompt in unique)
+    ids = np.zeros((len(unique), width), dtype=np.int64)
+    visible = np.zeros((len(unique), width), dtype=np.int64)
+    for row, prompt in enumerate(unique):
+        ids[row, width - len(prompt) :] = prompt
+        visible[row, width - len(prompt) :] = 1
+    mask = torch.from_numpy(visible).to(model.device)
+    logits = model(
+        input_ids=torch.from_numpy(ids).to(model.device),
+        attention_mask=mask,
+        position_ids=(mask.cumsum(1) - 1).clamp_min(0),
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    ).logits[:, -1]
+    return logits, torch.tensor(owner, device=model.device)
