@@ -7,6 +7,7 @@ embedder. A call that the thread has started is completed even if its awaiting t
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, wraps
@@ -52,6 +53,7 @@ def _as_async(
     async def call(self: AsyncMemoryStore, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._worker.run(method, self._store, *args, **kwargs)
 
+    call.__doc__ = inspect.getdoc(method)  # also an inherited one
     return call
 
 

@@ -138,15 +138,15 @@ def _redo_position(namespace: Namespace) -> int:
     waits for one; any other operation ends the search.
     """
     pending_redos: list[int] = []
-    end = namespace.log.position
-    for position in range(end, 0, -1):
+    last_position = namespace.log.position
+    for position in range(last_position, 0, -1):
         before, after = _last_effective(namespace, position - 1), _last_effective(namespace, position)
         operation_kind = namespace.log.kind_at(position)
         if operation_kind == "expired" or (before == after and operation_kind == "erased"):
             continue  # skipped entirely
         if namespace.log.effective_position(position) == position:
             return 0
-        if before != after and namespace.entries.has_expired(max(before, after), end):
+        if before != after and namespace.entries.has_expired(max(before, after), last_position):
             continue
         if before and after == _last_effective(namespace, before - 1, position):
             if not pending_redos:

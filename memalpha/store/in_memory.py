@@ -33,30 +33,24 @@ class WorkingMemory(Memory):
 
     @property
     def schema(self) -> MemorySchema:
-        """Categories of the memory."""
         return self._state.schema
 
     @property
     def embedder(self) -> str:
-        """Name of the embedder that searches use."""
         return self._embedder.name
 
     def load_embedder(self) -> Embedder:
-        """Return the embedder that its searches use."""
         return self._embedder
 
     @property
     def core(self) -> str:
-        """Core memory text; "" without one."""
         return self._state.core
 
     @property
     def state(self) -> MemoryState:
-        """Current memory as an immutable value."""
         return self._state
 
     def change(self, operation: Operation) -> Change:
-        """Apply one operation. Raises `StoreError` if the rules refuse it."""
         check_timestamp(operation.timestamp)
         change = plan(self._state, operation, self._state.position + 1)
         state = self._state.advance(change)
@@ -77,27 +71,22 @@ class WorkingMemory(Memory):
         return change
 
     def get(self, id: str) -> MemoryEntry:
-        """Return a live entry. Raises `UnknownEntry`."""
         return self._state.get(id)
 
     def list(self, category: str | None = None, *, where: Where = None) -> list[MemoryEntry]:
-        """Return the live entries, oldest id first, filtered by `category` and `where`."""
         entry_filter = self._filter(None, where)
         return [entry for entry in self._state.list(category) if entry_filter is None or entry_filter.matches(entry)]
 
     def recent(self, n: int) -> list[MemoryEntry]:
-        """Return the `n` live entries that were written last, newest first."""
         if self._write_order is None:
             entries = sorted(self._state.entries.values(), key=lambda entry: entry.valid_from)
             self._write_order = dict.fromkeys(entry.id for entry in entries)
         return [self._state.get(id) for id in islice(reversed(self._write_order), n)]
 
     def created_at(self, ids: Sequence[str]) -> dict[str, int]:
-        """Return the log position that created each id; `list` is in this order."""
         return {id: self._state.creation_position(id) for id in ids}
 
     def find(self, category: str, content: str) -> MemoryEntry | None:
-        """Return the live entry of the category with exactly this content, or None."""
         return self._state.find(category, content)
 
     def _search(self, queries: Sequence[str], options: SearchOptions) -> list[list[Hit]]:

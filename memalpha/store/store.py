@@ -137,7 +137,6 @@ class MemoryStore(StoreReader):
             return self._database.namespaces()
 
     def change(self, operation: Operation) -> Change:
-        """Apply one operation durably. Raises `StoreError` if the rules refuse it."""
         check_timestamp(operation.timestamp)
         try:
             content = clean_content(operation.content) if operation.kind in ("insert", "update") else None

@@ -52,12 +52,10 @@ class StoreReader(Memory):
 
     @property
     def schema(self) -> MemorySchema:
-        """Schema recorded in the file."""
         return self._namespace.schema
 
     @property
     def embedder(self) -> str:
-        """Name of the embedder recorded in the file."""
         return self._embedder.name
 
     def load_embedder(self) -> Embedder:
@@ -71,12 +69,10 @@ class StoreReader(Memory):
 
     @property
     def core(self) -> str:
-        """Core memory text; "" without one."""
         return self.core_at(None)
 
     @property
     def state(self) -> MemoryState:
-        """Current memory as an immutable value, equal to the replay of the log."""
         with self._transaction():
             position = self._namespace.log.position
             return MemoryState.from_entries(
@@ -137,12 +133,10 @@ class StoreReader(Memory):
             return matches[:limit]
 
     def recent(self, n: int) -> list[MemoryEntry]:
-        """Return the `n` live entries that were written last (inserted or updated), newest first."""
         with self._transaction() as log_end:
             return self._namespace.recent(log_end.position, n)
 
     def created_at(self, ids: Sequence[str]) -> dict[str, int]:
-        """Return the log position that created each id; `list` is in this order."""
         with self._transaction():
             return self._namespace.entries.creation_positions(ids)
 

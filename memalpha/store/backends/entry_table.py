@@ -10,6 +10,7 @@ from typing import Any
 from memalpha.store.backends.row_codec import ENTRY_COLUMNS, content_digest, decode_entry, is_storable
 from memalpha.store.backends.scope import NamespaceScope
 from memalpha.store.schema import MemorySchema
+from memalpha.store.state import StateView
 from memalpha.types import MemoryEntry
 
 VERSION_COLUMNS = f"version, valid_from, valid_to, created, digest, {ENTRY_COLUMNS}"
@@ -26,11 +27,8 @@ _IS_LIVE = "valid_to IS NULL"
 _WAS_LIVE = "valid_from <= ? AND (valid_to IS NULL OR valid_to > ?)"
 
 
-class EntryTable:
-    """Versions of a namespace's entries. Call every method inside a transaction.
-
-    It is a `StateView` for `plan`.
-    """
+class EntryTable(StateView):
+    """Versions of a namespace's entries, as `plan` needs them. Call every method inside a transaction."""
 
     _HAS_SOURCE = "source = ?"
 
@@ -39,19 +37,15 @@ class EntryTable:
 
     @property
     def schema(self) -> MemorySchema:
-        """Categories of the memory."""
         return self._schema
 
     def is_used(self, id: str) -> bool:
-        """Return True if an entry ever had this id."""
         return self._scope.first("SELECT 1 FROM versions WHERE ns = ? AND id = ? LIMIT 1", id) is not None
 
     def latest_version(self, id: str) -> MemoryEntry | None:
-        """Return the newest version of an entry, live or ended; None for an unused id."""
         return self._select_one("id = ? ORDER BY version DESC LIMIT 1", id)
 
     def find(self, category: str, content: str) -> MemoryEntry | None:
-        """Return the live entry of the category with exactly this content."""
         if not (is_storable(content) and is_storable(category)):
             return None
         row = self._scope.first(_SELECT_DUPLICATE, content_digest(content), category, content)

@@ -181,27 +181,30 @@ class _Examination:
         """Return the rows of `versions` that follow from the log, by id and version; None if the log is not sound."""
         state, created = MemoryState.empty(rows.schema), {}
         versions: dict[tuple[str, int], tuple[MemoryEntry, int]] = {}
-        heads, previous_time = [0], ""
+        effective_positions, previous_time = [0], ""
         for position in range(1, rows.log.position + 1):
             try:
                 with self.database.transaction(write=False):
-                    ((seq, time, head, operation),) = rows.log.page(position - 1, 1)
-                if seq != position:
-                    raise ValueError(f"it is missing; the next is {seq}")
+                    ((logged_position, time, effective_position, operation),) = rows.log.page(position - 1, 1)
+                if logged_position != position:
+                    raise ValueError(f"it is missing; the next is {logged_position}")
                 if time < previous_time or format_utc(datetime.fromisoformat(time)) != time:
                     raise ValueError(f"its time {time!r} is before that of the last, {previous_time!r}, or no time")
-                if not (head == seq or (0 <= head < seq and heads[head] == head)):
-                    raise ValueError(f"its head {head!r} is no position that an undo could go back from")
+                is_own = effective_position == position
+                if not is_own and not (
+                    0 <= effective_position < position and effective_positions[effective_position] == effective_position
+                ):
+                    raise ValueError(f"its head {effective_position!r} is no position that an undo could go back from")
                 change = plan(state, operation, position)
             except (StoreError, ValueError, TypeError) as error:
                 self.report("log", f"position {position}: {error}; {ADVICE}", rows.name)
                 return None
-            heads.append(head)
+            effective_positions.append(effective_position)
             previous_time, state = time, state.advance(change)
             for entry in (change.ended, change.entry):
                 if entry is not None:
                     versions[entry.id, entry.version] = entry, created.setdefault(entry.id, position)
-        self.health.counts["operations"] += len(heads) - 1
+        self.health.counts["operations"] += len(effective_positions) - 1
         return {key: version_row(entry, created) for key, (entry, created) in versions.items()}
 
     def compare_versions(self, rows: Namespace, expected: dict[tuple[str, int], tuple[Any, ...]]) -> bool:
@@ -210,9 +213,13 @@ class _Examination:
         self.health.counts["versions"] += len(stored)
         wrong = [key for key, row in stored.items() if expected.get(key) != row]
         missing = [key for key in expected if key not in stored]
-        end = rows.log.position
-        if beyond := [key for key, row in stored.items() if any(isinstance(at, int) and at > end for at in row[1:3])]:
-            self.report("log", f"it ends at {end}, before {_name_some(beyond)}; {ADVICE}", rows.name)
+        last_position = rows.log.position
+        if beyond := [
+            key
+            for key, row in stored.items()
+            if any(isinstance(position, int) and position > last_position for position in row[1:3])
+        ]:
+            self.report("log", f"it ends at {last_position}, before {_name_some(beyond)}; {ADVICE}", rows.name)
             return False
         # Each version has a checksum of its content. If the checksum contradicts the log, the log is not trusted.
         doubtful = [key for key in wrong if key in expected and _contradicts_log(stored[key], expected[key])]

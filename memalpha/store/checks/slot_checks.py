@@ -119,8 +119,8 @@ def _latest_other_value(
 
 def _ended_after(version: MemoryEntry, entry: MemoryEntry, rows: Namespace) -> bool:
     """Return True if a version ended after the entry was written, and not by an undo, a redo or a restore."""
-    end = version.valid_to or 0
-    return end > entry.valid_from and rows.log.effective_position(end) == end
+    position = version.valid_to or 0
+    return position > entry.valid_from and rows.log.effective_position(position) == position
 
 
 def _find_replacement(

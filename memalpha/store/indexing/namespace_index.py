@@ -39,7 +39,7 @@ class NamespaceIndex:
 
     def search(
         self,
-        log_end: int,
+        last_position: int,
         position: int | None,
         queries: Sequence[str],
         options: SearchOptions,
@@ -48,7 +48,7 @@ class NamespaceIndex:
         """Return the k best entries for each query, best first.
 
         Args:
-            log_end: Position of the last logged operation.
+            last_position: Position of the last operation in the log.
             position: Position to search at; None searches the current state.
             queries: Questions; one list of results is returned for each.
             options: Options of the search; `position` stands for `as_of`.
@@ -63,14 +63,14 @@ class NamespaceIndex:
             documents = (Document.from_entry(entry, index) for index, entry in enumerate(entries))
             corpus = Corpus(self._encoder(), documents, lambda: entries)
             return corpus.search_many(queries, replace(options, category=None, where=None), vectors)
-        corpus = self._checkout(log_end)
+        corpus = self._checkout(last_position)
         results = corpus.search_many(queries, options, vectors)
         self._checkin(corpus)
         return results
 
-    def build(self, log_end: int) -> None:
+    def build(self, last_position: int) -> None:
         """Build everything that a search at the log's end needs."""
-        corpus = self._checkout(log_end)
+        corpus = self._checkout(last_position)
         corpus.build()
         self._checkin(corpus)
 

@@ -79,9 +79,9 @@ def write_jsonl(
     count = 0
     with atomic_writer(path) as file:
         file.write(to_json(header) + "\n")
-        for position, time, head, operation in log:
+        for position, time, effective_position, operation in log:
             fields = {name: value for name, value in asdict(operation).items() if value is not None}
-            row = {"seq": position, "time": time, "head": head, **fields}
+            row = {"seq": position, "time": time, "head": effective_position, **fields}
             file.write(to_json(row) + "\n")
             count += 1
     return count
@@ -212,20 +212,23 @@ def apply_lines(
     """
     before = namespace.log.position
     for number, line in lines:
-        operation, head, position = line.operation(), line.head, namespace.log.position + 1
-        # Positions, times and heads of an exported log apply only if the target log equals it so far.
+        operation, position, effective_position = line.operation(), namespace.log.position + 1, line.head
+        # Positions, times and effective positions of an exported log apply only if the target log equals it so far.
         as_logged = (
             before == 0
             and line.seq == position
-            and head is not None
-            and (head == position or namespace.log.effective_position(head) == head)
+            and effective_position is not None
+            and (
+                effective_position == position
+                or namespace.log.effective_position(effective_position) == effective_position
+            )
         )
         if operation.kind == "erased" and not as_logged:
             continue  # a stub has no effect
         duplicates = suppress(DuplicateContent) if operation.id is None else nullcontext()
         with locate_errors(f"{path}:{number}"), duplicates:
             if as_logged:
-                namespace.write(operation, vectors, effective_position=head, time=line.time)
+                namespace.write(operation, vectors, effective_position=effective_position, time=line.time)
             else:
                 namespace.write(operation, vectors)
     return namespace.log.position - before

@@ -93,7 +93,7 @@ class Corpus:
         self._orders = np.zeros(0, np.int64)
         self._groups = np.zeros(0, np.int64)
         self._group_numbers: dict[str, int] = {}
-        self._spans = np.zeros((0, 3), np.int64)  # source number (0: no span), chunk, step
+        self._spans = np.zeros((0, 3), np.int64)  # source number (0: no span), chunk, position
         self._source_numbers: dict[str, int] = {}
         self._group_sizes = np.zeros(0, np.int64)  # documents
         self._group_words = np.zeros(0)  # tokens
@@ -146,7 +146,7 @@ class Corpus:
             texts: Texts to search.
             groups: Groups of layer one.
             orders: Tie-breakers; larger is more recent.
-            spans: Places in a source; None for documents that are no spans.
+            spans: Origins in a source; None for documents that are no spans.
             vectors: Embeddings of the texts `(n, dim)`; None embeds them at the next search.
 
         Returns:
@@ -163,7 +163,7 @@ class Corpus:
         for slot, span in zip(slots.tolist(), spans, strict=True):
             if span is not None:
                 number = self._source_numbers.setdefault(span.source, 1 + len(self._source_numbers))
-                self._spans[slot] = number, span.chunk, span.step
+                self._spans[slot] = number, span.chunk, span.position
         self._live[slots] = True
         self._lexical.add(slots, texts)
         if vectors is None:

@@ -36,8 +36,8 @@ class Document:
 
         `created` is the log position that made the id and orders spans; None takes that of the version.
         """
-        step = entry.valid_from if created is None else created
-        span = Span.from_origin(entry.source, entry.chunk, entry.turn, step)
+        position = entry.valid_from if created is None else created
+        span = Span.from_origin(entry.source, entry.chunk, entry.turn, position)
         return cls(entry.id, entry.content, entry.category, entry.valid_from, span, entry)
 
 

@@ -50,7 +50,7 @@ class Selection(ABC):
 
     @abstractmethod
     def spans(self) -> np.ndarray | None:
-        """Return source number (0: no span), chunk and step of each document, int64 `(n, 3)`; None without spans."""
+        """Return source number (0: no span), chunk, position of each document, int64 `(n, 3)`; None without spans."""
 
     @abstractmethod
     def dense_scores(self, vector: np.ndarray) -> np.ndarray:
@@ -65,8 +65,8 @@ class Selection(ABC):
         spans = self.spans()
         if spans is None or not spans[:, 0].any():
             return None
-        sources, chunks, steps = spans.T
-        return NeighbourBM25(sources, chunks, steps, self.lengths)
+        sources, chunks, positions = spans.T
+        return NeighbourBM25(sources, chunks, positions, self.lengths)
 
     @cached_property
     def _bm25(self) -> BM25:

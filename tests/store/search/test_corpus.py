@@ -235,7 +235,7 @@ def test_changed_in_place_equals_built_anew(program, search_between):
     corpus, live = Corpus(EMBEDDER), {}
     for order, step in enumerate(program):
         if isinstance(step, Document):
-            span = None if step.span is None else step.span._replace(step=order)
+            span = None if step.span is None else step.span._replace(position=order)
             live[step.id] = dataclasses.replace(step, order=order, span=span)  # no two alike: recency decides ties
             corpus.add(live[step.id])
         elif step in live:

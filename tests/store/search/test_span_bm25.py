@@ -32,7 +32,7 @@ def slowly(documents, query):
         line = [doc.id]
         if doc.span is not None:
             source = [other for other in spans if other.span.source == doc.span.source]
-            line = [other.id for other in sorted(source, key=lambda other: (other.span.chunk, other.span.step))]
+            line = [other.id for other in sorted(source, key=lambda other: (other.span.chunk, other.span.position))]
         here = line.index(doc.id)
         beside = {far: [id for at, id in enumerate(line) if abs(at - here) == far] for far in range(1, 4)}
         around[doc.id] = mean / (mean + len(tokens[doc.id])) if mean else 0.0, beside
@@ -65,10 +65,10 @@ texts = st.lists(st.sampled_from(["cat", "dog", "oslo", "rome", "nurse"]), max_s
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(texts, spans), min_size=1, max_size=20), st.randoms(), texts)
 def test_the_words_around_count_as_the_formula_says(lines, random, query):
-    steps = random.sample(range(100), len(lines))  # in no order of their coming
+    positions = random.sample(range(100), len(lines))  # in no order of their coming
     documents = [
-        Document(f"n{at}", text, "G", at, None if span is None else span._replace(step=step))
-        for at, ((text, span), step) in enumerate(zip(lines, steps, strict=True))
+        Document(f"n{at}", text, "G", at, None if span is None else span._replace(position=position))
+        for at, ((text, span), position) in enumerate(zip(lines, positions, strict=True))
     ]
     expected = slowly(documents, query)
     results = search(Corpus(EMBEDDER, documents), query, 30)

@@ -132,6 +132,6 @@ class CandidateEntries(FetchedEntries):
     def bm25_scores(self, query: Sequence[str]) -> np.ndarray:
         if self.postings is None:
             return np.zeros(len(self.created))
-        _, terms, places, counts = self.postings
-        penalties = K1 * (1.0 - B + B * self.lengths[places] / self.words.mean)
-        return np.bincount(places, self.words.idfs[terms] * counts / (counts + penalties), len(self.created))
+        _, terms, documents, counts = self.postings
+        penalties = K1 * (1.0 - B + B * self.lengths[documents] / self.words.mean)
+        return np.bincount(documents, self.words.idfs[terms] * counts / (counts + penalties), len(self.created))

@@ -43,7 +43,7 @@ class PostgresIndex:
 
     def search(
         self,
-        log_end: int,
+        last_position: int,
         position: int | None,
         queries: Sequence[str],
         options: SearchOptions,
@@ -69,7 +69,9 @@ class PostgresIndex:
                 or route in ("hard", "bm25")
                 or k > MAX_CANDIDATE_RESULTS
             )
-            is_large = not is_exhaustive and log_end > EXHAUSTIVE_UP_TO and server.is_large(route, EXHAUSTIVE_UP_TO)
+            is_large = (
+                not is_exhaustive and last_position > EXHAUSTIVE_UP_TO and server.is_large(route, EXHAUSTIVE_UP_TO)
+            )
             results = []
             for index, query in enumerate(queries):
                 query_words = Counter(words(query))
@@ -86,7 +88,7 @@ class PostgresIndex:
             for hits in results
         ]
 
-    def build(self, log_end: int) -> None:
+    def build(self, last_position: int) -> None:
         """Do nothing: the server maintains its indexes."""
 
     def save(self) -> None:
