@@ -11,14 +11,21 @@ import json
 from pathlib import Path
 
 from memalpha import train
-from memalpha.train.algorithms.base import Algorithm, add_reference_kl, build_rows, set_advantages, turn_penalties
+from memalpha.train.algorithms.base import (
+    Algorithm,
+    Annotation,
+    add_reference_kl,
+    build_rows,
+    set_advantages,
+    turn_penalties,
+)
 
 
 class Reinforce(Algorithm):
     """Set the advantage of a turn to its reward minus the mean over all turns of the step."""
 
     def annotate(self, groups, score):
-        """Return one row per turn, in the order of groups, trajectories, turns."""
+        """Return one row per turn, in the order of groups, trajectories, turns, and the baseline for metrics.jsonl."""
         rows, costs = add_reference_kl(build_rows(groups, self.config.loss.entropy_coef), score, self.config)
         rewards = [
             reward + penalty
@@ -26,12 +33,8 @@ class Reinforce(Algorithm):
             for trajectory, penalties in zip(group.trajectories, group_penalties, strict=True)
             for reward, penalty in zip(trajectory.reward.turns, penalties, strict=True)
         ]
-        self.state["baseline"] = sum(rewards) / len(rewards)
-        return set_advantages(rows, [reward - self.state["baseline"] for reward in rewards])
-
-    def finish_step(self, metrics):
-        """Add the baseline to the step's line in metrics.jsonl."""
-        metrics["baseline"] = self.state["baseline"]
+        baseline = sum(rewards) / len(rewards)
+        return Annotation(set_advantages(rows, [reward - baseline for reward in rewards]), {"baseline": baseline})
 
 
 def main():

@@ -33,6 +33,7 @@ from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import load_reader
 from memalpha.store.embedding import load_embedder
 from memalpha.train.algorithms import ALGORITHMS
+from memalpha.train.algorithms.base import annotate
 from memalpha.train.data.samples import TrainingSample
 from memalpha.train.rollouts.worker import RolloutWorker, drop_unscored
 from memalpha.train.trainers.directory import trainable_policy
@@ -131,7 +132,7 @@ class MultiContextGRPOTrainer(RowTrainer):
             groups = drop_unscored(groups)
         finally:
             self.model.train()
-        samples = self.algorithm.annotate(groups, None)  # type: ignore[arg-type]  # only a KL needs it
+        samples = annotate(self.algorithm, groups, None).rows  # type: ignore[arg-type]  # only a KL needs it
         rows = self._balance_rows(self._make_rows(samples))
         rewards = self._gather_values(
             [trajectory.reward.total for group in groups for trajectory in group.trajectories if trajectory.reward]

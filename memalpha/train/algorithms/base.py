@@ -8,17 +8,18 @@ over rollouts, never over rows: a rollout is one row per chunk, each with its ow
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from memalpha.config import ReinforcementConfig
+from memalpha.errors import TrainingError
 from memalpha.qa.records import Record
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
-from memalpha.train.learner.losses import kl_estimate
+from memalpha.train.learner.losses import LossSettings, kl_estimate
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.types import TrajectoryGroup
 
@@ -35,12 +36,32 @@ class Scorer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """Result of `Algorithm.annotate`.
+
+    Attributes:
+        rows: Rows to train on, with weights that are not yet normalised.
+        metrics: Metrics to add to the step's line in metrics.jsonl.
+        state: The algorithm's state after the step; None keeps the present one.
+    """
+
+    rows: list[TrainingSample]
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    state: dict[str, Any] | None = None
+
+
 class Algorithm(ABC):
     """Base class of all algorithms. `state` is JSON and part of every checkpoint."""
 
     def __init__(self, config: ReinforcementConfig) -> None:
         self.config = config
         self.state: dict[str, Any] = {}
+
+    @property
+    def loss_settings(self) -> LossSettings:
+        """Settings of the learner's loss."""
+        return LossSettings.from_config(self.config.loss)
 
     @property
     def needs_reference(self) -> bool:
@@ -73,8 +94,11 @@ class Algorithm(ABC):
         return worker.collect_attempts(tasks, step)
 
     @abstractmethod
-    def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> list[TrainingSample]:
-        """Return the rows to train on, with weights that are not yet normalised."""
+    def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> Annotation | list[TrainingSample]:
+        """Return the rows to train on, alone or with metrics and the next state; changes no state.
+
+        Weights are not yet normalised.
+        """
 
     def updates(self, samples: Sequence[TrainingSample]) -> dict[str, Sequence[TrainingSample]]:
         """Return the rows of each update phase in order, by phase name.
@@ -90,6 +114,27 @@ class Algorithm(ABC):
 
     def finish_step(self, metrics: dict[str, Any]) -> None:  # noqa: B027  # most have nothing to do here
         """Update the algorithm's state after the step's last update; may add to `metrics`."""
+
+
+def annotate(algorithm: Algorithm, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> Annotation:
+    """Return what `algorithm.annotate` returns, as an `Annotation`.
+
+    Args:
+        algorithm: A shipped algorithm or a user's own.
+        groups: Scored groups.
+        score: Forward passes with the current weights.
+
+    Raises:
+        TrainingError: It is neither an `Annotation` nor a list of `TrainingSample`s.
+    """
+    result: Any = algorithm.annotate(groups, score)
+    annotation = result if isinstance(result, Annotation) else Annotation(result)
+    if not isinstance(annotation.rows, list | tuple) or not all(isinstance(r, TrainingSample) for r in annotation.rows):
+        raise TrainingError(
+            f"algorithm: {type(algorithm).__name__}.annotate must return an Annotation or a list of TrainingSample, "
+            f"not {type(result).__name__}"
+        )
+    return annotation
 
 
 def build_rows(groups: Sequence[TrajectoryGroup[Any]], entropy_coef: float = 0.0) -> list[TrainingSample]:

@@ -30,9 +30,10 @@ import numpy as np
 from memalpha.config import ReinforcementConfig, RolloutDPOConfig
 from memalpha.errors import TrainingError
 from memalpha.train.algorithms.advantages import TIE_TOLERANCE
-from memalpha.train.algorithms.base import Algorithm, Scorer
+from memalpha.train.algorithms.base import Algorithm, Annotation, Scorer
 from memalpha.train.algorithms.pairwise import build_pair_row, weight_pairs
 from memalpha.train.data.samples import TrainingSample
+from memalpha.train.learner.losses import LossSettings
 from memalpha.types import Trajectory, TrajectoryGroup
 
 
@@ -42,18 +43,22 @@ class DPO(Algorithm):
     def __init__(self, config: ReinforcementConfig) -> None:
         super().__init__(config)
         self.settings = config.dpo or RolloutDPOConfig()
-        self._pair_count = 0
         self._update_metrics: list[dict[str, np.ndarray]] = []
+
+    @property
+    def loss_settings(self) -> LossSettings:
+        """Settings of the loss: a mean over pairs."""
+        return LossSettings(ce_normalizer="unit")
 
     @property
     def needs_reference(self) -> bool:
         """True unless the loss is reference-free."""
         return not self.settings.reference_free
 
-    def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> list[TrainingSample]:
+    def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> Annotation:
         """Return the rows of all pairs with the reference's log-probs; `refresh` sets their weights."""
         pairs = choose_pairs(groups, self.settings.margin)
-        self._pair_count, self._update_metrics = len(pairs), []
+        self._update_metrics = []
         rows = [
             build_pair_row(
                 turn.completion.prompt_ids,
@@ -69,10 +74,10 @@ class DPO(Algorithm):
             for side in pair
             for turn in side.turns
         ]
-        if not rows or not self.needs_reference:
-            return rows
-        references = score.forward(rows, reference=True)
-        return [replace(row, reference=reference) for row, reference in zip(rows, references, strict=True)]
+        if rows and self.needs_reference:
+            references = score.forward(rows, reference=True)
+            rows = [replace(row, reference=reference) for row, reference in zip(rows, references, strict=True)]
+        return Annotation(rows, {"pairs": len(pairs)})
 
     def refresh(self, samples: Sequence[TrainingSample], score: Scorer) -> Sequence[TrainingSample]:
         """Weight whole pairs by the gradient of the loss at the current weights."""
@@ -81,11 +86,10 @@ class DPO(Algorithm):
         return weighted
 
     def finish_step(self, metrics: dict[str, Any]) -> None:
-        """Add the number of pairs, and the loss, margin and accuracy of each pair before its update."""
+        """Add the mean loss, margin and accuracy of the pairs before their update."""
         for name in [name for name in metrics if name.startswith(("clipped", "old_", "ratio_", "mismatch_"))]:
             del metrics[name]  # metrics of a policy gradient, which DPO has not
-        metrics["pairs"] = self._pair_count
-        for name in self._update_metrics[0] if self._pair_count else ():
+        for name in self._update_metrics[0] if self._update_metrics else ():
             metrics[name] = float(np.concatenate([update[name] for update in self._update_metrics]).mean())
 
 

@@ -33,9 +33,16 @@ import numpy as np
 from memalpha.config import ReinforcementConfig
 from memalpha.config.algorithms import PPOConfig
 from memalpha.train.algorithms.advantages import split_reward
-from memalpha.train.algorithms.base import Algorithm, Scorer, add_reference_kl, build_rows, compute_old_logprobs
+from memalpha.train.algorithms.base import (
+    Algorithm,
+    Annotation,
+    Scorer,
+    add_reference_kl,
+    build_rows,
+    compute_old_logprobs,
+)
 from memalpha.train.algorithms.gae import explained_variance, gae, whiten
-from memalpha.train.data.samples import TrainingSample
+from memalpha.train.learner.losses import LossSettings
 from memalpha.types import Trajectory, TrajectoryGroup
 
 
@@ -46,15 +53,22 @@ class PPO(Algorithm):
         super().__init__(config)
         self.settings = config.ppo or PPOConfig()
         self.state = {"beta": config.loss.beta, "level": None}
-        self._next_state, self._metrics = self.state, dict[str, float]()
+
+    @property
+    def loss_settings(self) -> LossSettings:
+        """Settings of the loss, with the clip range of values."""
+        return replace(super().loss_settings, cliprange_value=self.settings.cliprange_value)
 
     @property
     def value_learning_rate(self) -> float:
         """Learning rate of the value head."""
         return self.settings.value_learning_rate or 10 * self.config.optimizer.learning_rate
 
-    def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> list[TrainingSample]:
-        """Return one row per turn, in the order of groups, trajectories, turns, with values, returns and advantages."""
+    def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> Annotation:
+        """Return one row per turn, in the order of groups, trajectories, turns, with values, returns and advantages.
+
+        Metrics are those of value function and KL; the next state has the adapted KL coefficient and the value level.
+        """
         settings, beta, level = self.settings, self.state["beta"], self.state["level"]
         config = self.config.replace(beta=beta)
         rows = build_rows(groups, config.loss.entropy_coef)
@@ -71,30 +85,25 @@ class PPO(Algorithm):
             gae(r, v + level, gamma=settings.gamma, lam=settings.lam) for r, v in zip(rewards, values, strict=True)
         ]
         advantages, returns = [a for a, _ in estimates], [r - level for _, r in estimates]
-        self._metrics = {"explained_variance": explained_variance(values, returns)}
+        metrics = {"explained_variance": explained_variance(values, returns)}
         if beta:
             gaps = (
                 logprobs - row.reference for logprobs, row in zip(old, rows, strict=True) if row.reference is not None
             )
             kl = sum(float(gap.sum()) for gap in gaps) / len(episodes)
-            self._metrics |= {"kl": kl, "kl_coef": beta}
+            metrics |= {"kl": kl, "kl_coef": beta}
             if settings.kl_target is not None:
                 error = float(np.clip(kl / settings.kl_target - 1.0, -0.2, 0.2))
                 beta *= 1.0 + error * len(episodes) / settings.kl_horizon
-        self._next_state = {"beta": beta, "level": level}
         boundaries = np.cumsum([len(row) for row in row_values])[:-1]
         targets = [whiten(advantages) if settings.whiten_advantages else advantages, returns]
         per_row = [np.split(np.concatenate(part).astype(np.float32), boundaries) for part in targets]
         weight = np.float32(settings.vf_coef)
-        return [
+        rows = [
             replace(row, advantages=a, values=v, returns=r, vf=row.pg * weight)
             for row, v, a, r in zip(rows, row_values, *per_row, strict=True)
         ]
-
-    def finish_step(self, metrics: dict[str, Any]) -> None:
-        """Add the metrics of value function and KL, and switch to the next step's state."""
-        metrics |= self._metrics
-        self.state = self._next_state
+        return Annotation(rows, metrics, {"beta": beta, "level": level})
 
 
 def token_rewards(episodes: Sequence[Trajectory[Any]], costs: Sequence[np.ndarray]) -> list[np.ndarray]:

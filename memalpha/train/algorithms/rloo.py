@@ -19,6 +19,7 @@ Details and deviations:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from memalpha.train.algorithms.advantages import group_advantages
@@ -31,11 +32,18 @@ from memalpha.train.algorithms.base import (
     turn_penalties,
 )
 from memalpha.train.data.samples import TrainingSample
+from memalpha.train.learner.losses import LossSettings
 from memalpha.types import TrajectoryGroup
 
 
 class RLOO(Algorithm):
     """RLOO with one row per turn; advantages compare a rollout with the others of its group. Keeps no state."""
+
+    @property
+    def loss_settings(self) -> LossSettings:
+        """Settings of the loss; the ratio of a completion is a product, not a mean."""
+        settings = super().loss_settings
+        return settings if settings.level == "token" else replace(settings, level="product")
 
     def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> list[TrainingSample]:
         """Return one row per turn, in the order of groups, trajectories, turns; `score` is used if `beta` is set."""

@@ -25,7 +25,7 @@ from memalpha.errors import TrainingError
 from memalpha.train.data.samples import TrainingSample, pack, split_micro_batches
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.learner.loss_weights import StreamCount, has_weight, normalize
-from memalpha.train.learner.losses import STATS, LossSettings, loss_sum
+from memalpha.train.learner.losses import LOSS_SUMS, LossSettings, loss_sum
 from memalpha.train.learner.model_state import BaseEngine
 from memalpha.train.learner.token_logprobs import TokenScorer, check_head
 
@@ -177,7 +177,7 @@ class Engine(BaseEngine):
         """
         rows_given = len(samples)
         samples = [sample for sample in samples if has_weight(sample)]
-        totals = np.zeros(1 + len(STATS))
+        totals: dict[str, float] = dict.fromkeys(["loss", *LOSS_SUMS], 0.0)
         log_ratios: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
         microbatches = self.world.assign_microbatches(
             split_micro_batches(samples, self.config.compute.microbatch_tokens)
@@ -190,12 +190,13 @@ class Engine(BaseEngine):
                 loss, sums, log_ratio = loss_sum(logprobs, entropy, batch, self.loss, values)
                 (loss * self.world.size if is_live else loss * 0).backward()
             if is_live:
-                totals += torch.cat([loss.detach()[None], sums]).double().cpu().numpy()
+                sums = {"loss": loss.detach(), **sums}
+                for name, value in zip(sums, torch.stack([v.double() for v in sums.values()]).tolist(), strict=True):
+                    totals[name] += value
                 log_ratios.append(log_ratio.float().cpu().numpy())
         per_process = self.world.gather([(totals, np.concatenate(log_ratios))])
-        sums = np.sum([totals for totals, _ in per_process], axis=0).tolist()
-        result: dict[str, float] = dict(zip(("loss", *STATS), sums, strict=True))
-        for name in STATS[1:]:
+        result = {name: sum(totals[name] for totals, _ in per_process) for name in totals}
+        for name in result.keys() - {"loss", "tokens"}:
             result[name] /= max(1.0, result["tokens"])
         if not self.value_head:
             del result["value_loss"]

@@ -34,7 +34,7 @@ from typing import Literal
 
 import torch
 
-from memalpha.config import ReinforcementConfig
+from memalpha.config.groups import LossConfig
 from memalpha.train.data.samples import MicroBatch
 
 NORMALIZERS: Mapping[str, Literal["constant", "token", "row"]] = {
@@ -52,7 +52,8 @@ CISPO_CAP = 5.0
 
 MAX_LOG_RATIO = 20.0
 
-STATS = ("tokens", "entropy", "clipped", "old_kl", "reference_kl", "value_loss")
+LOSS_SUMS = ("tokens", "entropy", "clipped", "old_kl", "reference_kl", "value_loss")
+"""Names of the sums that `loss_sum` returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +76,19 @@ class LossSettings:
     cliprange_value: float | None = None
 
     @classmethod
-    def from_config(cls, config: ReinforcementConfig) -> LossSettings:
-        """Return the settings of a reinforcement-learning run."""
-        cispo = config.loss.loss_type == "cispo"
-        sequence_level: Literal["mean", "product"] = "product" if config.algorithm == "rloo" else "mean"
+    def from_config(cls, config: LossConfig) -> LossSettings:
+        """Return the settings of the group `loss`; a ratio per completion is a geometric mean."""
+        cispo = config.loss_type == "cispo"
         return cls(
-            epsilon=config.loss.epsilon,
-            epsilon_high=config.loss.epsilon_high or (CISPO_CAP if cispo else None),
-            delta=config.loss.delta,
+            epsilon=config.epsilon,
+            epsilon_high=config.epsilon_high or (CISPO_CAP if cispo else None),
+            delta=config.delta,
             objective="cispo" if cispo else "clip",
-            level="token" if config.loss.importance_sampling_level == "token" else sequence_level,
-            normalizer=NORMALIZERS[config.loss.loss_type],
-            constant=config.loss.loss_constant,
-            ce_normalizer="unit" if config.algorithm == "dpo" else None,
-            kl_estimator=config.loss.kl_estimator,
-            use_bias_correction_kl=config.loss.use_bias_correction_kl,
-            cliprange_value=None if config.ppo is None else config.ppo.cliprange_value,
+            level="token" if config.importance_sampling_level == "token" else "mean",
+            normalizer=NORMALIZERS[config.loss_type],
+            constant=config.loss_constant,
+            kl_estimator=config.kl_estimator,
+            use_bias_correction_kl=config.use_bias_correction_kl,
         )
 
 
@@ -114,7 +112,7 @@ def loss_sum(
     batch: MicroBatch,
     settings: LossSettings,
     values: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor]:
     """Compute the summed loss of a micro-batch with N completion tokens.
 
     Args:
@@ -125,8 +123,8 @@ def loss_sum(
         values: Value estimates (N,); required if a sample has a weight `vf`.
 
     Returns:
-        The loss with gradient, the sums of `STATS`, and log rho of the policy-gradient tokens; the last two are
-        detached.
+        The loss with gradient, the sums over tokens by name (`LOSS_SUMS`), and log rho of the policy-gradient tokens;
+        the last two are detached.
     """
     log_ratio = logprobs - batch.logprobs
     ratio = torch.exp(_aggregate_log_ratio(log_ratio, batch, settings.level).clamp(max=MAX_LOG_RATIO))
@@ -164,8 +162,14 @@ def loss_sum(
         trained = batch.pg != 0
         is_clipped = trained & is_clipped
         old_kl = torch.where(trained, torch.expm1(log_ratio) - log_ratio, 0.0).sum()
-        count = logprobs.new_tensor(float(len(logprobs)))
-        sums = torch.stack([count, entropy.sum(), is_clipped.sum().to(count), old_kl, reference_kl, value_loss])
+        sums = {
+            "tokens": logprobs.new_tensor(float(len(logprobs))),
+            "entropy": entropy.sum(),
+            "clipped": is_clipped.sum(),
+            "old_kl": old_kl,
+            "reference_kl": reference_kl,
+            "value_loss": value_loss,
+        }
     return loss, sums, log_ratio.detach()[trained]
 
 

@@ -33,7 +33,7 @@ from memalpha.config import ReinforcementConfig
 from memalpha.errors import TrainingError
 from memalpha.qa.evaluate import ScoredGroups
 from memalpha.qa.records import Record
-from memalpha.train.algorithms.base import Algorithm, build_rows
+from memalpha.train.algorithms.base import Algorithm, annotate, build_rows
 from memalpha.train.data.samples import STREAMS, TrainingSample
 from memalpha.train.learner.async_engine import Learner, merge_metrics
 from memalpha.train.learner.engine import Engine
@@ -153,7 +153,7 @@ class OverlapPipeline:
         for part_index, part in enumerate(parts):
             local = self._wait_for_scores(part)
             groups_of_part = drop_unscored(world.gather(local[0], part_index))
-            rows = self.algorithm.annotate(groups_of_part, part)
+            rows = annotate(self.algorithm, groups_of_part, part).rows
             _check_trained_tokens(rows, build_rows(groups_of_part, config.loss.entropy_coef))
             if config.loss.old_logprobs == "recomputed":
                 rows, mismatch = self.engine.recompute_old_logprobs(

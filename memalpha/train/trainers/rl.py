@@ -15,10 +15,9 @@ from typing import Any, TypeVar
 from memalpha.config import ReinforcementConfig
 from memalpha.qa.records import Record
 from memalpha.train.algorithms import build_algorithm
-from memalpha.train.algorithms.base import Algorithm
+from memalpha.train.algorithms.base import Algorithm, Annotation, annotate
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
 from memalpha.train.learner.engine import scheduled_learning_rate
-from memalpha.train.learner.losses import LossSettings
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.base import Trainer
 from memalpha.train.trainers.checkpoint import append_lines
@@ -26,7 +25,7 @@ from memalpha.train.trainers.overlap import OverlapPipeline, Part
 from memalpha.types import Trajectory, TrajectoryGroup, Turn
 
 R = TypeVar("R", bound=ReinforcementConfig)
-Collected = tuple[list[TrajectoryGroup[Any]], list[Record], list[TrainingSample]]
+Collected = tuple[list[TrajectoryGroup[Any]], list[Record], Annotation]
 
 
 class RLTrainer(Trainer[R]):
@@ -47,7 +46,7 @@ class RLTrainer(Trainer[R]):
         """Build the engine and the overlap; call it after all checks that may refuse the run."""
         config, algorithm = self.config, self.algorithm
         self.engine = self._build_engine(
-            LossSettings.from_config(config),
+            algorithm.loss_settings,
             reference=algorithm.needs_reference,
             value_learning_rate=algorithm.value_learning_rate,
         )
@@ -99,7 +98,7 @@ class RLTrainer(Trainer[R]):
             return self.overlap.start_step(tasks, self.step)
         self.worker.scoring_seconds = 0.0
         groups, records = self.algorithm.collect(self.worker, tasks, self.step)
-        return groups, records, self.algorithm.annotate(groups, self.engine)
+        return groups, records, annotate(self.algorithm, groups, self.engine)
 
     def _train_on(self, batch: Collected | list[Part]) -> dict[str, Any]:
         if isinstance(batch, list):
@@ -112,12 +111,16 @@ class RLTrainer(Trainer[R]):
             }
             metrics["wait_seconds"] = self.overlap.wait_seconds
         else:
-            groups, records, samples = batch
+            groups, records, annotation = batch
+            samples = annotation.rows
             metrics = {
                 **self._rollout_metrics(groups, records),
                 **self._update(samples),
                 "wait_seconds": self.worker.scoring_seconds,
+                **annotation.metrics,
             }
+            if annotation.state is not None:
+                self.algorithm.state = annotation.state
         self.algorithm.finish_step(metrics)
         if self.world.is_main:
             self._write_trajectories(groups, samples)

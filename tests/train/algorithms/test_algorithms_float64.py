@@ -19,10 +19,10 @@ from tiny import VOCABULARY, nudged, tiny_llama, tiny_model
 
 from memalpha.config import LoraConfig, TrainConfig
 from memalpha.train.algorithms import ALGORITHMS
+from memalpha.train.algorithms.base import annotate
 from memalpha.train.algorithms.gae import gae
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
-from memalpha.train.learner.losses import LossSettings
 from memalpha.types import Chunk, Completion, Reward, Task, Trajectory, TrajectoryGroup, Turn
 
 TEMPERATURE, UNSPLIT, SMALL, SINGLE_ROWS = 0.7, 10**9, 150, 1
@@ -171,7 +171,7 @@ def make_engine(config: TrainConfig, kind: str = "qwen") -> Engine:
     engine = Engine(
         nudged(start, 0, 0.0),
         config,
-        LossSettings.from_config(config),
+        algorithm.loss_settings,
         reference=algorithm.needs_reference,
         value_learning_rate=algorithm.value_learning_rate,
     )
@@ -182,7 +182,7 @@ def make_engine(config: TrainConfig, kind: str = "qwen") -> Engine:
 def annotate_rows(config: TrainConfig, engine: Engine, kind: str = "qwen"):
     """Return the rows of one optimizer step over all groups."""
     algorithm = ALGORITHMS[config.algorithm](config)
-    return algorithm.refresh(algorithm.annotate(groups(kind), engine), engine)
+    return algorithm.refresh(annotate(algorithm, groups(kind), engine).rows, engine)
 
 
 def engine_gradient(engine: Engine, rows, like: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -10,8 +10,8 @@ from tiny import tiny_policy
 
 from memalpha.config import TrainConfig
 from memalpha.train.algorithms import ALGORITHMS
+from memalpha.train.algorithms.base import annotate
 from memalpha.train.learner.engine import Engine
-from memalpha.train.learner.losses import LossSettings
 from memalpha.types import Chunk, Reward, SampleRequest, Task, Trajectory, TrajectoryGroup, Turn
 
 TASKS = [Task(id=str(i), chunks=(Chunk(text="?"), Chunk(text="!"))) for i in range(8)]
@@ -79,16 +79,19 @@ def learn(changes: dict, steps: int = 18) -> tuple[float, float]:
     config = TrainConfig(out="unused", **changes)
     policy, algorithm = tiny_policy(3, scale=2.0), ALGORITHMS[config.algorithm](config)
     engine_options = {"reference": algorithm.needs_reference, "value_learning_rate": algorithm.value_learning_rate}
-    engine = Engine(policy.model, config, LossSettings.from_config(config), **engine_options)
+    engine = Engine(policy.model, config, algorithm.loss_settings, **engine_options)
     before = mean_reward(rollouts(policy, 10**6))
     for step in range(steps):
         groups, metrics = rollouts(policy, step), {}
         if config.algorithm == "erl":
             groups += sample_retries(policy, step, groups)
-        samples = algorithm.annotate(groups, engine)
+        annotation = annotate(algorithm, groups, engine)
+        samples = annotation.rows
         for _ in range(config.optimizer.num_iterations if samples else 0):
             for rows in algorithm.updates(samples).values():
                 metrics = engine.update(algorithm.refresh(rows, engine), rate)
+        if annotation.state is not None:
+            algorithm.state = annotation.state
         algorithm.finish_step(metrics)
     return before, mean_reward(rollouts(policy, 10**6 + 1))
 

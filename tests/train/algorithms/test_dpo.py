@@ -64,20 +64,21 @@ def test_the_gradient_covers_whole_trajectories(variant, kind):
         config = settings(algorithm="dpo", dpo=changes, microbatch_tokens=tokens)
         engine = make_engine(config, kind)
         algorithm = DPO(config)
-        rows = algorithm.refresh(algorithm.annotate(groups(kind), engine), engine)
+        annotation = algorithm.annotate(groups(kind), engine)
+        rows = algorithm.refresh(annotation.rows, engine)
         assert len({len(rows) for rows, _ in pairs(kind)} | {len(rows) for _, rows in pairs(kind)}) > 1
         assert oracle.relative_error(engine_gradient(engine, rows, net.weights), expected) < 1e-5, tokens
         metrics = {"loss": -1.0, "old_kl": 0.0, "entropy": 1.0}
         algorithm.finish_step(metrics)
         assert metrics["loss"] == pytest.approx(expected_loss.item(), rel=1e-5)
-        assert metrics["pairs"] == 2 and "old_kl" not in metrics and "entropy" in metrics
+        assert annotation.metrics == {"pairs": 2} and "old_kl" not in metrics and "entropy" in metrics
 
 
 def test_refresh_uses_the_current_weights():
     """A second update on the same rows is weighted with the weights after the first."""
     config = settings(algorithm="dpo", dpo={"beta": 0.3})
     engine, algorithm = make_engine(config), DPO(config)
-    rows = algorithm.annotate(groups("qwen"), engine)
+    rows = algorithm.annotate(groups("qwen"), engine).rows
     engine.update(algorithm.refresh(rows, engine), 1e-3)
     second_rows = algorithm.refresh(rows, engine)
     net = oracle.Net64(engine.model)
@@ -98,13 +99,14 @@ def test_a_task_without_a_pair_gives_no_rows():
     config = settings(algorithm="dpo")
     engine, algorithm = make_engine(config), DPO(config)
     first, second = groups("qwen")
-    assert not algorithm.annotate([equal_totals(first), equal_totals(second)], engine)
+    annotation = algorithm.annotate([equal_totals(first), equal_totals(second)], engine)
+    assert annotation.rows == [] and annotation.metrics == {"pairs": 0}
     metrics = {"tokens": 0}
     algorithm.finish_step(metrics)
-    assert metrics == {"tokens": 0, "pairs": 0}
-    assert {row.task for row in algorithm.annotate([equal_totals(first), second], engine)} == {second.task.id}
+    assert metrics == {"tokens": 0}
+    assert {row.task for row in algorithm.annotate([equal_totals(first), second], engine).rows} == {second.task.id}
     wide = settings(algorithm="dpo", dpo={"margin": 100.0})
-    assert not DPO(wide).annotate(groups("qwen"), engine)
+    assert not DPO(wide).annotate(groups("qwen"), engine).rows
 
 
 # ------------------------------------------------------------------------------------------------------------ full runs

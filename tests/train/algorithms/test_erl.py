@@ -25,7 +25,6 @@ from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.api import train
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.learner.engine import Engine
-from memalpha.train.learner.losses import LossSettings
 from memalpha.train.rollouts.reflection import MemoryReflection, ReflectionMemory
 from memalpha.train.rollouts.second_attempts import INTERNALIZED, run_second_attempts
 from memalpha.train.rollouts.worker import RolloutWorker
@@ -235,7 +234,7 @@ def test_the_gradient_of_the_joint_loss(changes):
         generator = torch.Generator().manual_seed(1)
         for weight in policy.model.parameters():
             weight.add_(torch.randn(weight.shape, generator=generator) * 0.01)
-    engine = Engine(policy.model, config, LossSettings.from_config(config))
+    engine = Engine(policy.model, config, ALGORITHMS[config.algorithm](config).loss_settings)
     samples = algorithm.annotate(groups, engine)
     engine.forward_backward(engine.normalized(samples))
     sampled = [group for group in groups if group.trajectories[0].role != INTERNALIZED]

@@ -20,7 +20,6 @@ from memalpha.config import LoraConfig, TrainConfig, load_config
 from memalpha.train.algorithms.ppo import PPO
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
-from memalpha.train.learner.losses import LossSettings
 from memalpha.types import Chunk, Completion, Reward, SampleRequest, Task, Trajectory, TrajectoryGroup, Turn
 
 TEMPERATURE, BETA, ENTROPY_COEF = 0.75, 0.2, 0.05
@@ -91,7 +90,7 @@ def make_engine(config: TrainConfig, *, lora: bool = False) -> Engine:
     adapted = add_lora(model, LoraConfig(r=4), "tiny") if lora else model
     rate = PPO(config).value_learning_rate
     engine = Engine(
-        adapted, config, LossSettings.from_config(config), reference=config.loss.beta > 0, value_learning_rate=rate
+        adapted, config, PPO(config).loss_settings, reference=config.loss.beta > 0, value_learning_rate=rate
     )
     torch.manual_seed(1)
     with torch.no_grad():
@@ -204,7 +203,7 @@ def test_gradient_of_the_second_epoch_equals_float64(lora, ppo, changes):
     config = settings(ppo, loss_type="dapo", **changes)
     engine = make_engine(config, lora=lora)
     start_weights = copy_float64(engine)
-    samples = PPO(config).annotate(ragged_groups(), engine)
+    samples = PPO(config).annotate(ragged_groups(), engine).rows
     if config.loss.old_logprobs == "recomputed":
         samples, _ = engine.recompute_old_logprobs(samples)
     first = engine.update(samples, 3e-3)
@@ -221,9 +220,10 @@ def test_rewards_belong_to_the_last_tokens_of_turns_and_episode():
     config = settings({"lam": 1.0, "whiten_advantages": False})
     engine = Engine(tiny_model(layers=1), config, value_learning_rate=1e-3)
     ppo = PPO(config)
-    rows = iter(ppo.annotate(ragged_groups(), engine))
+    annotation = ppo.annotate(ragged_groups(), engine)
+    rows = iter(annotation.rows)
     assert ppo.state["level"] is None, "an interrupted step changes nothing"
-    ppo.finish_step({})
+    ppo.state = annotation.state
     level = ppo.state["level"]
     for episode in episodes():
         weights, parts = episode.reward.weights, episode.reward.components
@@ -238,9 +238,8 @@ def test_rewards_belong_to_the_last_tokens_of_turns_and_episode():
             assert row.returns == pytest.approx(row.advantages, rel=1e-6) and not row.values.any()
     assert next(rows, None) is None
     later = ppo.annotate(ragged_groups()[:1], engine)
-    ppo.finish_step({})
-    assert ppo.state["level"] == level
-    assert later[0].returns == pytest.approx(later[0].advantages)
+    assert later.state["level"] == level
+    assert later.rows[0].returns == pytest.approx(later.rows[0].advantages)
 
 
 def test_the_coefficient_follows_the_kl():
@@ -248,37 +247,31 @@ def test_the_coefficient_follows_the_kl():
     config = settings({"kl_target": 1e-6, "kl_horizon": 30}, beta=BETA)
     engine, ppo = make_engine(config), PPO(config)
     assert ppo.state["beta"] == BETA
-    ppo.annotate(ragged_groups(), engine)
-    metrics = {}
-    ppo.finish_step(metrics)
-    assert metrics["kl_coef"] == BETA and metrics["kl"] > 0
+    annotation = ppo.annotate(ragged_groups(), engine)
+    assert annotation.metrics["kl_coef"] == BETA and annotation.metrics["kl"] > 0
+    ppo.state = annotation.state
     assert ppo.state["beta"] == pytest.approx(BETA * (1 + 0.2 * 3 / 30))
     resumed = PPO(config)
     resumed.state = dict(ppo.state)
-    rows = resumed.annotate(ragged_groups(), engine)
+    rows = resumed.annotate(ragged_groups(), engine).rows
     assert np.unique(np.concatenate([row.kl for row in rows])) == pytest.approx(ppo.state["beta"])
     far = PPO(settings({"kl_target": 1e6, "kl_horizon": 30}, beta=BETA))
-    far.annotate(ragged_groups(), engine)
-    far.finish_step({})
-    assert far.state["beta"] == pytest.approx(BETA * (1 - 0.2 * 3 / 30))
+    assert far.annotate(ragged_groups(), engine).state["beta"] == pytest.approx(BETA * (1 - 0.2 * 3 / 30))
     fixed = PPO(settings(beta=BETA))
-    fixed.annotate(ragged_groups(), engine)
-    fixed.finish_step(metrics)
-    assert fixed.state["beta"] == BETA
+    assert fixed.annotate(ragged_groups(), engine).state["beta"] == BETA
 
 
 @pytest.mark.parametrize("kl_in", ["loss", "reward"])
 def test_the_kl_uses_the_log_probs_of_the_ratio(kl_in):
     config = settings(beta=BETA, kl_in=kl_in)
     engine, kl = make_engine(config), {}
-    rows = PPO(config).annotate(ragged_groups(), engine)
+    rows = PPO(config).annotate(ragged_groups(), engine).rows
     for old, logprobs in (
         ("sampled", [row.logprobs for row in rows]),
         ("recomputed", engine.forward(rows)),
     ):
         ppo = PPO(settings(beta=BETA, kl_in=kl_in, old_logprobs=old))
-        ppo.annotate(ragged_groups(), engine)
-        ppo.finish_step(kl)
+        kl |= ppo.annotate(ragged_groups(), engine).metrics
         gaps = [float((row_logprobs - row.reference).sum()) for row_logprobs, row in zip(logprobs, rows, strict=True)]
         assert kl["kl"] == pytest.approx(sum(gaps) / len(episodes()), rel=1e-5)
         kl[old] = kl["kl"]

@@ -20,10 +20,10 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import pad
 
 from memalpha.config import TrainConfig
+from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.data.samples import policy_gradient_sample
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
-from memalpha.train.learner.losses import LossSettings
 from memalpha.types import Completion, Turn
 
 ROWS, STEPS, LONGEST = 12, 3, 20
@@ -61,7 +61,7 @@ def learner(lora: bool, **changes) -> Engine:
     model = tiny_model()
     if config.lora is not None:
         model = add_lora(model, config.lora, "tiny")
-    return Engine(model, config, LossSettings.from_config(config), reference=config.loss.beta > 0)
+    return Engine(model, config, ALGORITHMS[config.algorithm](config).loss_settings, reference=config.loss.beta > 0)
 
 
 def move(parameters: dict[str, torch.Tensor], seed: int) -> None:

@@ -72,7 +72,7 @@ def prepared(config: TrainConfig, lora: bool) -> Engine:
     """Return an engine whose weights have moved away from its reference."""
     model = tiny_model(layers=1)
     adapted = add_lora(model, LoraConfig(r=4), "tiny") if lora else model
-    learner = Engine(adapted, config, LossSettings.from_config(config), reference=config.loss.beta > 0)
+    learner = Engine(adapted, config, LossSettings.from_config(config.loss), reference=config.loss.beta > 0)
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in learner.trainable.values():
@@ -276,7 +276,7 @@ def test_a_completion_s_ratio_is_over_its_trained_tokens(level, of_oracle, weigh
 def test_a_ratio_out_of_range_is_silent(advantage):
     """The product over a long completion leaves float32's range; its gradient is 0, never NaN."""
     config = TrainConfig(out="unused", algorithm="rloo", importance_sampling_level="sequence")
-    engine = Engine(tiny_model(layers=1), config, LossSettings.from_config(config))
+    engine = Engine(tiny_model(layers=1), config, LossSettings.from_config(config.loss))
     completion = Completion("", (1, 2, 3), tuple(range(100)), (0.0,) * 100, 1.0)
     row = policy_gradient_sample(Turn(0, completion), advantage)
     row = replace(row, logprobs=engine.forward([row])[0] - np.float32(1.0))

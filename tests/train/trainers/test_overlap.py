@@ -30,7 +30,6 @@ from memalpha.train.learner.distributed import SINGLE_PROCESS
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.futures import Pipeline
 from memalpha.train.learner.lora import add_lora
-from memalpha.train.learner.losses import LossSettings
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.memory_rl import MemoryRLTrainer
 from memalpha.train.trainers.overlap import OverlapPipeline, Part
@@ -69,12 +68,12 @@ class Parts:
         self.config = config
         policy = TransformersPolicy.from_pretrained(config.policy)
         model = policy.model if config.lora is None else add_lora(policy.model, config.lora, "tiny")
-        self.engine = Engine(model, config, LossSettings.from_config(config), reference=config.loss.beta > 0)
+        self.algorithm = ALGORITHMS[config.algorithm](config)
+        self.engine = Engine(model, config, self.algorithm.loss_settings, reference=config.loss.beta > 0)
         embedder = load_embedder(config.agent.embedder)
         rewards = MemoryReward(config.reward, policy.count_tokens)
         scorer = MemoryScorer(load_reader(config.reader), rewards, embedder)
         self.worker = RolloutWorker(memory_engine(policy, config.agent, embedder), scorer, config)
-        self.algorithm = ALGORITHMS[config.algorithm](config)
         self.overlap = OverlapPipeline(self.worker, self.algorithm, self.engine, config)
 
     def tasks(self, step: int):

@@ -21,7 +21,6 @@ from memalpha.rewards.evaluate import TextScorer
 from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.api import train
 from memalpha.train.learner.engine import Engine
-from memalpha.train.learner.losses import LossSettings
 from memalpha.train.rollouts.text_tasks import TextTaskSource
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.types import TextTask
@@ -87,7 +86,7 @@ def test_the_gradient_of_a_step_of_grpo():
         generator = torch.Generator().manual_seed(1)
         for weight in policy.model.parameters():
             weight.add_(torch.randn(weight.shape, generator=generator) * 0.01)
-    engine = Engine(policy.model, config, LossSettings.from_config(config))
+    engine = Engine(policy.model, config, ALGORITHMS[config.algorithm](config).loss_settings)
     samples = ALGORITHMS["grpo"](config).annotate(groups, engine)
     engine.forward_backward(engine.normalized(samples))
     net, values = Net64(policy.model), []

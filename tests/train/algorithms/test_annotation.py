@@ -1,0 +1,57 @@
+"""What an algorithm hands to the learner: rows with metrics and state, and settings of the loss."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from memalpha.config import TrainConfig
+from memalpha.errors import TrainingError
+from memalpha.train.algorithms import ALGORITHMS
+from memalpha.train.algorithms.base import Algorithm, Annotation, annotate
+from memalpha.train.data.samples import cross_entropy_sample
+from memalpha.train.learner.losses import LossSettings
+
+ROW = cross_entropy_sample((1,), (2,))
+DEFAULTS = TrainConfig(out="unused")
+
+
+class Returning(Algorithm):
+    """An algorithm of a user that returns what it is told to."""
+
+    value: object = None
+
+    def annotate(self, groups, score):
+        return self.value
+
+
+@pytest.mark.parametrize("value", [[ROW], (ROW,), [], Annotation([ROW], {"pairs": 1}, {"beta": 2})])
+def test_rows_come_alone_or_with_metrics_and_state(value):
+    algorithm = Returning(DEFAULTS)
+    algorithm.value = value
+    annotation = annotate(algorithm, [], None)
+    assert list(annotation.rows) == list(value.rows if isinstance(value, Annotation) else value)
+    assert (annotation.metrics, annotation.state) == (
+        (value.metrics, value.state) if isinstance(value, Annotation) else ({}, None)
+    )
+    assert algorithm.state == {}, "the trainer stores the state, after the step's last update"
+
+
+@pytest.mark.parametrize("value", [None, ([ROW], {}), np.zeros(3), Annotation([1]), Annotation(None)])
+def test_anything_else_is_refused_by_the_algorithm_s_name(value):
+    algorithm = Returning(DEFAULTS)
+    algorithm.value = value
+    with pytest.raises(TrainingError, match=r"Returning\.annotate must return an Annotation or a list of TrainingSam"):
+        annotate(algorithm, [], None)
+
+
+def test_each_algorithm_says_what_its_loss_is():
+    def settings(name: str, **changes) -> LossSettings:
+        return ALGORITHMS[name](TrainConfig(out="unused", algorithm=name, **changes)).loss_settings
+
+    assert settings("grpo") == settings("rloo") == settings("erl") == LossSettings()
+    assert settings("grpo", importance_sampling_level="sequence").level == "mean"
+    assert settings("rloo", importance_sampling_level="sequence").level == "product"
+    assert settings("dpo") == LossSettings(ce_normalizer="unit")
+    assert settings("ppo", ppo={"cliprange_value": 0.3}) == LossSettings(normalizer="token", cliprange_value=0.3)
+    assert settings("grpo", loss_type="cispo").epsilon_high == 5.0
