@@ -85,9 +85,9 @@ def test_the_core_is_small_and_works_without_torch(wheel: Path, tmp_path: Path) 
 
 
 def test_versions_agree() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["version"] == memalpha.__version__
-    assert re.search(rf"^## {re.escape(memalpha.__version__)}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert re.search(rf"^## {re.escape(memalpha.__version__)}\b", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def test_every_dependency_is_pinned() -> None:

@@ -228,6 +228,7 @@ def test_any_answer_of_the_hub_counts(monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with HTTPServer(("127.0.0.1", 0), Refuse) as server:
         threading.Thread(target=server.handle_request).start()
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
         assert hub_reachable()
     assert not hub_reachable()

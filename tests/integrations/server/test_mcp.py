@@ -207,7 +207,7 @@ def test_tokens_and_addresses_that_need_them(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="at least 16"):
         read_token(None)
     for text in ("", "two words are not one", "ünlesbar-ünlesbar-ünlesbar"):
-        file.write_text(text)
+        file.write_text(text, encoding="utf-8")
         with pytest.raises(ConfigError, match="token"):
             read_token(file)
     with pytest.raises(ConfigError, match="cannot be read"):

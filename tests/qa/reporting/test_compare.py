@@ -230,7 +230,7 @@ def test_the_command(tmp_path):
         done = runner.invoke(app, ["compare", low, high, "--out", str(tmp_path / name), "--value", "correct"])
         assert done.exit_code == 0, done.output
         assert "temporal" in done.stdout
-        assert "temporal" in (tmp_path / name).read_text()
+        assert "temporal" in (tmp_path / name).read_text(encoding="utf-8")
     for arguments, message in (
         ([low, str(tmp_path / "nothing")], "no records"),
         ([low, high, "--out", "x.txt"], "write .json, .csv or .md"),
