@@ -8,7 +8,7 @@ import os
 import secrets
 import signal
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
 import pytest
@@ -16,7 +16,10 @@ from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # before huggingface_hub is imported, which reads it then
 settings.register_profile("memalpha", deadline=None)  # what a machine has else to do is no defect
+settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile("memalpha")
+NIGHTLY_FACTOR = 10
+"""Examples of the profile "nightly" (`--hypothesis-profile`) for each one that a test asks for itself."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,20 +34,27 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--hypothesis-profile") == "nightly":
+        _change_examples(items, lambda count: count * NIGHTLY_FACTOR)
     if config.getoption("--store") == "postgres":
         for item in items:
             if item.get_closest_marker("sqlite"):
                 item.add_marker(pytest.mark.skip(reason="about SQLite files as such"))
-            configured = getattr(item.obj, "_hypothesis_internal_use_settings", None)
-            if configured is not None and not item.get_closest_marker(
-                "postgres"
-            ):  # the rules are the same, and configured often enough with SQLite
-                reduced = settings(configured, max_examples=min(configured.max_examples, 8), deadline=None)
-                item.obj._hypothesis_internal_use_settings = reduced
+        shared = [item for item in items if not item.get_closest_marker("postgres")]
+        _change_examples(shared, lambda count: min(count, 8))  # tried often enough with SQLite
     else:
         for item in items:
             if item.get_closest_marker("postgres"):
                 item.add_marker(pytest.mark.skip(reason="takes a while: run with --store postgres"))
+
+
+def _change_examples(items: list[pytest.Item], change: Callable[[int], int]) -> None:
+    """Change the number of examples of the tests that set it themselves."""
+    for function in {item.obj for item in items if hasattr(item.obj, "_hypothesis_internal_use_settings")}:
+        configured = function._hypothesis_internal_use_settings
+        function._hypothesis_internal_use_settings = settings(
+            configured, max_examples=change(configured.max_examples), deadline=None
+        )
 
 
 @pytest.fixture(scope="session")

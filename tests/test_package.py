@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import tomllib
 import venv
 import zipfile
+from functools import partial
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -63,31 +65,31 @@ def test_the_wheel_contains_every_file_of_the_package(wheel: Path) -> None:
 def test_the_core_is_small_and_works_without_torch(wheel: Path, tmp_path: Path) -> None:
     """A fresh `pip install memalpha` has few packages and a working store, and names missing extras."""
     home = tmp_path / "env"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    run = partial(subprocess.run, text=True, env=environment, cwd=tmp_path)  # never the checkout's memalpha
     venv.create(home, with_pip=True)
     python = home / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "--quiet", str(wheel)], check=True)
-    listed = subprocess.run(
-        [python, "-m", "pip", "list", "--format=freeze"], check=True, capture_output=True, text=True
-    ).stdout.split()
+    run([python, "-m", "pip", "install", "--quiet", str(wheel)], check=True)
+    listed = run([python, "-m", "pip", "list", "--format=freeze"], check=True, capture_output=True).stdout.split()
     packages = {line.split("==")[0].lower() for line in listed} - {"pip", "setuptools"}
     assert len(packages) <= CORE_PACKAGES, sorted(packages)
     assert not packages & {"torch", "transformers", "sentence-transformers"}
     store = tmp_path / "ana.db"
     command = home / "bin" / "memalpha"
-    subprocess.run([command, "add", store, "Ana lives in Lisbon."], check=True)
-    result = subprocess.run(
-        [command, "search", store, "Where does Ana live?"], capture_output=True, text=True, check=True
-    )
+    run([command, "add", store, "Ana lives in Lisbon."], check=True)
+    result = run([command, "search", store, "Where does Ana live?"], capture_output=True, check=True)
     assert "Lisbon" in result.stdout
     for words in (["demo", "--out", str(tmp_path / "run")], ["read", str(store), __file__, "--policy", "tiny"]):
-        refused = subprocess.run([command, *words], capture_output=True, text=True, check=False)
+        refused = run([command, *words], capture_output=True, check=False)
         assert refused.returncode == 2 and "memalpha[train]" in refused.stderr
 
 
 def test_versions_agree() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["version"] == memalpha.__version__
-    assert re.search(rf"^## {re.escape(memalpha.__version__)}\b", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert re.search(
+        rf"^## {re.escape(memalpha.__version__)}\b", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
 
 
 def test_every_dependency_is_pinned() -> None:

@@ -126,7 +126,9 @@ def test_the_best_are_found(tmp_path: Path, precision: Precision) -> None:
         facts = [{"category": "semantic", "content": f"fact {number}"} for number in range(3000)]
         store.insert_many(facts, rng.normal(size=(3000, 256)).astype(np.float32))
     assert recall(tmp_path / "random.db", precision, [f"which {word}" for word in "abcdefghij"]) >= 0.99
-    lines = {line.strip() for file in ("README.md", "CHANGELOG.md") for line in (ROOT / file).read_text("utf-8").splitlines()}
+    lines = {
+        line.strip() for file in ("README.md", "CHANGELOG.md") for line in (ROOT / file).read_text("utf-8").splitlines()
+    }
     texts = sorted(line for line in lines if len(line) > 30)
     with open_as(tmp_path / "real.db", "float32", "static") as store:
         store.insert_many({"category": "semantic", "content": text} for text in texts)

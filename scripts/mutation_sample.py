@@ -1,0 +1,211 @@
+"""Draw a seeded sample of mutants of the core modules, and run the tests that should kill each of them.
+
+    python scripts/mutation_sample.py --count 60 --seed 7
+
+A mutant is one small fault: a comparison or boundary, an operator, a constant, a dropped operand, statement or call,
+swapped arguments. Its tests run in three stages until one fails: the module's own test file, the files that import the
+module, the rest of the mirrored folder. A failure counts only if the same test passes without the mutant. Everything
+happens in a copy of the checkout, in children of a process that has the large packages imported. What survives is
+printed; reading has to say which of it is equivalent. Exits with 1 if the killed share is below --bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+from mutants import Mutant, find_mutants
+
+ROOT = Path(__file__).resolve().parents[1]
+CORE = (
+    "agent", "environments", "qa", "qa/scoring", "rewards", "store", "store/backends", "store/indexing", "store/search",
+    "train/algorithms", "train/data", "train/learner", "train/rollouts", "train/trainers",
+)  # fmt: skip
+PRELOADED = (
+    "torch", "transformers", "peft", "datasets", "faiss", "numpy", "pydantic", "safetensors.torch", "fastapi",
+    "hypothesis.stateful", "hypothesis.internal.conjecture.engine", "yaml", "typer", "rich",
+)  # fmt: skip
+
+
+def core_modules(root: Path) -> list[str]:
+    """Return the paths of all core modules, packages' `__init__` left out."""
+    files = (file for folder in CORE for file in sorted((root / "memalpha" / folder).glob("*.py")))
+    return [file.relative_to(root).as_posix() for file in files if file.stem != "__init__"]
+
+
+def draw(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
+    """Draw `count` different places uniformly over all mutants, at most one mutant for each.
+
+    Args:
+        mutants: All mutants.
+        count: Size of the sample.
+        seed: Seed of the sample.
+    """
+    order, places = random.Random(seed).sample(list(mutants), len(mutants)), {}
+    for mutant in order:
+        places.setdefault((mutant.path, mutant.line, mutant.start), mutant)
+    return list(places.values())[:count]
+
+
+def test_stages(root: Path, path: str) -> Iterator[list[str]]:
+    """Yield the test files of each stage: the module's own, those that import it, the rest of its folder."""
+    module = Path(path).with_suffix("")
+    folder = Path("tests") / module.parent.relative_to("memalpha")
+    files = {file.relative_to(root).as_posix(): file.read_text() for file in sorted(root.glob("tests/**/test_*.py"))}
+    own = [name for name in files if Path(name).stem.startswith(f"test_{module.name}")]
+    yield own
+    dotted = re.escape(".".join(module.parts))
+    package, name = (re.escape(part) for part in ".".join(module.parts).rsplit(".", 1))
+    imports = re.compile(rf"{dotted}\b|from {package} import [^\n]*\b{name}\b")
+    near = sorted(
+        (file for file, text in files.items() if imports.search(text)), key=lambda file: str(folder) not in file
+    )
+    importing = [file for file in near if file not in own][:8]
+    yield importing
+    yield [file for file in files if Path(file).parent == folder and file not in (*own, *importing)]
+
+
+@dataclass
+class FirstFailure:
+    """A pytest plug-in that remembers the first failure by its node id."""
+
+    nodeid: str = field(default="")
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self.nodeid = self.nodeid or report.nodeid
+
+    pytest_collectreport = pytest_runtest_logreport
+
+
+def run_tests(root: Path, tests: Sequence[str], limit: float) -> str | None:
+    """Run tests in a child process; return the first failure's node id, "time limit", or None if all pass.
+
+    Args:
+        root: Checkout.
+        tests: Test files or node ids.
+        limit: Seconds after which the child is ended.
+    """
+    import pytest
+
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(1, 2)
+        failure, code = FirstFailure(), 1
+        try:
+            code = pytest.main([*tests, "-x", "-q", "-p", "no:cacheprovider", "--rootdir", str(root)], [failure])
+        finally:
+            os.write(writing, (failure.nodeid or ("" if code in (0, 5) else tests[0])).encode())
+            os._exit(0)
+    os.close(writing)
+    end = time.monotonic() + limit
+    while time.monotonic() < end and not os.waitpid(child, os.WNOHANG)[0]:
+        time.sleep(0.02)
+    timed_out = time.monotonic() >= end
+    try:
+        os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    except (ProcessLookupError, ChildProcessError):
+        pass
+    with os.fdopen(reading) as pipe:
+        return "time limit" if timed_out else pipe.read() or None
+
+
+def try_mutant(root: Path, mutant: Mutant, limit: float, stamp: int) -> str | None:
+    """Return the test that fails with the mutant and passes without it, or None if it survives.
+
+    Args:
+        root: Copy of the checkout.
+        mutant: Fault to make; undone afterwards.
+        limit: Seconds for each stage.
+        stamp: Number of the mutant; keeps compiled files of different mutants apart.
+    """
+
+    @cache
+    def passes_without(test: str) -> bool:
+        path.write_bytes(source)
+        os.utime(path, (stat.st_atime + stamp + 0.5, stat.st_mtime + 2 * stamp + 1))
+        return run_tests(root, [test], limit) is None
+
+    path = root / mutant.path
+    source, stat = path.read_bytes(), path.stat()
+    try:
+        for tests in filter(None, test_stages(root, mutant.path)):
+            path.write_bytes(source[: mutant.start] + mutant.new.encode() + source[mutant.end :])
+            os.utime(path, (stat.st_atime, stat.st_mtime + 2 * stamp))
+            failure = run_tests(root, tests, limit)
+            if failure and (failure == "time limit" or passes_without(failure)):
+                return failure
+    finally:
+        path.write_bytes(source)
+        os.utime(path, (stat.st_atime, stat.st_mtime))
+    return None
+
+
+def wilson(part: int, whole: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share."""
+    share, z = part / whole, 1.96
+    centre, half = share + z * z / (2 * whole), z * (share * (1 - share) / whole + z * z / (4 * whole**2)) ** 0.5
+    return (centre - half) / (1 + z * z / whole), (centre + half) / (1 + z * z / whole)
+
+
+def main() -> None:
+    """Draw, run and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="draw from modules whose path holds this")
+    parser.add_argument("--limit", type=float, default=300, help="seconds for the tests of a stage")
+    parser.add_argument("--minutes", type=float, default=1e6, help="start no further mutant after so many")
+    parser.add_argument("--bound", type=float, default=0.85, help="least share of killed mutants")
+    parser.add_argument("--list", action="store_true", help="print the sample and run nothing")
+    arguments = parser.parse_args()
+    paths = [path for path in core_modules(ROOT) if arguments.only in path]
+    mutants = [mutant for path in paths for mutant in find_mutants(ROOT, path)]
+    sample = draw(mutants, arguments.count, arguments.seed)
+    print(f"{len(sample)} of {len(mutants):,} mutants of {len(paths)} modules, seed {arguments.seed}", flush=True)
+    if arguments.list:
+        print(*sample, sep="\n")
+        return
+    survivors, killed, end = [], 0, time.monotonic() + 60 * arguments.minutes
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "checkout"
+        shutil.copytree(ROOT, root, ignore=shutil.ignore_patterns(".*", "runs", "__pycache__", "*.egg-info"))
+        os.environ["PYTHONPATH"], os.environ["OMP_NUM_THREADS"] = str(root), "1"
+        sys.path[0] = str(root)
+        os.chdir(root)
+        for name in PRELOADED:
+            __import__(name)
+        for number, mutant in enumerate(sample):
+            if time.monotonic() > end:
+                break
+            start, failure = time.monotonic(), try_mutant(root, mutant, arguments.limit, number + 1)
+            killed += failure is not None
+            survivors += [mutant] * (failure is None)
+            outcome = f"killed by {failure}" if failure else "SURVIVED"
+            print(f"{number + 1}. {mutant}: {outcome} ({time.monotonic() - start:.0f} s)", flush=True)
+    total = killed + len(survivors)
+    low, high = wilson(killed, total)
+    print(f"\nkilled {killed} of {total}: {killed / total:.1%} (95 % interval {low:.1%} to {high:.1%})")
+    print(*(f"survived: {mutant}" for mutant in survivors), sep="\n")
+    sys.exit(killed / total < arguments.bound)
+
+
+if __name__ == "__main__":
+    main()
