@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from tiny import tiny_policy
 from two_processes import CASES, measure
 
-from memalpha.config import PreferenceConfig, SFTConfig, TrainConfig, build_config, merge
+from memalpha.config import PreferenceConfig, SFTConfig, TextConfig, TrainConfig, build_config, merge
 from memalpha.errors import ConfigError
 from memalpha.train.api import train
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World, join_world
@@ -106,13 +106,24 @@ def preference_config(folder):
 
 
 @pytest.fixture(scope="module")
+def text_config(folder):
+    """Return a function from a name to the configuration of a text run that reflects on its replies."""
+    rewards = [{"kind": "format", "pattern": "[a-z]", "match": "search"}]
+    base = {"policy": str(folder / "policy"), "data": "arithmetic", "rewards": rewards, **ERL}
+    base |= {"group_size": 3, "tasks_per_step": 3, "schedule_steps": 2, "eval_tasks": 3, "validation_tasks": 2}
+    base |= {"max_new_tokens": 6, "learning_rate": 1e-2, "microbatch_tokens": 1024, "sample_dtype": "float64"}
+    base |= {"save_every": 1, "keep_checkpoints": 3}
+    return lambda name: build_config(TextConfig, {**base, "out": str(folder / name)}, name)
+
+
+@pytest.fixture(scope="module")
 def judge() -> Iterator[HostileServer]:
     with HostileServer(whimsical) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def two_process_results(folder, run, imitation_config, preference_config, judge) -> dict:
+def two_process_results(folder, run, imitation_config, preference_config, text_config, judge) -> dict:
     """Return the results of two processes; runs of one process lie beside theirs in `folder`."""
     train(run("uninterrupted 2", **VALUES))
     for changes in ({}, LORA):
@@ -130,6 +141,7 @@ def two_process_results(folder, run, imitation_config, preference_config, judge)
         preference_config("pairs of two"),
         run("dpo of two", algorithm="dpo"),
         run("erl of two", **ERL),
+        text_config("text of two"),
     ]
     judged = {"reward": {"metric": "judge", "judge": {"judges": [judge.name], "endpoint": {"retries": 0}}}}
     judged |= {"overlap": 2, "minibatches": 2, "beta": 0.1}
@@ -278,6 +290,16 @@ def test_two_processes_reflect_as_one(two_process_results, run):
     assert distance(weights(run("erl of two", **ERL).out, 2), weights(single.out, 2)) < 1e-4
     parallel_summary = json.loads((run("erl of two", **ERL).out / "summary.json").read_text())
     assert parallel_summary["after"]["accuracy"] == summary["after"]["accuracy"]
+
+
+def test_two_processes_train_on_text_as_one(two_process_results, text_config):
+    parallel, single = text_config("text of two").out, text_config("text of one").out
+    summary = train(text_config("text of one"))
+    assert distance(weights(parallel, 2), weights(single, 2)) < 1e-4
+    assert distance(weights(single, 2), weights(single, 1)) > 1e-2
+    assert (parallel / "trajectories.jsonl").read_text() == (single / "trajectories.jsonl").read_text()
+    assert json.loads((parallel / "summary.json").read_text())["after"] == summary["after"]
+    assert two_process_results["sampled"]["text of two"][0] and two_process_results["advice"]["text of two"][0]
 
 
 def test_two_processes_imitate_as_one(two_process_results, imitation_config):
