@@ -208,7 +208,7 @@ def _parse_field(field: str, value: Any, depth: int) -> Iterable[Filter]:
         value = {"$eq": value}
     for operator, operand in value.items():
         if operator == "$not":
-            if depth > _MAX_DEPTH:
+            if depth >= _MAX_DEPTH:
                 raise StoreError(f"where: nested deeper than {_MAX_DEPTH} levels")
             yield Not(_conjunction(tuple(_parse_field(field, operand, depth + 1))))
             continue

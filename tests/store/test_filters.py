@@ -153,13 +153,23 @@ def test_invalid_filters_are_named(where, message: str) -> None:
         parse_filter(where)
 
 
-def test_deep_nesting_is_refused() -> None:
-    for key in ("$not", "n"):
-        where: dict = {"n": 3}
-        for _ in range(5000):
-            where = {"$not": where} if key == "$not" else {"n": {"$not": where["n"]}}
-        with pytest.raises(StoreError, match="nested"):
-            parse_filter(where)
+def nested(form: str, depth: int) -> dict:
+    """`n` is 3, negated `depth` times, around the field or inside it."""
+    where: dict = {"n": 3}
+    for _ in range(depth):
+        where = {"$not": where} if form == "around" else {"n": {"$not": where["n"]}}
+    return where
+
+
+@pytest.mark.parametrize("form", ["around", "inside"])
+def test_fifty_levels_pass_and_more_are_refused(form: str) -> None:
+    three, four = (MemoryEntry("a", "b", "c", metadata={"n": n}) for n in (3, 4))
+    for depth in (0, 1, 49, 50):
+        parsed = parse_filter(nested(form, depth))
+        assert parsed is not None and (parsed.matches(three), parsed.matches(four)) == (depth % 2 == 0, depth % 2 == 1)
+    for depth in (51, 52, 5000):
+        with pytest.raises(StoreError, match="nested deeper than 50 levels"):
+            parse_filter(nested(form, depth))
 
 
 # ---------------------------------------------------------------------------------------- an independent evaluation

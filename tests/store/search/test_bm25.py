@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memalpha.store.embedding import HashEmbedder
 from memalpha.store.search import bm25 as lexical
 from memalpha.store.search.bm25 import BM25, LexicalIndex, SelectedPostings, words
 from memalpha.store.search.stemmer import stem
+from memalpha.store.store import MemoryStore
 
 DOCS = [
     "Ana moved to Lisbon with her dog last May.",
@@ -47,6 +49,39 @@ def test_score_by_hand():
     idf = np.log(1 + 0.5 / 2.5)
     expected = [idf * 1 / (1 + 1.5 * (0.25 + 0.75 * 0.5)), idf * 2 / (2 + 1.5 * (0.25 + 0.75 * 1.5))]
     assert np.allclose(bm25(build(["x", "x x y"]), [0, 1], ["x"]), expected, atol=1e-12)
+
+
+def bm25_by_hand(counts, lengths) -> np.ndarray:
+    """BM25 of one word by its count in each document: Lucene's form with k1 1.5 and b .75."""
+    counts, lengths = np.array(counts, float), np.array(lengths, float)
+    idf = np.log(1 + (len(counts) - (counts > 0).sum() + 0.5) / ((counts > 0).sum() + 0.5))
+    return idf * counts / (counts + 1.5 * (0.25 + 0.75 * lengths / lengths.mean()))
+
+
+@pytest.mark.parametrize("most", [254, 255, 256, 257, 65_535, 65_536])
+@pytest.mark.parametrize("few", [0, 1 << 20])
+def test_a_word_counts_however_often_it_stands(most: int, few: int, monkeypatch) -> None:
+    """Settled postings hold counts in the narrowest type: 255 is the largest of one byte, 65,535 of two."""
+    monkeypatch.setattr(lexical, "_FEW", few)
+    repeats = [most, 1, 0, 3]
+    texts = ["cat " * repeat + "dog" for repeat in repeats]
+    index = build(texts)
+    expected = bm25_by_hand(repeats, [repeat + 1 for repeat in repeats])
+    assert np.allclose(bm25(index, range(4), ["cat"]), expected, atol=1e-12)
+    index.settle(np.ones(len(index.lengths), bool))
+    index.add(np.array([4]), ["cat bird"])
+    expected = bm25_by_hand([*repeats, 1], [*(repeat + 1 for repeat in repeats), 2])
+    assert np.allclose(bm25(index, range(5), ["cat"]), expected, atol=1e-12)
+
+
+def test_a_long_document_is_found_after_a_bulk_insert() -> None:
+    repeats = [256, 65_536, 1, *[0] * 97]
+    with MemoryStore.open(":memory:", embedder=HashEmbedder(8)) as store:
+        contents = ["cat " * repeat + f"dog n{number}" for number, repeat in enumerate(repeats)]
+        entries = store.insert_many({"category": "semantic", "content": content} for content in contents)
+        hits = {hit.entry.id: hit.explain["bm25"] for hit in store.search("cat", 100, route="bm25")}
+    expected = bm25_by_hand(repeats, [repeat + 2 for repeat in repeats])
+    assert np.allclose([hits[entry.id] for entry in entries], expected, atol=1e-9)
 
 
 some_words = st.text(st.sampled_from("ab cd "), max_size=12)
