@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from memalpha.store.store import MemoryStore
     from memalpha.tasks.load import load_tasks
     from memalpha.tasks.text_tasks import load_text_tasks
-    from memalpha.train.api import train
-    from memalpha.train.trainers.preferences import train_on_preferences
-    from memalpha.train.trainers.reward_model import train_reward_model
+    from memalpha.train.api import train, train_on_preferences, train_reward_model
     from memalpha.types import Chunk, MemoryEntry, Operation, Question, Task, TextTask
 
 __version__ = "0.1.0"

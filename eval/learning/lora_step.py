@@ -42,7 +42,7 @@ from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.losses import LossSettings
 from memalpha.train.rollouts.worker import RolloutWorker
-from memalpha.train.trainers.checkpoint import save_checkpoint
+from memalpha.train.trainers.directory import RunDirectory
 from memalpha.types import Chunk, Task
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -157,7 +157,7 @@ def step(arguments: argparse.Namespace, out: Path) -> dict[str, Any]:
     groups, _ = timed("sample", lambda: worker.collect_attempts([long_task()], 0))
     samples = timed("annotate", lambda: GRPO(config).annotate(groups, learner))
     stats = timed("update", lambda: learner.update(samples, config.optimizer.learning_rate))
-    folder = timed("checkpoint", lambda: save_checkpoint(out, 1, policy, learner, {}))
+    folder = timed("checkpoint", lambda: RunDirectory(out).save_checkpoint(1, policy, learner, {}))
     trajectories = groups[0].trajectories
     return {
         "shape": shape,

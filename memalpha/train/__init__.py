@@ -14,8 +14,6 @@ from typing import Any
 
 from memalpha.errors import PolicyError, install_command
 
-_MODULE_OF = {"train_on_preferences": "trainers.preferences", "train_reward_model": "trainers.reward_model"}
-
 
 class _CallablePackage(ModuleType):
     def __call__(self, config: Any, **overrides: Any) -> dict[str, Any]:
@@ -32,8 +30,8 @@ class _CallablePackage(ModuleType):
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        return _import_function(_MODULE_OF[name], name)
+    if name in ("train_on_preferences", "train_reward_model"):
+        return _import_function("api", name)
     raise AttributeError(f"module 'memalpha.train' has no attribute {name!r}")
 
 

@@ -1,24 +1,51 @@
-"""`train`: start or resume a training run of the kind that its configuration names.
+"""Start or resume training runs: `train`, `train_on_preferences`, `train_reward_model`.
 
-`trainers.base` holds what all runs share. `trainers.memory_rl` trains memory writers, `trainers.text_rl` trains replies
-to prompts, `trainers.sft` imitates, `trainers.preferences` and `trainers.reward_model` train on pairs.
+A builder per kind of run composes a `Trainer` (`trainers.trainer`) from its parts: `trainers.memory_rl` for memory
+writers, `trainers.text_rl` for replies to prompts, `trainers.sft` for imitation, `trainers.preferences` and
+`trainers.reward_model` for pairs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from memalpha.config import PreferenceConfig, RewardModelConfig, SFTConfig, TextConfig, training_config
+import torch
+
+from memalpha.config import (
+    LearnerConfig,
+    PreferenceConfig,
+    RewardModelConfig,
+    SFTConfig,
+    TextConfig,
+    build_config,
+    training_config,
+)
+from memalpha.config.preferences import PairsConfig
 from memalpha.config.training import AnyTraining
 from memalpha.errors import ConfigError
+from memalpha.train.data.preferences import write_pairs
+from memalpha.train.learner.distributed import join_world, local_device
 from memalpha.train.rollouts.text_inputs import pop_python_inputs
-from memalpha.train.trainers.base import launch
-from memalpha.train.trainers.memory_rl import MemoryRLTrainer
-from memalpha.train.trainers.preferences import PreferenceTrainer
-from memalpha.train.trainers.reward_model import RewardModelTrainer
-from memalpha.train.trainers.sft import SFTTrainer
-from memalpha.train.trainers.text_rl import TextRLTrainer
+from memalpha.train.trainers.directory import RunDirectory
+from memalpha.train.trainers.memory_rl import memory_trainer
+from memalpha.train.trainers.preferences import preference_trainer
+from memalpha.train.trainers.reward_model import reward_model_trainer
+from memalpha.train.trainers.sft import sft_trainer
+from memalpha.train.trainers.start import check_device, resolve_init_from
+from memalpha.train.trainers.text_rl import text_trainer
+from memalpha.train.trainers.tracking import check_trackers
+from memalpha.train.trainers.trainer import Trainer
+
+C = TypeVar("C", bound=LearnerConfig)
+P = TypeVar("P", bound=PairsConfig)
+
+Texts = Sequence[str | Sequence[Mapping[str, Any]]]
+"""Prompts or replies: texts, or chat messages."""
+
+PAIRS_FILE = "preferences.jsonl"
+"""File in the run directory for pairs that were passed from Python."""
 
 
 def train(config: AnyTraining | str | Path, **overrides: Any) -> dict[str, Any]:
@@ -39,11 +66,113 @@ def train(config: AnyTraining | str | Path, **overrides: Any) -> dict[str, Any]:
     python_inputs = pop_python_inputs(overrides)
     settings = training_config(config, overrides)
     if isinstance(settings, TextConfig):
-        return launch(lambda config, world: TextRLTrainer(config, world, python_inputs), settings)
+        return _launch(lambda config, directory: text_trainer(config, directory, python_inputs), settings)
     if python_inputs.names:
         raise ConfigError(f"{python_inputs.names[0]}: tasks and functions themselves are for text runs (task: text)")
     if isinstance(settings, PreferenceConfig):
-        return launch(PreferenceTrainer, settings)
+        return _launch(preference_trainer, settings)
     if isinstance(settings, RewardModelConfig):
-        return launch(RewardModelTrainer, settings)
-    return launch(SFTTrainer, settings) if isinstance(settings, SFTConfig) else launch(MemoryRLTrainer, settings)
+        return _launch(reward_model_trainer, settings)
+    return _launch(sft_trainer, settings) if isinstance(settings, SFTConfig) else _launch(memory_trainer, settings)
+
+
+def train_on_preferences(
+    prompts: Texts,
+    chosen: Texts,
+    rejected: Texts,
+    *,
+    policy: str | Path,
+    out: str | Path,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Make `chosen[i]` more likely and `rejected[i]` less likely as replies to `prompts[i]`.
+
+    The pairs are stored in the run directory; the same call resumes a stopped run. The trained weights are in
+    `out/checkpoints/best`.
+
+    Args:
+        prompts: Texts, used as they are, or chat messages.
+        chosen: Better replies: texts, or lists of one assistant message.
+        rejected: Worse replies, in the same formats.
+        policy: Start policy: a shipped name, a path or a hub id.
+        out: Run directory.
+        settings: Keys of `PreferenceConfig` (`dpo={"beta": 0.05}`, `learning_rate=5e-7`, `lora={}`, ...).
+
+    Returns:
+        Summary of the run.
+
+    Raises:
+        ConfigError: A setting is invalid.
+        DataError: Training on a pair is impossible; names its line in `out/preferences.jsonl`.
+        CheckpointError: `out` holds another run.
+    """
+    values = {**settings, "policy": str(policy), "out": Path(out), "data": Path(out) / PAIRS_FILE}
+    config = build_config(PreferenceConfig, values, "train_on_preferences")
+    return _train_on_lists(preference_trainer, config, prompts, chosen, rejected)
+
+
+def train_reward_model(
+    prompts: Texts,
+    chosen: Texts,
+    rejected: Texts,
+    *,
+    policy: str | Path,
+    out: str | Path,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Train a reward model that scores `chosen[i]` above `rejected[i]` as a reply to `prompts[i]`.
+
+    The pairs are stored in the run directory; the same call resumes a stopped run. `load_reward_model(out)` loads the
+    model.
+
+    Args:
+        prompts: Texts, used as they are, or chat messages.
+        chosen: Better replies: texts, or lists of one assistant message.
+        rejected: Worse replies, in the same formats.
+        policy: Model to start from: a shipped name, a path or a hub id.
+        out: Run directory.
+        settings: Keys of `RewardModelConfig` (`pooling="mean"`, `epochs=2`, `lora={}`, ...).
+
+    Returns:
+        Summary of the run.
+
+    Raises:
+        ConfigError: A setting is invalid.
+        DataError: Training on a pair is impossible; names its line in `out/preferences.jsonl`.
+        CheckpointError: `out` holds another run.
+    """
+    values = {**settings, "policy": str(policy), "out": Path(out), "data": Path(out) / PAIRS_FILE}
+    config = build_config(RewardModelConfig, values, "train_reward_model")
+    return _train_on_lists(reward_model_trainer, config, prompts, chosen, rejected)
+
+
+def _train_on_lists(
+    build: Callable[[P, RunDirectory], Trainer], config: P, prompts: Texts, chosen: Texts, rejected: Texts
+) -> dict[str, Any]:
+    """Write pairs to the run directory and train on them."""
+    directory = RunDirectory(config.out)
+    directory.check_usable()
+    config.out.mkdir(parents=True, exist_ok=True)
+    write_pairs(config.data, prompts, chosen, rejected, is_resuming=bool(directory.saved_steps()))
+    return _launch(build, config)
+
+
+def _launch(build: Callable[[C, RunDirectory], Trainer], config: C) -> dict[str, Any]:
+    """Check the run directory and device, join the other processes, compose the run and train.
+
+    Args:
+        build: Composes the run; claims the directory.
+        config: Configuration of the run.
+
+    Returns:
+        Summary of the run, as in `summary.json`.
+    """
+    RunDirectory(config.out).check_usable()
+    config = resolve_init_from(config).replace(device=local_device(config.compute.device))
+    check_device(config.compute.device)
+    check_trackers(config.report_to)
+    world = join_world(config.compute.device)
+    torch.set_num_threads(config.compute.threads)
+    torch.manual_seed(config.seed)
+    with RunDirectory(config.out, world) as directory:
+        return build(config, directory).train()

@@ -21,12 +21,12 @@ from memalpha.errors import CheckpointError
 from memalpha.policy.load import load_policy
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.report.page import write_report
-from memalpha.train import api as loop
 from memalpha.train.api import train
-from memalpha.train.learner.distributed import SINGLE_PROCESS
 from memalpha.train.rollouts.memory_tasks import TaskSource
-from memalpha.train.trainers import rl as reinforcement
-from memalpha.train.trainers.checkpoint import lock_run_directory
+from memalpha.train.trainers.directory import RunDirectory
+from memalpha.train.trainers.memory_rl import MemoryEvaluations, memory_trainer
+from memalpha.train.trainers.rl import ReinforcementStep
+from memalpha.train.trainers.trainer import Trainer
 
 
 def test_a_run_writes_what_is_promised(small):
@@ -100,15 +100,14 @@ def test_killed_and_started_again_equals_one_go(small, tmp_path):
 
 def rate_validations(monkeypatch, accuracies: dict[int, float]) -> None:
     """Let validations find these accuracies by step (0.2 where none is given)."""
-    real = loop.MemoryRLTrainer._evaluate_on
+    validate = MemoryEvaluations.validate
 
-    def scripted(self, name, *args):
-        report = real(self, name, *args)
-        if name == "validation":
-            report.summary["accuracy"] = accuracies.get(self.step, 0.2)
-        return report
+    def scripted(self, step, metrics):
+        assert validate(self, step, metrics) == metrics.get("validation_accuracy")
+        metrics["validation_accuracy"] = accuracies.get(step, 0.2)
+        return metrics["validation_accuracy"]
 
-    monkeypatch.setattr(loop.MemoryRLTrainer, "_evaluate_on", scripted)
+    monkeypatch.setattr(MemoryEvaluations, "validate", scripted)
 
 
 def test_the_best_validation_step_is_evaluated(small, monkeypatch):
@@ -139,7 +138,7 @@ def test_ctrl_c_while_resuming_keeps_the_best(small, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("memalpha.train.trainers.base.load_checkpoint", press)
+        patch.setattr(RunDirectory, "load_checkpoint", press)
         with pytest.raises(KeyboardInterrupt):
             train(settings, max_steps=4)
     assert {path.name for path in checkpoints.iterdir()} == kept
@@ -173,11 +172,16 @@ def test_a_run_goes_on_from_the_start_it_had(small, policy_path, tmp_path):
 
 
 def test_the_frozen_start_reads_in_the_precision_of_the_run(small):
-    run = loop.MemoryRLTrainer(small(dtype="bfloat16", reader={"kind": "policy", "max_new_tokens": 4}), SINGLE_PROCESS)
-    [start] = run._frozen_policies.values()
-    parameters = list(start.model.parameters())
+    settings = small(dtype="bfloat16", reader={"kind": "policy", "max_new_tokens": 4})
+    with RunDirectory(settings.out) as directory:
+        run = memory_trainer(settings, directory)
+    evaluations, step = run.evaluations, run.training_step
+    assert isinstance(evaluations, MemoryEvaluations) and isinstance(step, ReinforcementStep)
+    reader = evaluations.scorer.reader
+    assert reader.policy is step.worker.scorer.reader.policy, "loaded once"
+    parameters = list(reader.policy.model.parameters())
     assert all(parameter.dtype == torch.bfloat16 and not parameter.requires_grad for parameter in parameters)
-    assert all(parameter.dtype == torch.float32 for parameter in run.policy.model.parameters())
+    assert all(parameter.dtype == torch.float32 for parameter in run.start.policy.model.parameters())
 
 
 @pytest.mark.parametrize("at_three, best_at_three", [(0.9, 3), (0.1, 2)])
@@ -198,7 +202,7 @@ def test_an_end_that_was_not_validated_is(small, monkeypatch):
     rate_validations(monkeypatch, {3: 0.9})
     settings = small(save_every=1)
     with monkeypatch.context() as patch:
-        patch.setattr(loop.MemoryRLTrainer, "_finish", lambda run: {})
+        patch.setattr(Trainer, "_finish", lambda run: {})
         train(settings)
     shutil.rmtree(settings.out / "checkpoints" / "step-4")
     assert train(settings, max_steps=3)["best_step"] == 3, "step 3 was saved on the way to step 4"
@@ -206,8 +210,10 @@ def test_an_end_that_was_not_validated_is(small, monkeypatch):
 
 def test_one_process_a_run_directory(small):
     settings = small(max_steps=0)
-    with lock_run_directory(settings.out), pytest.raises(CheckpointError, match="in use by another"):
-        train(settings)
+    with RunDirectory(settings.out) as directory:
+        directory.lock()
+        with pytest.raises(CheckpointError, match="in use by another"):
+            train(settings)
     train(settings)
 
 
@@ -263,9 +269,9 @@ def test_writer_and_reader_are_prompted_in_the_policy_s_own_style(small, tmp_pat
 def test_an_ignored_ctrl_c_stays_ignored(small, monkeypatch):
     """As under nohup and for background jobs of a shell."""
     results = []
-    append = reinforcement.append_lines
+    append = RunDirectory.append
     monkeypatch.setattr(
-        reinforcement, "append_lines", lambda *args: (results.append(signal.getsignal(signal.SIGINT)), append(*args))
+        RunDirectory, "append", lambda *args: (results.append(signal.getsignal(signal.SIGINT)), append(*args))
     )
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

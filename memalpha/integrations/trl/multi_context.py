@@ -36,7 +36,7 @@ from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.algorithms.base import annotate
 from memalpha.train.data.samples import TrainingSample
 from memalpha.train.rollouts.worker import RolloutWorker, drop_unscored
-from memalpha.train.trainers.directory import trainable_policy
+from memalpha.train.trainers.start import load_start
 from memalpha.types import Task
 
 from trl.models.utils import disable_gradient_checkpointing  # isort: skip
@@ -49,7 +49,7 @@ POLICY_GRADIENT_ALGORITHMS = ("grpo", "rloo")
 
 def memory_collector(config: TrainConfig) -> RolloutWorker[Task]:
     """Build policy, writer, reader and reward of a memory run's configuration, for `MultiContextGRPOTrainer`."""
-    policy = trainable_policy(config)
+    policy = load_start(config).policy
     reader, reader_policy = config.reward.reader or config.reader, None
     if reader.kind == "policy":
         reader_policy = load_policy(

@@ -23,7 +23,8 @@ from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.data.samples import TrainingSample
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.futures import Future, Pipeline
-from memalpha.train.trainers.checkpoint import load_checkpoint, save_checkpoint
+from memalpha.train.trainers.checkpoint import load_checkpoint
+from memalpha.train.trainers.directory import RunDirectory
 
 CustomLoss = Callable[[list[torch.Tensor], Sequence[TrainingSample]], torch.Tensor]
 """Custom loss: takes log-probs of each row's completion, (T,) float32 with gradient, and the rows; returns a scalar."""
@@ -85,7 +86,7 @@ class Learner:
     def save(
         self, out: Path, step: int, policy: TransformersPolicy, state: Mapping[str, Any] | None = None
     ) -> Future[Path]:
-        """Write weights and optimizer to `out/checkpoints/step-N` (`checkpoint.save_checkpoint`).
+        """Write weights and optimizer to `out/checkpoints/step-N` (`RunDirectory.save_checkpoint`).
 
         Args:
             out: Run directory.
@@ -96,7 +97,8 @@ class Learner:
         Returns:
             A future of the checkpoint's path.
         """
-        return self._pipeline.submit("save", lambda: save_checkpoint(out, step, policy, self.engine, state or {}))
+        save = RunDirectory(out).save_checkpoint
+        return self._pipeline.submit("save", lambda: save(step, policy, self.engine, state or {}))
 
     def load(self, path: Path) -> Future[dict[str, Any]]:
         """Restore weights and optimizer from a checkpoint and return its state (`checkpoint.load_checkpoint`)."""

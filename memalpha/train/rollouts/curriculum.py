@@ -1,4 +1,4 @@
-"""Difficulty curriculum: train on unlocked levels; accuracy on the newest level unlocks the next.
+"""Training tasks step by step, and the curriculum: accuracy on the newest level unlocks the next.
 
 After each step, the attempts at tasks of the newest level are appended to its last `window` outcomes. The next level is
 unlocked when the window is full and its accuracy is at least `threshold`; counting then starts anew. A share `review`
@@ -8,65 +8,92 @@ state. The state is JSON and part of every checkpoint, so a resumed run draws th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
-from memalpha.config import CurriculumConfig
+from memalpha.config.text import CurriculumConfig
 from memalpha.qa.records import Record
-from memalpha.types import TextTask
+from memalpha.types import AnyTask, Task, TextTask
 
 
-class Curriculum:
-    """Draws tasks of the unlocked levels.
+class TrainingTasks(Protocol[AnyTask]):
+    """The training tasks of a run. Implementations inherit the defaults: tasks that depend on no outcome."""
 
-    Attributes:
-        state: Number of unlocked levels, recent outcomes and number of drawn tasks per level; JSON.
-    """
+    state: dict[str, Any] = {}  # noqa: RUF012  # never changed in place
+    """State in every checkpoint, by name; JSON."""
 
-    def __init__(
-        self, config: CurriculumConfig, tasks_of_level: Callable[[str, int, int], list[TextTask]], seed: int
-    ) -> None:
-        """Start with the first level.
+    def batch(self, position: int) -> list[AnyTask]:
+        """Return the `tasks_per_step` training tasks from index `position` on; changes no state."""
+        ...
+
+    def record_outcomes(self, position: int, records: Sequence[Record]) -> dict[str, Any]:
+        """Take note of a finished step and return metrics.
 
         Args:
-            config: Levels in order, column that names a task's level, window, threshold and review share.
-            tasks_of_level: Takes (level, first, count) and returns `count` tasks of the level's endless stream.
-            seed: Seed of the draws.
+            position: Position of the step's batch.
+            records: Records of all its attempts.
         """
-        self.config, self.seed, self._tasks_of_level = config, seed, tasks_of_level
-        self.state: dict[str, Any] = {"unlocked": 1, "recent": [], "drawn": dict.fromkeys(config.order, 0)}
+        return {}
+
+
+class LeveledTasks(Protocol[AnyTask]):
+    """Training tasks that can be drawn by level."""
+
+    def tasks_of_level(self, level: str, first: int, count: int) -> list[AnyTask]:
+        """Return tasks `first` to `first + count - 1` of the level's endless stream."""
+        ...
+
+
+class Curriculum(TrainingTasks[AnyTask]):
+    """Training tasks of the unlocked levels, drawn from another source.
+
+    Args:
+        config: Levels in order, column that names a task's level, window, threshold and review share.
+        source: Tasks by level.
+        tasks_per_step: Number of tasks of a batch.
+        seed: Seed of the draws.
+
+    Attributes:
+        state: Number of unlocked levels, recent outcomes and number of drawn tasks per level, under `curriculum`.
+    """
+
+    def __init__(self, config: CurriculumConfig, source: LeveledTasks[AnyTask], tasks_per_step: int, seed: int) -> None:
+        self.config, self.source, self.tasks_per_step, self.seed = config, source, tasks_per_step, seed
+        self.state = {"curriculum": {"unlocked": 1, "recent": [], "drawn": dict.fromkeys(config.order, 0)}}
 
     @property
     def level(self) -> str:
         """Newest unlocked level."""
-        return self.config.order[self.state["unlocked"] - 1]
+        return self.config.order[self.state["curriculum"]["unlocked"] - 1]
 
-    def draw(self, step: int, count: int) -> list[TextTask]:
-        """Return the tasks of a step; changes no state."""
-        config, earlier = self.config, self.config.order[: self.state["unlocked"] - 1]
-        rng = Random(f"{self.seed}|curriculum|{step}")
-        counts = dict(self.state["drawn"])
+    def batch(self, position: int) -> list[AnyTask]:
+        """Return the tasks of the step at `position`; changes no state."""
+        config, state = self.config, self.state["curriculum"]
+        earlier = config.order[: state["unlocked"] - 1]
+        rng = Random(f"{self.seed}|curriculum|{position // self.tasks_per_step}")
+        counts = dict(state["drawn"])
         tasks = []
-        for _ in range(count):
+        for _ in range(self.tasks_per_step):
             level = rng.choice(earlier) if earlier and rng.random() < config.review else self.level
-            tasks += self._tasks_of_level(level, counts[level], 1)
+            tasks += self.source.tasks_of_level(level, counts[level], 1)
             counts[level] += 1
         return tasks
 
-    def record_outcomes(self, tasks: Sequence[TextTask], records: Sequence[Record]) -> dict[str, Any]:
+    def record_outcomes(self, position: int, records: Sequence[Record]) -> dict[str, Any]:
         """Record the attempts of a finished step and unlock the next level if it is due.
 
         Args:
-            tasks: Tasks of the step.
+            position: Position of the step's batch.
             records: Records of all its attempts.
 
         Returns:
             Metrics `level`, `unlocked` and `level_accuracy`, as before this step's unlock.
         """
-        config, state = self.config, self.state
+        config, state = self.config, self.state["curriculum"]
         counts = dict(state["drawn"])
-        levels: Mapping[str, str] = {task.id: str(task.columns[config.column]) for task in tasks}
+        tasks = self.batch(position)
+        levels: Mapping[str, str] = {task.id: task_level(task, config.column) for task in tasks}
         for task in tasks:
             counts[levels[task.id]] += 1
         outcomes = [int(record.correct) for record in records if levels[record.task] == self.level]
@@ -77,5 +104,10 @@ class Curriculum:
         is_mastered = len(recent) == config.window and accuracy is not None and accuracy >= config.threshold
         if is_mastered and unlocked < len(config.order):
             unlocked, recent = unlocked + 1, []
-        self.state = {"unlocked": unlocked, "recent": recent, "drawn": counts}
+        self.state = {"curriculum": {"unlocked": unlocked, "recent": recent, "drawn": counts}}
         return metrics
+
+
+def task_level(task: Task | TextTask, column: str) -> str:
+    """Return the level of a task: a column of a text task, an entry of a memory task's `meta`."""
+    return str((task.meta if isinstance(task, Task) else task.columns)[column])

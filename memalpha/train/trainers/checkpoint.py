@@ -1,7 +1,7 @@
-"""Checkpoints of a run, its lock, and atomic writes into its directory.
+"""One checkpoint's folder, and atomic writes of JSON and JSON Lines.
 
-`checkpoints/step-N` holds the weights after N steps and everything that resuming needs. Plain transformers loads the
-directory (config, safetensors weights, tokenizer). If only adapters train, it holds `adapter_config.json`, which names
+A checkpoint holds weights and everything that resuming needs. Plain transformers loads the folder (config, safetensors
+weights, tokenizer). If only adapters train, it holds `adapter_config.json`, which names
 the base, and the adapters; peft loads it. In addition there are `value_head.safetensors` (if the algorithm has a value
 head), `optimizer.safetensors` and `state.json` (step, position, algorithm state, best validation). Nothing is pickled.
 
@@ -11,13 +11,11 @@ writes whole tensors, so checkpoints of several processes equal those of one.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +24,10 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from memalpha.errors import CheckpointError, ConfigError
+from memalpha.errors import CheckpointError
 from memalpha.policy.base import ADAPTER_CONFIG
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.train.learner.distributed import SINGLE_PROCESS, World, full_tensor, scatter_weights, shard_like
+from memalpha.train.learner.distributed import full_tensor, scatter_weights, shard_like
 from memalpha.train.learner.model_state import BaseEngine
 
 FORMAT = 2
@@ -37,77 +35,17 @@ RNG = "rng/torch"
 VALUE_HEAD = "value_head.safetensors"
 
 
-def check_run_directory(run: Path) -> None:
-    """Raise `ConfigError` if `run` cannot be a run directory; creates nothing."""
-    try:
-        existing = next(path for path in (run, *run.absolute().parents) if path.exists())
-    except OSError as error:
-        raise ConfigError(f"out: {run} cannot be a run directory ({error.strerror}): name another") from error
-    if not existing.is_dir():
-        raise ConfigError(f"out: {existing} is a file: {run} cannot be a run directory, name another")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"out: no right to write in {existing}: {run} cannot be a run directory, name another")
-
-
-@contextmanager
-def lock_run_directory(run: Path, world: World = SINGLE_PROCESS) -> Iterator[None]:
-    """Lock the run directory for one process, or for one `world` of them; create it if missing.
-
-    Raises:
-        CheckpointError: Another process holds the lock.
-        ConfigError: The directory cannot be created.
-    """
-    with ExitStack() as stack:
-        world.run_on_main(lambda: stack.enter_context(_lock(run)))
-        yield
-
-
-@contextmanager
-def _lock(run: Path) -> Iterator[None]:
-    try:
-        run.mkdir(parents=True, exist_ok=True)
-        lock = (run / ".lock").open("a")  # never deleted: two processes could lock two files
-    except OSError as error:
-        raise ConfigError(f"out: {run} cannot be a run directory ({error.strerror}): name another") from error
-    with lock as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise CheckpointError(
-                f"{run} is in use by another training process: wait for it, or name another out"
-            ) from error
-        yield
-
-
-def checkpoint_path(run: Path, step: int) -> Path:
-    """Return the path of the checkpoint after `step` steps."""
-    return run / "checkpoints" / f"step-{step}"
-
-
-def saved_steps(run: Path) -> list[int]:
-    """Return the steps with a complete checkpoint, ascending."""
-    names = [path.name.removeprefix("step-") for path in (run / "checkpoints").glob("step-*")]
-    return sorted(int(name) for name in names if name.isdigit())
-
-
-def save_checkpoint(
-    run: Path, step: int, policy: TransformersPolicy, engine: BaseEngine, state: Mapping[str, Any]
-) -> Path:
-    """Write `checkpoints/step-N` unless it exists. Every process must call this; the main one writes.
+def write_checkpoint(path: Path, policy: TransformersPolicy, engine: BaseEngine, state: Mapping[str, Any]) -> None:
+    """Write a checkpoint unless it exists. Every process must call this; the main one writes.
 
     Args:
-        run: Run directory.
-        step: Number of steps done.
+        path: Folder of the checkpoint.
         policy: Policy whose tokenizer is saved with the weights.
         engine: Engine with the weights, optimizer and value head.
-        state: Additional state for `state.json`; must be JSON.
-
-    Returns:
-        Path of the checkpoint.
+        state: State for `state.json`; must be JSON.
     """
-    path = checkpoint_path(run, step)
     if engine.world.run_on_main(path.exists):
-        return path
+        return
     tensors = {**engine.optimizer_tensors(), RNG: torch.get_rng_state()}
     value_head = {name: full_tensor(parameter.detach()).cpu() for name, parameter in engine.value_head.items()}
 
@@ -120,14 +58,13 @@ def save_checkpoint(
             save_file(value_head, temporary / VALUE_HEAD)
         policy.tokenizer.save_pretrained(temporary)
         save_file(tensors, temporary / "optimizer.safetensors")
-        write_json(temporary / "state.json", {"format": FORMAT, "step": step, **state})
+        write_json(temporary / "state.json", {"format": FORMAT, **state})
         for file in temporary.iterdir():
             _flush(file)
         temporary.replace(path)
         _flush(path.parent)
 
     engine.world.run_on_main(write)
-    return path
 
 
 def load_checkpoint(path: Path, engine: BaseEngine) -> dict[str, Any]:
@@ -181,33 +118,6 @@ def weights_fingerprint(model: torch.nn.Module) -> str:
         bits = tensor.detach().contiguous().reshape(-1).view(torch.uint8 if tensor.element_size() == 1 else torch.int16)
         digest.update(f"{name} {tuple(tensor.shape)} {int(bits.sum(dtype=torch.int64))}\n".encode())
     return digest.hexdigest()[:16]
-
-
-def prune_checkpoints(run: Path, newest: int, also: Iterable[int] = ()) -> None:
-    """Delete old checkpoints.
-
-    Each is renamed before it is deleted, so a kill leaves no partial checkpoint. The next call deletes what remained.
-
-    Args:
-        run: Run directory.
-        newest: Number of newest checkpoints to keep.
-        also: Steps whose checkpoints are kept, too.
-    """
-    steps = saved_steps(run)
-    for step in set(steps[:-newest]) - set(also):
-        path = checkpoint_path(run, step)
-        path.replace(path.with_name(f".{path.name}.old"))
-    for renamed in (run / "checkpoints").glob(".step-*.old"):
-        shutil.rmtree(renamed)
-
-
-def link_best(run: Path, step: int) -> None:
-    """Point the link `checkpoints/best` to `step-N` atomically."""
-    link = run / "checkpoints" / "best"
-    temporary = link.with_name(".best.part")
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(f"step-{step}")
-    temporary.replace(link)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -1,31 +1,39 @@
-"""Settings, device, start weights and interrupts of a run, whatever it trains.
+"""`RunDirectory`: settings, lock, checkpoints, logs and summary of a training run.
 
-The settings are written once; a resumed run must have the same. A finished run is not run again. Ctrl-C waits until the
-state is consistent.
+`checkpoints/step-N` holds the weights after N steps and all that resuming needs (`trainers.checkpoint`),
+`checkpoints/best` links to the step that validated best. The settings are written once; a resumed run must have the
+same. A finished run is not run again.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import IO, Any
 
-import torch
 import yaml
 from pydantic import ValidationError
 
 from memalpha.config import LearnerConfig
-from memalpha.errors import CheckpointError, ConfigError, PolicyError
-from memalpha.policy.load import load_policy
+from memalpha.errors import CheckpointError, ConfigError
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
-from memalpha.train.trainers.checkpoint import checkpoint_path, read_json, saved_steps
-
-L = TypeVar("L", bound=LearnerConfig)
+from memalpha.train.learner.model_state import BaseEngine
+from memalpha.train.trainers.checkpoint import (
+    append_lines,
+    load_checkpoint,
+    load_weights,
+    read_json,
+    truncate_lines,
+    write_checkpoint,
+    write_json,
+)
 
 CHANGEABLE_ON_RESUME = frozenset(
     {
@@ -36,79 +44,244 @@ CHANGEABLE_ON_RESUME = frozenset(
 """Settings that may change when a run is resumed; all others must stay as recorded."""
 
 
-def check_device(name: str) -> None:
-    """Raise `ConfigError` if torch cannot use this device here."""
-    try:
-        torch.zeros(1, device=name).item()
-    except (RuntimeError, AssertionError, ValueError) as error:  # AssertionError: torch was built without it
-        raise ConfigError(f"device: {name!r} cannot be used here ({str(error).splitlines()[0]}): try cpu") from error
+class RunDirectory:
+    """The directory of a training run, shared by the processes of `world`; only the main process writes.
 
+    As a context manager it releases its lock on exit.
 
-def trainable_policy(config: LearnerConfig) -> TransformersPolicy:
-    """Load the start policy on the run's device.
-
-    Raises:
-        PolicyError: The policy has no weights.
+    Args:
+        path: The directory; `lock` creates it.
+        world: Processes of the run.
     """
-    is_frozen = config.lora is not None  # trained weights are float32
-    policy = load_policy(
-        config.policy, dtype=config.compute.dtype if is_frozen else "float32", device=config.compute.device
-    )
-    if not isinstance(policy, TransformersPolicy):
-        raise PolicyError(f"policy {config.policy!r} has no weights: only a transformers model can be trained")
-    return policy
 
+    def __init__(self, path: Path, world: World = SINGLE_PROCESS) -> None:
+        self.path, self.world = path, world
+        self._lock_file: IO[str] | None = None
 
-def resolve_init_from(config: L) -> L:
-    """Replace `init_from` by a checkpoint path in `policy`; a resumed run keeps the one it started from.
+    def __enter__(self) -> RunDirectory:
+        return self
 
-    Raises:
-        ConfigError: `init_from` holds no checkpoint, or is this run itself.
-    """
-    if config.init_from is None or "policy" in config.model_fields_set:  # a run's own config.yaml names both
-        return config
-    if config.init_from.resolve() == config.out.resolve():
-        raise ConfigError(f"init_from: {config.init_from} is this run's own out: name the run before it")
-    recorded = _load_recorded_settings(config.out) if saved_steps(config.out) else {}
-    if recorded.get("init_from") == str(config.init_from) and isinstance(recorded.get("policy"), str):
-        return config.model_copy(update={"policy": recorded["policy"]})
-    return config.model_copy(update={"policy": str(_best_checkpoint(config.init_from))})
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
 
+    # ------------------------------------------------------------------------------------------------------- the lock
 
-def _best_checkpoint(run: Path) -> Path:
-    """Return a run's best checkpoint, or its newest one if nothing was validated."""
-    steps = saved_steps(run)
-    if not steps:
-        raise ConfigError(
-            f"init_from: {run} holds no checkpoint: name the directory of a training run (a checkpoint's own, or any "
-            "other model, is given as policy)"
-        )
-    best = run / "checkpoints" / "best"
-    if not best.is_symlink():
-        return checkpoint_path(run, steps[-1])
-    path = best.with_name(best.readlink().name)
-    if not path.is_dir():
-        raise ConfigError(f"init_from: {best} names {path.name}, which is not there: name a checkpoint as policy")
-    return path
+    def check_usable(self) -> None:
+        """Raise `ConfigError` if the path cannot be a run directory; creates nothing."""
+        path = self.path
+        try:
+            existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+        except OSError as error:
+            raise ConfigError(f"out: {path} cannot be a run directory ({error.strerror}): name another") from error
+        if not existing.is_dir():
+            raise ConfigError(f"out: {existing} is a file: {path} cannot be a run directory, name another")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise ConfigError(f"out: no right to write in {existing}: {path} cannot be a run directory, name another")
 
+    def claim(self, config: LearnerConfig) -> None:
+        """Lock the directory for a run and check that its recorded settings are those of `config`.
 
-def check_settings(run: Path, config: LearnerConfig) -> None:
-    """Raise `CheckpointError` if the directory holds a run with other or unreadable settings."""
-    if not (run / "config.yaml").exists() or not saved_steps(run):
-        return
-    recorded = _load_recorded_settings(run)
-    with suppress(ValidationError):  # a key that is newer than the run gets its default
-        recorded = json.loads(type(config).model_validate(recorded).model_dump_json())
-    current = _flatten_settings(json.loads(config.model_dump_json()))
-    groups = {key.partition(".")[0] for key in current}
-    recorded = _flatten_settings({key: value for key, value in recorded.items() if key in groups})
-    keys = {**current, **recorded}.keys() - CHANGEABLE_ON_RESUME
-    changed = sorted(key for key in keys if recorded.get(key) != current.get(key))
-    if changed:
-        differences = ", ".join(f"{key}: {recorded.get(key)!r} there, {current.get(key)!r} now" for key in changed)
-        raise CheckpointError(
-            f"{run} holds a run with other settings ({differences}): give the same ones to resume it, or another out"
-        )
+        Raises:
+            CheckpointError: Another process holds the lock, or the settings are others or unreadable.
+            ConfigError: The directory cannot be created.
+        """
+        self.lock()
+        self.world.run_on_main(lambda: self.check_settings(config))
+
+    def lock(self) -> None:
+        """Lock the directory for the processes of this run until `release`; create it if missing.
+
+        Raises:
+            CheckpointError: Another run holds the lock.
+            ConfigError: The directory cannot be created.
+        """
+        self.world.run_on_main(self._lock)
+
+    def release(self) -> None:
+        """Release the lock, if this run holds it."""
+        if self._lock_file is not None:
+            self._lock_file.close()
+            self._lock_file = None
+
+    def _lock(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = (self.path / ".lock").open("a")  # never deleted: two processes could lock two files
+        except OSError as error:
+            raise ConfigError(f"out: {self.path} cannot be a run directory ({error.strerror}): name another") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            raise CheckpointError(
+                f"{self.path} is in use by another training process: wait for it, or name another out"
+            ) from error
+        self._lock_file = file
+
+    # ------------------------------------------------------------------------------------------------------- settings
+
+    def load_settings(self) -> dict[str, Any]:
+        """Load the recorded settings (`config.yaml`); {} if there are none.
+
+        Raises:
+            CheckpointError: The file is invalid.
+        """
+        path = self.path / "config.yaml"
+        try:
+            settings = (yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None) or {}
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            problem = " ".join(str(error).split())
+            raise CheckpointError(f"{path} is not valid YAML ({problem}): mend or delete it to resume") from error
+        if not isinstance(settings, dict):
+            raise CheckpointError(f"{path} does not hold a mapping: mend or delete it to resume")
+        return settings
+
+    def check_settings(self, config: LearnerConfig) -> None:
+        """Raise `CheckpointError` if the directory holds a run with other or unreadable settings."""
+        if not (self.path / "config.yaml").exists() or not self.saved_steps():
+            return
+        recorded = self.load_settings()
+        with suppress(ValidationError):  # a key that is newer than the run gets its default
+            recorded = json.loads(type(config).model_validate(recorded).model_dump_json())
+        current = _flatten_settings(json.loads(config.model_dump_json()))
+        groups = {key.partition(".")[0] for key in current}
+        recorded = _flatten_settings({key: value for key, value in recorded.items() if key in groups})
+        keys = {**current, **recorded}.keys() - CHANGEABLE_ON_RESUME
+        changed = sorted(key for key in keys if recorded.get(key) != current.get(key))
+        if changed:
+            differences = ", ".join(f"{key}: {recorded.get(key)!r} there, {current.get(key)!r} now" for key in changed)
+            raise CheckpointError(
+                f"{self.path} holds a run with other settings ({differences}): give the same ones to resume it, or "
+                "another out"
+            )
+
+    def write_settings(self, config: LearnerConfig) -> None:
+        """Write `config.yaml` atomically.
+
+        Call it after all checks, so that a refused run leaves the existing settings alone.
+        """
+        temporary = self.path / ".config.yaml.part"
+        settings = json.loads(config.model_dump_json())
+        temporary.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+        temporary.replace(self.path / "config.yaml")
+
+    # ---------------------------------------------------------------------------------------------------- checkpoints
+
+    def checkpoint(self, step: int) -> Path:
+        """Return the path of the checkpoint after `step` steps."""
+        return self.path / "checkpoints" / f"step-{step}"
+
+    def saved_steps(self) -> list[int]:
+        """Return the steps with a complete checkpoint, ascending."""
+        names = [path.name.removeprefix("step-") for path in (self.path / "checkpoints").glob("step-*")]
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def save_checkpoint(
+        self, step: int, policy: TransformersPolicy, engine: BaseEngine, state: Mapping[str, Any]
+    ) -> Path:
+        """Write the checkpoint of `step` unless it exists; see `checkpoint.write_checkpoint`.
+
+        Args:
+            step: Number of steps done.
+            policy: Policy whose tokenizer is saved with the weights.
+            engine: Engine with the weights, optimizer and value head.
+            state: Additional state for `state.json`; must be JSON.
+
+        Returns:
+            Path of the checkpoint.
+        """
+        path = self.checkpoint(step)
+        write_checkpoint(path, policy, engine, {"step": step, **state})
+        return path
+
+    def load_checkpoint(self, step: int, engine: BaseEngine) -> dict[str, Any]:
+        """Restore weights, optimizer and RNG after `step` steps and return the saved state."""
+        return load_checkpoint(self.checkpoint(step), engine)
+
+    def load_weights(self, step: int, engine: BaseEngine) -> None:
+        """Restore the weights after `step` steps."""
+        load_weights(self.checkpoint(step), engine)
+
+    def prune_checkpoints(self, newest: int, also: Iterable[int] = ()) -> None:
+        """Delete old checkpoints (main process only).
+
+        Each is renamed before it is deleted, so a kill leaves no partial checkpoint. The next call deletes what
+        remained.
+
+        Args:
+            newest: Number of newest checkpoints to keep.
+            also: Steps whose checkpoints are kept, too.
+        """
+        if not self.world.is_main:
+            return
+        for step in set(self.saved_steps()[:-newest]) - set(also):
+            path = self.checkpoint(step)
+            path.replace(path.with_name(f".{path.name}.old"))
+        for renamed in (self.path / "checkpoints").glob(".step-*.old"):
+            shutil.rmtree(renamed)
+
+    def link_best(self, step: int) -> None:
+        """Point the link `checkpoints/best` to `step-N` atomically (main process only)."""
+        if not self.world.is_main:
+            return
+        link = self.path / "checkpoints" / "best"
+        temporary = link.with_name(".best.part")
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(f"step-{step}")
+        temporary.replace(link)
+
+    def best_checkpoint(self) -> Path:
+        """Return the best checkpoint, or the newest one if nothing was validated.
+
+        Raises:
+            ConfigError: There is no checkpoint, or the best one is gone; names the setting `init_from`.
+        """
+        steps = self.saved_steps()
+        if not steps:
+            raise ConfigError(
+                f"init_from: {self.path} holds no checkpoint: name the directory of a training run (a checkpoint's "
+                "own, or any other model, is given as policy)"
+            )
+        best = self.path / "checkpoints" / "best"
+        if not best.is_symlink():
+            return self.checkpoint(steps[-1])
+        path = best.with_name(best.readlink().name)
+        if not path.is_dir():
+            raise ConfigError(f"init_from: {best} names {path.name}, which is not there: name a checkpoint as policy")
+        return path
+
+    # ----------------------------------------------------------------------------------------------- logs and results
+
+    def append(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Append JSON lines to the log file `name` (main process only)."""
+        if self.world.is_main:
+            append_lines(self.path / name, lines)
+
+    def truncate(self, name: str, step: int) -> None:
+        """Remove the lines of step `step` and later from the log file `name`; see `checkpoint.truncate_lines`."""
+        truncate_lines(self.path / name, step)
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Load the JSON object in the file `name`.
+
+        Raises:
+            CheckpointError: The file is missing or holds no JSON object.
+        """
+        return read_json(self.path / name)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write `summary.json` (main process only)."""
+        if self.world.is_main:
+            write_json(self.path / "summary.json", summary)
+
+    def load_finished_summary(self, stop: int) -> dict[str, Any] | None:
+        """Load the summary of a run that has finished at step `stop`; None if it has not."""
+        if not (self.path / "summary.json").exists() or not self.saved_steps():
+            return None
+        summary = self.read_json("summary.json")
+        return summary if summary.get("steps") == stop else None
 
 
 def _flatten_settings(settings: dict[str, Any]) -> dict[str, Any]:
@@ -117,78 +290,3 @@ def _flatten_settings(settings: dict[str, Any]) -> dict[str, Any]:
     for key, value in settings.items():
         flat |= {f"{key}.{name}": part for name, part in value.items()} if isinstance(value, dict) else {key: value}
     return flat
-
-
-def _load_recorded_settings(run: Path) -> dict[str, Any]:
-    """Load `config.yaml` of a run directory; {} if there is none."""
-    path = run / "config.yaml"
-    try:
-        settings = (yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        problem = " ".join(str(error).split())
-        raise CheckpointError(f"{path} is not valid YAML ({problem}): mend or delete it to resume") from error
-    if not isinstance(settings, dict):
-        raise CheckpointError(f"{path} does not hold a mapping: mend or delete it to resume")
-    return settings
-
-
-def write_settings(run: Path, config: LearnerConfig) -> None:
-    """Write `config.yaml` atomically.
-
-    Call it after all checks, so that a refused run leaves the existing settings alone.
-    """
-    temporary = run / ".config.yaml.part"
-    settings = json.loads(config.model_dump_json())
-    temporary.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
-    temporary.replace(run / "config.yaml")
-
-
-def load_finished_summary(run: Path, stop: int) -> dict[str, Any] | None:
-    """Load the summary of a run that has finished at step `stop`; None if it has not."""
-    path = run / "summary.json"
-    if not path.exists() or not saved_steps(run):
-        return None
-    summary = read_json(path)
-    return summary if summary.get("steps") == stop else None
-
-
-class CoordinatedInterrupt(KeyboardInterrupt):
-    """Ctrl-C that all processes take at the same point, with a consistent state."""
-
-
-@contextmanager
-def defer_interrupt(log: Callable[[str], None], world: World = SINGLE_PROCESS) -> Iterator[None]:
-    """Delay SIGINT until the block ends; a second one interrupts at once.
-
-    With several processes, all of them stop at the end of the block if one received SIGINT (`CoordinatedInterrupt`). A
-    second SIGINT changes nothing there, because launchers pass on their own. torchrun and accelerate wait 30 s and then
-    kill the processes: a longer step is lost back to the last checkpoint.
-
-    Args:
-        log: Called with a message when the first SIGINT arrives.
-        world: Processes that must stop together.
-    """
-    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # nohup or a background job: stays ignored
-    is_handled = not ignored and threading.current_thread() is threading.main_thread()
-    interrupted = False
-
-    def on_sigint(signal_number: int, frame: Any) -> None:
-        nonlocal interrupted
-        if interrupted and world.size == 1:
-            raise KeyboardInterrupt
-        if not interrupted:
-            hint = "press again to stop at once" if world.size == 1 else "a launcher may not wait for its end"
-            log(f"Ctrl-C: finishing this step first; {hint}")
-        interrupted = True
-
-    previous_handler = signal.signal(signal.SIGINT, on_sigint) if is_handled else None
-    try:
-        yield
-        # Interrupts are still deferred here: a process that skipped the gather would hang the others.
-        if world.size > 1 and any(world.gather([interrupted])):
-            raise CoordinatedInterrupt
-    finally:
-        if is_handled:
-            signal.signal(signal.SIGINT, previous_handler)
-    if interrupted:
-        raise KeyboardInterrupt

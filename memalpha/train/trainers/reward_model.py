@@ -1,4 +1,4 @@
-"""Reward models: `memalpha train reward`, or `train_reward_model` from Python.
+"""Reward models: `memalpha train reward`, or `train_reward_model` (`train.api`).
 
 A step takes `batch_pairs` lines of the data (`train.data.rewards`), in a seeded order that changes every epoch. One
 update of the trunk (or of adapters in it) and the head lowers the mean of their losses (`train.learner.reward_engine`).
@@ -12,15 +12,16 @@ checkpoints would also differ from those of all other runs here.
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from memalpha.config import RewardModelConfig, build_config
+from memalpha.config import RewardModelConfig
 from memalpha.errors import DataError
 from memalpha.policy.load import absolute_policy_name
 from memalpha.policy.reward_head import Head, add_reward_head
+from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.data.rewards import (
     ComparedReplies,
     RewardExample,
@@ -28,97 +29,99 @@ from memalpha.train.data.rewards import (
     reward_examples_fingerprint,
 )
 from memalpha.train.learner.distributed import World
-from memalpha.train.learner.engine import scheduled_learning_rate
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.reward_engine import RewardEngine
-from memalpha.train.trainers.pairs import PAIRS_FILE, PairTrainer, Texts, train_on_lists
+from memalpha.train.trainers.directory import RunDirectory
+from memalpha.train.trainers.pairs import PairEvaluations, PairLearner, PairLines, PairStep, load_lines
+from memalpha.train.trainers.progress import Display
+from memalpha.train.trainers.start import load_start
+from memalpha.train.trainers.trainer import Trainer
 
 
-def train_reward_model(
-    prompts: Texts,
-    chosen: Texts,
-    rejected: Texts,
-    *,
-    policy: str | Path,
-    out: str | Path,
-    **settings: Any,
-) -> dict[str, Any]:
-    """Train a reward model that scores `chosen[i]` above `rejected[i]` as a reply to `prompts[i]`.
+def reward_model_trainer(config: RewardModelConfig, directory: RunDirectory) -> Trainer:
+    """Compose a run that trains a reward model on pairs, rated replies or both."""
+    start, world = load_start(config), directory.world
+    display = Display(quiet=not world.is_main)
+    engine = build_reward_engine(start.policy, config, world)
+    learner = RewardModelLearner(engine)
 
-    The pairs are stored in the run directory; the same call resumes a stopped run. `load_reward_model(out)` loads the
-    model.
+    def load() -> PairLines[RewardExample]:
+        objectives = list(config.objectives)
+        lines = load_lines(config, lambda path: read_reward_examples(path, start.policy, objectives), "line")
+        _check_objectives(lines.training, config)
+        ratings = sum(not isinstance(example, ComparedReplies) for example in lines.training)
+        ratings_text = f" and {ratings} ratings" if ratings else ""
+        pairs = len(lines.training) - ratings
+        display.log(f"{pairs} training pairs{ratings_text}, {len(lines.held_out)} validation lines")
+        return lines
+
+    directory.claim(config)
+    lines = world.run_on_main(load)
+    return Trainer(
+        config=config,
+        directory=directory,
+        start=start,
+        engine=engine,
+        training_step=PairStep(config, lines, learner),
+        evaluations=PairEvaluations(lines, learner),
+        display=display,
+    )
+
+
+def build_reward_engine(policy: TransformersPolicy, config: RewardModelConfig, world: World) -> RewardEngine:
+    """Build the engine of the policy's weights, or of adapters in its layers, and of a new head.
 
     Args:
-        prompts: Texts, used as they are, or chat messages.
-        chosen: Better replies: texts, or lists of one assistant message.
-        rejected: Worse replies, in the same formats.
-        policy: Model to start from: a shipped name, a path or a hub id.
-        out: Run directory.
-        settings: Keys of `RewardModelConfig` (`pooling="mean"`, `epochs=2`, `lora={}`, ...).
-
-    Returns:
-        Summary of the run.
-
-    Raises:
-        ConfigError: A setting is invalid.
-        DataError: Training on a pair is impossible; names its line in `out/preferences.jsonl`.
-        CheckpointError: `out` holds another run.
+        policy: Policy at its start weights.
+        config: Pooling, objectives, adapters and optimizer.
+        world: Processes of the run.
     """
-    values = {**settings, "policy": str(policy), "out": Path(out), "data": Path(out) / PAIRS_FILE}
-    config = build_config(RewardModelConfig, values, "train_reward_model")
-    return train_on_lists(RewardModelTrainer, config, prompts, chosen, rejected)
+    head = Head(config.pooling, config.objectives)
+    model = add_reward_head(policy.model, head, policy.tokenizer, config.policy)
+    if config.lora is not None:
+        head_modules = ["score", *(["pool"] if head.pooling == "attention" else [])]
+        # The task type keeps other libraries from loading a head with other pooling as one on the last token.
+        task_type = "SEQ_CLS" if head.pooling == "last" else "FEATURE_EXTRACTION"
+        name = absolute_policy_name(config.policy)
+        model = add_lora(model, config.lora, name, config.seed, modules_to_save=head_modules, task_type=task_type)
+    return RewardEngine(model, config, head, world)
 
 
-class RewardModelTrainer(PairTrainer[RewardModelConfig, RewardExample]):
-    """Train on `batch_pairs` lines per step: pairs, rated replies or both."""
+class RewardModelLearner(PairLearner[RewardExample]):
+    """Learns to score replies.
 
-    engine: RewardEngine
+    Args:
+        engine: Updates the weights.
+    """
 
-    def __init__(self, config: RewardModelConfig, world: World) -> None:
-        super().__init__(config, world)
-        policy = self.policy
-        head = Head(config.pooling, config.objectives)
-        model = add_reward_head(policy.model, head, policy.tokenizer, config.policy)
-        if config.lora is not None:
-            head_modules = ["score", *(["pool"] if head.pooling == "attention" else [])]
-            # The task type keeps other libraries from loading a head with other pooling as one on the last token.
-            task_type = "SEQ_CLS" if head.pooling == "last" else "FEATURE_EXTRACTION"
-            name = absolute_policy_name(config.policy)
-            model = add_lora(model, config.lora, name, config.seed, modules_to_save=head_modules, task_type=task_type)
-        self.engine = RewardEngine(model, config, head, world)
+    def __init__(self, engine: RewardEngine) -> None:
+        self.engine = engine
 
-    def _read_file(self, path: Path) -> list[RewardExample]:
-        return read_reward_examples(path, self.policy, list(self.config.objectives))
-
-    def _fingerprint(self, lines: list[RewardExample]) -> str:
+    def fingerprint(self, lines: list[RewardExample]) -> str:
+        """Return a hash of the examples."""
         return reward_examples_fingerprint(lines)
 
-    def _check_lines(self, training: list[RewardExample], held_out: list[RewardExample]) -> None:
-        config, objectives = self.config, list(self.config.objectives)
-        for index, name in enumerate(objectives):
-            if len(objectives) > 1 and not any(_covers_objective(example, index) for example in training):
-                raise DataError(f"data: no training line of {config.data} says anything of objective {name!r}")
-        ratings = sum(not isinstance(example, ComparedReplies) for example in training)
-        ratings_text = f" and {ratings} ratings" if ratings else ""
-        self.display.log(f"{len(training) - ratings} training pairs{ratings_text}, {len(held_out)} validation lines")
+    def prepare(self, lines: Sequence[RewardExample]) -> list[RewardExample]:
+        """Return the examples as they are."""
+        return list(lines)
 
-    def _prepare_batch(self) -> list[RewardExample]:
-        return self._batch()
-
-    def _train_on(self, batch: list[RewardExample]) -> dict[str, Any]:
-        metrics = self.engine.update(batch, scheduled_learning_rate(self.step, self.schedule))
+    def update(self, batch: list[RewardExample], rate: float) -> dict[str, Any]:
+        """Take one optimizer step and return the engine's metrics and `tokens`."""
         tokens = sum(len(prompt) + len(reply) for example in batch for prompt, reply in example.rows)
-        self.tokens += tokens
-        return {**metrics, "tokens": tokens}
+        return {**self.engine.update(batch, rate), "tokens": tokens}
 
-    def _validation_metrics(self) -> dict[str, float]:
-        """Return the engine's metrics on the held-out lines."""
-        if not self.validation_lines:
-            return {}
-        scores = self.engine.scores(self.validation_lines)
-        metrics = self.engine.compute_metrics(self.validation_lines, scores)
+    def validation_metrics(self, batch: list[RewardExample]) -> dict[str, float]:
+        """Return the engine's metrics that are finite."""
+        metrics = self.engine.compute_metrics(batch, self.engine.scores(batch))
         metrics = {f"validation_{'pair_loss' if name == 'loss' else name}": value for name, value in metrics.items()}
         return {name: value for name, value in metrics.items() if np.isfinite(value)}
+
+
+def _check_objectives(training: Sequence[RewardExample], config: RewardModelConfig) -> None:
+    """Raise `DataError` if one of several objectives has no training line."""
+    for index, name in enumerate(config.objectives):
+        if len(config.objectives) > 1 and not any(_covers_objective(example, index) for example in training):
+            raise DataError(f"data: no training line of {config.data} says anything of objective {name!r}")
 
 
 def _covers_objective(example: RewardExample, objective: int) -> bool:

@@ -1,109 +1,153 @@
-"""Base of reinforcement learning runs: collect rollouts, annotate them, update, write metrics.
+"""Reinforcement learning: collect rollouts, annotate them, update, write metrics.
 
-A step samples with the weights that it starts from. Subclasses define the tasks, their rewards and evaluations:
-`trainers.memory_rl`, `trainers.text_rl`.
+A step samples with the weights that it starts from. Tasks, rewards and evaluations come from `trainers.memory_rl` or
+`trainers.text_rl`.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, Protocol
 
 from memalpha.config import ReinforcementConfig
+from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.records import Record
-from memalpha.train.algorithms import build_algorithm
 from memalpha.train.algorithms.base import Algorithm, Annotation, annotate
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
-from memalpha.train.learner.engine import scheduled_learning_rate
+from memalpha.train.learner.distributed import World
+from memalpha.train.learner.engine import Engine, scheduled_learning_rate
+from memalpha.train.rollouts.curriculum import TrainingTasks
 from memalpha.train.rollouts.worker import RolloutWorker
-from memalpha.train.trainers.base import Trainer
-from memalpha.train.trainers.checkpoint import append_lines
+from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.overlap import OverlapPipeline, Part
-from memalpha.types import Trajectory, TrajectoryGroup, Turn
+from memalpha.train.trainers.progress import Display
+from memalpha.train.trainers.start import build_engine
+from memalpha.train.trainers.trainer import TrainingStep
+from memalpha.types import Trajectory, TrajectoryGroup
 
-R = TypeVar("R", bound=ReinforcementConfig)
 Collected = tuple[list[TrajectoryGroup[Any]], list[Record], Annotation]
 
 
-class RLTrainer(Trainer[R]):
-    """Sample rollouts of some tasks per step and reinforce those with a higher reward than their group.
+class RolloutDescriber(Protocol):
+    """Describes rollouts of one kind of task, in metrics and in trajectories.jsonl.
 
-    A subclass sets `worker` and `algorithm` (see `_build_algorithm`), then calls `_build_engine_and_overlap`.
+    Attributes:
+        component_prefix: Prefix of the reward components' names in metrics.jsonl.
     """
 
-    log_files = ("metrics.jsonl", "turns.jsonl", "trajectories.jsonl")
-    worker: RolloutWorker[Any]
-    algorithm: Algorithm
-    overlap: OverlapPipeline | None = None
+    component_prefix: str = ""
 
-    def _build_algorithm(self) -> Algorithm:
-        return build_algorithm(self.config)
+    def metrics(self, records: Sequence[Record], attempts: Sequence[Trajectory[Any]]) -> dict[str, Any]:
+        """Return metrics of a step's attempts; called once a step, in every process."""
+        ...
 
-    def _build_engine_and_overlap(self) -> None:
-        """Build the engine and the overlap; call it after all checks that may refuse the run."""
-        config, algorithm = self.config, self.algorithm
-        self.engine = self._build_engine(
-            algorithm.loss_settings,
-            reference=algorithm.needs_reference,
-            value_learning_rate=algorithm.value_learning_rate,
-        )
-        if config.sampling.dtype is not None:  # after the learner has prepared the model
-            self.policy.set_sampling_dtype(config.sampling.dtype)
-        self.overlap = (
-            OverlapPipeline(self.worker, algorithm, self.engine, config) if config.sampling.overlap > 1 else None
-        )
-        if self.overlap is not None and not self.overlap.has_endpoint:
-            self.display.log(
-                f"overlap={config.sampling.overlap}: {self.no_endpoint_reason}, so there is nothing to wait for: "
-                "the parts of a step are scored and trained on one after the other"
-            )
-
-    no_endpoint_reason: str
-    """Reason in a message why no reward comes from an endpoint."""
-
-    def train(self) -> dict[str, Any]:
-        """Train as every run does, then stop the threads of the overlap."""
-        with self.overlap or nullcontext():
-            return super().train()
-
-    def _schedule_steps(self) -> int:
-        return self.config.optimizer.schedule_steps
-
-    # --------------------------------------------------------------------------------------- defined by subclasses
-
-    @abstractmethod
-    def _step_tasks(self) -> list[Any]:
-        """Return the tasks of this step."""
-
-    @abstractmethod
-    def _attempt_metrics(self, records: Sequence[Record], trajectories: Sequence[Trajectory[Any]]) -> dict[str, Any]:
-        """Return metrics of a step's attempts."""
-
-    @abstractmethod
-    def _trajectory_fields(self, trajectory: Trajectory[Any]) -> dict[str, Any]:
+    def fields(self, trajectory: Trajectory[Any]) -> dict[str, Any]:
         """Return the extra fields of a trajectory's line in trajectories.jsonl."""
+        ...
 
-    def _component_metric(self, name: str) -> str:
-        """Return the name of a reward component in metrics.jsonl."""
-        return name
 
-    # ------------------------------------------------------------------------------------------------------ one step
+def build_algorithm_engine(
+    policy: TransformersPolicy, config: ReinforcementConfig, algorithm: Algorithm, world: World
+) -> Engine:
+    """Build the engine with what the algorithm needs, and set the precision that `policy` samples in.
 
-    def _prepare_batch(self) -> Collected | list[Part]:
-        tasks = self._step_tasks()
+    Args:
+        policy: Policy at its start weights.
+        config: Settings of the run.
+        algorithm: May need a reference and a value head.
+        world: Processes of the run.
+    """
+    engine = build_engine(
+        policy,
+        config,
+        algorithm.loss_settings,
+        world,
+        reference=algorithm.needs_reference,
+        value_learning_rate=algorithm.value_learning_rate,
+    )
+    if config.sampling.dtype is not None:  # after the learner has prepared the model
+        policy.set_sampling_dtype(config.sampling.dtype)
+    return engine
+
+
+def build_overlap(
+    config: ReinforcementConfig,
+    worker: RolloutWorker[Any],
+    algorithm: Algorithm,
+    engine: Engine,
+    display: Display,
+    no_endpoint_reason: str,
+) -> OverlapPipeline | None:
+    """Build what runs a step in parts; None if `overlap` is 1.
+
+    Args:
+        config: Settings of the run.
+        worker: Samples and scores rollouts.
+        algorithm: Turns rollouts into rows to train on.
+        engine: Updates the weights.
+        display: Shows a message if the parts have nothing to wait for.
+        no_endpoint_reason: Reason in that message.
+    """
+    if config.sampling.overlap == 1:
+        return None
+    overlap = OverlapPipeline(worker, algorithm, engine, config)
+    if not overlap.has_endpoint:
+        display.log(
+            f"overlap={config.sampling.overlap}: {no_endpoint_reason}, so there is nothing to wait for: "
+            "the parts of a step are scored and trained on one after the other"
+        )
+    return overlap
+
+
+class ReinforcementStep(TrainingStep):
+    """Sample rollouts of some tasks and reinforce those with a higher reward than their group.
+
+    Args:
+        config: Settings of the run.
+        directory: Run directory; keeps trajectories.jsonl and turns.jsonl.
+        tasks: Training tasks.
+        worker: Samples and scores rollouts.
+        algorithm: Turns rollouts into rows to train on.
+        engine: Updates the weights.
+        describer: Describes the rollouts.
+        overlap: Runs the step in parts; None runs it as a whole.
+    """
+
+    log_files = ("turns.jsonl", "trajectories.jsonl")
+
+    def __init__(
+        self,
+        config: ReinforcementConfig,
+        directory: RunDirectory,
+        *,
+        tasks: TrainingTasks[Any],
+        worker: RolloutWorker[Any],
+        algorithm: Algorithm,
+        engine: Engine,
+        describer: RolloutDescriber,
+        overlap: OverlapPipeline | None = None,
+    ) -> None:
+        self.config, self.directory, self.tasks = config, directory, tasks
+        self.worker, self.algorithm, self.engine = worker, algorithm, engine
+        self.describer, self.overlap = describer, overlap
+        self.scheduled_steps = config.optimizer.schedule_steps
+        self.keeps_all_checkpoints = config.sampling.keep_tokens
+
+    def prepare(self, step: int) -> Collected | list[Part]:
+        """Sample and score the step's rollouts; in parts, wait for the rewards of the first one only."""
+        tasks = self.tasks.batch(step * self.config.tasks_per_step)
         if self.overlap is not None:
-            return self.overlap.start_step(tasks, self.step)
+            return self.overlap.start_step(tasks, step)
         self.worker.scoring_seconds = 0.0
-        groups, records = self.algorithm.collect(self.worker, tasks, self.step)
+        groups, records = self.algorithm.collect(self.worker, tasks, step)
         return groups, records, annotate(self.algorithm, groups, self.engine)
 
-    def _train_on(self, batch: Collected | list[Part]) -> dict[str, Any]:
+    def train(self, batch: Collected | list[Part], step: int) -> dict[str, Any]:
+        """Update the weights, write the trajectories and return the metrics."""
         if isinstance(batch, list):
             assert self.overlap is not None
-            result = self.overlap.learn(batch, scheduled_learning_rate(self.step, self.config))
+            result = self.overlap.learn(batch, scheduled_learning_rate(step, self.config))
             groups, records, samples = result.groups, result.records, result.samples
             metrics = {
                 **self._rollout_metrics(groups, records),
@@ -115,33 +159,38 @@ class RLTrainer(Trainer[R]):
             samples = annotation.rows
             metrics = {
                 **self._rollout_metrics(groups, records),
-                **self._update(samples),
+                **self._update(samples, step),
                 "wait_seconds": self.worker.scoring_seconds,
                 **annotation.metrics,
             }
             if annotation.state is not None:
                 self.algorithm.state = annotation.state
         self.algorithm.finish_step(metrics)
-        if self.world.is_main:
-            self._write_trajectories(groups, samples)
-        return metrics
+        self._write_trajectories(groups, samples, step)
+        return metrics | self.tasks.record_outcomes(step * self.config.tasks_per_step, records)
 
-    def _checkpoint_state(self) -> dict[str, Any]:
-        return {"position": self.step * self.config.tasks_per_step, "algorithm": self.algorithm.state}
+    def state(self, step: int) -> dict[str, Any]:
+        """Return the state of the algorithm and of the tasks."""
+        position = step * self.config.tasks_per_step
+        return {"position": position, "algorithm": self.algorithm.state, **self.tasks.state}
 
-    def _restore_state(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of the algorithm and of the tasks."""
         self.algorithm.state = state["algorithm"]
+        self.tasks.state = {name: state[name] for name in self.tasks.state}
 
-    def _should_keep_all_checkpoints(self) -> bool:
-        return self.config.sampling.keep_tokens
+    def close(self) -> None:
+        """Stop the threads of the overlap."""
+        if self.overlap is not None:
+            self.overlap.close()
 
-    def _update(self, samples: Sequence[TrainingSample]) -> dict[str, Any]:
+    def _update(self, samples: Sequence[TrainingSample], step: int) -> dict[str, Any]:
         """Run all optimizer steps on the samples of a step and return their metrics."""
         config = self.config
         mismatch: dict[str, float] = {}
         if config.loss.old_logprobs == "recomputed":
             samples, mismatch = self.engine.recompute_old_logprobs(samples, config.loss.importance_cap)
-        rate = scheduled_learning_rate(self.step, config)
+        rate = scheduled_learning_rate(step, config)
         stats: list[dict[str, float]] = []
         extra_losses: dict[str, float] = {}
         for update_index, (name, rows) in enumerate(self.algorithm.updates(samples).items()):
@@ -149,9 +198,7 @@ class RLTrainer(Trainer[R]):
             units = _rows_by_unit(rows)
             for iteration in range(config.optimizer.num_iterations):
                 order = list(range(len(units)))
-                Random(f"{config.seed}|{self.step}|{iteration}" + f"|{update_index}" * (update_index > 0)).shuffle(
-                    order
-                )
+                Random(f"{config.seed}|{step}|{iteration}" + f"|{update_index}" * (update_index > 0)).shuffle(order)
                 for part in range(config.optimizer.minibatches):
                     minibatch = [rows[i] for unit in order[part :: config.optimizer.minibatches] for i in units[unit]]
                     if minibatch:
@@ -166,12 +213,11 @@ class RLTrainer(Trainer[R]):
         """Return metrics of the attempts; `sampled_tokens` counts the rollouts of all roles."""
         sampled = [trajectory for group in groups for trajectory in group.trajectories if trajectory.reward is not None]
         trajectories = [trajectory for trajectory in sampled if trajectory.role == "attempt"]
-        metrics = self._attempt_metrics(records, trajectories)
+        metrics = self.describer.metrics(records, trajectories)
         attempts = [group for group in groups if group.trajectories[0].role == "attempt"]
         if groups_of_many := [group for group in attempts if len(group.trajectories) > 1]:
             metrics["flat"] = sum(map(_has_equal_rewards, groups_of_many)) / len(groups_of_many)
         turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-        metrics |= self._turn_metrics(turns, len(trajectories))
         metrics["sampled_tokens"] = sum(
             len(turn.completion.completion_ids) for trajectory in sampled for turn in trajectory.turns
         )
@@ -179,17 +225,13 @@ class RLTrainer(Trainer[R]):
         rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
         for name in dict.fromkeys(name for reward in rewards for name in reward.components):
             values = [value for reward in rewards for value in reward.components.get(name, ())]
-            metrics[self._component_metric(name)] = sum(values) / len(values)
+            metrics[self.describer.component_prefix + name] = sum(values) / len(values)
         return metrics
 
-    def _turn_metrics(self, turns: Sequence[Turn], rollouts: int) -> dict[str, Any]:
-        """Return metrics of all turns of `rollouts` attempts."""
-        return {}
-
-    def _trajectory_line(self, trajectory: Trajectory[Any]) -> Mapping[str, Any]:
+    def _trajectory_line(self, trajectory: Trajectory[Any], step: int) -> Mapping[str, Any]:
         reward = trajectory.reward
         return {
-            "step": self.step,
+            "step": step,
             "task": trajectory.task.id,
             "rollout": trajectory.rollout,
             "role": trajectory.role,
@@ -199,24 +241,28 @@ class RLTrainer(Trainer[R]):
                 {"chunk": turn.chunk, "text": turn.completion.text, "results": [result.code for result in turn.results]}
                 for turn in trajectory.turns
             ],
-            **self._trajectory_fields(trajectory),
+            **self.describer.fields(trajectory),
         }
 
-    def _write_trajectories(self, groups: Sequence[TrajectoryGroup[Any]], samples: Sequence[TrainingSample]) -> None:
-        """Append to trajectories.jsonl and, if `keep_tokens` is set, to turns.jsonl.
+    def _write_trajectories(
+        self, groups: Sequence[TrajectoryGroup[Any]], samples: Sequence[TrainingSample], step: int
+    ) -> None:
+        """Append to trajectories.jsonl and, if `keep_tokens` is set, to turns.jsonl (main process only).
 
         trajectories.jsonl gets the rollouts of the step's first task as text. turns.jsonl gets the tokens of every turn
         and whether all its calls were executed. `advantage` is that of the turn's first token in the policy gradient,
         if any.
         """
+        if not self.directory.world.is_main:
+            return
         first_task = groups[0].task.id
         lines = [
-            self._trajectory_line(trajectory)
+            self._trajectory_line(trajectory, step)
             for group in groups
             if group.task.id == first_task
             for trajectory in group.trajectories
         ]
-        append_lines(self.out / "trajectories.jsonl", lines)
+        self.directory.append("trajectories.jsonl", lines)
         if not self.config.sampling.keep_tokens:
             return
         advantages: dict[tuple[str, int, str, int], list[float]] = {}  # lists: a step may contain a task twice
@@ -234,11 +280,11 @@ class RLTrainer(Trainer[R]):
             if trajectory.reward
             for turn, reward in zip(trajectory.turns, trajectory.reward.turns, strict=True)
         )
-        append_lines(
-            self.out / "turns.jsonl",
+        self.directory.append(
+            "turns.jsonl",
             (
                 {
-                    "step": self.step,
+                    "step": step,
                     "task": sample.task,
                     "rollout": sample.rollout,
                     "role": sample.role,

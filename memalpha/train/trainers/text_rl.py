@@ -13,171 +13,200 @@ from memalpha.config.imports import import_object
 from memalpha.environments.base import is_single_turn
 from memalpha.environments.engine import RolloutEngine
 from memalpha.errors import ConfigError, DataError
-from memalpha.policy.base import Policy
+from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.evaluate import Evaluator
 from memalpha.qa.records import Record
 from memalpha.qa.report import Report
 from memalpha.rewards.evaluate import TextScorer, check_rewards, text_summary
+from memalpha.train.algorithms import build_algorithm
 from memalpha.train.learner.distributed import World
 from memalpha.train.rollouts.curriculum import Curriculum
 from memalpha.train.rollouts.text_inputs import PythonInputs, build_environment
-from memalpha.train.rollouts.text_reflection import TextReflection, check_feedback_function
+from memalpha.train.rollouts.text_reflection import FeedbackFunction, TextReflection, check_feedback_function
 from memalpha.train.rollouts.text_tasks import TextTaskSource
 from memalpha.train.rollouts.worker import RolloutWorker
-from memalpha.train.trainers.checkpoint import read_json
-from memalpha.train.trainers.overlap import Part
-from memalpha.train.trainers.rl import Collected, RLTrainer
-from memalpha.types import TextTask, Trajectory, TrajectoryGroup
+from memalpha.train.trainers.directory import RunDirectory
+from memalpha.train.trainers.evaluations import keep_evaluation, validate_on_tasks
+from memalpha.train.trainers.progress import Display
+from memalpha.train.trainers.rl import ReinforcementStep, RolloutDescriber, build_algorithm_engine, build_overlap
+from memalpha.train.trainers.start import load_start
+from memalpha.train.trainers.trainer import Evaluations, Trainer
+from memalpha.types import TextTask, Trajectory
 
 
-class TextRLTrainer(RLTrainer[TextConfig]):
-    """Train replies to prompts, or a policy's play in an environment of the user's own."""
+def text_trainer(config: TextConfig, directory: RunDirectory, inputs: PythonInputs | None = None) -> Trainer:
+    """Compose a run that reinforces replies to prompts, or play in an environment of the user's own.
 
-    no_endpoint_reason = "the environment gives its rewards while it is played"
+    Args:
+        config: Settings of the run.
+        directory: Run directory.
+        inputs: Python objects that the settings cannot hold.
+    """
+    inputs, world = inputs or PythonInputs(), directory.world
+    source = TextTaskSource(config, inputs.tasks, inputs.eval_data)
+    environment = build_environment(config, inputs)
+    check_rewards(source.known_tasks, environment)
+    scorer = TextScorer(environment)
+    feedback = _feedback_function(config, inputs, scorer)
+    start = load_start(config)
+    policy, display = start.policy, Display(quiet=not world.is_main)
+    for note in source.notes:
+        display.log(note)
+    rollouts, evaluated = (_rollout_engine(policy, environment, config) for _ in range(2))
+    reflection = config.erl and TextReflection(scorer, config.erl, policy.count_tokens, feedback)
+    worker = RolloutWorker(rollouts, scorer, config, world, reflection)
+    algorithm = build_algorithm(config)
+    _check_prompt_lengths(source.known_tasks, policy, rollouts, config, algorithm.advice_tokens)
+    tasks = source
+    if config.curriculum is not None:
+        tasks = Curriculum(config.curriculum, source, config.tasks_per_step, config.seed)
+    engine = build_algorithm_engine(policy, config, algorithm, world)
+    reason = "the environment gives its rewards while it is played"
+    training_step = ReinforcementStep(
+        config,
+        directory,
+        tasks=tasks,
+        worker=worker,
+        algorithm=algorithm,
+        engine=engine,
+        describer=TextRolloutDescriber(config, rollouts, world),
+        overlap=build_overlap(config, worker, algorithm, engine, display, reason),
+    )
+    directory.claim(config)
+    return Trainer(
+        config=config,
+        directory=directory,
+        start=start,
+        engine=engine,
+        training_step=training_step,
+        evaluations=TextEvaluations(Evaluator(evaluated, scorer, world), scorer, source, directory, display),
+        display=display,
+    )
 
-    def __init__(self, config: TextConfig, world: World, inputs: PythonInputs | None = None) -> None:
-        inputs = inputs or PythonInputs()
-        self.source = TextTaskSource(config, inputs.tasks, inputs.eval_data)
-        environment = build_environment(config, inputs)
-        check_rewards(self.source.known_tasks, environment)
-        path = config.erl.feedback_func if config.erl is not None else None
-        imported_feedback = None if path is None else import_object(path, "feedback_func")
-        feedback = check_feedback_function(inputs.feedback_func or imported_feedback)
-        if feedback is not None and config.algorithm != "erl":
-            raise ConfigError(f"feedback_func: has no effect with algorithm={config.algorithm}; leave it out")
-        scorer = TextScorer(environment)
-        if config.algorithm == "erl" and not scorer.can_succeed:
-            raise ConfigError(
-                "rewards: algorithm=erl looks again at replies that are no success, and none of these parts says what "
-                "is one (a reward model has no maximum): add a part that does, with weight 0 if it is not to count"
-            )
-        super().__init__(config, world)
-        for note in self.source.notes:
-            self.display.log(note)
-        self.rollouts = self._build_rollout_engine(self.policy, environment)
-        reflection = None
-        if config.erl is not None:
-            reflection = TextReflection(scorer, config.erl, self.policy.count_tokens, feedback)
-        self.worker = RolloutWorker(self.rollouts, scorer, config, world, reflection)
-        self.scorer = scorer
-        self.evaluator = Evaluator(self.rollouts, scorer, world)
-        self.algorithm = self._build_algorithm()
-        self._check_prompt_lengths()
-        curriculum = config.curriculum
-        self.curriculum = Curriculum(curriculum, self.source.tasks_of_level, config.seed) if curriculum else None
-        self._build_engine_and_overlap()
 
-    def _build_rollout_engine(self, policy: Policy, environment: Any) -> RolloutEngine[TextTask]:
-        config = self.config
-        return RolloutEngine(
-            policy,
-            environment,
-            system_prompt=config.system_prompt,
-            max_new_tokens=config.sampling.max_new_tokens,
-            max_turns=config.max_turns,
-            retry_prompt=None if config.erl is None else config.erl.retry_prompt,
+def _rollout_engine(policy: TransformersPolicy, environment: Any, config: TextConfig) -> RolloutEngine[TextTask]:
+    return RolloutEngine(
+        policy,
+        environment,
+        system_prompt=config.system_prompt,
+        max_new_tokens=config.sampling.max_new_tokens,
+        max_turns=config.max_turns,
+        retry_prompt=None if config.erl is None else config.erl.retry_prompt,
+    )
+
+
+def _feedback_function(config: TextConfig, inputs: PythonInputs, scorer: TextScorer) -> FeedbackFunction | None:
+    """Return the user's feedback function, if any; check that reflection is possible if the algorithm reflects."""
+    path = config.erl.feedback_func if config.erl is not None else None
+    imported = None if path is None else import_object(path, "feedback_func")
+    feedback = check_feedback_function(inputs.feedback_func or imported)
+    if feedback is not None and config.algorithm != "erl":
+        raise ConfigError(f"feedback_func: has no effect with algorithm={config.algorithm}; leave it out")
+    if config.algorithm == "erl" and not scorer.can_succeed:
+        raise ConfigError(
+            "rewards: algorithm=erl looks again at replies that are no success, and none of these parts says what "
+            "is one (a reward model has no maximum): add a part that does, with weight 0 if it is not to count"
         )
+    return feedback
 
-    def _check_prompt_lengths(self) -> None:
-        """Raise `DataError` if a task's prompt does not fit in the model with advice and a full reply."""
-        policy, config, advice = self.policy, self.config, self.algorithm.advice_tokens
-        if policy.positions is None:
-            return
-        room = policy.positions - config.sampling.max_new_tokens - advice
-        advice_text = f" and {advice} of advice" if advice else ""
-        for task in self.source.known_tasks:
-            length = len(policy.render(self.rollouts.first_request(task).messages))
-            if length > room:
-                raise DataError(
-                    f"data: the prompt of task {task.id!r} has {length} tokens, policy {policy.name!r} has room for "
-                    f"{max(room, 0)} ({policy.positions} less "
-                    f"max_new_tokens={config.sampling.max_new_tokens}{advice_text})"
-                )
 
-    # -------------------------------------------------------------------------------------------------- the whole run
+def _check_prompt_lengths(
+    tasks: Sequence[TextTask],
+    policy: TransformersPolicy,
+    rollouts: RolloutEngine[TextTask],
+    config: TextConfig,
+    advice: int,
+) -> None:
+    """Raise `DataError` if a task's prompt does not fit in the model with advice and a full reply."""
+    if policy.positions is None:
+        return
+    room = policy.positions - config.sampling.max_new_tokens - advice
+    advice_text = f" and {advice} of advice" if advice else ""
+    for task in tasks:
+        length = len(policy.render(rollouts.first_request(task).messages))
+        if length > room:
+            raise DataError(
+                f"data: the prompt of task {task.id!r} has {length} tokens, policy {policy.name!r} has room for "
+                f"{max(room, 0)} ({policy.positions} less "
+                f"max_new_tokens={config.sampling.max_new_tokens}{advice_text})"
+            )
 
-    def _before_training(self) -> None:
-        self._evaluate_and_save("before")
 
-    def _validation_score(self, metrics: dict[str, Any]) -> float | None:
+class TextRolloutDescriber(RolloutDescriber):
+    """Describes replies to prompts.
+
+    Args:
+        config: Settings of the run.
+        rollouts: Engine of the training rollouts, and of nothing else.
+        world: Processes that share the rollouts.
+    """
+
+    component_prefix = "rewards/"
+
+    def __init__(self, config: TextConfig, rollouts: RolloutEngine[TextTask], world: World) -> None:
+        self.rollouts, self.world = rollouts, world
+        self.rollouts_per_step = config.tasks_per_step * config.sampling.group_size
+
+    def metrics(self, records: Sequence[Record], attempts: Sequence[Trajectory[TextTask]]) -> dict[str, Any]:
+        """Return reward, accuracy, lengths, rollouts without a reward and those that outgrew the context."""
+        summary = text_summary(records, attempts)
+        metrics = {name: summary[name] for name in ("reward", "accuracy", "reply_tokens", "turns")}
+        metrics["unscored"] = self.rollouts_per_step - len(attempts)
+        if not is_single_turn(self.rollouts.environment):
+            metrics["outgrown"] = sum(self.world.gather([self.rollouts.outgrown]))
+            self.rollouts.outgrown = 0
+        return metrics
+
+    def fields(self, trajectory: Trajectory[TextTask]) -> dict[str, Any]:
+        """Return the prompt."""
+        return {"prompt": trajectory.task.text}
+
+
+class TextEvaluations(Evaluations):
+    """Validates by accuracy, or by reward if no reward part has a maximum; evaluates held-out tasks before and after.
+
+    Args:
+        evaluator: Evaluates the trained policy.
+        scorer: Scorer of the evaluations.
+        source: Validation and held-out tasks.
+        directory: Run directory.
+        display: Shows progress.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator[TextTask],
+        scorer: TextScorer,
+        source: TextTaskSource,
+        directory: RunDirectory,
+        display: Display,
+    ) -> None:
+        self.evaluator, self.scorer, self.source = evaluator, scorer, source
+        self.directory, self.display = directory, display
+
+    def before(self) -> None:
+        """Evaluate the held-out tasks."""
+        self._evaluate_held_out("before")
+
+    def validate(self, step: int, metrics: dict[str, Any]) -> float | None:
         """Return the accuracy on the validation tasks; their mean reward if no reward part has a maximum."""
-        if not self.source.validation:
+        summary = validate_on_tasks(self.evaluator, self.source.validation, metrics)
+        if summary is None:
             return None
-        summary = self._evaluate_on("validation", self.source.validation).summary
-        metrics |= {"validation_accuracy": summary["accuracy"], "validation_se": summary["se"]}
         metrics["validation_reward"] = summary["reward"]
         return summary["accuracy"] if self.scorer.can_succeed else summary["reward"]
 
-    def _final_summary(self, best_step: int) -> dict[str, Any]:
-        after = self._evaluate_and_save("after")
+    def summary(self) -> dict[str, Any]:
+        """Evaluate the held-out tasks and return both evaluations."""
+        after = self._evaluate_held_out("after")
         return {
             "task": "text",
             "tasks": len(self.source.held_out),
             "questions": len(after.records),
-            "before": self.world.run_on_main(lambda: read_json(self.out / "eval" / "before.json")),
+            "before": self.directory.world.run_on_main(lambda: self.directory.read_json("eval/before.json")),
             "after": after.summary,
         }
 
-    def _checkpoint_state(self) -> dict[str, Any]:
-        curriculum_state = {} if self.curriculum is None else {"curriculum": self.curriculum.state}
-        return {**super()._checkpoint_state(), **curriculum_state}
-
-    def _restore_state(self, state: dict[str, Any]) -> None:
-        super()._restore_state(state)
-        if self.curriculum is not None:
-            self.curriculum.state = state["curriculum"]
-
-    def _evaluate_on(self, name: str, tasks: Sequence[TextTask], progress: Any = None) -> Report:
-        return self.evaluator.evaluate(name, tasks, progress=progress)
-
-    def _evaluate_and_save(self, name: str) -> Report:
-        """Evaluate on the held-out tasks; save `eval/<name>.json` and `eval/<name>.jsonl`."""
-        tasks = self.source.held_out
-        with self.display.task_progress(f"evaluating {name} on {len(tasks)} held-out tasks") as progress:
-            report = self._evaluate_on(name, tasks, progress)
-        if self.world.is_main:
-            report.save(self.out)
-        self.display.log(f"{name}: accuracy {report.summary['accuracy']:.3f}, reward {report.summary['reward']:.3f}")
-        return report
-
-    # ------------------------------------------------------------------------------------------------------ one step
-
-    def _prepare_batch(self) -> Collected | list[Part]:
-        self.rollouts.outgrown = 0
-        return super()._prepare_batch()
-
-    def _step_tasks(self) -> list[TextTask]:
-        count = self.config.tasks_per_step
-        if self.curriculum is not None:
-            return self.curriculum.draw(self.step, count)
-        return self.source.batch(self.step * count)
-
-    def _train_on(self, batch: Collected | list[Part]) -> dict[str, Any]:
-        step_tasks = self._step_tasks() if self.curriculum is not None else []
-        metrics = super()._train_on(batch)
-        if not is_single_turn(self.rollouts.environment):
-            metrics["outgrown"] = sum(self.world.gather([self.rollouts.outgrown]))
-        if self.curriculum is not None:
-            metrics |= self.curriculum.record_outcomes(step_tasks, self._attempts)
-        return metrics
-
-    def _attempt_metrics(
-        self, records: Sequence[Record], trajectories: Sequence[Trajectory[TextTask]]
-    ) -> dict[str, Any]:
-        self._attempts = records
-        summary = text_summary(records, trajectories)
-        return {name: summary[name] for name in ("reward", "accuracy", "reply_tokens", "turns")}
-
-    def _rollout_metrics(
-        self, groups: Sequence[TrajectoryGroup[TextTask]], records: Sequence[Record]
-    ) -> dict[str, Any]:
-        metrics = super()._rollout_metrics(groups, records)
-        sampled = self.config.tasks_per_step * self.config.sampling.group_size
-        attempts = sum(trajectory.role == "attempt" for group in groups for trajectory in group.trajectories)
-        return {**metrics, "unscored": sampled - attempts}
-
-    def _component_metric(self, name: str) -> str:
-        return f"rewards/{name}"
-
-    def _trajectory_fields(self, trajectory: Trajectory[TextTask]) -> dict[str, Any]:
-        return {"prompt": trajectory.task.text}
+    def _evaluate_held_out(self, name: str) -> Report:
+        tasks, shown = self.source.held_out, ("accuracy", "reward")
+        return keep_evaluation(self.evaluator, name, tasks, self.directory, self.display, shown)

@@ -136,10 +136,10 @@ def test_the_text_holds_the_calls_that_the_message_had(tool_calls):
 
 def test_an_endpoint_cannot_be_trained():
     from memalpha.config import TrainConfig
-    from memalpha.train.trainers.directory import trainable_policy
+    from memalpha.train.trainers.start import load_start
 
     with HostileServer() as server, pytest.raises(PolicyError, match="has no weights"):
-        trainable_policy(TrainConfig(out="x", policy=server.name))
+        load_start(TrainConfig(out="x", policy=server.name))
 
 
 RESPONSE = {

@@ -18,13 +18,8 @@ from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.loss_weights import normalize
 from memalpha.train.learner.losses import LossSettings
-from memalpha.train.trainers.checkpoint import (
-    VALUE_HEAD,
-    checkpoint_path,
-    load_checkpoint,
-    load_weights,
-    save_checkpoint,
-)
+from memalpha.train.trainers.checkpoint import VALUE_HEAD, load_checkpoint, load_weights
+from memalpha.train.trainers.directory import RunDirectory
 
 CLIP = 0.2
 
@@ -159,7 +154,7 @@ def test_a_checkpoint_keeps_the_head_beside_a_plain_model(tmp_path):
     policy = tiny_policy()
     engine = make_engine(policy.model)
     engine.update(rows(), 1e-3)
-    path = save_checkpoint(tmp_path, 1, policy, engine, {})
+    path = RunDirectory(tmp_path).save_checkpoint(1, policy, engine, {})
     saved_values = engine.values(rows())
     after = [engine.update(rows(), 1e-3), engine.values(rows())]
     assert not np.array_equal(np.concatenate(saved_values), np.concatenate(after[1]))
@@ -177,4 +172,4 @@ def test_a_checkpoint_keeps_the_head_beside_a_plain_model(tmp_path):
     assert not plain.value_head
     (path / VALUE_HEAD).unlink()
     with pytest.raises(CheckpointError, match="step-1 cannot be loaded"):
-        load_weights(checkpoint_path(tmp_path, 1), fresh)
+        load_weights(path, fresh)

@@ -23,7 +23,8 @@ from memalpha.config import (
 from memalpha.errors import CheckpointError, ConfigError, PolicyError
 from memalpha.policy.load import load_policy
 from memalpha.train.api import train
-from memalpha.train.trainers.checkpoint import link_best, prune_checkpoints, weights_fingerprint
+from memalpha.train.trainers.checkpoint import weights_fingerprint
+from memalpha.train.trainers.directory import RunDirectory
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def first(small, policy_path, tmp_path) -> Path:
     agent = {"prompt": "compact", "embedder": "hash"}
     config = {"out": out, "policy": str(policy_path), "source": str(mine), "evaluate": False, "agent": agent}
     train(build_config(SFTConfig, {**config, "schedule_steps": 2, "batch_rows": 4, "save_every": 1}, "test"))
-    link_best(out, 1)
+    RunDirectory(out).link_best(1)
     return out
 
 
@@ -86,7 +87,7 @@ def test_it_goes_on_from_the_checkpoint_it_began_with(first, prefs, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(after(whole, prefs, init_from=str(first)))
     train(after(parts, prefs, init_from=str(first), max_steps=1))
-    link_best(first, 2)  # the run before it went on
+    RunDirectory(first).link_best(2)  # the run before it went on
     train(after(parts, prefs, init_from=str(first)))
     assert same(weights(whole / "checkpoints/step-3"), weights(parts / "checkpoints/step-3"))
     own = training_config(parts / "config.yaml")
@@ -129,7 +130,7 @@ def test_what_is_no_run_is_refused(first, prefs, tmp_path):
         assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigError, match="is this run's own out"):
         train(after(first, prefs, init_from=str(first)))
-    prune_checkpoints(first, 1)
+    RunDirectory(first).prune_checkpoints(1)
     with pytest.raises(ConfigError, match="names step-1, which is not there"):
         train(after(tmp_path / "out", prefs, init_from=str(first)))
 

@@ -19,17 +19,8 @@ from memalpha.config import TrainConfig, load_config
 from memalpha.errors import CheckpointError, PolicyError
 from memalpha.policy.load import load_policy
 from memalpha.train.api import train
-from memalpha.train.trainers.checkpoint import (
-    append_lines,
-    checkpoint_path,
-    lock_run_directory,
-    prune_checkpoints,
-    saved_steps,
-    truncate_lines,
-    weights_fingerprint,
-    write_json,
-)
-from memalpha.train.trainers.directory import check_settings, write_settings
+from memalpha.train.trainers.checkpoint import append_lines, truncate_lines, weights_fingerprint, write_json
+from memalpha.train.trainers.directory import RunDirectory
 
 LINES = [{"step": 0, "text": "one\u2028line"}, {"step": 1, "text": "müde\x85"}, {"step": 2, "text": "\ud800"}]
 
@@ -89,9 +80,10 @@ def test_a_fingerprint_is_of_the_bits_of_the_weights():
 
 
 def test_pruning_that_was_killed_leaves_no_half_checkpoint(tmp_path, monkeypatch):
+    directory = RunDirectory(tmp_path)
     for step in range(4):
-        checkpoint_path(tmp_path, step).mkdir(parents=True)
-        (checkpoint_path(tmp_path, step) / "state.json").touch()
+        directory.checkpoint(step).mkdir(parents=True)
+        (directory.checkpoint(step) / "state.json").touch()
 
     def kill(*_):
         raise KeyboardInterrupt
@@ -99,21 +91,21 @@ def test_pruning_that_was_killed_leaves_no_half_checkpoint(tmp_path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", kill)
         with pytest.raises(KeyboardInterrupt):
-            prune_checkpoints(tmp_path, 1, [1])
-    assert saved_steps(tmp_path) == [1, 3]
-    prune_checkpoints(tmp_path, 1, [1])
+            directory.prune_checkpoints(1, [1])
+    assert directory.saved_steps() == [1, 3]
+    directory.prune_checkpoints(1, [1])
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"step-1", "step-3"}
 
 
 def test_a_run_directory_is_held_by_one(tmp_path):
-    with (
-        lock_run_directory(tmp_path / "run"),
-        pytest.raises(CheckpointError, match="another out"),
-        lock_run_directory(tmp_path / "run"),
-    ):
-        pass
-    with lock_run_directory(tmp_path / "run"):
-        pass
+    first, second = (RunDirectory(tmp_path / "run") for _ in range(2))
+    with first:
+        first.lock()
+        with pytest.raises(CheckpointError, match="another out"):
+            second.lock()
+    second.lock()
+    second.release()
+    first.lock()
 
 
 def logits(model) -> torch.Tensor:
@@ -125,7 +117,7 @@ def test_where_adapters_train_a_checkpoint_holds_nothing_else(small, policy_path
     """Read by peft itself, by load_policy, and as the start of further runs, of adapters or of all weights."""
     first = small(lora={"r": 2}, max_steps=2, sample_dtype="float64")
     train(first)
-    folder = checkpoint_path(first.out, 2)
+    folder = RunDirectory(first.out).checkpoint(2)
     assert {path.name for path in folder.iterdir()} >= {
         "adapter_config.json",
         "adapter_model.safetensors",
@@ -145,14 +137,14 @@ def test_where_adapters_train_a_checkpoint_holds_nothing_else(small, policy_path
     best = first.out / "checkpoints" / "best"
     second = small(out=str(tmp_path / "second"), policy=str(best), lora={"r": 3}, max_steps=1)
     train(second)
-    named = json.loads((checkpoint_path(second.out, 1) / "adapter_config.json").read_text())
+    named = json.loads((RunDirectory(second.out).checkpoint(1) / "adapter_config.json").read_text())
     assert named["base_model_name_or_path"] == str(best.resolve())
-    steps = [logits(load_policy(checkpoint_path(second.out, step)).model) for step in (0, 1)]
+    steps = [logits(load_policy(RunDirectory(second.out).checkpoint(step)).model) for step in (0, 1)]
     assert torch.allclose(steps[0], logits(load_policy(best).model), atol=1e-5), "new adapters change nothing"
     assert not torch.allclose(steps[1], steps[0], atol=1e-3)
     third = small(out=str(tmp_path / "third"), policy=str(second.out / "checkpoints" / "step-1"), max_steps=0)
     train(third)
-    assert torch.allclose(logits(load_policy(checkpoint_path(third.out, 0)).model), steps[1], atol=1e-4)
+    assert torch.allclose(logits(load_policy(RunDirectory(third.out).checkpoint(0)).model), steps[1], atol=1e-4)
 
     with pytest.raises(CheckpointError, match=r"lora\.r: 2 there, None now"):
         train(first.model_copy(update={"lora": None}))
@@ -162,7 +154,7 @@ def test_where_adapters_train_a_checkpoint_holds_nothing_else(small, policy_path
         train(first)
     shutil.rmtree(first.out)
     with pytest.raises(PolicyError, match=r"second.*holds a LoRA adapter for .*step-.*no policy at"):
-        load_policy(checkpoint_path(second.out, 1))
+        load_policy(RunDirectory(second.out).checkpoint(1))
 
 
 def test_the_prompt_style_survives_adapters(small, tmp_path):
@@ -172,23 +164,24 @@ def test_the_prompt_style_survives_adapters(small, tmp_path):
         part.save_pretrained(tmp_path / "compact")
     settings = small(policy=str(tmp_path / "compact"), lora={"r": 2}, max_steps=0)
     train(settings)
-    assert load_policy(checkpoint_path(settings.out, 0)).prompt == "compact"
+    assert load_policy(RunDirectory(settings.out).checkpoint(0)).prompt == "compact"
 
 
 def test_a_run_from_before_a_key_existed_goes_on_with_its_default(tmp_path):
     settings = load_config(TrainConfig, "demo", {"out": tmp_path})
-    write_settings(tmp_path, settings)
+    directory = RunDirectory(tmp_path)
+    directory.write_settings(settings)
     kept = yaml.safe_load((tmp_path / "config.yaml").read_text())
     (tmp_path / "checkpoints" / "step-1").mkdir(parents=True)
-    assert saved_steps(tmp_path)
+    assert directory.saved_steps()
     del kept["reward"]["content"], kept["reader"]["cite"]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(kept))
-    check_settings(tmp_path, settings)
+    directory.check_settings(settings)
     kept["reward"]["beta"] = 0.5
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(kept))
     with pytest.raises(CheckpointError, match=r"reward\.beta: 0\.5 there"):
-        check_settings(tmp_path, settings)
+        directory.check_settings(settings)
     kept["reward"]["betas"] = 0.5  # a key that there is not: nothing is made of it
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(kept))
     with pytest.raises(CheckpointError, match="other settings"):
-        check_settings(tmp_path, settings)
+        directory.check_settings(settings)

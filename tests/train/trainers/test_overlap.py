@@ -26,12 +26,12 @@ from memalpha.store.embedding import HashEmbedder, load_embedder
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.api import train
-from memalpha.train.learner.distributed import SINGLE_PROCESS
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.futures import Pipeline
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.rollouts.worker import RolloutWorker
-from memalpha.train.trainers.memory_rl import MemoryRLTrainer
+from memalpha.train.trainers.directory import RunDirectory
+from memalpha.train.trainers.memory_rl import memory_trainer
 from memalpha.train.trainers.overlap import OverlapPipeline, Part
 
 PARTS = 3
@@ -299,7 +299,8 @@ def test_without_an_endpoint_there_is_nothing_to_wait_for(small, capfd):
     assert parts.overlap.learner._pipeline._thread is None and not workers()
     learnt, _ = parts.steps(1)
     assert len(learnt[0].stats) == 2 and parts.overlap.wait_seconds > 0
-    MemoryRLTrainer(small(overlap=2, minibatches=2), SINGLE_PROCESS)
+    with RunDirectory(small().out) as directory:
+        memory_trainer(small(overlap=2, minibatches=2), directory)
     assert "overlap=2: neither reader nor judge is behind an endpoint" in " ".join(capfd.readouterr().err.split())
 
 

@@ -125,7 +125,7 @@ def test_bad_calls_are_refused_and_leave_nothing_that_blocks(policy_path, tmp_pa
 
 
 def test_the_public_name_is_the_function():
-    from memalpha.train.trainers.preferences import train_on_preferences as function
+    from memalpha.train.api import train_on_preferences as function
 
     assert memalpha.train_on_preferences is function
 

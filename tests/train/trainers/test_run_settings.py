@@ -19,7 +19,8 @@ from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.algorithms.grpo import GRPO
 from memalpha.train.api import train
 from memalpha.train.rollouts.memory_tasks import TaskSource
-from memalpha.train.trainers.checkpoint import lock_run_directory
+from memalpha.train.trainers.directory import RunDirectory
+from memalpha.train.trainers.trainer import Trainer
 from memalpha.types import Chunk, Observation
 
 
@@ -183,21 +184,18 @@ def test_settings_with_effect_are_taken_and_a_written_configuration_is_read_agai
 
 @pytest.mark.parametrize("below", ["", "deeper/run"])
 def test_an_out_that_can_be_no_directory_is_refused_before_anything_is_loaded(small, tmp_path, monkeypatch, below):
-    monkeypatch.setattr(loop, "MemoryRLTrainer", None)
+    monkeypatch.setattr(loop, "memory_trainer", None)
     (tmp_path / "a-file").write_text("mine")
     with pytest.raises(ConfigError, match=r"out: .*a-file is a file"):
         train(small(out=str(tmp_path / "a-file" / below)))
-    with (
-        pytest.raises(ConfigError, match=r"out: .*cannot be a run directory"),
-        lock_run_directory(tmp_path / "a-file" / below),
-    ):
-        pass
+    with pytest.raises(ConfigError, match=r"out: .*cannot be a run directory"):
+        RunDirectory(tmp_path / "a-file" / below).lock()
     assert (tmp_path / "a-file").read_text() == "mine"
 
 
 @pytest.mark.parametrize("device", ["nope", "meta", "cuda:999"])
 def test_a_device_that_is_not_there_is_refused_before_anything_is_loaded(small, monkeypatch, device):
-    monkeypatch.setattr(loop, "MemoryRLTrainer", None)
+    monkeypatch.setattr(loop, "memory_trainer", None)
     with pytest.raises(ConfigError, match=f"device: '{device}' cannot be used here .*try cpu"):
         train(small(device=device))
     assert not small().out.exists()
@@ -228,7 +226,7 @@ def test_training_tasks_without_a_question_are_refused(small, tmp_path):
 
 @pytest.mark.parametrize("key, place", [("data", 0), ("data", 4), ("data", 5), ("eval_data", 0), ("eval_data", 2)])
 def test_a_chunk_too_long_for_the_policy_is_named_before_any_work(small, tmp_path, monkeypatch, key, place):
-    monkeypatch.setattr(loop.MemoryRLTrainer, "train", None)
+    monkeypatch.setattr(Trainer, "train", None)
     tasks = synthetic.tasks(WorldConfig(), 0, 0, 6)
     chunks = (*tasks[place].chunks, Chunk(text="x" * 3100))
     tasks[place] = tasks[place].model_copy(update={"chunks": chunks})

@@ -22,7 +22,7 @@ from memalpha.train.data.samples import cross_entropy_sample
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.loss_weights import normalize
 from memalpha.train.rollouts.epochs import shuffled_item
-from memalpha.train.trainers import sft
+from memalpha.train.trainers import sft, sft_rows
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_every_row_is_visited_once_a_pass_in_a_new_order(supervised, monkeypatch
 
 def test_the_weights_that_validate_best_are_kept(supervised, monkeypatch):
     losses = iter([3.0, 1.0, 2.0, 1.5])
-    monkeypatch.setattr(sft.SFTTrainer, "_held_out_loss", lambda run: next(losses))
+    monkeypatch.setattr(sft.ImitationEvaluations, "held_out_loss", lambda run: next(losses))
     summary = train(supervised())
     assert summary["best_step"] == 2
     assert summary["before"] == {"validation_loss": 3.0} and summary["after"] == {"validation_loss": 1.5}
@@ -198,7 +198,7 @@ def test_the_best_rollouts_are_its_own_samples(sampling):
 
 
 def test_rollouts_that_are_all_alike_are_refused(sampling, monkeypatch):
-    monkeypatch.setattr(sft, "best_rollouts", lambda groups: [])
+    monkeypatch.setattr(sft_rows, "best_rollouts", lambda groups: [])
     with pytest.raises(TrainingError, match="source=best: of 4 tasks none has a rollout that is better"):
         train(sampling())
 

@@ -147,15 +147,15 @@ def test_the_curriculum_moves_on_and_looks_back():
     from memalpha.train.rollouts.curriculum import Curriculum
 
     source = TextTaskSource(config)
-    curriculum = Curriculum(config.curriculum, source.tasks_of_level, 0)
+    curriculum = Curriculum(config.curriculum, source, 8, seed=0)
 
     def step(number: int, correct: bool):
-        tasks = curriculum.draw(number, 8)
-        assert tasks == curriculum.draw(number, 8), "drawing changes nothing"
+        tasks = curriculum.batch(8 * number)
+        assert tasks == curriculum.batch(8 * number), "drawing changes nothing"
         records = [Record(t.id, 0, t.id, "", None, "", "", (), 0.0, correct) for t in tasks]
         return (
             [task.columns["level"] for task in tasks],
-            curriculum.record_outcomes(tasks, records),
+            curriculum.record_outcomes(8 * number, records),
             [t.id for t in tasks],
         )
 
@@ -163,12 +163,12 @@ def test_the_curriculum_moves_on_and_looks_back():
     for number, correct, unlocked in ((0, True, 1), (1, True, 2), (2, False, 2), (3, True, 2)):
         levels, line, ids = step(number, correct)
         seen += ids
-        assert curriculum.state["unlocked"] == unlocked
+        assert curriculum.state["curriculum"]["unlocked"] == unlocked
     assert set(levels) == {"easy", "medium"} and line["level"] == "medium" and 0 < line["level_accuracy"] < 1
     assert len(set(seen)) == 32, "no task of a made set comes twice"
     for number in range(4, 12):
         step(number, True)
-    assert curriculum.level == "hard" and curriculum.state["unlocked"] == 3
+    assert curriculum.level == "hard" and curriculum.state["curriculum"]["unlocked"] == 3
     assert json.loads(json.dumps(curriculum.state)) == curriculum.state
 
 

@@ -1,0 +1,264 @@
+"""Rows to imitate: the same for all steps, or the policy's own best rollouts, sampled in rounds; `rows.jsonl`.
+
+`rows.jsonl` in the run directory stores the rows, so that a resumed run uses the same ones even if their source has
+changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from memalpha.config import SFTConfig
+from memalpha.environments.memory_writing import MemoryWriting, memory_engine
+from memalpha.errors import CheckpointError, DataError, TrainingError
+from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.policy.transformers import TransformersPolicy
+from memalpha.qa.evaluate import MemoryScorer
+from memalpha.train.data.demonstrations import (
+    Demonstrator,
+    best_rollouts,
+    imitation_rows,
+    load_best_rollouts,
+    load_rows,
+)
+from memalpha.train.data.samples import TrainingSample, cross_entropy_sample
+from memalpha.train.rollouts.memory_tasks import TaskSource
+from memalpha.train.rollouts.worker import RolloutWorker
+from memalpha.train.trainers.directory import RunDirectory
+from memalpha.train.trainers.progress import Display
+from memalpha.train.trainers.reflection_demos import reflection_demo_rows
+from memalpha.types import Task
+
+TASKS_PER_BATCH = 32
+"""Tasks whose rollouts are sampled at a time (`source=best`, `source=erl`)."""
+BEFORE_TRAINING = -1
+"""Step under which `rows.jsonl` stores rows that exist before the first step."""
+
+Rows = list[TrainingSample]
+
+
+class RowSource(Protocol):
+    """Rows to imitate, step by step.
+
+    Attributes:
+        rows: Rows of the current step.
+        first_step: First step on these rows; `BEFORE_TRAINING` if they are the same in all steps.
+    """
+
+    rows: Rows
+    first_step: int
+
+    def advance(self, step: int) -> dict[str, Any]:
+        """Make `rows` those of `step` and return metrics of what was sampled for it."""
+        ...
+
+
+class FixedRows(RowSource):
+    """Rows that are the same in all steps."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows, self.first_step = rows, BEFORE_TRAINING
+
+    def advance(self, step: int) -> dict[str, Any]:
+        """Do nothing."""
+        return {}
+
+
+class RejectionSampling(RowSource):
+    """The best rollouts of each task, sampled anew in each of `rounds` rounds, which divide the schedule evenly.
+
+    Args:
+        config: Settings of the run.
+        directory: Run directory; keeps the rows of each round.
+        source: Training tasks.
+        worker: Samples and scores rollouts.
+        display: Shows what a round gave.
+    """
+
+    def __init__(
+        self,
+        config: SFTConfig,
+        directory: RunDirectory,
+        source: TaskSource,
+        worker: RolloutWorker[Task],
+        display: Display,
+    ) -> None:
+        self.config, self.directory, self.source = config, directory, source
+        self.worker, self.display = worker, display
+        self.rows: Rows = []
+        self.first_step = BEFORE_TRAINING
+
+    def advance(self, step: int) -> dict[str, Any]:
+        """Sample the round that starts at `step`; a resumed run reads the rows of a round under way."""
+        config = self.config
+        starts = [index * config.optimizer.schedule_steps // config.rounds for index in range(config.rounds)]
+        number, round_start = max((index, start) for index, start in enumerate(starts) if start <= step)
+        if round_start == step:
+            return self._sample_round(number, step)
+        if self.first_step != round_start:
+            self.rows, _ = self.directory.world.run_on_main(lambda: _read_rows(self.directory, round_start))
+            self.first_step = round_start
+        return {}
+
+    def _sample_round(self, number: int, step: int) -> dict[str, Any]:
+        """Sample a round and keep its best rollouts as rows; return metrics of the round.
+
+        Args:
+            number: Index of the round.
+            step: First step of the round.
+        """
+        tasks = _round_tasks(self.config, self.source, number)
+        rewards, best_count, rows, left_out = [], 0, [], 0
+        for first in range(0, len(tasks), TASKS_PER_BATCH):
+            batch = tasks[first : first + TASKS_PER_BATCH]
+            groups, _ = self.worker.collect_attempts(batch, number * len(tasks) + first)  # seeds the noise
+            rewards += [t.reward.total for group in groups for t in group.trajectories if t.reward is not None]
+            best = best_rollouts(groups)
+            best_count += len(best)
+            batch_rows, batch_left_out = imitation_rows(best)
+            rows, left_out = rows + batch_rows, left_out + batch_left_out
+        if not rows:
+            raise TrainingError(
+                f"source=best: of {len(tasks)} tasks none has a rollout that is better than its siblings and has a "
+                "turn to imitate: raise tasks, group_size or temperature"
+            )
+        _append_rows(self.directory, step, rows)
+        self.rows, self.first_step = rows, step
+        self.display.log(
+            f"round {number + 1}/{self.config.rounds}: {len(rows)} rows of the best rollouts of {best_count} tasks "
+            f"({len(tasks) - best_count} without a best one; {left_out} turns left out: a call failed, or was cut off)"
+        )
+        return {"reward": sum(rewards) / len(rewards), "rows": len(rows), "groups_kept": best_count / len(tasks)}
+
+
+@dataclass(frozen=True, slots=True)
+class RowLoader:
+    """Makes the rows of a source that is the same for all steps, in the main process."""
+
+    config: SFTConfig
+    directory: RunDirectory
+    policy: TransformersPolicy
+    writing: MemoryWriting
+    source: TaskSource | None
+    scorer: MemoryScorer | None
+    display: Display
+
+    def load(self) -> tuple[Rows, Rows]:
+        """Return training and validation rows and keep them in rows.jsonl; a resumed run reads them there."""
+        if self.directory.saved_steps():
+            return _read_rows(self.directory, BEFORE_TRAINING)
+        source = self.config.source
+        if source.endswith(".jsonl"):
+            rows, held_out = _split_validation(load_rows(Path(source), self.policy), self.config)
+            left_out = 0
+        elif Path(source).is_dir():
+            agent, schema = self.config.agent, self.writing.schema
+            rows_per_task, left_out = load_best_rollouts(Path(source), self.policy, agent, schema)
+            rows, held_out = _split_validation(rows_per_task, self.config)
+        else:
+            assert self.source is not None
+            tasks = _round_tasks(self.config, self.source, 0)
+            demonstrate = self._reflections if source == "erl" else self._scripted
+            (rows, left_out), (held_out, _) = demonstrate(tasks, 0), demonstrate(self.source.validation, len(tasks))
+        if not rows:
+            raise DataError(f"source: {source} gives no row to imitate ({left_out} turns were left out)")
+        (self.directory.path / "rows.jsonl").unlink(missing_ok=True)  # left by a run that stopped before a checkpoint
+        _append_rows(self.directory, BEFORE_TRAINING, rows, held_out)
+        tokens = sum(len(row.completion_ids) for row in rows)
+        note = f"; {left_out} turns left out: a call failed, or the reply was cut off" if left_out else ""
+        self.display.log(f"{len(rows)} rows to imitate ({tokens} tokens), {len(held_out)} to validate{note}")
+        return rows, held_out
+
+    def _scripted(self, tasks: Sequence[Task], first: int) -> tuple[Rows, int]:
+        """Return rows of a scripted writer, and the number of turns that were left out."""
+        source, config = self.config.source, self.config
+        script = ScriptedPolicy("oracle" if source == "gold" else source.removeprefix("scripted:"))
+        demonstrator = Demonstrator(script, self.policy)
+        engine = memory_engine(demonstrator, config.agent, self.writing.embedder, self.writing.schema)
+        return imitation_rows(trajectory for group in engine.roll_out(tasks) for trajectory in group.trajectories)
+
+    def _reflections(self, tasks: Sequence[Task], first: int) -> tuple[Rows, int]:
+        """Return rows for the roles of reflection, and the number of turns that were left out.
+
+        Args:
+            tasks: Tasks with gold operations.
+            first: Index of the first task; keys the sampling noise.
+        """
+        assert self.scorer is not None
+        rows, left_out = [], 0
+        for start in range(0, len(tasks), TASKS_PER_BATCH):
+            batch = tasks[start : start + TASKS_PER_BATCH]
+            batch_rows, batch_left_out = reflection_demo_rows(
+                self.policy, self.writing, self.scorer, batch, self.config, first=first + start
+            )
+            rows, left_out = rows + batch_rows, left_out + batch_left_out
+        return rows, left_out
+
+
+def _round_tasks(config: SFTConfig, source: TaskSource, number: int) -> list[Task]:
+    """Return the tasks of round `number`; each task of a file at most once."""
+    count = min(config.tasks, len(source.file_tasks) or config.tasks)
+    return source.batch(number * count)[:count]
+
+
+def _append_rows(directory: RunDirectory, step: int, rows: Rows, held_out: Sequence[TrainingSample] = ()) -> None:
+    """Append rows to rows.jsonl under `step` (main process only)."""
+    directory.append(
+        "rows.jsonl",
+        (
+            {
+                "step": step,
+                "validation": validation,
+                "task": row.task,
+                "rollout": row.rollout,
+                "chunk": row.chunk,
+                "prompt_ids": list(row.prompt_ids),
+                "completion_ids": list(row.completion_ids),
+            }
+            for validation, part in ((False, rows), (True, held_out))
+            for row in part
+        ),
+    )
+
+
+def _read_rows(directory: RunDirectory, step: int) -> tuple[Rows, Rows]:
+    """Return the training and validation rows that `_append_rows` stored for `step`."""
+    path = directory.path / "rows.jsonl"
+    rows_by_split: dict[bool, Rows] = {False: [], True: []}
+    try:
+        for text in path.read_bytes().splitlines():
+            line = json.loads(text)
+            if line["step"] == step:
+                origin = {"task": line["task"], "rollout": line["rollout"], "chunk": line["chunk"]}
+                row = cross_entropy_sample(line["prompt_ids"], line["completion_ids"], **origin)
+                rows_by_split[line["validation"]].append(row)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}): start again in another out") from error
+    if not rows_by_split[False]:
+        raise CheckpointError(f"{path} lacks the rows of this run: start again in another out")
+    return rows_by_split[False], rows_by_split[True]
+
+
+def _split_validation(
+    units: Sequence[list[TrainingSample]], config: SFTConfig
+) -> tuple[list[TrainingSample], list[TrainingSample]]:
+    """Split off the rows of the last units for validation.
+
+    Args:
+        units: Rows of each line of a file, or of each task of a run.
+        config: `validation_tasks` limits the number of units that validate.
+
+    Returns:
+        Training rows, validation rows.
+    """
+    cut = len(units) - min(config.evaluation.validation_tasks, max(1, len(units) // 5))
+    if not cut:
+        raise DataError(
+            f"source: {config.source} has nothing but what validates (1 line, or 1 task that has a best rollout): add "
+            "some, or set validation_tasks=0"
+        )
+    return [row for unit in units[:cut] for row in unit], [row for unit in units[cut:] for row in unit]

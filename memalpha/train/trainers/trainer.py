@@ -1,0 +1,305 @@
+"""`Trainer`: start or resume a run, steps, validation, checkpoints, the final summary; whatever is trained.
+
+It is composed of parts: a `TrainingStep` prepares batches and updates the weights, `Evaluations` says how good they
+are, a `RunDirectory` keeps the files.
+
+Step n uses the weights of `checkpoints/step-n`; its update makes those of `step-(n+1)`. A step depends only on the
+config, the weights, the optimizer and the step number. A killed run that is started again on the same directory
+therefore ends with the same weights, bit for bit. The final weights are those that validated best, or the last ones
+without validation.
+
+Several processes (`train.learner.distributed`) share rollouts and evaluations by task, and updates by micro-batch.
+Every process knows all results; only the main process writes files and logs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+from memalpha.config import LearnerConfig
+from memalpha.errors import CheckpointError
+from memalpha.policy.load import absolute_policy_name
+from memalpha.train.interrupt import CoordinatedInterrupt, defer_interrupt
+from memalpha.train.learner.model_state import BaseEngine
+from memalpha.train.software import software_version
+from memalpha.train.trainers.directory import RunDirectory
+from memalpha.train.trainers.progress import Display
+from memalpha.train.trainers.start import RunStart
+from memalpha.train.trainers.tracking import open_trackers
+
+
+class TrainingStep(Protocol):
+    """What a run does in each step. Implementations inherit the defaults.
+
+    Attributes:
+        scheduled_steps: Number of steps of the whole schedule.
+        keeps_all_checkpoints: True if every step saves a checkpoint that is never pruned.
+        log_files: JSON Lines files with a `step` in each line, beside `metrics.jsonl`. A resumed run truncates them to
+            its step and appends.
+    """
+
+    scheduled_steps: int
+    keeps_all_checkpoints: bool = False
+    log_files: tuple[str, ...] = ()
+
+    def prepare(self, step: int) -> Any:
+        """Return the batch of a step; must not change the run's state. A Ctrl-C is taken at once here."""
+        ...
+
+    def train(self, batch: Any, step: int) -> dict[str, Any]:
+        """Update the weights on the prepared batch and return the step's metrics."""
+        ...
+
+    def state(self, step: int) -> dict[str, Any]:
+        """Return what a checkpoint after `step` steps stores beside weights and optimizer; JSON."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned; other keys are ignored."""
+        return
+
+    def summary(self) -> dict[str, Any]:
+        """Return this part's share of the run's summary."""
+        return {}
+
+    def close(self) -> None:
+        """Stop what still works in the background."""
+        return
+
+
+class Evaluations(Protocol):
+    """What says how good the weights are. Implementations inherit the defaults."""
+
+    def before(self) -> None:
+        """Evaluate the start weights; called once, before the first validation and checkpoint of a fresh run."""
+        return
+
+    def validate(self, step: int, metrics: dict[str, Any]) -> float | None:
+        """Validate the weights after `step` steps and add the results to `metrics`.
+
+        Returns:
+            Score, higher is better; None if there is nothing to validate on.
+        """
+        ...
+
+    def summary(self) -> dict[str, Any]:
+        """Evaluate the final weights, which are loaded, and return this part's share of the run's summary."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint stores; JSON."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned; other keys are ignored."""
+        return
+
+
+class Trainer:
+    """One process's work on a run directory, alone or together with the other processes.
+
+    Args:
+        config: Settings as they are recorded.
+        directory: Directory of the run, claimed with `config`.
+        start: Start policy.
+        engine: Owner of the weights and the optimizer.
+        training_step: Prepares batches and updates the weights.
+        evaluations: Says how good the weights are.
+        display: Shows progress and messages.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: LearnerConfig,
+        directory: RunDirectory,
+        start: RunStart,
+        engine: BaseEngine,
+        training_step: TrainingStep,
+        evaluations: Evaluations,
+        display: Display,
+    ) -> None:
+        self.config, self.directory, self.start, self.engine = config, directory, start, engine
+        self.training_step, self.evaluations, self.display = training_step, evaluations, display
+        self.world = directory.world
+        self.is_distributed = self.world.size > 1
+        self.step = 0
+        self.is_consistent = not self.is_distributed  # True while this process may save a checkpoint on its own
+        self.minutes_before = self.learning_minutes_before = self.learning_minutes = 0.0
+        self.best: dict[str, Any] | None = None
+        self.final: dict[str, Any] | None = None
+
+    def train(self) -> dict[str, Any]:
+        """Resume or start the run, train to its last step and return the summary (also in `summary.json`)."""
+        directory, out = self.directory, self.directory.path
+        if self.is_distributed:
+            self.display.log(f"{self.world.size} processes ({self.config.compute.sharding})")
+        with closing(self.training_step):
+            try:
+                stop = self.training_step.scheduled_steps if self.config.max_steps is None else self.config.max_steps
+                summary = self.world.run_on_main(lambda: directory.load_finished_summary(stop))
+                if summary is not None:
+                    self.display.log(f"{out}: this run is finished; its summary is in {out / 'summary.json'}")
+                    return summary
+                steps = self.world.run_on_main(directory.saved_steps)
+                if steps:
+                    self._resume(steps[-1], stop)
+                else:
+                    self._start_fresh()
+                self._train_until(stop)
+            except KeyboardInterrupt as interrupt:
+                self._handle_interrupt(is_coordinated=isinstance(interrupt, CoordinatedInterrupt))
+                raise
+            self._save()
+            return self._finish()
+
+    def _start_fresh(self) -> None:
+        self.world.run_on_main(lambda: self._reset_files(0))
+        policy = Path(absolute_policy_name(self.config.policy))
+        if self.config.lora is not None and policy.parent.name == "checkpoints":
+            self.display.log(
+                f"the adapters' base is {policy}: keep it (a run resumed there may delete it), or start from a copy"
+            )
+        self.evaluations.before()
+        self._validate({})
+        self._save()
+
+    def _resume(self, step: int, stop: int) -> None:
+        out = self.directory.path
+        if step > stop:
+            raise CheckpointError(f"{out} is already at step {step}, beyond max_steps={stop}")
+        self.is_consistent = False
+        state = self.directory.load_checkpoint(step, self.engine)
+        if state.get("started_from") != self.start.fingerprint:
+            raise CheckpointError(
+                f"{out} started from other weights than policy={self.config.policy} holds now (a link such as "
+                "checkpoints/best moves on; adapters merged on another device differ in last bits): put back what was "
+                "there, or start again in another out"
+            )
+        self.minutes_before, self.learning_minutes_before = state["minutes"], state["learning_minutes"]
+        self.best = state["best"]
+        self.training_step.restore(state)
+        self.evaluations.restore(state)
+        self.world.run_on_main(lambda: self._reset_files(step))
+        self.step, self.is_consistent = step, not self.is_distributed
+        self.display.log(f"resuming {out} at step {self.step}")
+
+    def _reset_files(self, step: int) -> None:
+        """Truncate the logs to `step`, write the settings and repair the link to the best checkpoint."""
+        for name in ("metrics.jsonl", *self.training_step.log_files):
+            self.directory.truncate(name, step)
+        self.directory.write_settings(self.config)
+        if self.best:  # the link may point to the last step of a shorter run
+            self.directory.link_best(self.best["step"])
+
+    def _train_until(self, stop: int) -> None:
+        first_step, start_time = self.step, time.monotonic()
+        with (
+            open_trackers(self.config, self.step, self.world.is_main) as trackers,
+            self.display.training_progress(self.step, stop) as show_step,
+        ):
+            while self.step < stop:
+                # A single process may drop a prepared batch at any time; several processes must stop together.
+                with defer_interrupt(self.display.log, self.world) if self.is_distributed else nullcontext():
+                    metrics = self._run_step(stop, start_time)
+                if trackers is not None:
+                    trackers.log(metrics)
+                show_step(self.step, metrics, self.learning_minutes / (self.step - first_step) * (stop - self.step))
+
+    def _run_step(self, stop: int, start_time: float) -> dict[str, Any]:
+        step_start = time.monotonic()
+        batch = self.training_step.prepare(self.step)
+        batch_ready = time.monotonic()
+        with nullcontext() if self.is_distributed else defer_interrupt(self.display.log):
+            self.is_consistent = False
+            metrics = {"step": self.step, **self.training_step.train(batch, self.step)}
+            metrics |= {"sample_seconds": batch_ready - step_start, "train_seconds": time.monotonic() - batch_ready}
+            self.step += 1
+            if self.step % self.config.evaluation.eval_steps == 0 or self.step == stop:
+                self._validate(metrics)
+            self.directory.append("metrics.jsonl", [metrics])
+            self.learning_minutes = (time.monotonic() - start_time) / 60
+            is_due = self.step % self.config.checkpoint.save_steps == 0
+            if self.training_step.keeps_all_checkpoints or is_due or self._is_best():
+                self._save()
+            self.is_consistent = not self.is_distributed
+        return metrics
+
+    def _finish(self) -> dict[str, Any]:
+        if self.final is None or self.final["step"] != self.step:
+            self._validate({})
+        best_step = self.step
+        if self.best and self.final:
+            best_step = _better_validation(self.best, self.final)["step"]
+            self.directory.link_best(best_step)
+        self.directory.load_weights(best_step, self.engine)
+        results = {**self.training_step.summary(), **self.evaluations.summary()}
+        summary = {
+            "seed": self.config.seed,
+            "steps": self.step,
+            "best_step": best_step,
+            "started_from": self.start.fingerprint,
+            "software": software_version(),
+            "policy_parameters": self.start.policy.parameters,
+            "minutes": self._minutes(),
+            "learning_minutes": self.learning_minutes_before + self.learning_minutes,
+            **results,
+        }
+        self.directory.write_summary(summary)
+        return self.world.run_on_main(lambda: summary)
+
+    def _validate(self, metrics: dict[str, Any]) -> None:
+        """Validate the current weights and update `best` and `final`.
+
+        `best` is the best scheduled validation; a tie goes to the later step. `final` is the last validation. A
+        validation off the schedule happens only at the end of a run. It may be chosen there, and a resumed run forgets
+        it.
+        """
+        score = self.evaluations.validate(self.step, metrics)
+        if score is not None:
+            self.final = {"step": self.step, "score": score}
+            if self.step % self.config.evaluation.eval_steps == 0:
+                self.best = _better_validation(self.best, self.final)
+
+    def _is_best(self) -> bool:
+        return self.best is not None and self.best["step"] == self.step
+
+    def _save(self) -> None:
+        state = {
+            "seed": self.config.seed,
+            "started_from": self.start.fingerprint,
+            "software": software_version(),
+            "best": self.best,
+            "minutes": self._minutes(),
+            "learning_minutes": self.learning_minutes_before + self.learning_minutes,
+            **self.training_step.state(self.step),
+            **self.evaluations.state(),
+        }
+        self.directory.save_checkpoint(self.step, self.start.policy, self.engine, state)
+        if self._is_best():
+            self.directory.link_best(self.step)
+        if not self.training_step.keeps_all_checkpoints:
+            kept = [self.best["step"]] if self.best else []
+            self.directory.prune_checkpoints(self.config.checkpoint.save_total_limit, kept)
+
+    def _minutes(self) -> float:
+        return self.minutes_before + (time.monotonic() - self.start.time) / 60
+
+    def _handle_interrupt(self, *, is_coordinated: bool) -> None:
+        out, saved_steps = self.directory.path, self.directory.saved_steps
+        if (self.is_consistent or is_coordinated) and self.world.run_on_main(saved_steps):
+            self._save()
+        steps = saved_steps()
+        if steps:
+            self.display.log(f"stopped: {out} holds a checkpoint of step {steps[-1]}; the same command resumes it")
+        else:
+            self.display.log(f"stopped before training began: the same command starts {out} again")
+
+
+def _better_validation(earlier: dict[str, Any] | None, later: dict[str, Any]) -> dict[str, Any]:
+    """Return the validation with the higher score, `later` if both are equal."""
+    return later if earlier is None or later["score"] >= earlier["score"] else earlier
