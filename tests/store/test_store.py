@@ -294,20 +294,3 @@ def test_ctrl_c_leaves_no_half_operation(monkeypatch, at: int) -> None:
     assert store.search(QUERY) == hits
     store.update(entry.id, "pet: dog")
     assert store.search(QUERY)[0].entry.content == "pet: dog"
-
-
-@pytest.mark.sqlite
-def test_the_work_of_an_operation_does_not_grow_with_the_memory() -> None:
-    def steps(size: int) -> int:
-        """SQLite's virtual machine steps, in tens."""
-        store, ticks = new(), []
-        facts(store, size)
-        first = store.list(limit=1)[0]
-        store._database._connection.set_progress_handler(lambda: ticks.append(0), 10)
-        store.update(store.insert("semantic", "pet: cat").id, "pet: dog")
-        store.delete(first.id)
-        store.undo()
-        store.list(limit=2, after=first.id)
-        return len(ticks)
-
-    assert steps(600) < 1.5 * steps(20)

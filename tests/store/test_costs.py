@@ -1,0 +1,180 @@
+"""Work of every public call at n and 4n entries: database steps, decoded rows, embedded texts; no clock.
+
+Arithmetic on the arrays of a search index is not counted.
+
+`TABLE` says how the work of a call may grow. "flat" is the same work whatever the store holds beside what is asked for;
+"grows" is work in the number of entries. A call that becomes slower fails, and so does one that "grows" no longer: its
+row is then out of date. Rows marked `# should be flat` grow today although what they return does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from memalpha.store.backends import entry_table, operation_log
+from memalpha.store.embedding import HashEmbedder
+from memalpha.store.store import MemoryStore
+
+pytestmark = pytest.mark.sqlite
+SIZE = 150
+NOBODY = {"n": -1}
+
+
+class Work(NamedTuple):
+    """Work of a call: steps of SQLite's virtual machine, entries and operations made from rows, embedded texts."""
+
+    steps: int
+    rows: int
+    texts: int
+
+
+class Counter(HashEmbedder):
+    """Embedder that counts its texts."""
+
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.texts = 0
+
+    def encode(self, texts) -> np.ndarray:
+        self.texts += len(texts)
+        return super().encode(texts)
+
+
+class Sample(NamedTuple):
+    """Store of `size` entries, an entry with three versions, and the embedder."""
+
+    store: MemoryStore
+    size: int
+    id: str
+    embedder: Counter
+
+    @classmethod
+    def of(cls, size: int, path: Path | None = None) -> Sample:
+        embedder = Counter()
+        store = MemoryStore.open(path or ":memory:", embedder=embedder)
+        origin = [{"source": f"chat-{number // 10}", "chunk": number % 10, "turn": "1"} for number in range(size)]
+        store.insert_many(
+            {
+                "category": "semantic",
+                "content": f"fact {number}: value {number}",
+                "metadata": {"n": number},
+                **origin[number],
+            }
+            for number in range(size)
+        )
+        id = store.list(limit=size // 2)[-1].id
+        store.update(id, "city: Rome", source="chat-1", chunk=3, turn="1")
+        store.update(id, "city: Oslo", source="chat-1", chunk=3, turn="1")
+        store.core_update("Ana")
+        store.search("Oslo", where=NOBODY)  # makes the index and the columns of filters
+        return cls(store, size, id, embedder)
+
+
+@contextmanager
+def counted(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Work]]:
+    """Append the work of the block to the list."""
+    ticks, rows, texts, work = [0], [0], sample.embedder.texts, []
+
+    def tick() -> None:
+        ticks[0] += 1
+
+    def count(decode: Callable) -> Callable:
+        def decoded(*values: Any) -> Any:
+            rows[0] += 1
+            return decode(*values)
+
+        return decoded
+
+    connection = sample.store._database._connection
+    with monkeypatch.context() as patch:
+        patch.setattr(entry_table, "decode_entry", count(entry_table.decode_entry))
+        patch.setattr(operation_log, "decode_operation", count(operation_log.decode_operation))
+        connection.set_progress_handler(tick, 1)
+        yield work
+        connection.set_progress_handler(None, 0)
+    work.append(Work(ticks[0], rows[0], sample.embedder.texts - texts))
+
+
+Call = Callable[[MemoryStore, str], object]
+TABLE: dict[str, tuple[str, Call]] = {
+    "get": ("flat", lambda store, id: store.get(id)),
+    "get as_of position": ("flat", lambda store, id: store.get(id, as_of=store.snapshot() - 1)),
+    "get as_of time": ("flat", lambda store, id: store.get(id, as_of="2100-01-01")),
+    "find": ("flat", lambda store, id: store.find("semantic", "city: Oslo")),
+    "history": ("flat", lambda store, id: store.history(id)),
+    "created_at": ("flat", lambda store, id: store.created_at([id])),
+    "recent": ("flat", lambda store, id: store.recent(5)),
+    "list limit": ("flat", lambda store, id: store.list(limit=5)),
+    "list after": ("flat", lambda store, id: store.list(limit=5, after=id)),
+    "list category limit": ("grows", lambda store, id: store.list("episodic", limit=5)),  # should be flat
+    "list": ("grows", lambda store, id: store.list()),
+    "list where": ("grows", lambda store, id: store.list(where=NOBODY)),  # should be flat
+    "list where limit": ("grows", lambda store, id: store.list(where={"n": {"$gte": 0}}, limit=5)),  # should be flat
+    "list as_of limit": ("grows", lambda store, id: store.list(limit=5, as_of=store.snapshot() - 1)),  # should be flat
+    "core": ("flat", lambda store, id: store.core),
+    "core_at": ("flat", lambda store, id: store.core_at(store.snapshot() - 1)),
+    "snapshot": ("flat", lambda store, id: store.snapshot()),
+    "state": ("grows", lambda store, id: store.state),
+    "log": ("flat", lambda store, id: list(store.log(store.snapshot() - 3))),
+    "log of the first": ("grows", lambda store, id: list(islice(store.log(), 3))),  # should be flat: pages of 1,000
+    "namespaces": ("flat", lambda store, id: store.namespaces()),
+    "namespace": ("flat", lambda store, id: store.namespace("other").list()),
+    "search": ("flat", lambda store, id: store.search("Oslo", 5)),
+    "search where": ("flat", lambda store, id: store.search("Oslo", 5, where={"n": {"$gte": 10}})),
+    "search around": ("flat", lambda store, id: store.search("Oslo", 5, around=20)),
+    "search after a write": ("flat", lambda store, id: (store.insert("semantic", "x"), store.search("Oslo", 5))),
+    "search_many": ("flat", lambda store, id: store.search_many(["Oslo", "Rome"], 5)),
+    "search as_of": ("grows", lambda store, id: store.search("Oslo", 5, as_of=store.snapshot() - 1)),  # should be flat
+    "search of a fresh handle": ("grows", lambda store, id: store.namespace("default").search("Oslo", 5)),
+    "build_index": ("flat", lambda store, id: store.build_index()),
+    "around": ("flat", lambda store, id: store.around(id, 20)),
+    "insert": ("flat", lambda store, id: store.insert("semantic", "pet: cat", metadata={"n": 1})),
+    "insert a duplicate": ("flat", lambda store, id: store.insert("semantic", "city: Oslo")),
+    "insert_many": ("flat", lambda store, id: store.insert_many([{"category": "semantic", "content": "pet: cat"}])),
+    "update": ("flat", lambda store, id: store.update(id, "city: Bergen")),
+    "delete": ("flat", lambda store, id: store.delete(id)),
+    "core_update": ("flat", lambda store, id: store.core_update("Ben")),
+    "expiry": ("flat", lambda store, id: (store.insert("semantic", "y", expires="2020-01-01"), store.list(limit=1))),
+    "undo": ("flat", lambda store, id: (store.delete(id), store.undo())),
+    "redo": ("flat", lambda store, id: (store.delete(id), store.undo(), store.redo())),
+    "restore": ("grows", lambda store, id: (store.delete(id), store.restore(store.snapshot() - 1))),  # should be flat
+    "diff": ("grows", lambda store, id: store.diff(store.snapshot() - 1)),  # should be flat
+    "erase": ("grows", lambda store, id: store.erase(id)),  # should be flat, but for rewriting the file
+    "erase_all": ("grows", lambda store, id: store.erase_all()),
+    "fork": ("grows", lambda store, id: store.fork("copy")),
+    "export_jsonl": ("grows", lambda store, id: store.export_jsonl(Path(store.path).with_name("log.jsonl"))),
+    "import_jsonl": ("flat", lambda store, id: store.import_jsonl(Path(store.path).with_name("facts.jsonl"))),
+}
+ELSEWHERE = {"open", "close", "path", "schema", "embedder", "load_embedder"}  # no reads of entries
+SAME = {"apply", "change"}  # what insert, update, delete and core_update call
+
+
+def work_of(name: str, size: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
+    folder.mkdir()
+    (folder / "facts.jsonl").write_text('{"category": "semantic", "content": "pet: cat"}\n')
+    sample = Sample.of(size, folder / "a.db" if "jsonl" in name else None)
+    with counted(sample, monkeypatch) as work:
+        TABLE[name][1](sample.store, sample.id)
+    sample.store.close()
+    return work[0]
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_work_grows_as_the_table_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = (work_of(name, size, tmp_path / str(size), monkeypatch) for size in (SIZE, 4 * SIZE))
+    assert many.texts == few.texts <= 2, (few, many)  # what is stored is never embedded again
+    flat = many.steps <= 1.25 * few.steps + 40 and many.rows <= few.rows + 1
+    assert ("flat" if flat else "grows") == TABLE[name][0], (few, many)
+    assert many.steps <= 5 * few.steps + 40 and many.rows <= 5 * few.rows + 1, (few, many)  # and no faster than n
+
+
+def test_the_table_has_every_public_call() -> None:
+    public = {name for name in dir(MemoryStore) if not name.startswith("_")}
+    assert public - {name.split()[0] for name in TABLE} - ELSEWHERE - SAME == set()
