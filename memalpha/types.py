@@ -356,16 +356,15 @@ class Turn:
 class Reward:
     """Reward of one trajectory: components, weights, total, and totals per turn.
 
-    `components` maps a name to one float per turn; a component shared by the trajectory repeats. `shared` names those
-    components. None stands for r1, r3 and the other names in `train.algorithms.advantages.SHARED_COMPONENTS`. `turns`
-    holds the totals r_t.
+    `components` maps a name to one float per turn. A component in `shared` belongs to the whole trajectory and repeats;
+    all others belong to their turns. `turns` holds the totals r_t.
     """
 
     turns: tuple[float, ...]
     components: Mapping[str, tuple[float, ...]]
     weights: Mapping[str, float]
     total: float
-    shared: frozenset[str] | None = None
+    shared: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

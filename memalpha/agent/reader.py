@@ -22,7 +22,7 @@ from memalpha.policy.base import Policy
 from memalpha.store.memory import Memory
 from memalpha.store.search.stemmer import stem
 from memalpha.store.slots import key_value
-from memalpha.types import Hit, MemoryEntry, Question, SampleRequest
+from memalpha.types import Completion, Hit, MemoryEntry, Question, SampleRequest
 
 Conflicts = Literal["keep", "refuse", "newest"]
 
@@ -39,6 +39,7 @@ class Answer:
         prompt: prompt of a language-model reader.
         cited: parsed parts of a reply that cites evidence.
         notes: ids of the entries in the order of the cited numbers.
+        truncated: True if the answer of a language model was cut at `max_new_tokens`.
     """
 
     text: str
@@ -48,6 +49,7 @@ class Answer:
     prompt: str | None = None
     cited: Cited | None = None
     notes: tuple[str, ...] = ()
+    truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,20 +155,18 @@ class PolicyReader:
             if key not in prompts:
                 prompts[key] = SampleRequest(messages, max_new_tokens=self.config.max_new_tokens)
         completions = self.policy.sample(list(prompts.values())) if prompts else []
-        texts = {
-            key: completion.text[after_thinking(completion.text) :].strip()
-            for key, completion in zip(prompts, completions, strict=True)
-        }
-        answers = [self._answer(texts[key], item, "\n\n".join(key)) for key, item in zip(keys, visible, strict=True)]
+        replies = dict(zip(prompts, completions, strict=True))
+        answers = [self._answer(replies[key], item, "\n\n".join(key)) for key, item in zip(keys, visible, strict=True)]
         return mark_conflicts(answers, items) if self.conflicts == "refuse" else answers
 
-    def _answer(self, text: str, item: Reading, prompt: str) -> Answer:
+    def _answer(self, reply: Completion, item: Reading, prompt: str) -> Answer:
+        text, truncated = reply.text[after_thinking(reply.text) :].strip(), reply.stop_reason == "length"
         if not self.config.cite:
-            return Answer(text, is_abstention(text), hits=item.hits, prompt=prompt)
+            return Answer(text, is_abstention(text), hits=item.hits, prompt=prompt, truncated=truncated)
         cited = parse_cited(text)
         answer = cited.answer or ""
         ids = tuple(entry.id for entry in order_notes(item.hits))
-        return Answer(answer, is_abstention(answer), hits=item.hits, prompt=prompt, cited=cited, notes=ids)
+        return Answer(answer, is_abstention(answer), False, item.hits, prompt, cited, ids, truncated)
 
 
 class ExtractiveReader:

@@ -87,6 +87,10 @@ class ERLSettings(Config):
         "internalization then imitates under prompts without them",
     )
     enable_memory: bool = Field(default=True, description="keep advice that helped, and show it to later reflections")
+    keep_advice: Literal["improvement", "success"] = Field(
+        default="improvement",
+        description="keep advice if the retry beat the first attempt, or if it succeeded, as in the paper",
+    )
     memory_size: int = Field(default=50, gt=0, description="pieces of advice in memory; the oldest is dropped first")
     memory_top_k: int = Field(default=3, gt=0, description="pieces of advice that a reflection sees")
     memory_retrieval: Literal["recency", "similarity"] = Field(
@@ -127,8 +131,8 @@ class ERLSettings(Config):
     def _read(self) -> ERLSettings:
         """Refuse a setting that nothing reads."""
         without = {
-            "enable_reflection": ("memory_size", "memory_top_k", "memory_retrieval"),
-            "enable_memory": ("memory_size", "memory_top_k", "memory_retrieval"),
+            "enable_reflection": ("keep_advice", "memory_size", "memory_top_k", "memory_retrieval"),
+            "enable_memory": ("keep_advice", "memory_size", "memory_top_k", "memory_retrieval"),
             "enable_internalization": ("internalization_coef", "internalization_margin"),
         }
         for switch, names in without.items():

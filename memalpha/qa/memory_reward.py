@@ -133,11 +133,12 @@ class MemoryReward:
             "r4": self.config.gamma if contents is not None or task.gold_operations else 0.0,
         }
         components = {"r1": (r1,) * len(turns), "r2": tuple(r2), "r3": (r3,) * len(turns), "r4": tuple(r4)}
+        shared = {"r1", "r3"}
         if self.config.model is not None:
             if model_score is None:
                 raise ValueError("reward.model: this trajectory was not scored by it")
             weights["model"], components["model"] = self.config.model.weight, (model_score,) * len(turns)
-        shared = {"r1", "r3", "model"}
+            shared.add("model")
         for part, function in self.functions:
             weights[part.name] = part.weight
             components[part.name] = (_call_function(part, function, trajectory, records),) * len(turns)

@@ -38,6 +38,7 @@ class Record:
         ceiling: True if the same reader is right when shown the evidence; None if it was not asked.
         scores: Further metrics by name.
         feedback: The error in words; see `error_analysis.feedback`.
+        truncated: True if the answer of a language model was cut at its most tokens.
     """
 
     task: str
@@ -64,6 +65,7 @@ class Record:
     ceiling: bool | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
     feedback: str = ""
+    truncated: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Return the record as one line of `eval/<name>.jsonl`."""

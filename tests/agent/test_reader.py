@@ -39,6 +39,16 @@ class Fixed:
         return len(text)
 
 
+def test_an_answer_says_whether_it_was_cut():
+    for stop in ("eos", "length"):
+        policy = Fixed("Oslo")
+        policy.sample = lambda requests, stop=stop: [Completion("Oslo", stop_reason=stop) for _ in requests]
+        for cite in (False, True):
+            reader = PolicyReader(policy, ReaderConfig(cite=cite))
+            (answer,) = reader.answer([("Where?", memory("city: Oslo"))])
+            assert answer.truncated == (stop == "length") and answer.hits
+
+
 def test_equal_prompts_are_asked_once():
     policy = Fixed("Oslo")
     one, two, other = memory("city: Oslo"), memory("city: Oslo"), memory("city: Rome")

@@ -173,6 +173,7 @@ def build_record(
         stale=is_stale(question, answer, correct),
         conflict=answer.conflict,
         abstained=answer.abstained,
+        truncated=answer.truncated,
         **fields,
     )
 

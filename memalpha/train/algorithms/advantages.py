@@ -1,9 +1,9 @@
 """Group-relative advantages per turn.
 
-Baselines are over rollouts, never over rows. A reward component belongs either to the whole trajectory (r1, r3) or to
-one turn (r2, r4). Trajectory components are centred over the G rollouts, whatever their number of turns. Turn
-components are centred over the rollouts that have a turn at the same chunk index. With equal chunk counts the sum of
-both is r_t minus the group's mean r_t at that chunk.
+Baselines are over rollouts, never over rows. A reward component belongs either to the whole trajectory
+(`Reward.shared`, as r1 and r3) or to one turn (r2, r4). Trajectory components are centred over the G rollouts, whatever
+their number of turns. Turn components are centred over the rollouts that have a turn at the same chunk index. With
+equal chunk counts the sum of both is r_t minus the group's mean r_t at that chunk.
 """
 
 from __future__ import annotations
@@ -14,10 +14,6 @@ from typing import Any, Literal
 
 from memalpha.errors import TrainingError
 from memalpha.types import Reward, Trajectory, TrajectoryGroup
-
-SHARED_COMPONENTS = frozenset({"r1", "r3", "model"})
-"""Components of the whole trajectory if a `Reward` does not name its own; all others belong to a turn."""
-
 
 TIE_TOLERANCE = 1e-9
 """Rewards closer than this are ties: they may be sums of the same numbers in another order."""
@@ -106,11 +102,10 @@ def split_reward(trajectory: Trajectory[Any]) -> tuple[float, list[float]]:
 
 
 def _weighted_sum(reward: Reward, index: int, *, shared: bool) -> float:
-    shared_names = SHARED_COMPONENTS if reward.shared is None else reward.shared
     return sum(
         reward.weights[name] * values[index]
         for name, values in reward.components.items()
-        if (name in shared_names) == shared
+        if (name in reward.shared) == shared
     )
 
 

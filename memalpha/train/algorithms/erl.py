@@ -21,6 +21,8 @@ Deviations from the paper and its code:
 
 * Success is accuracy of at least `erl.reward_threshold` (reason: `rollouts.reflection`). `erl.internalization_margin`
   also takes second attempts that are better than the first by that much.
+* Advice is kept if the second attempt was better than the first. The paper keeps it on success
+  (`erl.keep_advice=success`), also where the first attempt had succeeded or had done better.
 * A task's prompt is a whole conversation, so a reflection sees the attempt's memory and the feedback. The compact style
   of the shipped policies omits that memory, the retrieved passages and the error class (`qa.error_analysis.feedback`).
 * The advantage of a group of one is 0 (the paper's code keeps the raw reward).
@@ -87,7 +89,8 @@ class ERL(GRPO):
         memory = ReflectionMemory(self.state["reflections"], self.settings, reflecting_of(worker).embedder)
         seconds = run_second_attempts(worker, groups, records, memory, self.settings, step)
         for second in seconds:
-            if second.succeeded and second.reflection is not None and self.settings.enable_memory:
+            helped = second.succeeded if self.settings.keep_advice == "success" else second.improved
+            if helped and second.reflection is not None and self.settings.enable_memory:
                 reached = {"before": second.first.accuracy, "after": second.accuracy}
                 memory.add(second.advice, task=second.retry.task.id, step=step, **reached)
         reflections = memory.as_json()

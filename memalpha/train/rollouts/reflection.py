@@ -34,7 +34,7 @@ from memalpha.train.rollouts.worker import ReflectionCandidate
 from memalpha.types import Operation, SampleRequest, Trajectory, TrajectoryGroup
 
 REFLECTION_SCHEMA = MemorySchema(
-    "reflections", (Category("advice", "Advice with which a second attempt has succeeded."),)
+    "reflections", (Category("advice", "Advice with which a second attempt was better or has succeeded."),)
 )
 """Schema of the memory of advice."""
 

@@ -42,6 +42,11 @@ class SecondAttempt:
     succeeded: bool
     internalized: Trajectory[Any] | None
 
+    @property
+    def improved(self) -> bool:
+        """True if the retry was more accurate than the first attempt."""
+        return self.accuracy is not None and self.accuracy > self.first.accuracy
+
 
 def run_second_attempts(
     worker: RolloutWorker[Any],

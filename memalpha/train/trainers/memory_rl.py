@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from memalpha.agent.reader import PolicyReader
 from memalpha.config import TrainConfig
 from memalpha.environments.engine import RolloutEngine
 from memalpha.environments.memory_writing import MemoryWriting, memory_engine
@@ -66,7 +67,7 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
         worker=worker,
         algorithm=algorithm,
         engine=engine,
-        describer=MemoryRolloutDescriber(policy.count_tokens),
+        describer=MemoryRolloutDescriber(policy.count_tokens, isinstance(training_reader, PolicyReader)),
         overlap=build_overlap(config, worker, algorithm, engine, display, reason),
     )
     scorer = MemoryScorer(reader, rewards, embedder)
@@ -92,10 +93,11 @@ class MemoryRolloutDescriber(RolloutDescriber):
 
     Args:
         count_tokens: Tokens of a text.
+        has_policy_reader: True if a language model answers, whose answers may be cut.
     """
 
-    def __init__(self, count_tokens: Callable[[str], int]) -> None:
-        self.count_tokens = count_tokens
+    def __init__(self, count_tokens: Callable[[str], int], has_policy_reader: bool) -> None:
+        self.count_tokens, self.has_policy_reader = count_tokens, has_policy_reader
 
     def metrics(self, records: Sequence[Record], attempts: Sequence[Trajectory]) -> dict[str, Any]:
         """Return accuracy, outcomes of operations, size of the memory and calls per attempt."""
@@ -103,7 +105,10 @@ class MemoryRolloutDescriber(RolloutDescriber):
         names = ("reward", "accuracy", "answerable_accuracy", "valid_calls", "duplicates", "update_share")
         names += ("delete_share", "update_hit", "delete_hit", "memory_tokens")
         calls = sum(len(turn.calls) for trajectory in attempts for turn in trajectory.turns)
-        return {**{name: summary[name] for name in names}, "calls": calls / len(attempts)}
+        metrics = {**{name: summary[name] for name in names}, "calls": calls / len(attempts)}
+        if self.has_policy_reader and records:
+            metrics["reader_truncated"] = sum(record.truncated for record in records) / len(records)
+        return metrics
 
     def fields(self, trajectory: Trajectory) -> dict[str, Any]:
         """Return the final memory."""

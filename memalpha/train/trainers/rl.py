@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from random import Random
+from statistics import pstdev
 from typing import Any, Protocol
 
 from memalpha.config import ReinforcementConfig
@@ -223,6 +224,8 @@ class ReinforcementStep(TrainingStep):
         )
         metrics["truncated"] = sum(turn.completion.stop_reason == "length" for turn in turns) / len(turns)
         rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
+        totals = [reward.total for reward in rewards]
+        metrics |= {"reward_min": min(totals), "reward_max": max(totals), "reward_std": pstdev(totals)}
         for name in dict.fromkeys(name for reward in rewards for name in reward.components):
             values = [value for reward in rewards for value in reward.components.get(name, ())]
             metrics[self.describer.component_prefix + name] = sum(values) / len(values)

@@ -218,6 +218,7 @@ class Trainer:
             self.is_consistent = False
             metrics = {"step": self.step, **self.training_step.train(batch, self.step)}
             metrics |= {"sample_seconds": batch_ready - step_start, "train_seconds": time.monotonic() - batch_ready}
+            metrics |= _tokens_per_second(metrics)
             self.step += 1
             if self.step % self.config.evaluation.eval_steps == 0 or self.step == stop:
                 self._validate(metrics)
@@ -298,6 +299,16 @@ class Trainer:
             self.display.log(f"stopped: {out} holds a checkpoint of step {steps[-1]}; the same command resumes it")
         else:
             self.display.log(f"stopped before training began: the same command starts {out} again")
+
+
+def _tokens_per_second(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the speeds of sampling and training, for those token counts that the step has."""
+    sources = {"sampled": ("sampled_tokens", "sample_seconds"), "trained": ("tokens", "train_seconds")}
+    return {
+        f"{name}_tokens_per_second": metrics[tokens] / metrics[seconds]
+        for name, (tokens, seconds) in sources.items()
+        if tokens in metrics and metrics[seconds]
+    }
 
 
 def _better_validation(earlier: dict[str, Any] | None, later: dict[str, Any]) -> dict[str, Any]:

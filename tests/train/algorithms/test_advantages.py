@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 
 import pytest
 
@@ -22,6 +23,7 @@ def make_group(shared: list[float], turn_rewards: list[list[float]]) -> Trajecto
             components={"r1": (value,) * len(turns), "r2": tuple(turns)},
             weights={"r1": 1.0, "r2": 1.0},
             total=value,
+            shared=frozenset({"r1"}),
         )
         turn_records = tuple(Turn(chunk=index, completion=Completion("")) for index in range(len(turns)))
         trajectories.append(Trajectory(TASK, rollout, turn_records, (), reward))
@@ -35,6 +37,16 @@ def test_ragged_rollouts_share_one_baseline():
     assert group_advantages(ragged, scale="none") == expected
     scaled = group_advantages(ragged, scale="group", floor=0.0)
     assert [value for row in scaled for value in row] == pytest.approx([1, 1, -1, 1, 1, 1, 1, 1, 1, -1])
+
+
+def test_a_reward_says_itself_what_is_shared():
+    """By name alone nothing is: r1 of two ragged rollouts is a turn's unless the reward says otherwise."""
+    ragged = make_group([1.0, 0.0, 0.5], [[0.0] * 2, [0.0], [0.0]])
+    own = [replace(one, reward=replace(one.reward, shared=frozenset())) for one in ragged.trajectories]
+    unshared = TrajectoryGroup(TASK, tuple(own))
+    assert group_advantages(ragged, scale="none") == [[0.5, 0.5], [-0.5], [0.0]]
+    assert group_advantages(unshared, scale="none") == [[0.5, 0.0], [-0.5], [0.0]], "no other has a second turn"
+    assert Reward((1.0,), {"r1": (1.0,)}, {"r1": 1.0}, 1.0).shared == frozenset()
 
 
 def test_turn_components_are_centred_at_the_same_chunk():

@@ -59,7 +59,7 @@ def trajectory(task: Task, rollout: int, turns: Sequence[Turn], role: str, rando
     turn_components = {name: tuple(random.uniform(size=len(turns)).tolist()) for name in TURN_NAMES}
     components = {**shared, **turn_components}
     sums = tuple(sum(WEIGHTS[name] * values[t] for name, values in components.items()) for t in range(len(turns)))
-    reward = Reward(sums, components, WEIGHTS, float(np.mean(sums)))
+    reward = Reward(sums, components, WEIGHTS, float(np.mean(sums)), frozenset(SHARED_NAMES))
     return Trajectory(task, rollout, tuple(turns), (), reward, role)
 
 

@@ -138,7 +138,7 @@ def test_scoring_time_covers_both_attempts(monkeypatch):
 
 
 def test_the_memory_is_recalled_and_changes_only_with_the_weights():
-    config, policy = settings(memory_top_k=2), tiny_policy()
+    config, policy = settings(memory_top_k=2, keep_advice="success"), tiny_policy()
     algorithm, groups, _ = collect(config, policy)
     assert algorithm.state == {"reflections": []}  # an interrupted step changes nothing
     algorithm.finish_step(metrics := {})
@@ -154,6 +154,30 @@ def test_the_memory_is_recalled_and_changes_only_with_the_weights():
     algorithm, _, _ = collect(config, policy)
     algorithm.finish_step({})
     assert algorithm.state == {"reflections": []}
+
+
+@pytest.mark.parametrize("gate", ["improvement", "success"])
+def test_advice_is_kept_where_it_helped(monkeypatch, gate):
+    """By default only if the retry beat the first attempt; the paper's gate also keeps it where nothing changed."""
+    seconds = []
+
+    def recorded(*args):
+        for number, one in enumerate(run_second_attempts(*args)):
+            first = replace(one.first, accuracy=(0.0, one.accuracy, 1.0)[number % 3])
+            seconds.append(replace(one, first=first))
+        return seconds
+
+    monkeypatch.setattr("memalpha.train.algorithms.erl.run_second_attempts", recorded)
+    changes = {} if gate == "improvement" else {"keep_advice": gate}
+    algorithm, _, _ = collect(settings(**changes))
+    algorithm.finish_step({})
+    gates = {
+        "improvement": lambda one: one.accuracy > one.first.accuracy,
+        "success": lambda one: one.accuracy >= EASY["reward_threshold"],
+    }
+    expected = {name: {one.advice for one in seconds if helped(one) and one.advice} for name, helped in gates.items()}
+    assert expected["improvement"] != expected["success"] and all(expected.values())
+    assert {entry["advice"] for entry in algorithm.state["reflections"]} == expected[gate]
 
 
 def test_without_reflection_the_feedback_is_the_advice():
@@ -325,7 +349,7 @@ def assert_recalled_by_similarity(config: TrainConfig, turns, step: int) -> None
 
 @pytest.mark.parametrize("algorithm", [1, 2])
 def test_a_run_records_every_role(small, algorithm):
-    erl = EASY | {"memory_retrieval": "similarity", "memory_top_k": 1}
+    erl = EASY | {"memory_retrieval": "similarity", "memory_top_k": 1, "keep_advice": "success"}
     if algorithm == 2:
         erl = EASY | {"algorithm": 2, "reward_threshold": 1.0, "internalization_margin": 0.01}
     config = small(algorithm="erl", erl=erl, keep_tokens=True, save_every=1)

@@ -64,7 +64,7 @@ def ragged_groups() -> tuple[TrajectoryGroup, ...]:
             }
             weights = {"r1": 1.0, "r2": 1.0, "r3": 0.5, "r4": 0.1}
             turns = tuple(sum(weights[name] * values[t] for name, values in components.items()) for t in range(count))
-            reward = Reward(turns=turns, components=components, weights=weights, total=float(np.mean(turns)))
+            reward = Reward(turns, components, weights, float(np.mean(turns)), shared=frozenset({"r1", "r3"}))
             turn_records = tuple(Turn(t, completion) for t, completion in enumerate(completions))
             trajectories.append(Trajectory(task, rollout, turn_records, (), reward))
         groups.append(TrajectoryGroup(task, tuple(trajectories)))

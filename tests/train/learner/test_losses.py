@@ -19,6 +19,7 @@ from tiny import tiny_model, tiny_policy
 from memalpha.config import LoraConfig, TrainConfig
 from memalpha.errors import TrainingError
 from memalpha.train.algorithms.grpo import GRPO
+from memalpha.train.algorithms.rloo import RLOO
 from memalpha.train.data.samples import TrainingSample, pack, policy_gradient_sample
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
@@ -62,6 +63,7 @@ def sampled_groups() -> tuple[TrajectoryGroup, ...]:
                 components={"r1": (r1,) * len(turns), "r2": tuple(turn_rewards)},
                 weights={"r1": 1.0, "r2": 1.0},
                 total=r1 + turn_rewards.mean(),
+                shared=frozenset({"r1"}),
             )
             trajectories.append(Trajectory(task, rollout, tuple(turns), (), reward))
         groups.append(TrajectoryGroup(task, tuple(trajectories)))
@@ -276,7 +278,7 @@ def test_a_completion_s_ratio_is_over_its_trained_tokens(level, of_oracle, weigh
 def test_a_ratio_out_of_range_is_silent(advantage):
     """The product over a long completion leaves float32's range; its gradient is 0, never NaN."""
     config = TrainConfig(out="unused", algorithm="rloo", importance_sampling_level="sequence")
-    engine = Engine(tiny_model(layers=1), config, LossSettings.from_config(config.loss))
+    engine = Engine(tiny_model(layers=1), config, RLOO(config).loss_settings)
     completion = Completion("", (1, 2, 3), tuple(range(100)), (0.0,) * 100, 1.0)
     row = policy_gradient_sample(Turn(0, completion), advantage)
     row = replace(row, logprobs=engine.forward([row])[0] - np.float32(1.0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 
+import numpy as np
 import oracle
 import pytest
 import torch
@@ -50,6 +51,12 @@ def test_a_run_writes_what_is_promised(text):
     assert [line.get("validation_accuracy") is not None for line in metrics] == [False, True, False, True]
     assert all(line["mismatch_max"] < 1e-4 < line["ratio_deviation"] for line in metrics)
     turns = lines(out / "turns.jsonl")
+    for step, line in enumerate(metrics):
+        rewards = np.array([turn["reward"] for turn in turns if turn["step"] == step])
+        assert (line["reward_min"], line["reward_max"]) == (rewards.min(), rewards.max())
+        assert line["reward_std"] == pytest.approx(rewards.std()) and line["reward_std"] > 0
+        assert line["sampled_tokens_per_second"] == line["sampled_tokens"] / line["sample_seconds"]
+        assert line["trained_tokens_per_second"] == line["tokens"] / line["train_seconds"]
     assert len(turns) == 4 * 3 * 4 and {turn["chunk"] for turn in turns} == {0}
     assert lines(out / "trajectories.jsonl")[0]["prompt"].endswith("?")
 
