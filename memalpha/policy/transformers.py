@@ -17,6 +17,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from memalpha.errors import PolicyError, PromptTooLong, install_command
 from memalpha.policy.decoding import DecodingQueue
 from memalpha.policy.decoding_rows import DecodingRows, PaddedRows, SlotRows
+from memalpha.policy.flat_qwen3 import FlatQwen3, FlatRows, supports_flat
 from memalpha.policy.kv_cache import has_plain_cache
 from memalpha.policy.model_files import hide_progress_bars, is_reward_model, load_adapter, load_model
 from memalpha.types import Completion, SampleRequest
@@ -60,7 +61,10 @@ class TransformersPolicy:
         self.batch_tokens = batch_tokens
         self.batch_rows = batch_rows
         self.positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self._sampling_dtype: torch.dtype | None = None
+        self._flat: FlatQwen3 | None = None
         self._twin: Any = None
+        self._twin_of: Any = None
         self.eos_ids = _eos_ids(model, tokenizer, name)
         self.count_tokens = lru_cache(maxsize=1 << 16)(self._count_tokens)
 
@@ -88,14 +92,12 @@ class TransformersPolicy:
         return cls(model, tokenizer, str(path))
 
     def set_sampling_dtype(self, dtype: str) -> None:
-        """Sample with a copy of the model in `dtype`, synchronized before each call.
+        """Sample with a copy of the weights in `dtype`, made whenever requests enter an idle queue.
 
         With "float64" the log-probs of a tiny, sharp model are exact to float32's last digits, at two thirds of the CPU
         speed. With float32, one or two tokens in a thousand are off by more than 1e-5 (none by more than 1e-4).
         """
-        target = getattr(torch, dtype)
-        is_different = target != self.model.dtype
-        self._twin = copy.deepcopy(self.model).to(target).requires_grad_(False) if is_different else None
+        self._sampling_dtype = getattr(torch, dtype)
 
     def save(self, folder: str | Path) -> None:
         """Write a plain transformers directory (weights, configuration, tokenizer)."""
@@ -120,7 +122,7 @@ class TransformersPolicy:
 
         Temperature 0 decodes greedily; its log-probs are those at temperature 1.
         """
-        queue = self.open_queue()
+        queue = TransformersPolicy.open_queue(self)  # whatever queue a caller has put in place of this method
         queue.submit(requests)
         completions: dict[int, Completion] = {}
         while len(completions) < len(requests):
@@ -139,12 +141,32 @@ class TransformersPolicy:
         )
 
     def _make_rows(self) -> DecodingRows:
-        """Return empty rows of the current weights."""
-        model = self.model
-        if self._twin is not None:
-            self._twin.load_state_dict(model.state_dict())
-            model = self._twin
+        """Return empty rows of the current weights.
+
+        Copies are refreshed each time. Telling whether the weights have changed takes longer than a copy, and version
+        counters miss the steps of fused optimizers.
+        """
+        model, dtype = self.model, self._sampling_dtype or self.model.dtype
+        if supports_flat(model, dtype):
+            if self._flat is None or not self._flat.fits(model, dtype):
+                self._flat = FlatQwen3(model, dtype)
+            return FlatRows(self._flat.load(model), self.batch_tokens)
+        if dtype != model.dtype:
+            model = self._synced_twin(dtype)
         return SlotRows(model, self.batch_tokens) if has_plain_cache(model) else PaddedRows(model)
+
+    def _synced_twin(self, dtype: torch.dtype) -> Any:
+        """Return a copy of the model in `dtype` with the current weights."""
+        sources = [tensor.detach() for tensor in (*self.model.parameters(), *self.model.buffers())]
+        if self._twin_of is self.model and self._twin.dtype == dtype:
+            targets = [tensor.detach() for tensor in (*self._twin.parameters(), *self._twin.buffers())]
+            if [tensor.shape for tensor in targets] == [tensor.shape for tensor in sources]:
+                for target, source in zip(targets, sources, strict=True):
+                    target.copy_(source)
+                return self._twin
+        twin: Any = copy.deepcopy(self.model)
+        self._twin, self._twin_of = twin.to(dtype).requires_grad_(False), self.model
+        return self._twin
 
     def _prompt_ids(self, requests: Sequence[SampleRequest]) -> list[list[int]]:
         prompts = self._encode([self._text(request.messages, request.tools) for request in requests])

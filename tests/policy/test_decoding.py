@@ -11,6 +11,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Lfm2Config, Lfm2Fo
 
 from memalpha.errors import PromptTooLong
 from memalpha.policy.decoding_rows import PaddedRows, SlotRows
+from memalpha.policy.flat_qwen3 import FlatRows
 from memalpha.policy.kv_cache import KeyValueSlots, has_plain_cache
 from memalpha.policy.noise import sampling_uniforms
 from memalpha.policy.queue import BatchQueue, open_queue
@@ -150,7 +151,7 @@ def test_collect_returns_what_ended_in_one_step():
 def count_steps(monkeypatch) -> list[int]:
     """Rows of each decode step from now on."""
     rows: list[int] = []
-    for kind in (SlotRows, PaddedRows):
+    for kind in (FlatRows, SlotRows, PaddedRows):
         step = kind.step
 
         def counted(self, tokens, step=step):
