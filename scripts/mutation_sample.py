@@ -46,18 +46,22 @@ def core_modules(root: Path) -> list[str]:
     return [file.relative_to(root).as_posix() for file in files if file.stem != "__init__"]
 
 
-def draw(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
-    """Draw `count` different places uniformly over all mutants, at most one mutant for each.
+def draw(root: Path, mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
+    """Draw mutants at `count` different places, uniformly over all mutants that compile.
 
     Args:
+        root: Checkout.
         mutants: All mutants.
         count: Size of the sample.
         seed: Seed of the sample.
     """
     order, places = random.Random(seed).sample(list(mutants), len(mutants)), {}
     for mutant in order:
-        places.setdefault((mutant.path, mutant.line, mutant.start), mutant)
-    return list(places.values())[:count]
+        if len(places) == count:
+            break
+        if mutant.is_valid(root):
+            places.setdefault((mutant.path, mutant.start), mutant)
+    return list(places.values())
 
 
 def test_stages(root: Path, path: str) -> Iterator[list[str]]:
@@ -78,7 +82,7 @@ def test_stages(root: Path, path: str) -> Iterator[list[str]]:
     yield [file for file in files if Path(file).parent == folder and file not in (*own, *importing)]
 
 
-@dataclass
+@dataclass(eq=False)
 class FirstFailure:
     """A pytest plug-in that remembers the first failure by its node id."""
 
@@ -147,11 +151,13 @@ def try_mutant(root: Path, mutant: Mutant, limit: float, stamp: int) -> str | No
     source, stat = path.read_bytes(), path.stat()
     try:
         for tests in filter(None, test_stages(root, mutant.path)):
-            path.write_bytes(source[: mutant.start] + mutant.new.encode() + source[mutant.end :])
+            path.write_bytes(mutant.apply(source))
             os.utime(path, (stat.st_atime, stat.st_mtime + 2 * stamp))
             failure = run_tests(root, tests, limit)
             if failure and (failure == "time limit" or passes_without(failure)):
                 return failure
+            if failure:
+                print(f"fails without the mutant, too: {failure}", file=sys.stderr, flush=True)
     finally:
         path.write_bytes(source)
         os.utime(path, (stat.st_atime, stat.st_mtime))
@@ -178,7 +184,7 @@ def main() -> None:
     arguments = parser.parse_args()
     paths = [path for path in core_modules(ROOT) if arguments.only in path]
     mutants = [mutant for path in paths for mutant in find_mutants(ROOT, path)]
-    sample = draw(mutants, arguments.count, arguments.seed)
+    sample = draw(ROOT, mutants, arguments.count, arguments.seed)
     print(f"{len(sample)} of {len(mutants):,} mutants of {len(paths)} modules, seed {arguments.seed}", flush=True)
     if arguments.list:
         print(*sample, sep="\n")

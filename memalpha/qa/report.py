@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.agent.reader import Reader
-from memalpha.errors import ConfigError
+from memalpha.errors import ConfigError, EvaluationError
 from memalpha.qa.error_analysis import with_error_classes
 from memalpha.qa.memory_reward import MemoryReward, conversation_tokens, memory_tokens
 from memalpha.qa.records import Record, save_records
@@ -114,6 +114,24 @@ def summarize(
 
 def _ratio(total: float, count: int) -> float | None:
     return total / count if count else None
+
+
+def check_reader_answers(reader: str, records: Iterable[Record]) -> None:
+    """Raise an error if the reader answered no question that entries were retrieved for.
+
+    A reader whose text always comes out empty earns every memory the same reward, so nothing can be learnt from it. A
+    wrong answer, or one that says that it is unknown, is an answer.
+
+    Raises:
+        EvaluationError: Entries were retrieved for some questions, and all answers to these are empty.
+    """
+    answers = [record.answer for record in records if record.retrieved]
+    if answers and not any(answer.strip() for answer in answers):
+        raise EvaluationError(
+            f"reader {reader}: all {len(answers)} answers to questions with retrieved entries are empty, so no "
+            "memory can earn a reward: raise reader.max_new_tokens (a model that thinks first may never come to its "
+            "answer), check reader.prompt, or choose another reader.policy or reader.kind"
+        )
 
 
 @dataclass(frozen=True, slots=True)

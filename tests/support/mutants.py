@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,19 @@ class Mutant:
     old: str
     new: str
 
+    def apply(self, source: bytes) -> bytes:
+        """Return the module's source with the fault."""
+        return source[: self.start] + self.new.encode() + source[self.end :]
+
+    def is_valid(self, root: Path) -> bool:
+        """Return True if the module still compiles."""
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                compile(self.apply((root / self.path).read_bytes()), self.path, "exec")
+        except SyntaxError:
+            return False
+        return True
+
     def __str__(self) -> str:
         old, new = (" ".join(text.split())[:70] for text in (self.old, self.new))
         return f"{self.path}:{self.line} [{self.kind}] `{old}` -> `{new}`"
@@ -54,11 +68,6 @@ class Finder(ast.NodeVisitor):
 
     def _add(self, kind: str, node: Any, new: str, last: Any = None) -> None:
         start, end = self._span(node)[0], self._span(last or node)[1]
-        mutated = self.source[:start] + new.encode() + self.source[end:]
-        try:
-            compile(mutated, self.path, "exec")
-        except SyntaxError:
-            return
         self.mutants.append(Mutant(self.path, node.lineno, kind, start, end, self.source[start:end].decode(), new))
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
