@@ -16,7 +16,7 @@ from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import Evaluator, MemoryScorer
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.records import Record
-from memalpha.qa.report import Report, summarize
+from memalpha.qa.report import Report, check_reader_answers, summarize
 from memalpha.qa.reporting.example import add_walks, choose_examples, write_examples
 from memalpha.store.embedding import load_embedder
 from memalpha.train.algorithms import build_algorithm
@@ -159,8 +159,12 @@ class MemoryEvaluations(Evaluations):
                 for index in choose_examples(held_out)
             ]
             write_examples(self.directory.path / "eval" / "example.json", examples)
+        baselines: dict[str, Report] = {}
         if not missing:
             baselines = {name: self._evaluate_held_out(name, evaluator) for name, evaluator in self.baselines.items()}
+        records = (record for report in (before, *baselines.values()) for record in report.records)
+        check_reader_answers(self.scorer.reader.name, records)
+        if baselines:
             ceiling = baselines["oracle"].summary["answerable_accuracy"]
             if ceiling is not None and ceiling < MIN_READER_CEILING:
                 display.log(

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import pytest
+
+from memalpha.agent.reader import ExtractiveReader
 from memalpha.config import WorldConfig
+from memalpha.errors import EvaluationError
 from memalpha.qa.from_config import load_run_settings, run_evaluation
 from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.tasks.synthetic import worlds as synthetic
@@ -38,6 +43,23 @@ def test_a_reader_that_is_the_limit_is_spoken_of(small, policy_path, capfd):
     assert "answers 0% of the answerable questions from the oracle's memory" in output and "reader.kind" in output
     train(small(max_steps=0, out=str(small().out) + "-extractive"))
     assert "the oracle's memory" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("gold", [True, False])
+def test_a_reader_that_never_answers_stops_the_run(small, monkeypatch, gold):
+    """Every memory would earn the same, the oracle's as well, and hours would teach nothing."""
+    answer = ExtractiveReader.answer
+    monkeypatch.setattr(
+        ExtractiveReader, "answer", lambda *args, **options: [replace(a, text="") for a in answer(*args, **options)]
+    )
+    changes = {"agent": {"max_new_tokens": 40}, "policy": "tiny", "eval_tasks": 1}
+    if not gold:  # then only the memories that the start itself writes can tell
+        generate = synthetic.tasks
+        bare = {"gold_operations": ()}
+        monkeypatch.setattr(synthetic, "tasks", lambda *args: [one.model_copy(update=bare) for one in generate(*args)])
+    with pytest.raises(EvaluationError, match=r"reader extractive.*: all \d+ answers .* are empty.*reader\.kind"):
+        train(small(**changes))
+    assert not (small().out / "metrics.jsonl").exists() and not (small().out / "summary.json").exists()
 
 
 def test_without_gold_operations_a_run_says_that_the_ceiling_is_unchecked(small, tmp_path, capfd):
