@@ -3,10 +3,11 @@
     python scripts/mutation_sample.py --count 60 --seed 7
 
 A mutant is one small fault: a comparison or boundary, an operator, a constant, a dropped operand, statement or call,
-swapped arguments. Its tests run in three stages until one fails: the module's own test file, the files that import the
-module, the rest of the mirrored folder. A failure counts only if the same test passes without the mutant. Everything
-happens in a copy of the checkout, in children of a process that has the large packages imported. What survives is
-printed; reading has to say which of it is equivalent. Exits with 1 if the killed share is below --bound.
+swapped arguments. Its tests run in four stages until one fails: the module's own test file, the files that import the
+module, the rest of the mirrored folder, the files at the top of its room with the room's whole runs. A failure counts
+only if the same test passes without the mutant. Everything happens in copies of the checkout, in children of a process
+that has the large packages imported. What survives is printed; reading has to say which of it is equivalent. Exits with
+1 if the killed share is below --bound.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
@@ -38,6 +41,8 @@ PRELOADED = (
     "torch", "transformers", "peft", "datasets", "faiss", "numpy", "pydantic", "safetensors.torch", "fastapi",
     "hypothesis.stateful", "hypothesis.internal.conjecture.engine", "yaml", "typer", "rich",
 )  # fmt: skip
+
+PASSED = "passed"
 
 
 def core_modules(root: Path) -> list[str]:
@@ -65,7 +70,7 @@ def draw(root: Path, mutants: Sequence[Mutant], count: int, seed: int) -> list[M
 
 
 def test_stages(root: Path, path: str) -> Iterator[list[str]]:
-    """Yield the test files of each stage: the module's own, those that import it, the rest of its folder."""
+    """Yield the test files of each stage: the module's own, those that import it, its folder's, its room's."""
     module = Path(path).with_suffix("")
     folder = Path("tests") / module.parent.relative_to("memalpha")
     files = {file.relative_to(root).as_posix(): file.read_text() for file in sorted(root.glob("tests/**/test_*.py"))}
@@ -79,7 +84,12 @@ def test_stages(root: Path, path: str) -> Iterator[list[str]]:
     )
     importing = [file for file in near if file not in own][:8]
     yield importing
-    yield [file for file in files if Path(file).parent == folder and file not in (*own, *importing)]
+    mirrored = [file for file in files if Path(file).parent == folder and file not in (*own, *importing)]
+    yield mirrored
+    room, done = Path(*folder.parts[:2]), {*own, *importing, *mirrored}
+    whole_runs = [file for file in files if file.startswith(f"{room}/") and file.endswith("test_conformance.py")]
+    top = [file for file in files if Path(file).parent == room]
+    yield [file for file in (*whole_runs, *top) if file not in done]
 
 
 @dataclass(eq=False)
@@ -109,13 +119,15 @@ def run_tests(root: Path, tests: Sequence[str], limit: float) -> str | None:
     child = os.fork()
     if child == 0:
         os.setsid()
+        os.chdir(root)
+        sys.path[0] = os.environ["PYTHONPATH"] = str(root)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(1, 2)
         failure, code = FirstFailure(), 1
         try:
             code = pytest.main([*tests, "-x", "-q", "-p", "no:cacheprovider", "--rootdir", str(root)], [failure])
         finally:
-            os.write(writing, (failure.nodeid or ("" if code in (0, 5) else tests[0])).encode())
+            os.write(writing, (failure.nodeid or (PASSED if code in (0, 5) else tests[0])).encode())
             os._exit(0)
     os.close(writing)
     end = time.monotonic() + limit
@@ -127,8 +139,13 @@ def run_tests(root: Path, tests: Sequence[str], limit: float) -> str | None:
         os.waitpid(child, 0)
     except (ProcessLookupError, ChildProcessError):
         pass
-    with os.fdopen(reading) as pipe:
-        return "time limit" if timed_out else pipe.read() or None
+    os.set_blocking(reading, False)  # another child may hold the writing end
+    try:
+        outcome = os.read(reading, 10_000).decode()
+    except BlockingIOError:
+        outcome = ""
+    os.close(reading)
+    return "time limit" if timed_out else None if outcome == PASSED else outcome or tests[0]  # nothing: it crashed
 
 
 def try_mutant(root: Path, mutant: Mutant, limit: float, stamp: int) -> str | None:
@@ -178,6 +195,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="draw from modules whose path holds this")
     parser.add_argument("--limit", type=float, default=300, help="seconds for the tests of a stage")
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="mutants at a time")
     parser.add_argument("--minutes", type=float, default=1e6, help="start no further mutant after so many")
     parser.add_argument("--bound", type=float, default=0.85, help="least share of killed mutants")
     parser.add_argument("--list", action="store_true", help="print the sample and run nothing")
@@ -189,24 +207,30 @@ def main() -> None:
     if arguments.list:
         print(*sample, sep="\n")
         return
-    survivors, killed, end = [], 0, time.monotonic() + 60 * arguments.minutes
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "checkout"
-        shutil.copytree(ROOT, root, ignore=shutil.ignore_patterns(".*", "runs", "__pycache__", "*.egg-info"))
-        os.environ["PYTHONPATH"], os.environ["OMP_NUM_THREADS"] = str(root), "1"
-        sys.path[0] = str(root)
-        os.chdir(root)
-        for name in PRELOADED:
-            __import__(name)
-        for number, mutant in enumerate(sample):
-            if time.monotonic() > end:
-                break
-            start, failure = time.monotonic(), try_mutant(root, mutant, arguments.limit, number + 1)
-            killed += failure is not None
-            survivors += [mutant] * (failure is None)
-            outcome = f"killed by {failure}" if failure else "SURVIVED"
-            print(f"{number + 1}. {mutant}: {outcome} ({time.monotonic() - start:.0f} s)", flush=True)
-    total = killed + len(survivors)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for name in PRELOADED:
+        __import__(name)
+    end = time.monotonic() + 60 * arguments.minutes
+    copies: SimpleQueue[Path] = SimpleQueue()
+
+    def run(number: int) -> tuple[Mutant, str | None] | None:
+        if time.monotonic() > end:
+            return None
+        root, mutant, start = copies.get(), sample[number], time.monotonic()
+        failure = try_mutant(root, mutant, arguments.limit, number + 1)
+        copies.put(root)
+        outcome = f"killed by {failure}" if failure else "SURVIVED"
+        print(f"{number + 1}. {mutant}: {outcome} ({time.monotonic() - start:.0f} s)", flush=True)
+        return mutant, failure
+
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
+        for job in range(arguments.jobs):
+            copies.put(Path(folder) / f"checkout-{job}")
+            left_out = shutil.ignore_patterns(".*", "runs", "__pycache__", "*.egg-info")
+            shutil.copytree(ROOT, Path(folder) / f"checkout-{job}", ignore=left_out)
+        outcomes = list(filter(None, pool.map(run, range(len(sample)))))
+    survivors = [mutant for mutant, failure in outcomes if failure is None]
+    total, killed = len(outcomes), len(outcomes) - len(survivors)
     low, high = wilson(killed, total)
     print(f"\nkilled {killed} of {total}: {killed / total:.1%} (95 % interval {low:.1%} to {high:.1%})")
     print(*(f"survived: {mutant}" for mutant in survivors), sep="\n")
