@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 from memalpha.agent.reader import ExtractiveReader
 from memalpha.config import AgentConfig, TrainConfig
 from memalpha.errors import CheckpointError
+from memalpha.policy.decoding import DecodingQueue
 from memalpha.policy.load import load_policy
-from memalpha.policy.transformers import TransformersPolicy
 from memalpha.report.page import write_report
 from memalpha.train.api import train
 from memalpha.train.rollouts.memory_tasks import TaskSource
@@ -177,7 +177,7 @@ def test_the_frozen_start_reads_in_the_precision_of_the_run(small):
         run = memory_trainer(settings, directory)
     evaluations, step = run.evaluations, run.training_step
     assert isinstance(evaluations, MemoryEvaluations) and isinstance(step, ReinforcementStep)
-    reader = evaluations.scorer.reader
+    reader = evaluations.tasks.evaluator.scorer.reader
     assert reader.policy is step.worker.scorer.reader.policy, "loaded once"
     parameters = list(reader.policy.model.parameters())
     assert all(parameter.dtype == torch.bfloat16 and not parameter.requires_grad for parameter in parameters)
@@ -219,7 +219,7 @@ def test_one_process_a_run_directory(small):
 
 def test_text_that_utf8_cannot_hold_goes_through_a_whole_run(small, monkeypatch):
     """A model writes "\\ud800" in its JSON: half a surrogate pair, once read."""
-    sample = TransformersPolicy.sample
+    collect = DecodingQueue.collect
     arguments = ('"category": "semantic", "content": "half \\ud800"', '"category": "\\ud800", "content": "a"')
     calls = [f'{{"name": "memory_insert", "arguments": {{{text}}}}}' for text in arguments]
     calls += ['{"name": "memory_delete", "arguments": {"id": "\\udfff"}}', '{"name": "\\ud800", "arguments": {}}']
@@ -228,10 +228,10 @@ def test_text_that_utf8_cannot_hold_goes_through_a_whole_run(small, monkeypatch)
     ]
     text = "".join(f"<tool_call>\n{call}\n</tool_call>\n" for call in calls)
 
-    def emit(policy, requests):
-        return [replace(completion, text=text) for completion in sample(policy, requests)]
+    def emit(queue):
+        return [(ticket, replace(completion, text=text)) for ticket, completion in collect(queue)]
 
-    monkeypatch.setattr(TransformersPolicy, "sample", emit)
+    monkeypatch.setattr(DecodingQueue, "collect", emit)
     for reader in ({}, {"kind": "policy", "max_new_tokens": 4}):
         settings = small(max_steps=1, keep_tokens=True, reader=reader, out=f"{small().out}-{len(reader)}")
         train(settings)

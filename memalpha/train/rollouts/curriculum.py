@@ -8,7 +8,7 @@ state. The state is JSON and part of every checkpoint, so a resumed run draws th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any, Protocol
 
@@ -37,20 +37,12 @@ class TrainingTasks(Protocol[AnyTask]):
         return {}
 
 
-class LeveledTasks(Protocol[AnyTask]):
-    """Training tasks that can be drawn by level."""
-
-    def tasks_of_level(self, level: str, first: int, count: int) -> list[AnyTask]:
-        """Return tasks `first` to `first + count - 1` of the level's endless stream."""
-        ...
-
-
 class Curriculum(TrainingTasks[AnyTask]):
     """Training tasks of the unlocked levels, drawn from another source.
 
     Args:
         config: Levels in order, column that names a task's level, window, threshold and review share.
-        source: Tasks by level.
+        tasks_of_level: Takes (level, first, count) and returns `count` tasks of the level's endless stream.
         tasks_per_step: Number of tasks of a batch.
         seed: Seed of the draws.
 
@@ -58,8 +50,14 @@ class Curriculum(TrainingTasks[AnyTask]):
         state: Number of unlocked levels, recent outcomes and number of drawn tasks per level, under `curriculum`.
     """
 
-    def __init__(self, config: CurriculumConfig, source: LeveledTasks[AnyTask], tasks_per_step: int, seed: int) -> None:
-        self.config, self.source, self.tasks_per_step, self.seed = config, source, tasks_per_step, seed
+    def __init__(
+        self,
+        config: CurriculumConfig,
+        tasks_of_level: Callable[[str, int, int], list[AnyTask]],
+        tasks_per_step: int,
+        seed: int,
+    ) -> None:
+        self.config, self.tasks_of_level, self.tasks_per_step, self.seed = config, tasks_of_level, tasks_per_step, seed
         self.state = {"curriculum": {"unlocked": 1, "recent": [], "drawn": dict.fromkeys(config.order, 0)}}
 
     @property
@@ -76,7 +74,7 @@ class Curriculum(TrainingTasks[AnyTask]):
         tasks = []
         for _ in range(self.tasks_per_step):
             level = rng.choice(earlier) if earlier and rng.random() < config.review else self.level
-            tasks += self.source.tasks_of_level(level, counts[level], 1)
+            tasks += self.tasks_of_level(level, counts[level], 1)
             counts[level] += 1
         return tasks
 

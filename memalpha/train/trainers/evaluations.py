@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from memalpha.agent.reader import Reader
@@ -15,6 +15,7 @@ from memalpha.qa.reader import load_reader
 from memalpha.qa.report import Report
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.progress import Display
+from memalpha.train.trainers.trainer import Evaluations
 
 M = TypeVar("M", TrainConfig, SFTConfig)
 
@@ -69,47 +70,69 @@ class FrozenPolicies:
         return config.model_copy(update=updates)
 
 
-def keep_evaluation(
-    evaluator: Evaluator[Any],
-    name: str,
-    tasks: Sequence[Any],
-    directory: RunDirectory,
-    display: Display,
-    shown: Sequence[str] = ("accuracy",),
-) -> Report:
-    """Evaluate on held-out tasks; save `eval/<name>.json` and `eval/<name>.jsonl`.
-
-    Args:
-        evaluator: Evaluates its policy.
-        name: Name of the evaluation.
-        tasks: Held-out tasks.
-        directory: Run directory.
-        display: Shows progress and the result.
-        shown: Names of the results to show.
-    """
-    with display.task_progress(f"evaluating {name} on {len(tasks)} held-out tasks") as progress:
-        report = evaluator.evaluate(name, tasks, progress=progress)
-    if directory.world.is_main:
-        report.save(directory.path)
-    display.log(f"{name}: " + ", ".join(f"{measure} {report.summary[measure]:.3f}" for measure in shown))
-    return report
-
-
-def validate_on_tasks(
-    evaluator: Evaluator[Any], tasks: Sequence[Any], metrics: dict[str, Any]
-) -> Mapping[str, Any] | None:
-    """Evaluate on the validation tasks and add accuracy and standard error to `metrics`.
+class TaskEvaluations(Evaluations):
+    """Validates on tasks; evaluates held-out tasks before and after, kept in `eval/` of the run directory.
 
     Args:
         evaluator: Evaluates the trained policy.
-        tasks: Validation tasks.
-        metrics: Metrics of the step.
-
-    Returns:
-        Summary of the evaluation; None without tasks.
+        validation: Tasks that validate.
+        held_out: Tasks that are evaluated before and after.
+        directory: Run directory.
+        display: Shows progress and results.
+        notes: What to tell before the first evaluation.
+        measures: Names of the results to show, and to validate by.
+        score: Name of the result that is the validation's score.
     """
-    if not tasks:
-        return None
-    summary = evaluator.evaluate("validation", tasks).summary
-    metrics |= {"validation_accuracy": summary["accuracy"], "validation_se": summary["se"]}
-    return summary
+
+    def __init__(
+        self,
+        evaluator: Evaluator[Any],
+        validation: Sequence[Any],
+        held_out: Sequence[Any],
+        directory: RunDirectory,
+        display: Display,
+        *,
+        notes: Sequence[str] = (),
+        measures: Sequence[str] = ("accuracy",),
+        score: str = "accuracy",
+    ) -> None:
+        self.evaluator, self.validation, self.held_out = evaluator, validation, held_out
+        self.directory, self.display, self.notes = directory, display, notes
+        self.measures, self.score = measures, score
+
+    def before(self) -> None:
+        """Evaluate the held-out tasks."""
+        for note in self.notes:
+            self.display.log(note)
+        self.evaluate("before")
+
+    def validate(self, step: int, metrics: dict[str, Any]) -> float | None:
+        """Return the score on the validation tasks."""
+        if not self.validation:
+            return None
+        summary = self.evaluator.evaluate("validation", self.validation).summary
+        metrics |= {f"validation_{name}": summary[name] for name in (*self.measures, "se")}
+        return summary[self.score]
+
+    def summary(self) -> dict[str, Any]:
+        """Evaluate the held-out tasks and return both evaluations."""
+        after = self.evaluate("after")
+        before = self.directory.world.run_on_main(lambda: self.directory.read_json("eval/before.json"))
+        kind = {"task": after.summary["task"]} if "task" in after.summary else {}
+        counts = {"tasks": len(self.held_out), "questions": len(after.records)}
+        return {**kind, **counts, "before": before, "after": dict(after.summary)}
+
+    def evaluate(self, name: str, evaluator: Evaluator[Any] | None = None) -> Report:
+        """Evaluate on the held-out tasks; save `eval/<name>.json` and `eval/<name>.jsonl`.
+
+        Args:
+            name: Name of the evaluation.
+            evaluator: Evaluates another policy; None evaluates the trained one.
+        """
+        with self.display.task_progress(f"evaluating {name} on {len(self.held_out)} held-out tasks") as progress:
+            report = (evaluator or self.evaluator).evaluate(name, self.held_out, progress=progress)
+        if self.directory.world.is_main:
+            report.save(self.directory.path)
+        results = ", ".join(f"{measure} {report.summary[measure]:.3f}" for measure in self.measures)
+        self.display.log(f"{name}: {results}")
+        return report

@@ -6,6 +6,7 @@ The weights evaluated as "after" are those with the best accuracy on the validat
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from memalpha.agent.reader import PolicyReader
@@ -24,9 +25,9 @@ from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.rollouts.reflection import MemoryReflection
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.directory import RunDirectory
-from memalpha.train.trainers.evaluations import FrozenPolicies, keep_evaluation, validate_on_tasks
+from memalpha.train.trainers.evaluations import FrozenPolicies, TaskEvaluations
 from memalpha.train.trainers.progress import Display
-from memalpha.train.trainers.rl import ReinforcementStep, RolloutDescriber, build_algorithm_engine, build_overlap
+from memalpha.train.trainers.rl import ReinforcementStep, build_algorithm_engine, build_overlap
 from memalpha.train.trainers.start import load_start
 from memalpha.train.trainers.trainer import Evaluations, Trainer
 from memalpha.types import Task, Trajectory
@@ -67,7 +68,8 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
         worker=worker,
         algorithm=algorithm,
         engine=engine,
-        describer=MemoryRolloutDescriber(policy.count_tokens, isinstance(training_reader, PolicyReader)),
+        attempt_metrics=partial(_attempt_metrics, policy.count_tokens, isinstance(training_reader, PolicyReader)),
+        trajectory_fields=_trajectory_fields,
         overlap=build_overlap(config, worker, algorithm, engine, display, reason),
     )
     scorer = MemoryScorer(reader, rewards, embedder)
@@ -75,7 +77,15 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
         name: Evaluator(memory_engine(ScriptedPolicy(kind), config.agent, embedder), scorer, directory.world)
         for name, kind in BASELINES.items()
     }
-    evaluator = Evaluator(rollouts, scorer, directory.world)
+    scope = "tasks (training, validation, held-out)" if source.file_tasks else "tasks drawn so far"
+    evaluations = TaskEvaluations(
+        Evaluator(rollouts, scorer, directory.world),
+        source.validation,
+        source.held_out,
+        directory,
+        display,
+        notes=rewards.notes(source.known_tasks, scope),
+    )
     directory.claim(config)
     return Trainer(
         config=config,
@@ -83,122 +93,97 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
         start=start,
         engine=engine,
         training_step=training_step,
-        evaluations=MemoryEvaluations(evaluator, baselines, scorer, source, directory, display),
+        evaluations=MemoryEvaluations(evaluations, baselines, reader.name),
         display=display,
     )
 
 
-class MemoryRolloutDescriber(RolloutDescriber):
-    """Describes rollouts that build memories.
+def _attempt_metrics(
+    count_tokens: Callable[[str], int],
+    has_policy_reader: bool,
+    records: Sequence[Record],
+    attempts: Sequence[Trajectory],
+) -> dict[str, Any]:
+    """Return accuracy, outcomes of operations, size of the memory, calls per attempt and cut reader answers."""
+    summary = summarize(records, attempts, count_tokens)
+    names = ("reward", "accuracy", "answerable_accuracy", "valid_calls", "duplicates", "update_share")
+    names += ("delete_share", "update_hit", "delete_hit", "memory_tokens")
+    calls = sum(len(turn.calls) for trajectory in attempts for turn in trajectory.turns)
+    metrics = {**{name: summary[name] for name in names}, "calls": calls / len(attempts)}
+    if has_policy_reader and records:
+        metrics["reader_truncated"] = sum(record.truncated for record in records) / len(records)
+    return metrics
 
-    Args:
-        count_tokens: Tokens of a text.
-        has_policy_reader: True if a language model answers, whose answers may be cut.
-    """
 
-    def __init__(self, count_tokens: Callable[[str], int], has_policy_reader: bool) -> None:
-        self.count_tokens, self.has_policy_reader = count_tokens, has_policy_reader
-
-    def metrics(self, records: Sequence[Record], attempts: Sequence[Trajectory]) -> dict[str, Any]:
-        """Return accuracy, outcomes of operations, size of the memory and calls per attempt."""
-        summary = summarize(records, attempts, self.count_tokens)
-        names = ("reward", "accuracy", "answerable_accuracy", "valid_calls", "duplicates", "update_share")
-        names += ("delete_share", "update_hit", "delete_hit", "memory_tokens")
-        calls = sum(len(turn.calls) for trajectory in attempts for turn in trajectory.turns)
-        metrics = {**{name: summary[name] for name in names}, "calls": calls / len(attempts)}
-        if self.has_policy_reader and records:
-            metrics["reader_truncated"] = sum(record.truncated for record in records) / len(records)
-        return metrics
-
-    def fields(self, trajectory: Trajectory) -> dict[str, Any]:
-        """Return the final memory."""
-        return {"memory": [entry.content for entry in trajectory.states[-1].list()]}
+def _trajectory_fields(trajectory: Trajectory) -> dict[str, Any]:
+    return {"memory": [entry.content for entry in trajectory.states[-1].list()]}
 
 
 class MemoryEvaluations(Evaluations):
-    """Validates by accuracy; evaluates held-out tasks before and after, with two baselines before.
+    """Evaluations on memory tasks, with two baselines before and example conversations.
 
     Args:
-        evaluator: Evaluates the trained policy.
+        tasks: Evaluations of the trained policy.
         baselines: Evaluators of scripted policies.
-        scorer: Scorer of the evaluations.
-        source: Validation and held-out tasks.
-        directory: Run directory.
-        display: Shows progress and notes.
+        reader: Name of the reader.
     """
 
-    def __init__(
-        self,
-        evaluator: Evaluator[Task],
-        baselines: Mapping[str, Evaluator[Task]],
-        scorer: MemoryScorer,
-        source: TaskSource,
-        directory: RunDirectory,
-        display: Display,
-    ) -> None:
-        self.evaluator, self.baselines, self.scorer = evaluator, baselines, scorer
-        self.source, self.directory, self.display = source, directory, display
+    def __init__(self, tasks: TaskEvaluations, baselines: Mapping[str, Evaluator[Task]], reader: str) -> None:
+        self.tasks, self.baselines, self.reader = tasks, baselines, reader
+        self.folder = tasks.directory.path / "eval"
 
     def before(self) -> None:
         """Evaluate the start weights and the baselines, and record example conversations."""
-        held_out, display = self.source.held_out, self.display
-        scope = "tasks (training, validation, held-out)" if self.source.file_tasks else "tasks drawn so far"
-        for note in self.scorer.rewards.notes(self.source.known_tasks, scope):
-            display.log(note)
+        tasks, held_out, log = self.tasks, self.tasks.held_out, self.tasks.display.log
+        for note in tasks.notes:
+            log(note)
         missing = sum(not task.gold_operations for task in held_out)
         if missing:
-            display.log(
+            log(
                 f"the reader's ceiling could not be checked (no baselines): {missing} of {len(held_out)} held-out "
                 "tasks carry no gold operations, from which the oracle's memory is made. A reader that cannot read the "
                 "notes would go unnoticed and limit all training: see docs/start/own-data.md"
             )
-        before = self._evaluate_held_out("before", self.evaluator)
-        if self.directory.world.is_main:
+        before = tasks.evaluate("before")
+        if tasks.directory.world.is_main:
             examples = [
                 (held_out[index], {"before": (before.groups[index].trajectories[0], before.records)})
                 for index in choose_examples(held_out)
             ]
-            write_examples(self.directory.path / "eval" / "example.json", examples)
-        baselines: dict[str, Report] = {}
+            write_examples(self.folder / "example.json", examples)
+        reports: dict[str, Report] = {}
         if not missing:
-            baselines = {name: self._evaluate_held_out(name, evaluator) for name, evaluator in self.baselines.items()}
-        records = (record for report in (before, *baselines.values()) for record in report.records)
-        check_reader_answers(self.scorer.reader.name, records)
-        if baselines:
-            ceiling = baselines["oracle"].summary["answerable_accuracy"]
+            reports = {name: tasks.evaluate(name, evaluator) for name, evaluator in self.baselines.items()}
+        records = (record for report in (before, *reports.values()) for record in report.records)
+        check_reader_answers(self.reader, records)
+        if reports:
+            ceiling = reports["oracle"].summary["answerable_accuracy"]
             if ceiling is not None and ceiling < MIN_READER_CEILING:
-                display.log(
-                    f"{self.scorer.reader.name} answers {ceiling:.0%} of the answerable questions from the oracle's "
-                    "memory, and no training gets above that: see reader.kind, reader.policy, reward.metric and "
+                log(
+                    f"{self.reader} answers {ceiling:.0%} of the answerable questions from the oracle's memory, and no "
+                    "training gets above that: see reader.kind, reader.policy, reward.metric and "
                     "docs/start/own-data.md"
                 )
 
     def validate(self, step: int, metrics: dict[str, Any]) -> float | None:
         """Return the accuracy on the validation tasks."""
-        summary = validate_on_tasks(self.evaluator, self.source.validation, metrics)
-        return None if summary is None else summary["accuracy"]
+        return self.tasks.validate(step, metrics)
 
     def summary(self) -> dict[str, Any]:
         """Evaluate the held-out tasks and return all evaluations."""
-        after = self._evaluate_held_out("after", self.evaluator)
-        return self.directory.world.run_on_main(lambda: self._collect_evaluations(after))
-
-    def _evaluate_held_out(self, name: str, evaluator: Evaluator[Task]) -> Report:
-        return keep_evaluation(evaluator, name, self.source.held_out, self.directory, self.display)
+        after = self.tasks.evaluate("after")
+        return self.tasks.directory.world.run_on_main(lambda: self._collect_evaluations(after))
 
     def _collect_evaluations(self, after: Report) -> dict[str, Any]:
         """Complete the recorded conversations and return all evaluations."""
-        evaluations = self.directory.path / "eval"
         walks = {group.task.id: (group.trajectories[0], after.records) for group in after.groups}
-        add_walks(evaluations / "example.json", "after", walks)
+        add_walks(self.folder / "example.json", "after", walks)
+        names = [name for name in self.baselines if (self.folder / f"{name}.json").exists()]
+        systems = {name: self.tasks.directory.read_json(f"eval/{name}.json") for name in ("before", "after", *names)}
         return {
-            "tasks": len(self.source.held_out),
+            "tasks": len(self.tasks.held_out),
             "questions": len(after.records),
-            "before": self.directory.read_json("eval/before.json"),
-            "after": self.directory.read_json("eval/after.json"),
-            "baselines": {
-                name: self.directory.read_json(f"eval/{name}.json")
-                for name in self.baselines
-                if (evaluations / f"{name}.json").exists()
-            },
+            "before": systems.pop("before"),
+            "after": systems.pop("after"),
+            "baselines": systems,
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -14,30 +13,19 @@ from memalpha.train.rollouts.epochs import schedule_steps, shuffled_item
 from memalpha.train.trainers.trainer import Evaluations, TrainingStep
 
 L = TypeVar("L")
+Line = TypeVar("Line", contravariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class PairLines(Generic[L]):
-    """Hold the lines of a run.
-
-    Attributes:
-        training: Lines to train on.
-        held_out: Lines that validate: `eval_data`, or the last fifth of the file, at most `validation_pairs`.
-        unit: Name of a line in messages.
-    """
-
-    training: list[L]
-    held_out: list[L]
-    unit: str
-
-
-def load_lines(config: PairsConfig, read: Callable[[Path], list[L]], unit: str) -> PairLines[L]:
-    """Read the lines and split off those that validate.
+def load_lines(config: PairsConfig, read: Callable[[Path], list[L]], unit: str) -> tuple[list[L], list[L]]:
+    """Read the lines and split off those that validate: `eval_data`, or the last fifth of the file.
 
     Args:
-        config: `data`, `evaluation.data` and `validation_pairs` are used.
+        config: `data`, `evaluation.data` and `validation_pairs`, the most lines that validate.
         read: Reads the lines of a file.
         unit: Name of a line in messages.
+
+    Returns:
+        Training lines, held-out lines.
 
     Raises:
         DataError: No line is left to train on.
@@ -50,17 +38,19 @@ def load_lines(config: PairsConfig, read: Callable[[Path], list[L]], unit: str) 
         training, held_out = training[:cut], training[cut:]
     if not training:
         raise DataError(f"data: {config.data} has one {unit}, which validates: add some, or set validation_pairs=0")
-    return PairLines(training, held_out, unit)
+    return training, held_out
 
 
-class PairLearner(Protocol[L]):
-    """What learns from lines and measures them."""
+class PairLearner(Protocol[Line]):
+    """What learns from lines and measures them.
 
-    def fingerprint(self, lines: list[L]) -> str:
-        """Return a hash of the lines."""
-        ...
+    Attributes:
+        unit: Name of a line in messages.
+    """
 
-    def prepare(self, lines: Sequence[L]) -> Any:
+    unit: str
+
+    def prepare(self, lines: Sequence[Line]) -> Any:
         """Return the lines as the engine takes them; changes no weights."""
         ...
 
@@ -78,22 +68,22 @@ class PairStep(TrainingStep, Generic[L]):
 
     Args:
         config: Settings of the run.
-        lines: Lines of the run.
+        training: Lines to train on.
+        fingerprint: Hash of all lines of the run.
         learner: Learns from the lines.
     """
 
-    def __init__(self, config: PairsConfig, lines: PairLines[L], learner: PairLearner[L]) -> None:
-        self.config, self.lines, self.learner = config, lines, learner
-        self.scheduled_steps = schedule_steps(config, len(lines.training), config.optimizer.batch_pairs)
+    def __init__(self, config: PairsConfig, training: list[L], fingerprint: str, learner: PairLearner[L]) -> None:
+        self.config, self.training, self.fingerprint, self.learner = config, training, fingerprint, learner
+        self.scheduled_steps = schedule_steps(config, len(training), config.optimizer.batch_pairs)
         self.schedule = config.replace(schedule_steps=self.scheduled_steps)
-        self.fingerprint = learner.fingerprint([*lines.training, *lines.held_out])
         self.tokens = 0
 
     def prepare(self, step: int) -> Any:
         """Return the prepared lines of a step."""
-        count, training = self.config.optimizer.batch_pairs, self.lines.training
+        count, seed = self.config.optimizer.batch_pairs, str(self.config.seed)
         indices = range(step * count, (step + 1) * count)
-        return self.learner.prepare([shuffled_item(training, index, str(self.config.seed)) for index in indices])
+        return self.learner.prepare([shuffled_item(self.training, index, seed) for index in indices])
 
     def train(self, batch: Any, step: int) -> dict[str, Any]:
         """Take one optimizer step on the prepared lines."""
@@ -113,28 +103,27 @@ class PairStep(TrainingStep, Generic[L]):
         """
         if state["pairs"] != self.fingerprint:
             raise CheckpointError(
-                f"{self.config.out} began with other {self.lines.unit}s than data={self.config.data} (or eval_data) "
+                f"{self.config.out} began with other {self.learner.unit}s than data={self.config.data} (or eval_data) "
                 "holds now: put back what was there, or start again in another out"
             )
         self.tokens = state["tokens"]
 
     def summary(self) -> dict[str, Any]:
         """Return the numbers of lines and of trained tokens."""
-        lines = self.lines
-        return {"pairs": len(lines.training), "validation_pairs": len(lines.held_out), "tokens": self.tokens}
+        return {"pairs": len(self.training), "tokens": self.tokens}
 
 
 class PairEvaluations(Evaluations, Generic[L]):
     """Validates by the loss on held-out lines.
 
     Args:
-        lines: Lines of the run.
+        held_out: Lines that validate.
         learner: Measures the lines.
     """
 
-    def __init__(self, lines: PairLines[L], learner: PairLearner[L]) -> None:
-        self.learner = learner
-        self.held_out = learner.prepare(lines.held_out) if lines.held_out else None
+    def __init__(self, held_out: list[L], learner: PairLearner[L]) -> None:
+        self.learner, self.count = learner, len(held_out)
+        self.held_out = learner.prepare(held_out) if held_out else None
         self.start_metrics: dict[str, float] = {}
 
     def validate(self, step: int, metrics: dict[str, Any]) -> float | None:
@@ -147,7 +136,7 @@ class PairEvaluations(Evaluations, Generic[L]):
 
     def summary(self) -> dict[str, Any]:
         """Return the metrics of held-out lines before and after."""
-        return {"before": self.start_metrics, "after": self._measure()}
+        return {"validation_pairs": self.count, "before": self.start_metrics, "after": self._measure()}
 
     def state(self) -> dict[str, Any]:
         """Return the metrics before training."""

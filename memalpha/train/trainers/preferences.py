@@ -24,7 +24,7 @@ from memalpha.train.data.samples import TrainingSample
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.losses import LossSettings
 from memalpha.train.trainers.directory import RunDirectory
-from memalpha.train.trainers.pairs import PairEvaluations, PairLearner, PairLines, PairStep, load_lines
+from memalpha.train.trainers.pairs import PairEvaluations, PairLearner, PairStep, load_lines
 from memalpha.train.trainers.progress import Display
 from memalpha.train.trainers.start import build_engine, load_start
 from memalpha.train.trainers.trainer import Trainer
@@ -38,20 +38,21 @@ def preference_trainer(config: PreferenceConfig, directory: RunDirectory) -> Tra
     engine = build_engine(start.policy, config, LossSettings(ce_normalizer="unit"), world, reference=has_reference)
     learner = PreferenceLearner(engine, config.dpo)
 
-    def load() -> PairLines[Pair]:
-        lines = load_lines(config, lambda path: read_pairs(path, start.policy), "pair")
-        display.log(f"{len(lines.training)} training pairs, {len(lines.held_out)} validation pairs")
-        return lines
+    def load() -> tuple[list[Pair], list[Pair]]:
+        training, held_out = load_lines(config, lambda path: read_pairs(path, start.policy), learner.unit)
+        display.log(f"{len(training)} training pairs, {len(held_out)} validation pairs")
+        return training, held_out
 
     directory.claim(config)
-    lines = world.run_on_main(load)
+    training, held_out = world.run_on_main(load)
+    fingerprint = pairs_fingerprint([*training, *held_out])
     return Trainer(
         config=config,
         directory=directory,
         start=start,
         engine=engine,
-        training_step=PairStep(config, lines, learner),
-        evaluations=PairEvaluations(lines, learner),
+        training_step=PairStep(config, training, fingerprint, learner),
+        evaluations=PairEvaluations(held_out, learner),
         display=display,
     )
 
@@ -64,12 +65,10 @@ class PreferenceLearner(PairLearner[Pair]):
         settings: Settings of the loss.
     """
 
+    unit = "pair"
+
     def __init__(self, engine: Engine, settings: DPOConfig) -> None:
         self.engine, self.settings = engine, settings
-
-    def fingerprint(self, lines: list[Pair]) -> str:
-        """Return a hash of the pairs."""
-        return pairs_fingerprint(lines)
 
     def prepare(self, lines: Sequence[Pair]) -> list[TrainingSample]:
         """Return the rows of the pairs, with the reference's log-probs if the loss needs them."""

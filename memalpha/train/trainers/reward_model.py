@@ -13,6 +13,7 @@ checkpoints would also differ from those of all other runs here.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from memalpha.train.learner.distributed import World
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.reward_engine import RewardEngine
 from memalpha.train.trainers.directory import RunDirectory
-from memalpha.train.trainers.pairs import PairEvaluations, PairLearner, PairLines, PairStep, load_lines
+from memalpha.train.trainers.pairs import PairEvaluations, PairLearner, PairStep, load_lines
 from memalpha.train.trainers.progress import Display
 from memalpha.train.trainers.start import load_start
 from memalpha.train.trainers.trainer import Trainer
@@ -45,25 +46,27 @@ def reward_model_trainer(config: RewardModelConfig, directory: RunDirectory) -> 
     engine = build_reward_engine(start.policy, config, world)
     learner = RewardModelLearner(engine)
 
-    def load() -> PairLines[RewardExample]:
+    def load() -> tuple[list[RewardExample], list[RewardExample]]:
         objectives = list(config.objectives)
-        lines = load_lines(config, lambda path: read_reward_examples(path, start.policy, objectives), "line")
-        _check_objectives(lines.training, config)
-        ratings = sum(not isinstance(example, ComparedReplies) for example in lines.training)
+        read = partial(read_reward_examples, policy=start.policy, objectives=objectives)
+        training, held_out = load_lines(config, read, learner.unit)
+        _check_objectives(training, config)
+        ratings = sum(not isinstance(example, ComparedReplies) for example in training)
         ratings_text = f" and {ratings} ratings" if ratings else ""
-        pairs = len(lines.training) - ratings
-        display.log(f"{pairs} training pairs{ratings_text}, {len(lines.held_out)} validation lines")
-        return lines
+        pairs = len(training) - ratings
+        display.log(f"{pairs} training pairs{ratings_text}, {len(held_out)} validation lines")
+        return training, held_out
 
     directory.claim(config)
-    lines = world.run_on_main(load)
+    training, held_out = world.run_on_main(load)
+    fingerprint = reward_examples_fingerprint([*training, *held_out])
     return Trainer(
         config=config,
         directory=directory,
         start=start,
         engine=engine,
-        training_step=PairStep(config, lines, learner),
-        evaluations=PairEvaluations(lines, learner),
+        training_step=PairStep(config, training, fingerprint, learner),
+        evaluations=PairEvaluations(held_out, learner),
         display=display,
     )
 
@@ -94,12 +97,10 @@ class RewardModelLearner(PairLearner[RewardExample]):
         engine: Updates the weights.
     """
 
+    unit = "line"
+
     def __init__(self, engine: RewardEngine) -> None:
         self.engine = engine
-
-    def fingerprint(self, lines: list[RewardExample]) -> str:
-        """Return a hash of the examples."""
-        return reward_examples_fingerprint(lines)
 
     def prepare(self, lines: Sequence[RewardExample]) -> list[RewardExample]:
         """Return the examples as they are."""

@@ -6,10 +6,10 @@ A step samples with the weights that it starts from. Tasks, rewards and evaluati
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from statistics import pstdev
-from typing import Any, Protocol
+from typing import Any
 
 from memalpha.config import ReinforcementConfig
 from memalpha.policy.transformers import TransformersPolicy
@@ -28,24 +28,6 @@ from memalpha.train.trainers.trainer import TrainingStep
 from memalpha.types import Trajectory, TrajectoryGroup
 
 Collected = tuple[list[TrajectoryGroup[Any]], list[Record], Annotation]
-
-
-class RolloutDescriber(Protocol):
-    """Describes rollouts of one kind of task, in metrics and in trajectories.jsonl.
-
-    Attributes:
-        component_prefix: Prefix of the reward components' names in metrics.jsonl.
-    """
-
-    component_prefix: str = ""
-
-    def metrics(self, records: Sequence[Record], attempts: Sequence[Trajectory[Any]]) -> dict[str, Any]:
-        """Return metrics of a step's attempts; called once a step, in every process."""
-        ...
-
-    def fields(self, trajectory: Trajectory[Any]) -> dict[str, Any]:
-        """Return the extra fields of a trajectory's line in trajectories.jsonl."""
-        ...
 
 
 def build_algorithm_engine(
@@ -111,8 +93,10 @@ class ReinforcementStep(TrainingStep):
         worker: Samples and scores rollouts.
         algorithm: Turns rollouts into rows to train on.
         engine: Updates the weights.
-        describer: Describes the rollouts.
+        attempt_metrics: Takes records and attempts of a step and returns metrics; called once a step, in every process.
+        trajectory_fields: Returns the extra fields of a trajectory's line in trajectories.jsonl.
         overlap: Runs the step in parts; None runs it as a whole.
+        component_prefix: Prefix of the reward components' names in metrics.jsonl.
     """
 
     log_files = ("turns.jsonl", "trajectories.jsonl")
@@ -126,12 +110,15 @@ class ReinforcementStep(TrainingStep):
         worker: RolloutWorker[Any],
         algorithm: Algorithm,
         engine: Engine,
-        describer: RolloutDescriber,
+        attempt_metrics: Callable[[Sequence[Record], Sequence[Trajectory[Any]]], dict[str, Any]],
+        trajectory_fields: Callable[[Trajectory[Any]], dict[str, Any]],
         overlap: OverlapPipeline | None = None,
+        component_prefix: str = "",
     ) -> None:
         self.config, self.directory, self.tasks = config, directory, tasks
         self.worker, self.algorithm, self.engine = worker, algorithm, engine
-        self.describer, self.overlap = describer, overlap
+        self.attempt_metrics, self.trajectory_fields = attempt_metrics, trajectory_fields
+        self.overlap, self.component_prefix = overlap, component_prefix
         self.scheduled_steps = config.optimizer.schedule_steps
         self.keeps_all_checkpoints = config.sampling.keep_tokens
 
@@ -214,7 +201,7 @@ class ReinforcementStep(TrainingStep):
         """Return metrics of the attempts; `sampled_tokens` counts the rollouts of all roles."""
         sampled = [trajectory for group in groups for trajectory in group.trajectories if trajectory.reward is not None]
         trajectories = [trajectory for trajectory in sampled if trajectory.role == "attempt"]
-        metrics = self.describer.metrics(records, trajectories)
+        metrics = self.attempt_metrics(records, trajectories)
         attempts = [group for group in groups if group.trajectories[0].role == "attempt"]
         if groups_of_many := [group for group in attempts if len(group.trajectories) > 1]:
             metrics["flat"] = sum(map(_has_equal_rewards, groups_of_many)) / len(groups_of_many)
@@ -228,7 +215,7 @@ class ReinforcementStep(TrainingStep):
         metrics |= {"reward_min": min(totals), "reward_max": max(totals), "reward_std": pstdev(totals)}
         for name in dict.fromkeys(name for reward in rewards for name in reward.components):
             values = [value for reward in rewards for value in reward.components.get(name, ())]
-            metrics[self.describer.component_prefix + name] = sum(values) / len(values)
+            metrics[self.component_prefix + name] = sum(values) / len(values)
         return metrics
 
     def _trajectory_line(self, trajectory: Trajectory[Any], step: int) -> Mapping[str, Any]:
@@ -244,7 +231,7 @@ class ReinforcementStep(TrainingStep):
                 {"chunk": turn.chunk, "text": turn.completion.text, "results": [result.code for result in turn.results]}
                 for turn in trajectory.turns
             ],
-            **self.describer.fields(trajectory),
+            **self.trajectory_fields(trajectory),
         }
 
     def _write_trajectories(

@@ -36,12 +36,11 @@ from memalpha.train.rollouts.epochs import schedule_steps, shuffled_item
 from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.directory import RunDirectory
-from memalpha.train.trainers.evaluations import FrozenPolicies, keep_evaluation, validate_on_tasks
+from memalpha.train.trainers.evaluations import FrozenPolicies, TaskEvaluations
 from memalpha.train.trainers.progress import Display
-from memalpha.train.trainers.sft_rows import FixedRows, RejectionSampling, RowLoader, Rows, RowSource
+from memalpha.train.trainers.sft_rows import BEFORE_TRAINING, RejectionSampling, Rows, load_fixed_rows
 from memalpha.train.trainers.start import build_engine, load_start
 from memalpha.train.trainers.trainer import Evaluations, Trainer, TrainingStep
-from memalpha.types import Task
 
 
 def sft_trainer(config: SFTConfig, directory: RunDirectory) -> Trainer:
@@ -68,30 +67,32 @@ def sft_trainer(config: SFTConfig, directory: RunDirectory) -> Trainer:
         rewards = MemoryReward(config.reward.kept_in(config.out), policy.count_tokens)
         scorer = MemoryScorer(policies.load_reader(config.reader), rewards, embedder)
     directory.claim(config)
+    sampling, rows, held_out = None, [], []
     if is_rejection_sampling:
         assert source is not None and scorer is not None
         worker = RolloutWorker(rollouts, scorer, config, world)
-        rows, held_out = RejectionSampling(config, directory, source, worker, display), []
+        sampling = RejectionSampling(config, directory, source, worker, display)
     else:
-        loader = RowLoader(config, directory, policy, writing, source, scorer, display)
-        training_rows, held_out = world.run_on_main(loader.load)
-        rows = FixedRows(training_rows)
+        rows, held_out = world.run_on_main(
+            lambda: load_fixed_rows(config, directory, policy, writing, source, scorer, display)
+        )
+    tasks = None
+    if source is not None and scorer is not None and (evaluates or is_rejection_sampling):
+        tasks = TaskEvaluations(
+            Evaluator(rollouts, scorer, world),
+            source.validation if is_rejection_sampling else (),
+            source.held_out if evaluates else (),
+            directory,
+            display,
+            notes=scorer.rewards.notes(source.held_out, "held-out tasks"),
+        )
     return Trainer(
         config=config,
         directory=directory,
         start=start,
         engine=engine,
-        training_step=ImitationStep(config, engine, rows),
-        evaluations=ImitationEvaluations(
-            engine,
-            held_out,
-            None if scorer is None else Evaluator(rollouts, scorer, world),
-            directory,
-            display,
-            notes=scorer.rewards.notes(source.held_out, "held-out tasks") if evaluates and source and scorer else (),
-            validation_tasks=source.validation if is_rejection_sampling and source else (),
-            held_out_tasks=source.held_out if evaluates and source else (),
-        ),
+        training_step=ImitationStep(config, engine, rows, sampling),
+        evaluations=ImitationEvaluations(engine, held_out, tasks),
         display=display,
     )
 
@@ -102,25 +103,30 @@ class ImitationStep(TrainingStep):
     Args:
         config: Settings of the run.
         engine: Updates the weights.
-        rows: Rows to imitate.
+        rows: Rows to imitate in all steps; [] if `sampling` gives them.
+        sampling: Samples rows anew in rounds.
     """
 
     log_files = ("rows.jsonl",)
 
-    def __init__(self, config: SFTConfig, engine: Engine, rows: RowSource) -> None:
-        self.config, self.engine, self.rows = config, engine, rows
-        self.scheduled_steps = schedule_steps(config, len(rows.rows), config.optimizer.batch_rows)
+    def __init__(
+        self, config: SFTConfig, engine: Engine, rows: Rows, sampling: RejectionSampling | None = None
+    ) -> None:
+        self.config, self.engine, self.rows, self.sampling = config, engine, rows, sampling
+        self.scheduled_steps = schedule_steps(config, len(rows), config.optimizer.batch_rows)
         self.schedule = config.replace(schedule_steps=self.scheduled_steps)
         self.tokens = 0
 
     def prepare(self, step: int) -> tuple[Rows, dict[str, Any]]:
         """Return the rows of a step, and metrics of what was sampled for it."""
-        round_metrics = self.rows.advance(step)
-        rows, first_step = self.rows.rows, self.rows.first_step
+        first_step, round_metrics = BEFORE_TRAINING, {}
+        if self.sampling is not None:
+            round_metrics = self.sampling.advance(step)
+            self.rows, first_step = self.sampling.rows, self.sampling.first_step
         count = self.config.optimizer.batch_rows
         first = (step - max(first_step, 0)) * count
         key = f"{self.config.seed}|{first_step}"
-        return [shuffled_item(rows, first + offset, key) for offset in range(count)], round_metrics
+        return [shuffled_item(self.rows, first + offset, key) for offset in range(count)], round_metrics
 
     def train(self, batch: tuple[Rows, dict[str, Any]], step: int) -> dict[str, Any]:
         """Lower the cross-entropy of the rows."""
@@ -141,52 +147,33 @@ class ImitationStep(TrainingStep):
 
     def summary(self) -> dict[str, Any]:
         """Return the numbers of rows and of trained tokens."""
-        return {"rows": len(self.rows.rows), "tokens": self.tokens}
+        return {"rows": len(self.rows), "tokens": self.tokens}
 
 
 class ImitationEvaluations(Evaluations):
-    """Validates by the loss on held-out rows, or by accuracy on tasks; may evaluate tasks before and after.
+    """Validates by the loss on held-out rows, or on tasks; may evaluate tasks before and after.
 
     Args:
         engine: Measures the loss.
         held_out: Rows that validate.
-        evaluator: Evaluates the policy on tasks; None if there are no tasks to evaluate on.
-        directory: Run directory.
-        display: Shows progress.
-        notes: What to tell before the first evaluation.
-        validation_tasks: Tasks that validate in place of rows.
-        held_out_tasks: Tasks that are evaluated before and after training.
+        tasks: Evaluations on tasks; validation tasks take the place of rows.
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        held_out: Sequence[TrainingSample],
-        evaluator: Evaluator[Task] | None,
-        directory: RunDirectory,
-        display: Display,
-        *,
-        notes: Sequence[str] = (),
-        validation_tasks: Sequence[Task] = (),
-        held_out_tasks: Sequence[Task] = (),
+        self, engine: Engine, held_out: Sequence[TrainingSample], tasks: TaskEvaluations | None = None
     ) -> None:
-        self.engine, self.held_out, self.evaluator = engine, held_out, evaluator
-        self.directory, self.display, self.notes = directory, display, notes
-        self.validation_tasks, self.held_out_tasks = validation_tasks, held_out_tasks
+        self.engine, self.held_out, self.tasks = engine, held_out, tasks
         self.start_loss: float | None = None
 
     def before(self) -> None:
         """Evaluate the held-out tasks, if any."""
-        for note in self.notes:
-            self.display.log(note)
-        if self.evaluator is not None and self.held_out_tasks:
-            keep_evaluation(self.evaluator, "before", self.held_out_tasks, self.directory, self.display)
+        if self.tasks is not None and self.tasks.held_out:
+            self.tasks.before()
 
     def validate(self, step: int, metrics: dict[str, Any]) -> float | None:
         """Return minus the loss on held-out rows, or the accuracy on validation tasks."""
-        if self.evaluator is not None and self.validation_tasks:
-            summary = validate_on_tasks(self.evaluator, self.validation_tasks, metrics)
-            return None if summary is None else summary["accuracy"]
+        if self.tasks is not None and self.tasks.validation:
+            return self.tasks.validate(step, metrics)
         loss = self.held_out_loss()
         if loss is None:
             return None
@@ -204,17 +191,13 @@ class ImitationEvaluations(Evaluations):
 
     def summary(self) -> dict[str, Any]:
         """Return the evaluations before and after, and the losses on held-out rows."""
-        before: dict[str, Any] = {}
-        after: dict[str, Any] = {}
-        counts = {"validation_rows": len(self.held_out)}
-        if self.evaluator is not None and self.held_out_tasks:
-            report = keep_evaluation(self.evaluator, "after", self.held_out_tasks, self.directory, self.display)
-            before = self.directory.world.run_on_main(lambda: self.directory.read_json("eval/before.json"))
-            after = dict(report.summary)
-            counts |= {"tasks": len(self.held_out_tasks), "questions": len(report.records)}
+        summary: dict[str, Any] = {"validation_rows": len(self.held_out), "before": {}, "after": {}}
+        if self.tasks is not None and self.tasks.held_out:
+            summary |= self.tasks.summary()
         if self.held_out:
-            before["validation_loss"], after["validation_loss"] = self.start_loss, self.held_out_loss()
-        return {**counts, "before": before, "after": after}
+            summary["before"]["validation_loss"] = self.start_loss
+            summary["after"]["validation_loss"] = self.held_out_loss()
+        return summary
 
     def state(self) -> dict[str, Any]:
         """Return the loss before training."""

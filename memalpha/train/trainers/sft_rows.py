@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from memalpha.config import SFTConfig
 from memalpha.environments.memory_writing import MemoryWriting, memory_engine
@@ -41,34 +40,7 @@ BEFORE_TRAINING = -1
 Rows = list[TrainingSample]
 
 
-class RowSource(Protocol):
-    """Rows to imitate, step by step.
-
-    Attributes:
-        rows: Rows of the current step.
-        first_step: First step on these rows; `BEFORE_TRAINING` if they are the same in all steps.
-    """
-
-    rows: Rows
-    first_step: int
-
-    def advance(self, step: int) -> dict[str, Any]:
-        """Make `rows` those of `step` and return metrics of what was sampled for it."""
-        ...
-
-
-class FixedRows(RowSource):
-    """Rows that are the same in all steps."""
-
-    def __init__(self, rows: Rows) -> None:
-        self.rows, self.first_step = rows, BEFORE_TRAINING
-
-    def advance(self, step: int) -> dict[str, Any]:
-        """Do nothing."""
-        return {}
-
-
-class RejectionSampling(RowSource):
+class RejectionSampling:
     """The best rollouts of each task, sampled anew in each of `rounds` rounds, which divide the schedule evenly.
 
     Args:
@@ -77,6 +49,10 @@ class RejectionSampling(RowSource):
         source: Training tasks.
         worker: Samples and scores rollouts.
         display: Shows what a round gave.
+
+    Attributes:
+        rows: Rows of the current round.
+        first_step: First step of the round.
     """
 
     def __init__(
@@ -135,68 +111,78 @@ class RejectionSampling(RowSource):
         return {"reward": sum(rewards) / len(rewards), "rows": len(rows), "groups_kept": best_count / len(tasks)}
 
 
-@dataclass(frozen=True, slots=True)
-class RowLoader:
-    """Makes the rows of a source that is the same for all steps, in the main process."""
+def load_fixed_rows(
+    config: SFTConfig,
+    directory: RunDirectory,
+    policy: TransformersPolicy,
+    writing: MemoryWriting,
+    source: TaskSource | None,
+    scorer: MemoryScorer | None,
+    display: Display,
+) -> tuple[Rows, Rows]:
+    """Make the rows of a source that is the same for all steps, or read those that a resumed run began with.
 
-    config: SFTConfig
-    directory: RunDirectory
-    policy: TransformersPolicy
-    writing: MemoryWriting
-    source: TaskSource | None
-    scorer: MemoryScorer | None
-    display: Display
+    Args:
+        config: Settings of the run.
+        directory: Run directory; keeps the rows. Only the main process may call this.
+        policy: Policy whose tokenizer encodes the rows.
+        writing: Environment of the rollouts.
+        source: Training and validation tasks, if the rows come from tasks.
+        scorer: Scorer of the rollouts, if reflections are made.
+        display: Shows the number of rows.
 
-    def load(self) -> tuple[Rows, Rows]:
-        """Return training and validation rows and keep them in rows.jsonl; a resumed run reads them there."""
-        if self.directory.saved_steps():
-            return _read_rows(self.directory, BEFORE_TRAINING)
-        source = self.config.source
-        if source.endswith(".jsonl"):
-            rows, held_out = _split_validation(load_rows(Path(source), self.policy), self.config)
-            left_out = 0
-        elif Path(source).is_dir():
-            agent, schema = self.config.agent, self.writing.schema
-            rows_per_task, left_out = load_best_rollouts(Path(source), self.policy, agent, schema)
-            rows, held_out = _split_validation(rows_per_task, self.config)
+    Returns:
+        Training rows, validation rows.
+
+    Raises:
+        DataError: The source gives no row.
+    """
+    if directory.saved_steps():
+        return _read_rows(directory, BEFORE_TRAINING)
+    if config.source.endswith(".jsonl"):
+        rows, held_out = _split_validation(load_rows(Path(config.source), policy), config)
+        left_out = 0
+    elif Path(config.source).is_dir():
+        rows_per_task, left_out = load_best_rollouts(Path(config.source), policy, config.agent, writing.schema)
+        rows, held_out = _split_validation(rows_per_task, config)
+    else:
+        assert source is not None
+        tasks, validation = _round_tasks(config, source, 0), source.validation
+        if scorer is not None and config.source == "erl":
+            rows, left_out = _reflection_rows(config, policy, writing, scorer, tasks, 0)
+            held_out, _ = _reflection_rows(config, policy, writing, scorer, validation, len(tasks))
         else:
-            assert self.source is not None
-            tasks = _round_tasks(self.config, self.source, 0)
-            demonstrate = self._reflections if source == "erl" else self._scripted
-            (rows, left_out), (held_out, _) = demonstrate(tasks, 0), demonstrate(self.source.validation, len(tasks))
-        if not rows:
-            raise DataError(f"source: {source} gives no row to imitate ({left_out} turns were left out)")
-        (self.directory.path / "rows.jsonl").unlink(missing_ok=True)  # left by a run that stopped before a checkpoint
-        _append_rows(self.directory, BEFORE_TRAINING, rows, held_out)
-        tokens = sum(len(row.completion_ids) for row in rows)
-        note = f"; {left_out} turns left out: a call failed, or the reply was cut off" if left_out else ""
-        self.display.log(f"{len(rows)} rows to imitate ({tokens} tokens), {len(held_out)} to validate{note}")
-        return rows, held_out
-
-    def _scripted(self, tasks: Sequence[Task], first: int) -> tuple[Rows, int]:
-        """Return rows of a scripted writer, and the number of turns that were left out."""
-        source, config = self.config.source, self.config
-        script = ScriptedPolicy("oracle" if source == "gold" else source.removeprefix("scripted:"))
-        demonstrator = Demonstrator(script, self.policy)
-        engine = memory_engine(demonstrator, config.agent, self.writing.embedder, self.writing.schema)
-        return imitation_rows(trajectory for group in engine.roll_out(tasks) for trajectory in group.trajectories)
-
-    def _reflections(self, tasks: Sequence[Task], first: int) -> tuple[Rows, int]:
-        """Return rows for the roles of reflection, and the number of turns that were left out.
-
-        Args:
-            tasks: Tasks with gold operations.
-            first: Index of the first task; keys the sampling noise.
-        """
-        assert self.scorer is not None
-        rows, left_out = [], 0
-        for start in range(0, len(tasks), TASKS_PER_BATCH):
-            batch = tasks[start : start + TASKS_PER_BATCH]
-            batch_rows, batch_left_out = reflection_demo_rows(
-                self.policy, self.writing, self.scorer, batch, self.config, first=first + start
+            script = ScriptedPolicy("oracle" if config.source == "gold" else config.source.removeprefix("scripted:"))
+            engine = memory_engine(Demonstrator(script, policy), config.agent, writing.embedder, writing.schema)
+            (rows, left_out), (held_out, _) = (
+                imitation_rows(trajectory for group in groups for trajectory in group.trajectories)
+                for groups in (engine.roll_out(tasks), engine.roll_out(validation))
             )
-            rows, left_out = rows + batch_rows, left_out + batch_left_out
-        return rows, left_out
+    if not rows:
+        raise DataError(f"source: {config.source} gives no row to imitate ({left_out} turns were left out)")
+    (directory.path / "rows.jsonl").unlink(missing_ok=True)  # left by a run that stopped before a checkpoint
+    _append_rows(directory, BEFORE_TRAINING, rows, held_out)
+    tokens = sum(len(row.completion_ids) for row in rows)
+    note = f"; {left_out} turns left out: a call failed, or the reply was cut off" if left_out else ""
+    display.log(f"{len(rows)} rows to imitate ({tokens} tokens), {len(held_out)} to validate{note}")
+    return rows, held_out
+
+
+def _reflection_rows(
+    config: SFTConfig,
+    policy: TransformersPolicy,
+    writing: MemoryWriting,
+    scorer: MemoryScorer,
+    tasks: Sequence[Task],
+    first: int,
+) -> tuple[Rows, int]:
+    """Return rows for the roles of reflection, and the number of turns that were left out."""
+    rows, left_out = [], 0
+    for start in range(0, len(tasks), TASKS_PER_BATCH):
+        batch = tasks[start : start + TASKS_PER_BATCH]
+        batch_rows, batch_left_out = reflection_demo_rows(policy, writing, scorer, batch, config, first=first + start)
+        rows, left_out = rows + batch_rows, left_out + batch_left_out
+    return rows, left_out
 
 
 def _round_tasks(config: SFTConfig, source: TaskSource, number: int) -> list[Task]:

@@ -6,6 +6,7 @@ The weights evaluated as "after" are those with the best accuracy on the validat
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from memalpha.config import TextConfig
@@ -16,7 +17,6 @@ from memalpha.errors import ConfigError, DataError
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.evaluate import Evaluator
 from memalpha.qa.records import Record
-from memalpha.qa.report import Report
 from memalpha.rewards.evaluate import TextScorer, check_rewards, text_summary
 from memalpha.train.algorithms import build_algorithm
 from memalpha.train.learner.distributed import World
@@ -26,11 +26,11 @@ from memalpha.train.rollouts.text_reflection import FeedbackFunction, TextReflec
 from memalpha.train.rollouts.text_tasks import TextTaskSource
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.directory import RunDirectory
-from memalpha.train.trainers.evaluations import keep_evaluation, validate_on_tasks
+from memalpha.train.trainers.evaluations import TaskEvaluations
 from memalpha.train.trainers.progress import Display
-from memalpha.train.trainers.rl import ReinforcementStep, RolloutDescriber, build_algorithm_engine, build_overlap
+from memalpha.train.trainers.rl import ReinforcementStep, build_algorithm_engine, build_overlap
 from memalpha.train.trainers.start import load_start
-from memalpha.train.trainers.trainer import Evaluations, Trainer
+from memalpha.train.trainers.trainer import Trainer
 from memalpha.types import TextTask, Trajectory
 
 
@@ -59,7 +59,7 @@ def text_trainer(config: TextConfig, directory: RunDirectory, inputs: PythonInpu
     _check_prompt_lengths(source.known_tasks, policy, rollouts, config, algorithm.advice_tokens)
     tasks = source
     if config.curriculum is not None:
-        tasks = Curriculum(config.curriculum, source, config.tasks_per_step, config.seed)
+        tasks = Curriculum(config.curriculum, source.tasks_of_level, config.tasks_per_step, config.seed)
     engine = build_algorithm_engine(policy, config, algorithm, world)
     reason = "the environment gives its rewards while it is played"
     training_step = ReinforcementStep(
@@ -69,7 +69,9 @@ def text_trainer(config: TextConfig, directory: RunDirectory, inputs: PythonInpu
         worker=worker,
         algorithm=algorithm,
         engine=engine,
-        describer=TextRolloutDescriber(config, rollouts, world),
+        attempt_metrics=partial(_attempt_metrics, rollouts, config, world),
+        trajectory_fields=_trajectory_fields,
+        component_prefix="rewards/",
         overlap=build_overlap(config, worker, algorithm, engine, display, reason),
     )
     directory.claim(config)
@@ -79,7 +81,15 @@ def text_trainer(config: TextConfig, directory: RunDirectory, inputs: PythonInpu
         start=start,
         engine=engine,
         training_step=training_step,
-        evaluations=TextEvaluations(Evaluator(evaluated, scorer, world), scorer, source, directory, display),
+        evaluations=TaskEvaluations(
+            Evaluator(evaluated, scorer, world),
+            source.validation,
+            source.held_out,
+            directory,
+            display,
+            measures=("accuracy", "reward"),
+            score="accuracy" if scorer.can_succeed else "reward",
+        ),
         display=display,
     )
 
@@ -132,81 +142,30 @@ def _check_prompt_lengths(
             )
 
 
-class TextRolloutDescriber(RolloutDescriber):
-    """Describes replies to prompts.
+def _attempt_metrics(
+    rollouts: RolloutEngine[TextTask],
+    config: TextConfig,
+    world: World,
+    records: Sequence[Record],
+    attempts: Sequence[Trajectory[TextTask]],
+) -> dict[str, Any]:
+    """Return reward, accuracy, lengths, rollouts without a reward and those that outgrew the context.
 
     Args:
+        rollouts: Engine of the training rollouts, and of nothing else; its count of outgrown ones is reset.
         config: Settings of the run.
-        rollouts: Engine of the training rollouts, and of nothing else.
         world: Processes that share the rollouts.
+        records: Records of the attempts.
+        attempts: Attempts with a reward.
     """
-
-    component_prefix = "rewards/"
-
-    def __init__(self, config: TextConfig, rollouts: RolloutEngine[TextTask], world: World) -> None:
-        self.rollouts, self.world = rollouts, world
-        self.rollouts_per_step = config.tasks_per_step * config.sampling.group_size
-
-    def metrics(self, records: Sequence[Record], attempts: Sequence[Trajectory[TextTask]]) -> dict[str, Any]:
-        """Return reward, accuracy, lengths, rollouts without a reward and those that outgrew the context."""
-        summary = text_summary(records, attempts)
-        metrics = {name: summary[name] for name in ("reward", "accuracy", "reply_tokens", "turns")}
-        metrics["unscored"] = self.rollouts_per_step - len(attempts)
-        if not is_single_turn(self.rollouts.environment):
-            metrics["outgrown"] = sum(self.world.gather([self.rollouts.outgrown]))
-            self.rollouts.outgrown = 0
-        return metrics
-
-    def fields(self, trajectory: Trajectory[TextTask]) -> dict[str, Any]:
-        """Return the prompt."""
-        return {"prompt": trajectory.task.text}
+    summary = text_summary(records, attempts)
+    metrics = {name: summary[name] for name in ("reward", "accuracy", "reply_tokens", "turns")}
+    metrics["unscored"] = config.tasks_per_step * config.sampling.group_size - len(attempts)
+    if not is_single_turn(rollouts.environment):
+        metrics["outgrown"] = sum(world.gather([rollouts.outgrown]))
+        rollouts.outgrown = 0
+    return metrics
 
 
-class TextEvaluations(Evaluations):
-    """Validates by accuracy, or by reward if no reward part has a maximum; evaluates held-out tasks before and after.
-
-    Args:
-        evaluator: Evaluates the trained policy.
-        scorer: Scorer of the evaluations.
-        source: Validation and held-out tasks.
-        directory: Run directory.
-        display: Shows progress.
-    """
-
-    def __init__(
-        self,
-        evaluator: Evaluator[TextTask],
-        scorer: TextScorer,
-        source: TextTaskSource,
-        directory: RunDirectory,
-        display: Display,
-    ) -> None:
-        self.evaluator, self.scorer, self.source = evaluator, scorer, source
-        self.directory, self.display = directory, display
-
-    def before(self) -> None:
-        """Evaluate the held-out tasks."""
-        self._evaluate_held_out("before")
-
-    def validate(self, step: int, metrics: dict[str, Any]) -> float | None:
-        """Return the accuracy on the validation tasks; their mean reward if no reward part has a maximum."""
-        summary = validate_on_tasks(self.evaluator, self.source.validation, metrics)
-        if summary is None:
-            return None
-        metrics["validation_reward"] = summary["reward"]
-        return summary["accuracy"] if self.scorer.can_succeed else summary["reward"]
-
-    def summary(self) -> dict[str, Any]:
-        """Evaluate the held-out tasks and return both evaluations."""
-        after = self._evaluate_held_out("after")
-        return {
-            "task": "text",
-            "tasks": len(self.source.held_out),
-            "questions": len(after.records),
-            "before": self.directory.world.run_on_main(lambda: self.directory.read_json("eval/before.json")),
-            "after": after.summary,
-        }
-
-    def _evaluate_held_out(self, name: str) -> Report:
-        tasks, shown = self.source.held_out, ("accuracy", "reward")
-        return keep_evaluation(self.evaluator, name, tasks, self.directory, self.display, shown)
+def _trajectory_fields(trajectory: Trajectory[TextTask]) -> dict[str, Any]:
+    return {"prompt": trajectory.task.text}
