@@ -16,7 +16,7 @@ JUDGED = {"metric": "judge", "content": "judge"}
 def lines(run) -> list[dict]:
     results = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [
-        {key: value for key, value in line.items() if "seconds" not in key and "minutes" not in key} for line in results
+        {key: value for key, value in line.items() if "second" not in key and "minutes" not in key} for line in results
     ]
 
 

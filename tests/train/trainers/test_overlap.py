@@ -245,7 +245,7 @@ def assert_same_run(one: Path, two: Path) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
     timeless = [
         [
-            {name: value for name, value in json.loads(line).items() if "seconds" not in name}
+            {name: value for name, value in json.loads(line).items() if "second" not in name}
             for line in text.splitlines()
         ]
         for text in ((run / "metrics.jsonl").read_text() for run in (one, two))
