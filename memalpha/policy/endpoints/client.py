@@ -58,8 +58,8 @@ class _RetryableError(Exception):
 
 
 @dataclass(slots=True)
-class _Batch:
-    """Requests of one `ask`. After its first error, nothing more is sent."""
+class RequestBatch:
+    """Requests of one `ask` or one queue. After their first error, nothing more is sent."""
 
     error: PolicyError | None = None
 
@@ -141,6 +141,13 @@ class EndpointClient:
         """
         return self._run(self._ask(requests)) if requests else []
 
+    def start(self, request: Mapping[str, Any], batch: RequestBatch) -> futures.Future[Reply]:
+        """Ask in the background; the future raises `PolicyError`, or `CancelledError` after `give_up`.
+
+        An error of the request ends those of the same `batch` that are not yet sent.
+        """
+        return self._start(self._answer(request, batch))
+
     def check(self) -> None:
         """Raise `PolicyError` unless the server responds, accepts the key and has the model.
 
@@ -172,31 +179,33 @@ class EndpointClient:
     # ------------------------------------------------------------------------------------------------- in the loop
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                thread = threading.Thread(target=self._loop.run_forever, name=f"memalpha {self.model}", daemon=True)
-                thread.start()
-                self._stop = weakref.finalize(self, _stop_loop, self._loop, thread)
-            loop = self._loop
-            future = asyncio.run_coroutine_threadsafe(work, loop)
-            self._waiting.add(future)
+        future = self._start(work)
         try:
             return future.result()
         except futures.CancelledError:
             raise PolicyError(f"{self.name}: stopped") from None
         finally:
             future.cancel()  # a Ctrl-C may have ended the wait
-            with self._lock:
-                self._waiting.discard(future)
+
+    def _start(self, work: Coroutine[Any, Any, Any]) -> futures.Future[Any]:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                thread = threading.Thread(target=self._loop.run_forever, name=f"memalpha {self.model}", daemon=True)
+                thread.start()
+                self._stop = weakref.finalize(self, _stop_loop, self._loop, thread)
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            self._waiting.add(future)
+        future.add_done_callback(self._forget)
+        return future
+
+    def _forget(self, future: futures.Future[Any]) -> None:
+        with self._lock:
+            self._waiting.discard(future)
 
     async def _ask(self, requests: Sequence[Mapping[str, Any]]) -> list[Reply]:
-        batch = _Batch()
-        try:
-            done = await asyncio.gather(*(self._answer(request, batch) for request in requests), return_exceptions=True)
-        except asyncio.CancelledError:
-            batch.error = PolicyError(f"{self.name}: stopped")
-            raise
+        batch = RequestBatch()
+        done = await asyncio.gather(*(self._answer(request, batch) for request in requests), return_exceptions=True)
         if batch.error is not None:
             raise batch.error
         for reply in done:
@@ -204,7 +213,7 @@ class EndpointClient:
                 raise reply
         return done  # type: ignore[return-value]
 
-    async def _answer(self, request: Mapping[str, Any], batch: _Batch) -> Reply:
+    async def _answer(self, request: Mapping[str, Any], batch: RequestBatch) -> Reply:
         """Return the reply from the cache, an equal request in flight, or the server."""
         self.bill.asked += 1
         body = {**request, "model": self.model, **self.config.parameters}
@@ -221,14 +230,18 @@ class EndpointClient:
         else:
             task = self._flying[key] = asyncio.create_task(self._send_and_cache(key, body, batch))
             task.add_done_callback(lambda done: self._on_done(key, done))
-        return await asyncio.shield(task)  # other requests may await the same task
+        try:
+            return await asyncio.shield(task)  # other requests may await the same task
+        except asyncio.CancelledError:
+            batch.error = PolicyError(f"{self.name}: stopped")
+            raise
 
     def _on_done(self, key: str, task: asyncio.Task[Reply]) -> None:
         del self._flying[key]
         if not task.cancelled():
             task.exception()  # mark the exception as retrieved even if nobody awaits it
 
-    async def _send_and_cache(self, key: str, body: Mapping[str, Any], batch: _Batch) -> Reply:
+    async def _send_and_cache(self, key: str, body: Mapping[str, Any], batch: RequestBatch) -> Reply:
         async with self._slots:
             try:
                 reply = await self._send_with_retries(body, batch)
@@ -239,7 +252,7 @@ class EndpointClient:
                 batch.error = batch.error or error
                 raise
 
-    async def _send_with_retries(self, body: Mapping[str, Any], batch: _Batch) -> Reply:
+    async def _send_with_retries(self, body: Mapping[str, Any], batch: RequestBatch) -> Reply:
         prompt = estimate_prompt_tokens(body)
         max_new_tokens = body.get("max_tokens") or body.get("max_completion_tokens") or 0
         self._refuse_oversized(prompt + max_new_tokens)
@@ -280,7 +293,7 @@ class EndpointClient:
                 f"endpoint.tokens_per_minute is {limit}: it can never be sent"
             )
 
-    async def _wait_for_turn(self, tokens: int, batch: _Batch) -> Any:
+    async def _wait_for_turn(self, tokens: int, batch: RequestBatch) -> Any:
         """Wait in line until the rate limits allow a try, and register it."""
         async with self._queue:
             while True:
@@ -379,7 +392,7 @@ class EndpointClient:
         probe = {"model": self.model, "messages": [{"role": "user", "content": "Hello"}], field: 1}
         self.bill.asked += 1
         try:
-            await self._send_with_retries({**probe, **self.config.parameters}, _Batch())
+            await self._send_with_retries({**probe, **self.config.parameters}, RequestBatch())
         except PolicyError as error:
             hint = f"; it lists {', '.join(model_names[:8])}" if model_names else ""
             raise PolicyError(f"{error}: is there a model {self.model!r}?{hint}") from error

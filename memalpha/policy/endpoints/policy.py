@@ -8,11 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError, Future, wait
+from queue import SimpleQueue
 from typing import Any
 
 from memalpha.config import EndpointConfig
+from memalpha.errors import PolicyError
 from memalpha.policy.endpoints.accounting import Reply, estimate_tokens
-from memalpha.policy.endpoints.client import EndpointClient
+from memalpha.policy.endpoints.client import EndpointClient, RequestBatch
 from memalpha.policy.hermes import CLOSE, OPEN
 from memalpha.types import Completion, SampleRequest
 
@@ -34,15 +37,12 @@ class EndpointPolicy:
 
         Raises `PolicyError` if the endpoint refuses or does not answer.
         """
-        replies = self.client.ask([self._body(request) for request in requests])
-        return [
-            Completion(
-                completion_text(reply),
-                temperature=request.temperature,
-                stop_reason="length" if reply.finish_reason == "length" else "eos",
-            )
-            for request, reply in zip(requests, replies, strict=True)
-        ]
+        replies = self.client.ask([self.body(request) for request in requests])
+        return [make_completion(request, reply) for request, reply in zip(requests, replies, strict=True)]
+
+    def open_queue(self) -> EndpointQueue:
+        """Return a queue that sends each request when it is submitted."""
+        return EndpointQueue(self)
 
     def count_tokens(self, text: str) -> int:
         """Estimate the tokens of `text` as UTF-8 bytes / 4, without the endpoint's tokenizer."""
@@ -52,7 +52,8 @@ class EndpointPolicy:
         """Return the usage so far (`accounting.Bill`)."""
         return self.client.bill.as_json()
 
-    def _body(self, request: SampleRequest) -> dict[str, Any]:
+    def body(self, request: SampleRequest) -> dict[str, Any]:
+        """Return the chat-completion body of a request."""
         body: dict[str, Any] = {
             "messages": [dict(message) for message in request.messages],
             "temperature": request.temperature,
@@ -64,6 +65,76 @@ class EndpointPolicy:
             words = hashlib.sha256(repr(tuple(int(part) for part in request.key)).encode()).digest()
             body["seed"] = int.from_bytes(words[:4]) >> 1
         return body
+
+
+class EndpointQueue:
+    """Requests at an endpoint; see `queue.SamplingQueue`. Cache, limits, retries and errors are those of `sample`.
+
+    Args:
+        policy: policy whose client sends the requests.
+    """
+
+    def __init__(self, policy: EndpointPolicy) -> None:
+        self.policy = policy
+        self._submitted = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._batch = RequestBatch()
+        self._flying: dict[Future[Reply], tuple[int, SampleRequest]] = {}
+        self._ended: SimpleQueue[Future[Reply]] = SimpleQueue()
+
+    def submit(self, requests: Sequence[SampleRequest]) -> list[int]:
+        """Send requests, as the concurrency allows, and return their tickets."""
+        tickets = list(range(self._submitted, self._submitted + len(requests)))
+        self._submitted += len(requests)
+        for ticket, request in zip(tickets, requests, strict=True):
+            future = self.policy.client.start(self.policy.body(request), self._batch)
+            self._flying[future] = ticket, request
+            future.add_done_callback(self._ended.put)
+        return tickets
+
+    def collect(self) -> list[tuple[int, Completion]]:
+        """Wait for an answer; return all that have come as (ticket, completion), by ticket.
+
+        Raises:
+            PolicyError: a request was refused, or all its tries failed; requests in flight are awaited and cached.
+        """
+        completions = []
+        try:
+            while self._flying and (not completions or not self._ended.empty()):
+                future = self._ended.get()
+                ticket, request = self._flying.pop(future)
+                completions.append((ticket, make_completion(request, future.result())))
+        except CancelledError:
+            self.close()
+            raise PolicyError(f"{self.policy.name}: stopped") from None
+        except PolicyError as error:
+            self._batch.error = self._batch.error or error
+            wait(self._flying)
+            error = self._batch.error
+            self._reset()
+            raise error from None
+        except BaseException:  # a Ctrl-C
+            self.close()
+            raise
+        return sorted(completions, key=lambda completion: completion[0])
+
+    def close(self) -> None:
+        """Drop all requests under way: those in flight are finished and cached, nothing more is sent."""
+        self._batch.error = self._batch.error or PolicyError(f"{self.policy.name}: stopped")
+        for future in self._flying:
+            future.cancel()
+        self._reset()
+
+
+def make_completion(request: SampleRequest, reply: Reply) -> Completion:
+    """Return the completion of a request that got this reply."""
+    return Completion(
+        completion_text(reply),
+        temperature=request.temperature,
+        stop_reason="length" if reply.finish_reason == "length" else "eos",
+    )
 
 
 def completion_text(reply: Reply) -> str:

@@ -25,8 +25,9 @@ from memalpha.config import AgentConfig, EndpointConfig, ReaderConfig, WorldConf
 from memalpha.errors import PolicyError
 from memalpha.policy.base import Policy
 from memalpha.policy.endpoints.accounting import Reply
-from memalpha.policy.endpoints.policy import EndpointPolicy, completion_text
+from memalpha.policy.endpoints.policy import EndpointPolicy, EndpointQueue, completion_text
 from memalpha.policy.load import load_policy
+from memalpha.policy.queue import open_queue
 from memalpha.qa.evaluate import evaluate
 from memalpha.qa.reader import load_reader
 from memalpha.tasks.synthetic import worlds as synthetic
@@ -70,6 +71,83 @@ def test_rollouts_of_one_prompt_are_cached_apart(tmp_path):
         first = EndpointPolicy(server.name, settings).sample(requests)
         assert sorted(completion.text for completion in first) == ["0", "1", "2", "3"]
         assert EndpointPolicy(server.name, settings).sample(requests) == first
+
+
+def ask(text: str) -> SampleRequest:
+    return SampleRequest(({"role": "user", "content": text},))
+
+
+def test_a_queue_returns_answers_as_they_come(tmp_path):
+    with HostileServer() as server:
+        held = {"slow"}
+        server.hold = lambda prompt: prompt in held
+        policy = EndpointPolicy(server.name, EndpointConfig(cache=tmp_path / "a.sqlite"))
+        queue = open_queue(policy)
+        assert isinstance(queue, EndpointQueue) and queue.collect() == []
+        assert queue.submit([ask("slow"), ask("a"), ask("a")]) == [0, 1, 2]
+        found = dict(queue.collect())
+        assert queue.submit([ask("b")]) == [3]
+        while len(found) < 3:
+            found.update(queue.collect())
+        assert sorted(found) == [1, 2, 3], "the slow one holds nobody up"
+        held.clear()
+        found.update(queue.collect())
+        assert queue.collect() == []
+        assert [found[ticket] for ticket in range(4)] == policy.sample([ask("slow"), ask("a"), ask("a"), ask("b")])
+        bill = policy.statistics()
+        assert bill["paid"] == 3 and bill["shared"] == 1 + 1 - bill["cached"] + 3
+        assert not policy.client._waiting
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_a_queue_sends_within_the_concurrency_and_retries(concurrency):
+    with HostileServer(fault=lambda prompt, nth: "503 0.01" if nth == 1 else None) as server:
+        server.delay = 0.01
+        queue = open_queue(EndpointPolicy(server.name, EndpointConfig(concurrency=concurrency, max_wait=0.05)))
+        queue.submit([ask(str(number)) for number in range(9)])
+        found = {}
+        while ended := queue.collect():
+            assert [ticket for ticket, _ in ended] == sorted(ticket for ticket, _ in ended)
+            found.update(ended)
+        assert [found[ticket].text for ticket in range(9)] == [f"echo {number}" for number in range(9)]
+        assert server.most_at_once == concurrency and sum(server.seen.values()) == 18
+
+
+def test_a_queues_error_ends_what_is_not_sent(tmp_path):
+    with HostileServer(fault=lambda prompt, nth: "400" if prompt == "bad" else None) as server:
+        policy = EndpointPolicy(server.name, EndpointConfig(concurrency=1, cache=tmp_path / "a.sqlite"))
+        queue = open_queue(policy)
+        queue.submit([ask("good"), ask("bad"), *(ask(str(number)) for number in range(5))])
+        with pytest.raises(PolicyError, match="refused a request"):
+            while queue.collect():
+                pass
+        assert set(server.seen) == {"good", "bad"}
+        assert policy.sample([ask("good")])[0].text == "echo good"
+        assert server.seen["good"] == 1, "it was cached"
+        assert not policy.client._waiting
+
+
+@pytest.mark.parametrize("how", ["close", "give_up"])
+def test_a_queue_that_is_left_sends_nothing_more(how, tmp_path):
+    with HostileServer() as server:
+        held = {"0"}
+        server.hold = lambda prompt: prompt in held
+        policy = EndpointPolicy(server.name, EndpointConfig(concurrency=1, cache=tmp_path / "a.sqlite"))
+        queue = open_queue(policy)
+        queue.submit([ask(str(number)) for number in range(4)])
+        while not server.seen:
+            time.sleep(0.001)
+        if how == "close":
+            queue.close()
+        else:
+            policy.client.give_up()
+            with pytest.raises(PolicyError, match="stopped"):
+                queue.collect()
+        assert queue.collect() == []
+        held.clear()
+        assert [reply.text for reply in policy.sample([ask("0"), ask("new")])] == ["echo 0", "echo new"]
+        assert dict(server.seen) == {"0": 1, "new": 1}, "what was in flight is finished and cached"
+        assert queue.submit([ask("new")]) == [4] and [ticket for ticket, _ in queue.collect()] == [4]
 
 
 def test_what_an_answer_becomes():
