@@ -90,3 +90,15 @@ def nudged(model, seed: int, size: float = 0.02):
 
 def tiny_policy(seed: int = 0, **kwargs) -> TransformersPolicy:
     return TransformersPolicy(tiny_model(seed, **kwargs), tiny_tokenizer(), "random-tiny")
+
+
+def rewriting(open_queue, change):
+    """Wrap `TransformersPolicy.open_queue` so that each completion is what `change` makes of the sampled one."""
+
+    def opened(*policy):
+        queue = open_queue(*policy)
+        collect = queue.collect
+        queue.collect = lambda: [(ticket, change(completion)) for ticket, completion in collect()]
+        return queue
+
+    return opened

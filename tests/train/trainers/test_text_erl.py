@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pytest
-from tiny import tiny_policy
+from tiny import rewriting, tiny_policy
 
 from memalpha.config import TextConfig
 from memalpha.environments import RolloutEngine
@@ -40,11 +43,8 @@ class Ends:
     """The tiny policy, whose replies of one token count as ended (so that they can be internalized)."""
 
     def __new__(cls):
-        from dataclasses import replace
-
         policy = tiny_policy()
-        sample = policy.sample
-        policy.sample = lambda requests: [replace(reply, stop_reason="eos") for reply in sample(requests)]
+        policy.open_queue = rewriting(policy.open_queue, partial(replace, stop_reason="eos"))
         return policy
 
 
