@@ -201,7 +201,16 @@ class LossConfig(Config):
     importance_cap: float | None = Field(
         default=None,
         gt=0.0,
-        description="old_logprobs=recomputed: weigh each token by min(old / sampled, cap) (default: no weight)",
+        description="old_logprobs=recomputed: weigh each token by old / sampled, at most this (default: no weight; "
+        "TRL: vllm_importance_sampling_clip_max)",
+    )
+    importance_sampling_mode: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = Field(
+        default="token_truncate",
+        description="importance_cap: that ratio per token or per completion, and above the cap the cap or 0 (TRL: "
+        "vllm_importance_sampling_mode)",
+    )
+    mask_truncated_completions: bool = Field(
+        default=False, description="no gradient from completions cut at their most tokens; baselines still count them"
     )
     beta: float = Field(default=0.0, ge=0.0, description="weight of the KL to the frozen start policy")
     kl_estimator: Literal["k1", "k2", "k3"] = Field(default="k3", description="Schulman's estimators of that KL")

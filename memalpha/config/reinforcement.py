@@ -153,6 +153,8 @@ class ReinforcementConfig(RolloutConfig):
             unread += [
                 (name, "with loss_type=cispo, which clips weights at epsilon_high") for name in ("epsilon", "delta")
             ]
+        if loss.importance_cap is None:
+            unread.append(("importance_sampling_mode", "without importance_cap"))
         if loss.scale_rewards == "none":
             unread.append(("advantage_floor", "with scale_rewards=none, which divides by nothing"))
         return unread

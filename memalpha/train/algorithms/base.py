@@ -134,7 +134,19 @@ def annotate(algorithm: Algorithm, groups: Sequence[TrajectoryGroup[Any]], score
             f"algorithm: {type(algorithm).__name__}.annotate must return an Annotation or a list of TrainingSample, "
             f"not {type(result).__name__}"
         )
-    return annotation
+    return replace(annotation, rows=mask_truncated(annotation.rows, algorithm.config))
+
+
+def mask_truncated(rows: Sequence[TrainingSample], config: ReinforcementConfig) -> list[TrainingSample]:
+    """Take the weights of cut-off completions away if `mask_truncated_completions` is set; imitation stays."""
+    if not config.loss.mask_truncated_completions:
+        return list(rows)
+    return [
+        replace(row, pg=0 * row.pg, kl=0 * row.kl, ent=None, vf=None, masked=True)
+        if row.truncated and row.pg.any()
+        else row
+        for row in rows
+    ]
 
 
 def build_rows(groups: Sequence[TrajectoryGroup[Any]], entropy_coef: float = 0.0) -> list[TrainingSample]:

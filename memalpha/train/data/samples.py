@@ -44,6 +44,8 @@ class TrainingSample:
         chunk: Index of the chunk.
         role: Role of the trajectory.
         unit: Rows of one unit go into the same optimizer step; None: the row alone.
+        truncated: True if the completion was cut off.
+        masked: True if it is cut off and has no weight, but counts among the rows of policy gradient and KL.
     """
 
     prompt_ids: tuple[int, ...]
@@ -64,6 +66,8 @@ class TrainingSample:
     chunk: int = 0
     role: str = "attempt"
     unit: str | None = None
+    truncated: bool = False
+    masked: bool = False
 
     def __post_init__(self) -> None:
         count = len(self.completion_ids)
@@ -121,6 +125,7 @@ def policy_gradient_sample(
         rollout=rollout,
         chunk=turn.chunk,
         role=role,
+        truncated=completion.stop_reason == "length",
     )
 
 

@@ -8,7 +8,6 @@ first ratio of a step is 1.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -25,7 +24,7 @@ from memalpha.errors import TrainingError
 from memalpha.train.data.samples import TrainingSample, pack, split_micro_batches
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.learner.loss_weights import StreamCount, has_weight, normalize
-from memalpha.train.learner.losses import LOSS_SUMS, LossSettings, loss_sum
+from memalpha.train.learner.losses import LOSS_SUMS, ImportanceMode, LossSettings, importance_weights, loss_sum
 from memalpha.train.learner.model_state import BaseEngine
 from memalpha.train.learner.token_logprobs import TokenScorer, check_head
 
@@ -134,35 +133,46 @@ class Engine(BaseEngine):
         return [by_index[i] for i in range(len(samples))]
 
     def recompute_old_logprobs(
-        self, samples: Sequence[TrainingSample], cap: float | None = None, old: Sequence[np.ndarray] | None = None
+        self,
+        samples: Sequence[TrainingSample],
+        cap: float | None = None,
+        old: Sequence[np.ndarray] | None = None,
+        *,
+        mode: ImportanceMode = "token_truncate",
     ) -> tuple[list[TrainingSample], dict[str, float]]:
         """Replace the sampler's log-probs by the learner's, before the first update of a step.
 
-        With `cap`, policy-gradient weights are multiplied token by token by min(pi_learner / pi_sampler, cap). This is
-        truncated importance sampling (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL
-        training"; TRL's `token_truncate`).
+        With `cap`, advantages are multiplied by `importance_weights`: the gradient is the sampler's, corrected for the
+        learner. Divisors still count every token, also one of weight 0, as in TRL.
 
         Args:
             samples: Rows of the step.
             cap: Largest importance weight; None applies no weights.
             old: The learner's log-probs, if already computed.
+            mode: Level of the ratios, and what happens above the cap.
 
         Returns:
             The rows, and the mismatch of sampler and learner over policy-gradient tokens: `mismatch_kl` (k3 of
             KL(sampler || learner)), `mismatch_p99` and `mismatch_max` of |log ratio|, and with `cap` `mismatch_capped`,
-            the share of ratios above it.
+            the share of tokens whose ratio is above it: clipped or dropped.
         """
-        policy_gradient_ratios, rows = [], []
+        policy_gradient_ratios, rows = [np.empty(0, dtype=np.float32)], []
+        capped = 0
         for sample, logprobs in zip(samples, self.forward(samples) if old is None else old, strict=True):
             log_ratios = logprobs - sample.logprobs
-            policy_gradient_ratios.append(log_ratios[sample.pg != 0])
-            weight = sample.pg if cap is None else sample.pg * np.minimum(np.exp(log_ratios), np.float32(cap))
-            rows.append(replace(sample, logprobs=logprobs, pg=weight))
+            trained = sample.pg != 0
+            policy_gradient_ratios.append(log_ratios[trained])
+            row = replace(sample, logprobs=logprobs)
+            if cap is not None:
+                weights, is_capped = importance_weights(log_ratios, trained, cap, mode)
+                capped += int((is_capped & trained).sum())
+                row = replace(row, advantages=sample.advantages * weights)
+            rows.append(row)
         log_ratio = np.concatenate(policy_gradient_ratios)
         stats = {f"mismatch_{name}": value for name, value in log_ratio_tails(log_ratio).items()}
         stats["mismatch_kl"] = float((np.expm1(log_ratio) - log_ratio).sum()) / max(1, len(log_ratio))
         if cap is not None:
-            stats["mismatch_capped"] = float((log_ratio > math.log(cap)).sum()) / max(1, len(log_ratio))
+            stats["mismatch_capped"] = capped / max(1, len(log_ratio))
         return rows, stats
 
     def forward_backward(self, samples: Sequence[TrainingSample]) -> dict[str, float]:

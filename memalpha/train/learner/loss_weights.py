@@ -25,12 +25,17 @@ class StreamCount:
 
 
 def count_streams(samples: Sequence[TrainingSample]) -> dict[str, StreamCount]:
-    """Count trained rows, tokens and units of each stream, by its name."""
+    """Count trained rows, tokens and units of each stream, by its name.
+
+    Masked rows count as rows where others are trained by policy gradient or KL, as in TRL, but their tokens do not.
+    """
+    masked = sum(sample.masked for sample in samples)
     counts = {}
     for name in STREAMS:
         tokens = _trained_tokens(samples, name)
         units = len({sample.unit for sample, token_count in zip(samples, tokens, strict=True) if token_count})
-        counts[name] = StreamCount(sum(number > 0 for number in tokens), sum(tokens), units)
+        rows = sum(number > 0 for number in tokens)
+        counts[name] = StreamCount(rows + (masked if rows and name in ("pg", "kl") else 0), sum(tokens), units)
     return counts
 
 

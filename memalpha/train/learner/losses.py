@@ -28,10 +28,12 @@ infinite ratio has a NaN gradient even where the clip would remove it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 
 from memalpha.config.groups import LossConfig
@@ -51,6 +53,9 @@ CISPO_CAP = 5.0
 """Default largest weight of CISPO, that of ScaleRL (2510.13786), which TRL recommends."""
 
 MAX_LOG_RATIO = 20.0
+
+ImportanceMode = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
+"""Level of the ratio of learner and sampler, and what happens above its cap (`importance_weights`)."""
 
 LOSS_SUMS = ("tokens", "entropy", "clipped", "old_kl", "reference_kl", "value_loss")
 """Names of the sums that `loss_sum` returns."""
@@ -90,6 +95,30 @@ class LossSettings:
             kl_estimator=config.kl_estimator,
             use_bias_correction_kl=config.use_bias_correction_kl,
         )
+
+
+def importance_weights(
+    log_ratios: np.ndarray, trained: np.ndarray, cap: float, mode: ImportanceMode
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return weights that correct a completion's gradient for its sampler, and where the ratio is above `cap`.
+
+    Truncated or masked importance sampling (Yao et al. 2025, "Your efficient RL framework secretly brings you
+    off-policy RL training"), with TRL's modes: the ratio pi_learner / pi_sampler of each token, or of all trained
+    tokens together; above the cap the weight is the cap (truncate) or 0 (mask).
+
+    Args:
+        log_ratios: log pi_learner - log pi_sampler (T,).
+        trained: True for tokens of the policy gradient (T,).
+        cap: Largest weight.
+        mode: Level and what happens above the cap.
+    """
+    level, action = mode.split("_")
+    logs = log_ratios
+    if level == "sequence":
+        logs = np.full_like(log_ratios, log_ratios[trained].sum(dtype=np.float64))
+    is_capped = logs > np.float32(math.log(cap))
+    weights = np.minimum(np.exp(np.minimum(logs, np.float32(MAX_LOG_RATIO))), np.float32(cap))
+    return np.where(is_capped, np.float32(0.0), weights) if action == "mask" else weights, is_capped
 
 
 def kl_estimate(logprobs: torch.Tensor, reference: torch.Tensor, estimator: Literal["k1", "k2", "k3"]) -> torch.Tensor:

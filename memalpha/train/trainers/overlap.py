@@ -33,7 +33,7 @@ from memalpha.config import ReinforcementConfig
 from memalpha.errors import TrainingError
 from memalpha.qa.evaluate import ScoredGroups
 from memalpha.qa.records import Record
-from memalpha.train.algorithms.base import Algorithm, annotate, build_rows
+from memalpha.train.algorithms.base import Algorithm, annotate, build_rows, mask_truncated
 from memalpha.train.data.samples import STREAMS, TrainingSample
 from memalpha.train.learner.async_engine import Learner, merge_metrics
 from memalpha.train.learner.engine import Engine
@@ -154,10 +154,14 @@ class OverlapPipeline:
             local = self._wait_for_scores(part)
             groups_of_part = drop_unscored(world.gather(local[0], part_index))
             rows = annotate(self.algorithm, groups_of_part, part).rows
-            _check_trained_tokens(rows, build_rows(groups_of_part, config.loss.entropy_coef))
+            samples += rows
+            _check_trained_tokens(rows, self._sampled_rows(groups_of_part))
             if config.loss.old_logprobs == "recomputed":
                 rows, mismatch = self.engine.recompute_old_logprobs(
-                    rows, config.loss.importance_cap, part.forward(rows)
+                    rows,
+                    config.loss.importance_cap,
+                    part.forward(rows),
+                    mode=config.loss.importance_sampling_mode,
                 )
                 mismatches.append({**mismatch, "tokens": float(count_streams(rows)["pg"].tokens)})
             if config.optimizer.minibatches == 1:
@@ -167,7 +171,6 @@ class OverlapPipeline:
                 updates.append(self.learner.update(rows, rate=rate))
             groups += groups_of_part
             records += world.gather(local[1], part_index)
-            samples += rows
         if config.optimizer.minibatches == 1:
             norm = self.learner.optim_step(rate)
             stats_of_update = merge_metrics([update.result() for update in updates])
@@ -210,7 +213,11 @@ class OverlapPipeline:
     def _build_part(
         self, index: int, groups: Sequence[TrajectoryGroup[Any]], scored: Future[ScoredGroups[Any]]
     ) -> Part:
-        return Part(build_rows(self.worker.world.gather(groups, index), self.config.loss.entropy_coef), scored)
+        return Part(self._sampled_rows(self.worker.world.gather(groups, index)), scored)
+
+    def _sampled_rows(self, groups: Sequence[TrajectoryGroup[Any]]) -> list[TrainingSample]:
+        """Return the rows that an algorithm trains, as far as they are known without rewards."""
+        return mask_truncated(build_rows(groups, self.config.loss.entropy_coef), self.config)
 
     def _wait_for_scores(self, part: Part) -> ScoredGroups[Any]:
         start = time.monotonic()

@@ -177,7 +177,9 @@ class ReinforcementStep(TrainingStep):
         config = self.config
         mismatch: dict[str, float] = {}
         if config.loss.old_logprobs == "recomputed":
-            samples, mismatch = self.engine.recompute_old_logprobs(samples, config.loss.importance_cap)
+            samples, mismatch = self.engine.recompute_old_logprobs(
+                samples, config.loss.importance_cap, mode=config.loss.importance_sampling_mode
+            )
         rate = scheduled_learning_rate(step, config)
         stats: list[dict[str, float]] = []
         extra_losses: dict[str, float] = {}

@@ -268,18 +268,40 @@ def test_other_models(kind):
     assert_gradients_agree(config, expected, kind, (UNSPLIT, SMALL, SINGLE_ROWS))
 
 
-@pytest.mark.parametrize("cap", [None, 1.1])
-def test_recomputed_denominators(cap):
-    """The learner's log-probs before an update are the ratio's denominator and, capped, weights."""
-    config = settings(loss_type="dapo", old_logprobs="recomputed", importance_cap=cap, **CLIPPED)
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
+@pytest.mark.parametrize(
+    ("cap", "mode"),
+    [
+        (None, "token_truncate"),
+        (1.1, "token_truncate"),
+        (1.02, "token_mask"),
+        (1.1, "sequence_truncate"),
+        (1.1, "sequence_mask"),
+    ],
+)
+def test_recomputed_denominators(cap, mode, loss_type):
+    """The learner's log-probs before an update are the ratio's denominator and, capped, weights.
+
+    Dropped tokens and completions still count in the divisors, as in TRL.
+    """
+    changes = {} if cap is None else {"importance_sampling_mode": mode}
+    config = settings(loss_type=loss_type, old_logprobs="recomputed", importance_cap=cap, **changes, **CLIPPED)
     engine, before, now = make_engine(config), nudged(policies("qwen")[0], 3, 0.01), policies("qwen")[2]
     engine.model.load_state_dict(before.state_dict())
-    samples, _ = engine.recompute_old_logprobs(annotate_rows(config, engine), cap)
+    samples, mismatch = engine.recompute_old_logprobs(annotate_rows(config, engine), cap, mode=mode)
     engine.model.load_state_dict(now.state_dict())
     rows = rows_with_advantages(config)
     with torch.no_grad():
         old = oracle.logprobs64(Net64(before), rows)
-    weights = None if cap is None else [(o - row.old).exp().clamp(max=cap) for o, row in zip(old, rows, strict=True)]
+    weights, above = None, []
+    if cap is not None:
+        gaps = [o - row.old for o, row in zip(old, rows, strict=True)]
+        ratios = [(gap if "token" in mode else gap.sum() + 0 * gap).exp() for gap in gaps]
+        above = torch.cat([ratio > cap for ratio in ratios]).double()
+        weights = [r.clamp(max=cap) if "truncate" in mode else r * (r <= cap) for r in ratios]
+        assert 0 < above.mean() < 1 and mismatch["mismatch_capped"] == pytest.approx(float(above.mean()))
+    else:
+        assert "mismatch_capped" not in mismatch
     rows = [replace(row, old=o) for row, o in zip(rows, old, strict=True)]
     net = nets("qwen")[2]
     expected = oracle.gradient(policy_loss(config, rows, weights), net.weights)

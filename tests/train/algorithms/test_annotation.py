@@ -8,9 +8,11 @@ import pytest
 from memalpha.config import TrainConfig
 from memalpha.errors import TrainingError
 from memalpha.train.algorithms import ALGORITHMS
-from memalpha.train.algorithms.base import Algorithm, Annotation, annotate
+from memalpha.train.algorithms.base import Algorithm, Annotation, annotate, build_rows, mask_truncated
 from memalpha.train.data.samples import cross_entropy_sample
+from memalpha.train.learner.loss_weights import StreamCount, count_streams
 from memalpha.train.learner.losses import LossSettings
+from memalpha.types import Chunk, Completion, Reward, Task, Trajectory, TrajectoryGroup, Turn
 
 ROW = cross_entropy_sample((1,), (2,))
 DEFAULTS = TrainConfig(out="unused")
@@ -55,3 +57,27 @@ def test_each_algorithm_says_what_its_loss_is():
     assert settings("dpo") == LossSettings(ce_normalizer="unit")
     assert settings("ppo", ppo={"cliprange_value": 0.3}) == LossSettings(normalizer="token", cliprange_value=0.3)
     assert settings("grpo", loss_type="cispo").epsilon_high == 5.0
+
+
+def test_masking_is_known_before_the_rewards():
+    """Training in parts divides by counts of sampled rows, so masked rows must count there as after annotation."""
+    config = TrainConfig(out="unused", mask_truncated_completions=True, entropy_coef=0.1)
+    turns = [Turn(t, Completion("", (1,), (2, 3), (-1.0, -1.0), 1.0, ("eos", "length")[t % 2])) for t in range(3)]
+    trajectories = tuple(
+        Trajectory(
+            Task(id="t", chunks=(Chunk(text="x"),)),
+            r,
+            tuple(turns),
+            (),
+            Reward((r,) * 3, {"r2": (r,) * 3}, {"r2": 1.0}, r),
+        )
+        for r in range(2)
+    )
+    groups = [TrajectoryGroup(Task(id="t", chunks=(Chunk(text="x"),)), trajectories)]
+    rows = annotate(ALGORITHMS["grpo"](config), groups, None).rows
+    sampled = mask_truncated(build_rows(groups, config.loss.entropy_coef), config)
+    assert count_streams(rows) == count_streams(sampled)
+    assert count_streams(rows)["pg"] == StreamCount(rows=6, tokens=8, units=1)
+    assert count_streams(rows)["ent"] == StreamCount(rows=4, tokens=8, units=1)
+    assert [row.masked for row in rows] == [False, True, False] * 2
+    assert not any(row.masked for row in annotate(ALGORITHMS["grpo"](DEFAULTS), groups, None).rows)

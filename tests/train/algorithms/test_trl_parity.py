@@ -21,6 +21,7 @@ from trl.trainer.utils import pad
 
 from memalpha.config import TrainConfig
 from memalpha.train.algorithms import ALGORITHMS
+from memalpha.train.algorithms.base import mask_truncated
 from memalpha.train.data.samples import policy_gradient_sample
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
@@ -103,8 +104,11 @@ def advantages() -> list[float]:
     return np.random.default_rng(1).normal(size=ROWS).tolist()
 
 
-def of_trl(policy_path, tmp_path, lora: bool, loss: dict, temperature: float, beta: float, corrected: bool):
-    """Loss and gradient by name of one accumulation window: three padded micro-batches."""
+def of_trl(policy_path, tmp_path, lora: bool, loss: dict, temperature: float, beta: float, corrected: bool, cut=()):
+    """Loss and gradient by name of one accumulation window: three padded micro-batches.
+
+    Completions of the rows `cut` are masked as TRL masks truncated ones.
+    """
     trainer = GRPOTrainer(
         str(policy_path),
         lambda **_: [],
@@ -141,12 +145,12 @@ def of_trl(policy_path, tmp_path, lora: bool, loss: dict, temperature: float, be
         "prompt_ids": padded(prompts, "left"),
         "prompt_mask": padded([[1] * len(row) for row in prompts], "left"),
         "completion_ids": padded(completions, "right"),
-        "completion_mask": padded([[1] * len(row) for row in completions], "right"),
+        "completion_mask": padded([[int(i not in cut)] * len(row) for i, row in enumerate(completions)], "right"),
         "old_per_token_logps": padded(logprobs(lora, SAMPLER, temperature), "right").float(),
         "ref_per_token_logps": padded(logprobs(lora, None, temperature), "right").float(),
         "advantages": torch.tensor(advantages()),
     }
-    count = torch.tensor(sum(map(len, completions)))
+    count = window["completion_mask"].sum()
     loss = 0.0
     for step in range(STEPS):
         inputs = {name: rows[step::STEPS] for name, rows in window.items()}
@@ -156,7 +160,7 @@ def of_trl(policy_path, tmp_path, lora: bool, loss: dict, temperature: float, be
     return loss, {name: parameter.grad for name, parameter in parameters.items()}
 
 
-def run_ours(lora: bool, temperature: float, **changes) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+def run_ours(lora: bool, temperature: float, cut=(), **changes) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """The same through the learner, whose reference is what it was constructed on."""
     ours = learner(lora, **changes)
     move(ours.trainable, CURRENT)
@@ -172,7 +176,8 @@ def run_ours(lora: bool, temperature: float, **changes) -> tuple[dict[str, float
             replace(sample, reference=row, kl=sample.pg * np.float32(beta))
             for sample, row in zip(samples, references, strict=True)
         ]
-    stats = ours.forward_backward(ours.normalized(samples))
+    samples = [replace(sample, truncated=number in cut) for number, sample in enumerate(samples)]
+    stats = ours.forward_backward(ours.normalized(mask_truncated(samples, ours.config)))
     return stats, {name: parameter.grad for name, parameter in ours.trainable.items()}
 
 
@@ -200,6 +205,19 @@ def test_loss_and_gradient_equal_trl(policy_path, tmp_path, name, kl, temperatur
     assert 0.1 < stats["clipped"] < 0.9, "some tokens clipped, some not"
     assert stats["loss"] == pytest.approx(loss, rel=1e-5)
     assert relative(gradient, expected) < 1e-5
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3])
+@pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo", "cispo"])
+def test_masked_truncated_completions_count_as_in_trl(policy_path, tmp_path, name, beta):
+    """Their tokens leave every sum and divisor, their rows stay in the divisors that count rows."""
+    cut, settings = (1, 3, 4), {"loss_type": name, **LOSSES.get(name, {})}
+    loss, expected = of_trl(policy_path, tmp_path, False, settings, 1.0, beta, True, cut)
+    stats, gradient = run_ours(False, 1.0, cut, mask_truncated_completions=True, beta=beta, **settings)
+    assert stats["rows_without_weight"] == len(cut)
+    assert stats["loss"] == pytest.approx(loss, rel=1e-5)
+    assert relative(gradient, expected) < 1e-5
+    assert relative(run_ours(False, 1.0, cut, beta=beta, **settings)[1], expected) > 1e-2, "off by default"
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,9 @@ def test_recomputed_log_probs_measure_the_mismatch():
     assert stats["mismatch_max"] == pytest.approx(np.abs(gaps).max())
     assert stats["mismatch_p99"] == pytest.approx(np.quantile(np.abs(gaps), 0.99))
     assert stats["mismatch_capped"] == pytest.approx((ratio > 1.1).mean())
-    assert np.concatenate([row.pg for row in rows]) == pytest.approx(np.minimum(ratio, 1.1), rel=1e-5)
+    assert np.concatenate([row.advantages for row in rows]) == pytest.approx(
+        np.minimum(ratio, 1.1) * np.concatenate([sample.advantages for sample in samples]), rel=1e-5
+    )
     assert "mismatch_capped" not in learner.recompute_old_logprobs(samples)[1]
 
 

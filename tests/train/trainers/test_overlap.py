@@ -25,6 +25,7 @@ from memalpha.qa.reader import load_reader
 from memalpha.store.embedding import HashEmbedder, load_embedder
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.algorithms import ALGORITHMS
+from memalpha.train.algorithms.base import annotate
 from memalpha.train.api import train
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.futures import Pipeline
@@ -141,7 +142,7 @@ def test_parts_add_up_to_the_whole_step(judged, name):
         gradients = [gradient_of(one.engine) for one in (parts, whole)]
         [learnt], _ = parts.steps(1)
         groups, _ = whole.worker.collect_attempts(whole.tasks(0), 0)
-        rows = whole.algorithm.annotate(groups, whole.engine)
+        rows = annotate(whole.algorithm, groups, whole.engine).rows
         mismatch: dict[str, float] = {}
         if whole.config.loss.old_logprobs == "recomputed":
             rows, mismatch = whole.engine.recompute_old_logprobs(rows, whole.config.loss.importance_cap)
