@@ -22,6 +22,7 @@ from memalpha.config.groups import (
     SHORT_NAMES,
     CheckpointConfig,
     ComputeConfig,
+    CurriculumConfig,
     LossConfig,
     OptimizerConfig,
     RLSamplingConfig,
@@ -30,7 +31,7 @@ from memalpha.config.groups import (
 from memalpha.config.learner import LearnerConfig, LoraConfig, RolloutConfig
 from memalpha.config.preferences import PreferenceConfig, RewardModelConfig
 from memalpha.config.reinforcement import ReinforcementConfig
-from memalpha.config.text import CurriculumConfig, TextConfig
+from memalpha.config.text import TextConfig
 from memalpha.config.training import (
     RunConfig,
     SFTConfig,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
 from memalpha.config.common import BabiConfig, Config, WorldConfig
 
@@ -169,6 +169,37 @@ class TextSamplingConfig(RLSamplingConfig):
     max_new_tokens: int = Field(default=256, gt=0, description="tokens of a reply (TRL: max_completion_length)")
 
 
+class CurriculumConfig(Config):
+    """Curriculum from easy to hard: accuracy at a level unlocks the next one."""
+
+    column: str = Field(
+        default="level", description="the column of a task that names its level (memory tasks: the key of `meta`)"
+    )
+    order: tuple[str, ...] = Field(min_length=2, description="levels, the easiest first")
+    threshold: float = Field(default=0.8, gt=0.0, le=1.0, description="training accuracy that unlocks the next level")
+    window: int = Field(
+        default=64,
+        gt=0,
+        description="number of latest attempts at the level that the accuracy covers (memory tasks: of answers)",
+    )
+    review: float = Field(default=0.2, ge=0.0, lt=1.0, description="share of tasks that come from earlier levels")
+
+    @field_validator("order")
+    @classmethod
+    def _once_each(cls, order: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(order)) < len(order):
+            raise ValueError("a level comes twice")
+        return order
+
+
+class MemorySamplingConfig(RLSamplingConfig):
+    """Rollouts of memory tasks."""
+
+    curriculum: CurriculumConfig | None = Field(
+        default=None, description="easy tasks of a task file first (default: all at once)"
+    )
+
+
 class LossConfig(Config):
     """Policy-gradient loss; names follow TRL's `GRPOConfig` where the meaning is the same."""
 
@@ -269,7 +300,7 @@ GROUPS: Mapping[str, tuple[type[BaseModel], ...]] = {
     "compute": (ComputeConfig,),
     "checkpoint": (CheckpointConfig,),
     "evaluation": (PairsEvaluationConfig, SFTEvaluationConfig),
-    "sampling": (TextSamplingConfig,),
+    "sampling": (TextSamplingConfig, MemorySamplingConfig),
     "loss": (LossConfig,),
     "dataset": (DatasetConfig,),
 }

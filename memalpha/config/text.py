@@ -4,29 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from memalpha.config.common import Config
-from memalpha.config.groups import DatasetConfig, TaskEvaluationConfig, TextSamplingConfig
+from memalpha.config.groups import CurriculumConfig, DatasetConfig, TaskEvaluationConfig, TextSamplingConfig
 from memalpha.config.reinforcement import ReinforcementConfig
 from memalpha.config.rewards import RewardPart
-
-
-class CurriculumConfig(Config):
-    """Curriculum from easy to hard: accuracy at a level unlocks the next one."""
-
-    column: str = Field(default="level", description="the column of a task that names its level")
-    order: tuple[str, ...] = Field(min_length=2, description="levels, the easiest first")
-    threshold: float = Field(default=0.8, gt=0.0, le=1.0, description="training accuracy that unlocks the next level")
-    window: int = Field(default=64, gt=0, description="number of latest attempts at the level that the accuracy covers")
-    review: float = Field(default=0.2, ge=0.0, lt=1.0, description="share of tasks that come from earlier levels")
-
-    @field_validator("order")
-    @classmethod
-    def _once_each(cls, order: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(order)) < len(order):
-            raise ValueError("a level comes twice")
-        return order
 
 
 class TextConfig(ReinforcementConfig):

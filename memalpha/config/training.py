@@ -18,7 +18,13 @@ from memalpha.config.common import (
     WorldConfig,
 )
 from memalpha.config.files import build_config, merge, read_config
-from memalpha.config.groups import MemoryEvaluationConfig, RowsOptimizerConfig, SFTEvaluationConfig, expand_short_names
+from memalpha.config.groups import (
+    MemoryEvaluationConfig,
+    MemorySamplingConfig,
+    RowsOptimizerConfig,
+    SFTEvaluationConfig,
+    expand_short_names,
+)
 from memalpha.config.learner import RolloutConfig, check_one_length
 from memalpha.config.preferences import PreferenceConfig, RewardModelConfig
 from memalpha.config.reinforcement import ReinforcementConfig
@@ -55,6 +61,7 @@ class TrainConfig(ReinforcementConfig, RunConfig):
     """One reinforcement-learning run of a memory writer."""
 
     evaluation: MemoryEvaluationConfig = MemoryEvaluationConfig()
+    sampling: MemorySamplingConfig = MemorySamplingConfig()
 
     @model_validator(mode="after")
     def _check_prompts(self) -> TrainConfig:

@@ -17,10 +17,12 @@ from transformers import AutoModelForCausalLM
 
 from memalpha.agent.reader import ExtractiveReader
 from memalpha.config import AgentConfig, TrainConfig
-from memalpha.errors import CheckpointError
+from memalpha.errors import CheckpointError, ConfigError
 from memalpha.policy.decoding import DecodingQueue
 from memalpha.policy.load import load_policy
 from memalpha.report.page import write_report
+from memalpha.tasks.formats.jsonl import save_jsonl
+from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.api import train
 from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.trainers.directory import RunDirectory
@@ -280,3 +282,29 @@ def test_an_ignored_ctrl_c_stays_ignored(small, monkeypatch):
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_curriculum_of_memory_tasks_moves_on_and_resumes_bit_for_bit(small, tmp_path):
+    tasks = [
+        task.model_copy(update={"meta": {"level": ("easy", "hard")[number % 2]}})
+        for number, task in enumerate(synthetic.tasks(small().world, 3, 0, 12))
+    ]
+    save_jsonl(tasks, tmp_path / "mine.jsonl")
+    levels = {task.id: task.meta["level"] for task in tasks}
+    curriculum = {"order": ["easy", "hard"], "threshold": 0.01, "window": 40, "review": 0.0}
+    changes = {"data": str(tmp_path / "mine.jsonl"), "curriculum": curriculum, "keep_tokens": True}
+    whole, parts = (small(out=str(tmp_path / name), **changes) for name in ("whole", "parts"))
+    assert whole.sampling.curriculum == parts.sampling.curriculum is not None
+    train(whole)
+    for stop in (1, 2, None):
+        train(parts.model_copy(update={"max_steps": stop}))
+    assert same(weights(whole.out, 4), weights(parts.out, 4))
+    states = [json.loads((run.out / "checkpoints/step-4/state.json").read_text()) for run in (whole, parts)]
+    assert states[0]["curriculum"] == states[1]["curriculum"] and states[0]["curriculum"]["unlocked"] == 2
+    for line in lines(parts.out / "metrics.jsonl"):
+        drawn = {turn["task"] for turn in lines(parts.out / "turns.jsonl") if turn["step"] == line["step"]}
+        assert {levels[task] for task in drawn} == {line["level"]}, "without a review, tasks of the newest level"
+    with pytest.raises(ConfigError, match="curriculum: tasks of data=synthetic have no level: give a task file"):
+        train(small(curriculum=curriculum))
+    with pytest.raises(ConfigError, match=r"curriculum.column: task '.*' has no column 'grade'"):
+        train(small(**{**changes, "curriculum": {**curriculum, "column": "grade"}}))

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any, Protocol
 
-from memalpha.config.text import CurriculumConfig
+from memalpha.config import CurriculumConfig
+from memalpha.errors import ConfigError
 from memalpha.qa.records import Record
 from memalpha.types import AnyTask, Task, TextTask
 
@@ -106,6 +107,31 @@ class Curriculum(TrainingTasks[AnyTask]):
         return metrics
 
 
+def group_by_level(tasks: Sequence[AnyTask], config: CurriculumConfig) -> dict[str, list[AnyTask]]:
+    """Return the tasks of each level, in the order of the levels.
+
+    Raises:
+        ConfigError: A task has no level or an unknown one, or a level has no task.
+    """
+    tasks_by_level: dict[str, list[AnyTask]] = {level: [] for level in config.order}
+    for task in tasks:
+        if config.column not in _columns(task):
+            raise ConfigError(f"curriculum.column: task {task.id!r} has no column {config.column!r}")
+        level = task_level(task, config.column)
+        if level not in tasks_by_level:
+            raise ConfigError(
+                f"curriculum.order: {level!r}, the level of task {task.id!r}, is not in it: name every level"
+            )
+        tasks_by_level[level].append(task)
+    if empty := [level for level, tasks in tasks_by_level.items() if not tasks]:
+        raise ConfigError(f"curriculum.order: no training task has level {empty[0]!r}")
+    return tasks_by_level
+
+
 def task_level(task: Task | TextTask, column: str) -> str:
     """Return the level of a task: a column of a text task, an entry of a memory task's `meta`."""
-    return str((task.meta if isinstance(task, Task) else task.columns)[column])
+    return str(_columns(task)[column])
+
+
+def _columns(task: Task | TextTask) -> Mapping[str, Any]:
+    return task.meta if isinstance(task, Task) else task.columns

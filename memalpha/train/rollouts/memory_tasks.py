@@ -14,7 +14,7 @@ from memalpha.tasks.catalog import MODULES
 from memalpha.tasks.datasets import babi
 from memalpha.tasks.splits import load_evaluation_tasks, load_training_tasks
 from memalpha.tasks.synthetic import worlds as synthetic
-from memalpha.train.rollouts.curriculum import TrainingTasks
+from memalpha.train.rollouts.curriculum import TrainingTasks, group_by_level
 from memalpha.train.rollouts.epochs import shuffled_item
 from memalpha.types import Chunk, Observation, Task
 
@@ -45,6 +45,7 @@ class TaskSource(TrainingTasks[Task]):
     def __init__(self, config: TrainConfig | SFTConfig) -> None:
         self.config = config
         self.file_tasks: list[Task] = []
+        self._levels: dict[str, list[Task]] = {}
         eval_tasks = (
             None
             if config.evaluation.data is None
@@ -82,11 +83,26 @@ class TaskSource(TrainingTasks[Task]):
                     f"data: none of the {cut} tasks of {config.data} that are trained on has a question, so nothing "
                     "can be rewarded: add questions to them"
                 )
+        if isinstance(config, TrainConfig) and (curriculum := config.sampling.curriculum) is not None:
+            if not self.file_tasks:
+                raise ConfigError(f"sampling.curriculum: tasks of data={config.data} have no level: give a task file")
+            self._levels = group_by_level(self.file_tasks, curriculum)
         if eval_tasks:
             self._check_no_overlap(eval_tasks)
         if not any(task.questions for task in self.held_out):
             source = f"eval_data: {config.evaluation.data}" if eval_tasks else f"data: the last fifth of {config.data}"
             raise ConfigError(f"{source} holds no question, so nothing can be evaluated")
+
+    def tasks_of_level(self, level: str, first: int, count: int) -> list[Task]:
+        """Return training tasks of one level.
+
+        Args:
+            level: Name of the level.
+            first: Index of the first task in the level's endless stream.
+            count: Number of tasks.
+        """
+        seed = f"{self.config.seed}|{level}"
+        return [shuffled_item(self._levels[level], first + offset, seed) for offset in range(count)]
 
     def batch(self, position: int) -> list[Task]:
         """Return the `tasks_per_step` training tasks from index `position` on."""

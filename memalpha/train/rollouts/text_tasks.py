@@ -10,7 +10,7 @@ from typing import Any
 from memalpha.config import TextConfig
 from memalpha.errors import ConfigError, DataError
 from memalpha.tasks.text_tasks import GENERATED, HUB_SETS, load_text_tasks
-from memalpha.train.rollouts.curriculum import TrainingTasks
+from memalpha.train.rollouts.curriculum import TrainingTasks, group_by_level
 from memalpha.train.rollouts.epochs import shuffled_item
 from memalpha.types import TextTask
 
@@ -70,7 +70,10 @@ class TextTaskSource(TrainingTasks[TextTask]):
                 eval_tasks = self._load(self._name, "test", config.evaluation.tasks)
             self._split_tasks(train_tasks, eval_tasks, is_eval_named=is_eval_named)
         if config.curriculum is not None:
-            self._group_by_level()
+            examples = self.training_tasks
+            if self._generator is not None:
+                examples = self._generator("train", HELD_OUT_SEED, 0, 12)
+            self._levels = group_by_level(examples, config.curriculum)
 
     def _load(self, name: str, split: Any, limit: int | None) -> list[TextTask]:
         folder = self.config.dataset.folder if name in HUB_SETS else None
@@ -108,25 +111,6 @@ class TextTaskSource(TrainingTasks[TextTask]):
             raise DataError(f"data: every prompt of {self._name} comes so often that none is left to train on")
         left_out = len(train) - len(self.training_tasks)
         self.notes.append(f"data: {left_out} tasks are not trained on: their prompts are among those that are held out")
-
-    def _group_by_level(self) -> None:
-        """Group the training tasks by the levels of the curriculum."""
-        curriculum = self.config.curriculum
-        assert curriculum is not None
-        examples = self.training_tasks or (self._generator("train", HELD_OUT_SEED, 0, 12) if self._generator else [])
-        tasks_by_level: dict[str, list[TextTask]] = {level: [] for level in curriculum.order}
-        for task in examples:
-            if curriculum.column not in task.columns:
-                raise ConfigError(f"curriculum.column: task {task.id!r} has no column {curriculum.column!r}")
-            level = str(task.columns[curriculum.column])
-            if level not in tasks_by_level:
-                raise ConfigError(
-                    f"curriculum.order: {level!r}, the level of task {task.id!r}, is not in it: name every level"
-                )
-            tasks_by_level[level].append(task)
-        if empty := [level for level, tasks in tasks_by_level.items() if not tasks]:
-            raise ConfigError(f"curriculum.order: no training task has level {empty[0]!r}")
-        self._levels = tasks_by_level
 
     def batch(self, position: int) -> list[TextTask]:
         """Return the `tasks_per_step` training tasks from index `position` on."""

@@ -21,6 +21,7 @@ from memalpha.qa.report import Report, check_reader_answers, summarize
 from memalpha.qa.reporting.example import add_walks, choose_examples, write_examples
 from memalpha.store.embedding import load_embedder
 from memalpha.train.algorithms import build_algorithm
+from memalpha.train.rollouts.curriculum import Curriculum
 from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.rollouts.reflection import MemoryReflection
 from memalpha.train.rollouts.worker import RolloutWorker
@@ -45,6 +46,9 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
     A rollout builds a memory over a conversation, the answers from it give the reward.
     """
     source = TaskSource(config)
+    tasks, curriculum = source, config.sampling.curriculum
+    if curriculum is not None:
+        tasks = Curriculum(curriculum, source.tasks_of_level, config.tasks_per_step, config.seed)
     start = load_start(config)
     policy, display = start.policy, Display(quiet=not directory.world.is_main)
     policies = FrozenPolicies(config)
@@ -64,7 +68,7 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
     training_step = ReinforcementStep(
         config,
         directory,
-        tasks=source,
+        tasks=tasks,
         worker=worker,
         algorithm=algorithm,
         engine=engine,
