@@ -1,11 +1,15 @@
-"""Protocols that a store's database fulfils: an SQLite file (`sqlite`) or PostgreSQL (`postgres`)."""
+"""What a store's database offers, be it an SQLite file (`sqlite`) or PostgreSQL (`postgres`)."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
+
+from memalpha.errors import StoreError
+from memalpha.store.filters import format_utc
 
 Clock = Callable[[], datetime]
 Durability = Literal["full", "normal"]
@@ -32,29 +36,74 @@ class Statements(Protocol):
     def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> Any: ...
 
 
-class Backend(Protocol):
-    """Open database, implemented by `sqlite.SQLiteDatabase` and `postgres.database.PostgresDatabase`."""
+class Backend(ABC):
+    """Open database, `sqlite.SQLiteDatabase` or `postgres.database.PostgresDatabase`.
 
-    path: str
-    clock: Clock
-    meta: dict[str, str]
+    Attributes:
+        path: File path, ":memory:", or the URL without its secrets.
+        clock: Returns the current time.
+        meta: Recorded metadata of the store.
+        namespace_ids: Ids of namespaces by name, as the current transaction sees them.
+    """
+
+    namespace_ids: MutableMapping[str, int]
+    _connection: Any  # executes the statements of the open transaction
+
+    def __init__(self, path: str, durability: Durability, clock: Clock) -> None:
+        if durability not in get_args(Durability):
+            raise StoreError(f"durability {durability!r}: 'full' or 'normal' is needed")
+        self.path, self.clock = path, clock
+        self.meta: dict[str, str] = {}
+
+    @abstractmethod
+    def transaction(self, *namespaces: str, write: bool = True) -> AbstractContextManager[Any]:
+        """Open a transaction: all writes happen or none, and all reads see one moment."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close all connections; closing again does nothing."""
+
+    @abstractmethod
+    def integrity_errors(self) -> Iterable[str]:
+        """Iterate over the faults that the database finds in itself."""
+
+    def now(self) -> str:
+        """Return the current time as the log stores it."""
+        return format_utc(self.clock())
+
+    def namespaces(self) -> list[str]:
+        """Return the names of all written namespaces that may be seen."""
+        return [name for (name,) in self._connection.execute("SELECT name FROM namespaces ORDER BY name")]
+
+    def warnings(self) -> list[str]:
+        """Return warnings about the server and the role."""
+        return []
+
+    def bulk_load(self) -> AbstractContextManager[None]:
+        """Wrap the filling of an empty store."""
+        return nullcontext()
 
     @property
-    def namespace_ids(self) -> MutableMapping[str, int]: ...
-    @property
-    def _connection(self) -> Any: ...
-    @property
-    def is_scrub_due(self) -> bool: ...
-    def transaction(self, *namespaces: str, write: bool = True) -> AbstractContextManager[Any]: ...
-    def now(self) -> str: ...
-    def namespaces(self) -> list[str]: ...
-    def mark_for_scrub(self) -> None: ...
-    def scrub(self) -> None: ...
-    def integrity_errors(self) -> Iterable[str]: ...
-    def warnings(self) -> list[str]: ...
-    def schema_mismatches(self) -> dict[str, str]: ...
-    def recreate(self, name: str) -> None: ...
-    def count_orphans(self, table: str) -> int: ...
-    def delete_orphans(self, table: str) -> None: ...
-    def bulk_load(self) -> AbstractContextManager[None]: ...
-    def close(self) -> None: ...
+    def is_scrub_due(self) -> bool:
+        """True if entries were erased and their bytes not yet; a server keeps them until vacuum."""
+        return False
+
+    def mark_for_scrub(self) -> None:  # noqa: B027
+        """Record, in the erasing transaction, that the file must be rewritten afterwards."""
+
+    def scrub(self) -> None:  # noqa: B027
+        """Rewrite the file if due, so that free pages and the write-ahead log hold nothing erased."""
+
+    def schema_mismatches(self) -> dict[str, str]:
+        """Return missing tables, and missing or altered indexes and triggers, as {name: kind}."""
+        return {}
+
+    def recreate(self, name: str) -> None:  # noqa: B027
+        """Recreate a table, index or trigger that `schema_mismatches` returned."""
+
+    def count_orphans(self, table: str) -> int:
+        """Count the rows of a table whose namespace does not exist; a server's policies show none."""
+        return 0
+
+    def delete_orphans(self, table: str) -> None:  # noqa: B027
+        """Delete the rows of a table whose namespace does not exist."""

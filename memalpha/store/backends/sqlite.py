@@ -22,11 +22,10 @@ from functools import cache
 from pathlib import Path
 from threading import RLock
 from time import monotonic, sleep, time
-from typing import NoReturn, get_args
+from typing import NoReturn
 
 from memalpha.errors import DamagedStore, StoreError
-from memalpha.store.backends.base import Clock, Durability, system_clock
-from memalpha.store.filters import format_utc
+from memalpha.store.backends.base import Backend, Clock, Durability, system_clock
 
 APPLICATION_ID = 0x6D416C70  # "mAlp"
 FORMAT = 4
@@ -89,14 +88,8 @@ ALTER TABLE versions ADD COLUMN expires TEXT;
 }
 
 
-class SQLiteDatabase:
+class SQLiteDatabase(Backend):
     """Connection to a store file. All access goes through `transaction`; threads take turns.
-
-    Attributes:
-        path: File path or ":memory:".
-        clock: Returns the current time.
-        meta: Recorded metadata of the file.
-        namespace_ids: Ids of namespaces by name, as this connection sees them.
 
     Raises `StoreError` for a file that is no store or of a newer format, a missing file without `create`, or a missing
     folder.
@@ -111,10 +104,7 @@ class SQLiteDatabase:
         durability: Durability = "full",
         clock: Clock = system_clock,
     ) -> None:
-        if durability not in get_args(Durability):
-            raise StoreError(f"durability {durability!r}: 'full' or 'normal' is needed")
-        self.path = path
-        self.clock = clock
+        super().__init__(path, durability, clock)
         self._lock = RLock()
         self._writes = False  # True if the open transaction may write
         self.namespace_ids: dict[str, int] = {}
@@ -230,21 +220,14 @@ class SQLiteDatabase:
             except sqlite3.Error as error:
                 self._raise_store_error(error)
 
-    def now(self) -> str:
-        """Return the current time as the log stores it."""
-        return format_utc(self.clock())
-
     def mark_for_scrub(self) -> None:
-        """Record, in the erasing transaction, that the file must be rewritten afterwards."""
         self._connection.execute("INSERT OR REPLACE INTO meta VALUES ('scrub', 'due')")
 
     @property
     def is_scrub_due(self) -> bool:
-        """True if entries were erased and the file has not been rewritten since."""
         return self._connection.execute("SELECT 1 FROM meta WHERE key = 'scrub'").fetchone() is not None
 
     def scrub(self) -> None:
-        """Rewrite the file if due, so that free pages and the write-ahead log hold nothing erased."""
         with self._lock, self._translated_errors():
             if not self.is_scrub_due:
                 return
@@ -260,22 +243,12 @@ class SQLiteDatabase:
         """Decode text that is not UTF-8 with surrogate escapes from now on."""
         self._connection.text_factory = lambda data: data.decode(errors="surrogateescape")
 
-    def namespaces(self) -> list[str]:
-        """Return the names of all namespaces that were ever written to."""
-        return [name for (name,) in self._connection.execute("SELECT name FROM namespaces ORDER BY name")]
-
     def integrity_errors(self) -> Iterator[str]:
-        """Iterate over the errors that SQLite's integrity check finds."""
         for (message,) in self._connection.execute("PRAGMA integrity_check"):
             if message != "ok":
                 yield message
 
-    def warnings(self) -> list[str]:
-        """Return warnings about the database; a file has none."""
-        return []
-
     def schema_mismatches(self) -> dict[str, str]:
-        """Return missing tables, and missing or altered indexes and triggers, as {name: kind}."""
         recorded = {name: f"{sql};" for name, sql in self._connection.execute("SELECT name, sql FROM sqlite_master")}
         return {
             name: kind
@@ -284,24 +257,16 @@ class SQLiteDatabase:
         }
 
     def recreate(self, name: str) -> None:
-        """Recreate a table, index or trigger that `schema_mismatches` returned."""
         kind, statement = _definitions()[name]
         self._connection.execute(f"DROP {kind} IF EXISTS {name}")
         self._connection.execute(statement)
 
     def count_orphans(self, table: str) -> int:
-        """Count the rows of a table whose namespace does not exist."""
         query = f"SELECT count(*) FROM {table} WHERE ns NOT IN (SELECT ns FROM namespaces)"
         return self._connection.execute(query).fetchone()[0]
 
     def delete_orphans(self, table: str) -> None:
-        """Delete the rows of a table whose namespace does not exist."""
         self._connection.execute(f"DELETE FROM {table} WHERE ns NOT IN (SELECT ns FROM namespaces)")
-
-    @contextmanager
-    def bulk_load(self) -> Iterator[None]:
-        """Wrap the filling of an empty store; a file needs no special handling."""
-        yield
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
@@ -329,7 +294,6 @@ class SQLiteDatabase:
         raise StoreError(f"{self.path}: {error}") from error
 
     def close(self) -> None:
-        """Close the connection; closing again does nothing."""
         with self._lock:
             self._connection.close()
 

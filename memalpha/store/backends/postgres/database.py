@@ -17,7 +17,7 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from threading import local
-from typing import NoReturn, get_args
+from typing import NoReturn
 
 import psycopg
 from psycopg import sql
@@ -27,7 +27,7 @@ from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from memalpha.errors import StoreError
-from memalpha.store.backends.base import Clock, Durability, system_clock
+from memalpha.store.backends.base import Backend, Clock, Durability, system_clock
 from memalpha.store.backends.postgres import ddl as postgres_schema
 from memalpha.store.backends.postgres.ddl import FORMAT
 from memalpha.store.backends.postgres.errors import (
@@ -44,7 +44,6 @@ from memalpha.store.backends.postgres.statements import (
 )
 from memalpha.store.backends.postgres.url import redact_url, split_schema
 from memalpha.store.backends.postgres.vector_codec import register_vectors
-from memalpha.store.filters import format_utc
 
 CONNECTIONS = 10  # per store at most; further threads wait
 
@@ -55,12 +54,11 @@ _SET_NAMESPACES = "SELECT set_config('memalpha.ns', ?, true)"
 _IS_OWNER = "pg_has_role(c.relowner, 'USAGE')"
 
 
-class PostgresDatabase:
+class PostgresDatabase(Backend):
     """Schema of stores at `postgresql://user:password@host/database`, with `?schema=name` unless it is "memalpha".
 
-    All access goes through `transaction`. The methods are those of `sqlite.SQLiteDatabase`; `path` is the URL without
-    its secrets. Raises `StoreError` if the server, the database, its extension `vector` or (without `create`) the
-    store is missing, or if the format is newer.
+    All access goes through `transaction`. Raises `StoreError` if the server, the database, its extension `vector` or
+    (without `create`) the store is missing, or if the format is newer.
     """
 
     def __init__(
@@ -72,12 +70,8 @@ class PostgresDatabase:
         durability: Durability = "full",
         clock: Clock = system_clock,
     ) -> None:
-        if durability not in get_args(Durability):
-            raise StoreError(f"durability {durability!r}: 'full' or 'normal' is needed")
+        super().__init__(redact_url(url), durability, clock)
         self._url, self.schema = split_schema(url)
-        self.path = redact_url(url)
-        self.clock = clock
-        self.meta: dict[str, str] = {}
         self._durability = durability
         self._created: list[str] = []  # statements that drop what opening has created
         self._committed_ids: dict[str, int] = {}  # ids of namespaces by name, from committed transactions
@@ -205,7 +199,6 @@ class PostgresDatabase:
 
     @property
     def namespace_ids(self) -> MutableMapping[str, int]:
-        """Ids of namespaces by name, as the current transaction sees them."""
         return self._current.numbers
 
     @property
@@ -378,22 +371,6 @@ class PostgresDatabase:
                 with suppress(psycopg.errors.DependentObjectsStillExist), connection.transaction():
                     connection.execute(statement.encode())
 
-    def now(self) -> str:
-        """Return the current time as the log stores it."""
-        return format_utc(self.clock())
-
-    def mark_for_scrub(self) -> None:
-        """Do nothing: the server keeps erased bytes until vacuum (see `MemoryStore.erase`)."""
-
-    is_scrub_due = False
-
-    def scrub(self) -> None:
-        """Do nothing."""
-
-    def namespaces(self) -> list[str]:
-        """Return the names of all written namespaces that the role may see."""
-        return [name for (name,) in self._connection.execute("SELECT name FROM namespaces ORDER BY name")]
-
     def integrity_errors(self) -> Iterator[str]:
         """Iterate over missing guards: row-level security, and the triggers that keep the log append-only."""
         query = (
@@ -408,7 +385,6 @@ class PostgresDatabase:
             yield "a trigger that keeps the log append-only is missing or switched off"
 
     def warnings(self) -> list[str]:
-        """Return warnings about the server and the role."""
         query = "SELECT rolsuper OR rolbypassrls, current_user FROM pg_roles WHERE rolname = current_user"
         is_exempt, name = self._connection.execute(query).fetchone() or (False, "")
         warnings = [f"the role {name} bypasses row-level security: let applications use another"] if is_exempt else []
@@ -418,22 +394,7 @@ class PostgresDatabase:
             )
         return warnings
 
-    def schema_mismatches(self) -> dict[str, str]:
-        """Return nothing: a missing table is a server error, and `integrity_errors` reports missing guards."""
-        return {}
-
-    def recreate(self, name: str) -> None:
-        """Do nothing: `schema_mismatches` is empty."""
-
-    def count_orphans(self, table: str) -> int:
-        """Return 0: the policies show no row without a namespace."""
-        return 0
-
-    def delete_orphans(self, table: str) -> None:
-        """Do nothing: there are no orphans."""
-
     def close(self) -> None:
-        """Close all connections; closing again does nothing."""
         self._pool.close()
 
     def _raise_store_error(self, error: psycopg.Error, state: str = "") -> NoReturn:
