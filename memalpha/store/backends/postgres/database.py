@@ -233,16 +233,14 @@ class PostgresDatabase(Backend):
             assert current.of.issuperset(namespaces), "a transaction cannot reach namespaces that it was not opened for"
             yield current.statements
             return
+        state = "nothing was done"
         try:
             connection, namespace_ids = self._open_transaction(namespaces, write)
-        except psycopg.Error as error:
-            self._raise_store_error(error, "nothing was done")
-        state = "nothing of this was stored" if write else ""
-        try:
-            self._local.transaction = Transaction(
-                PostgresStatements(connection), ChainMap(namespace_ids, self._committed_ids), write, {*namespaces}
-            )
             try:
+                state = "nothing of this was stored" if write else ""
+                self._local.transaction = Transaction(
+                    PostgresStatements(connection), ChainMap(namespace_ids, self._committed_ids), write, {*namespaces}
+                )
                 try:
                     yield self._local.transaction.statements
                     self._commit(connection, write)
