@@ -28,7 +28,10 @@ from memalpha.errors import ConfigError
 from memalpha.train.api import train
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World, join_world
 
-ERL = {"algorithm": "erl", "erl": {"algorithm": 1, "reward_threshold": 0.01, "reflection_tokens": 8}}
+ERL = {
+    "algorithm": "erl",
+    "erl": {"algorithm": 1, "reward_threshold": 0.01, "reflection_tokens": 8, "keep_advice": "success"},
+}
 LORA = {"lora": {"r": 2}}
 VALUES = {"algorithm": "ppo", "group_size": 1}
 
