@@ -241,7 +241,9 @@ class LossConfig(Config):
         "vllm_importance_sampling_mode)",
     )
     mask_truncated_completions: bool = Field(
-        default=False, description="no gradient from completions cut at their most tokens; baselines still count them"
+        default=False,
+        description="no gradient from completions cut at their most tokens; baselines still count them (pays where "
+        "many are cut: eval/results/truncated-completions.md)",
     )
     beta: float = Field(default=0.0, ge=0.0, description="weight of the KL to the frozen start policy")
     kl_estimator: Literal["k1", "k2", "k3"] = Field(default="k3", description="Schulman's estimators of that KL")
