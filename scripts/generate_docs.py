@@ -46,7 +46,7 @@ THEMES = {
         "reward-model",
         "rlhf",
     ),
-    "Speed and memory of training": ("update-bench", "lora-step", "overlap-bench"),
+    "Speed and memory of training": ("update-bench", "rollout-bench", "lora-step", "overlap-bench"),
     "Evaluation": (
         "systems-locomo",
         "systems-babi",
