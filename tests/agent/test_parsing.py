@@ -98,6 +98,11 @@ def test_a_broken_block_is_one_malformed_call(body):
     assert call.error == "malformed"
 
 
+def test_empty_lists_and_objects_in_tolerated_json():
+    (call,) = parse_calls("<tool_call>{'name': 'f', 'arguments': {'a': [], 'b': {}, 'c': [1,], 'd': 2}}</tool_call>")
+    assert call.arguments == {"a": [], "b": {}, "c": [1], "d": 2}
+
+
 def test_a_broken_block_does_not_swallow_the_next_one():
     first, second = parse_calls('<tool_call>{"name": oops oops}</tool_call>' + format_call("memory_skip", {}))
     assert first.error == "malformed" and second.name == "memory_skip"

@@ -124,6 +124,7 @@ EQUAL = [
     (r"\text{Monday}", "monday"),
     ("(A)", r"\text{A}"),
     ("-7", "\u22127"),
+    ("\u22120.5", "-1/2"),
     ("3 million", "3,000,000"),
     (r"\begin{pmatrix}-1\\5\\0\end{pmatrix}", r"\begin{pmatrix} -1 \\ 5 \\ 0 \end{pmatrix}"),
     (r"x \in \{1,2\}", r"\{1,2\}"),

@@ -98,6 +98,8 @@ def test_sessions_of_what_was_shown():
         "recall_any@1": 0.0, "recall_all@1": 0.0, "ndcg_any@1": 0.0,
         "recall_any@2": 1.0, "recall_all@2": 0.0, "ndcg_any@2": close(0.6309297535714575 / 1.6309297535714575),
     }  # fmt: skip
+    deeper = longmemeval.session_scores(["s5_1", "s2_1"], ["s2"], ks=(2,))  # the one right session cannot rank twice
+    assert deeper["ndcg_any@2"] == close(0.6309297535714575)
     assert longmemeval.session_scores(turns, []) == {}
     assert longmemeval.session_scores([], ["s2"], ks=(5,)) == {
         "recall_any@5": 0.0,

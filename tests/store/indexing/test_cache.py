@@ -286,3 +286,13 @@ def test_parts_come_back_as_they_were(
     assert {name: (part.dtype, part.tolist()) for name, part in again.items()} == {
         name: (part.dtype, part.tolist()) for name, part in parts.items()
     }
+
+
+def test_an_index_file_keeps_its_name(tmp_path: Path) -> None:
+    """A later version finds, catches up and removes the files of this one."""
+    path = tmp_path / "ana.db"
+    with MemoryStore.open(path, embedder="hash") as store, store.namespace("user-42") as scope:
+        scope.insert("semantic", "Ana lives in Lisbon.")
+        scope.search("Where?")
+    names = sorted(file.name for file in tmp_path.iterdir())
+    assert names == ["ana.db", "ana.db-index-6d894aa3ee802549"]

@@ -176,7 +176,7 @@ PORTER = {
     "happy": "happi", "sky": "sky", "relational": "relat", "digitizer": "digit", "hopefulness": "hope",
     "formality": "formal", "electrical": "electr", "goodness": "good", "revival": "reviv", "adjustment": "adjust",
     "adoption": "adopt", "probate": "probat", "rate": "rate", "controll": "control", "roll": "roll",
-    "generalizations": "gener", "oscillators": "oscil", "is": "is", "café": "café", "2024": "2024",
+    "generalizations": "gener", "oscillators": "oscil", "is": "is", "café": "café", "2024": "2024", "1990s": "1990s",
 }  # fmt: skip
 
 

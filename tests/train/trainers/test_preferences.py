@@ -37,7 +37,8 @@ def test_chosen_becomes_likelier(prefers, changes):
     assert (summary["pairs"], summary["validation_pairs"], summary["steps"]) == (8, 2, 4)
     assert summary["after"]["validation_pair_loss"] < summary["before"]["validation_pair_loss"]
     assert summary["after"]["validation_margins"] > summary["before"]["validation_margins"]
-    first, *_, last = lines(settings.out / "metrics.jsonl")
+    first, *between, last = lines(settings.out / "metrics.jsonl")
+    assert summary["tokens"] == sum(line["tokens"] for line in (first, *between, last)) > 0
     if not changes.get("dpo"):
         assert summary["before"]["validation_pair_loss"] == pytest.approx(math.log(2)), "the reference is the start"
         assert first["loss"] == pytest.approx(math.log(2)) and first["margins"] == 0

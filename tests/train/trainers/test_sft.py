@@ -181,9 +181,11 @@ def test_without_validation_the_last_weights_count(supervised):
 # ---------------------------------------------------------------------------------------------------------- sources
 
 
-def test_the_best_rollouts_are_its_own_samples(sampling):
+def test_the_best_rollouts_are_its_own_samples(sampling, capfd):
     settings = sampling(rounds=2, tasks=3)
     summary = train(settings)
+    output = capfd.readouterr().err
+    assert all(f"round {number}/2: " in output for number in (1, 2)) and "rows of the best rollouts of" in output
     run = settings.out
     policies = {0: load_policy(settings.policy), 2: load_policy(run / "checkpoints" / "step-2")}
     ends = policies[0].eos_ids  # type: ignore[attr-defined]
