@@ -45,6 +45,7 @@ THEMES = {
         "trl-erl",
         "reward-model",
         "rlhf",
+        "truncated-completions",
     ),
     "Speed and memory of training": ("update-bench", "rollout-bench", "lora-step", "overlap-bench"),
     "Evaluation": (
@@ -62,6 +63,7 @@ THEMES = {
         *("store-postgres", "store-postgres-size", "postgres-check"),
     ),
     "Data sets and sandbox": ("overlap", "sandbox"),
+    "Tests": ("mutation-sample",),
 }
 
 
