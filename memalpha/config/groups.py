@@ -158,6 +158,11 @@ class RLSamplingConfig(SamplingConfig):
         description="parts of a step's tasks; while a reader or judge behind an endpoint scores one part, "
         "others are sampled and trained on (parts share one optimizer step with minibatches=1, else each is a step)",
     )
+    resample_flat: int = Field(
+        default=0,
+        ge=0,
+        description="rounds in which further tasks are sampled in place of groups with equal rewards (DAPO); 0: none",
+    )
     keep_tokens: bool = Field(
         default=False, description="write turns.jsonl and a checkpoint per step, for outside checks"
     )

@@ -115,6 +115,21 @@ class ReinforcementConfig(RolloutConfig):
         return self
 
     @model_validator(mode="after")
+    def _check_resampling(self) -> ReinforcementConfig:
+        """Refuse settings with which no further tasks can be drawn within a step."""
+        sampling = self.sampling
+        curriculum = getattr(sampling, "curriculum", None) or getattr(self, "curriculum", None)
+        impossible = {
+            f"algorithm={self.algorithm}": self.algorithm in ("ppo", "erl"),
+            f"overlap={sampling.overlap}": sampling.overlap > 1,
+            "a curriculum": curriculum is not None,
+        }
+        for setting, applies in impossible.items():
+            if sampling.resample_flat and applies:
+                raise ValueError(f"sampling.resample_flat: has no use with {setting}; leave it out")
+        return self
+
+    @model_validator(mode="after")
     def _check_overlap(self) -> ReinforcementConfig:
         """Refuse settings that need all rewards of a step before any part of it is trained on."""
         overlap, tasks, minibatches = self.sampling.overlap, self.sampling.tasks_per_step, self.optimizer.minibatches

@@ -97,9 +97,15 @@ class RolloutWorker(Generic[AnyTask]):
         """The trained policy."""
         return self.engine.policy
 
-    def collect_attempts(self, tasks: Sequence[AnyTask], step: int) -> ScoredGroups[AnyTask]:
-        """Sample `group_size` rollouts of each task; return all groups with rewards, and their records."""
-        groups, records = self.score(self.sample(tasks, step))
+    def collect_attempts(self, tasks: Sequence[AnyTask], step: int, first: int = 0) -> ScoredGroups[AnyTask]:
+        """Sample `group_size` rollouts of each task; return all groups with rewards, and their records.
+
+        Args:
+            tasks: Tasks of the step.
+            step: Step number; keys the sampling noise.
+            first: Index of `tasks[0]` within the step.
+        """
+        groups, records = self.score(self.sample(tasks, step, first))
         return drop_unscored(self.world.gather(groups)), self.world.gather(records)
 
     def score(self, groups: Sequence[TrajectoryGroup[AnyTask]]) -> ScoredGroups[AnyTask]:

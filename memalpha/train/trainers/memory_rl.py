@@ -107,6 +107,7 @@ def _attempt_metrics(
     has_policy_reader: bool,
     records: Sequence[Record],
     attempts: Sequence[Trajectory],
+    tasks: int,
 ) -> dict[str, Any]:
     """Return accuracy, outcomes of operations, size of the memory, calls per attempt and cut reader answers."""
     summary = summarize(records, attempts, count_tokens)

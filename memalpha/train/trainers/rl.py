@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from statistics import pstdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from memalpha.config import ReinforcementConfig
+from memalpha.errors import ConfigError
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.records import Record
 from memalpha.train.algorithms.base import Algorithm, Annotation, annotate
@@ -19,6 +20,7 @@ from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
 from memalpha.train.learner.distributed import World
 from memalpha.train.learner.engine import Engine, scheduled_learning_rate
 from memalpha.train.rollouts.curriculum import TrainingTasks
+from memalpha.train.rollouts.resampling import is_flat, resample_flat_groups
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.overlap import OverlapPipeline, Part
@@ -27,7 +29,14 @@ from memalpha.train.trainers.start import build_engine
 from memalpha.train.trainers.trainer import TrainingStep
 from memalpha.types import Trajectory, TrajectoryGroup
 
-Collected = tuple[list[TrajectoryGroup[Any]], list[Record], Annotation]
+
+class Collected(NamedTuple):
+    """Scored rollouts of a step, what the algorithm made of them, and the number of tasks that were drawn."""
+
+    groups: list[TrajectoryGroup[Any]]
+    records: list[Record]
+    annotation: Annotation
+    tasks: int
 
 
 def build_algorithm_engine(
@@ -93,7 +102,8 @@ class ReinforcementStep(TrainingStep):
         worker: Samples and scores rollouts.
         algorithm: Turns rollouts into rows to train on.
         engine: Updates the weights.
-        attempt_metrics: Takes records and attempts of a step and returns metrics; called once a step, in every process.
+        attempt_metrics: Takes records, attempts and number of tasks of a step and returns metrics; called once a step,
+            in every process.
         trajectory_fields: Returns the extra fields of a trajectory's line in trajectories.jsonl.
         overlap: Runs the step in parts; None runs it as a whole.
         component_prefix: Prefix of the reward components' names in metrics.jsonl.
@@ -110,7 +120,7 @@ class ReinforcementStep(TrainingStep):
         worker: RolloutWorker[Any],
         algorithm: Algorithm,
         engine: Engine,
-        attempt_metrics: Callable[[Sequence[Record], Sequence[Trajectory[Any]]], dict[str, Any]],
+        attempt_metrics: Callable[[Sequence[Record], Sequence[Trajectory[Any]], int], dict[str, Any]],
         trajectory_fields: Callable[[Trajectory[Any]], dict[str, Any]],
         overlap: OverlapPipeline | None = None,
         component_prefix: str = "",
@@ -121,32 +131,41 @@ class ReinforcementStep(TrainingStep):
         self.overlap, self.component_prefix = overlap, component_prefix
         self.scheduled_steps = config.optimizer.schedule_steps
         self.keeps_all_checkpoints = config.sampling.keep_tokens
+        self.position = 0
+        if config.sampling.resample_flat and type(algorithm).collect is not Algorithm.collect:
+            raise ConfigError(f"sampling.resample_flat: {type(algorithm).__name__} collects its rollouts itself")
 
     def prepare(self, step: int) -> Collected | list[Part]:
         """Sample and score the step's rollouts; in parts, wait for the rewards of the first one only."""
-        tasks = self.tasks.batch(step * self.config.tasks_per_step)
+        tasks = self.tasks.batch(self.position)
         if self.overlap is not None:
             return self.overlap.start_step(tasks, step)
         self.worker.scoring_seconds = 0.0
         groups, records = self.algorithm.collect(self.worker, tasks, step)
-        return groups, records, annotate(self.algorithm, groups, self.engine)
+        chosen, count = groups, len(tasks)
+        if rounds := self.config.sampling.resample_flat:
+            groups, records, chosen, count = resample_flat_groups(
+                self.worker, self.tasks, groups, records, position=self.position, step=step, rounds=rounds
+            )
+        return Collected(groups, records, annotate(self.algorithm, chosen, self.engine), count)
 
     def train(self, batch: Collected | list[Part], step: int) -> dict[str, Any]:
         """Update the weights, write the trajectories and return the metrics."""
+        position, count = self.position, self.config.tasks_per_step
         if isinstance(batch, list):
             assert self.overlap is not None
             result = self.overlap.learn(batch, scheduled_learning_rate(step, self.config))
             groups, records, samples = result.groups, result.records, result.samples
             metrics = {
-                **self._rollout_metrics(groups, records),
+                **self._rollout_metrics(groups, records, count),
                 **_update_metrics(result.stats, result.mismatch, samples),
             }
             metrics["wait_seconds"] = self.overlap.wait_seconds
         else:
-            groups, records, annotation = batch
+            groups, records, annotation, count = batch
             samples = annotation.rows
             metrics = {
-                **self._rollout_metrics(groups, records),
+                **self._rollout_metrics(groups, records, count),
                 **self._update(samples, step),
                 "wait_seconds": self.worker.scoring_seconds,
                 **annotation.metrics,
@@ -155,16 +174,18 @@ class ReinforcementStep(TrainingStep):
                 self.algorithm.state = annotation.state
         self.algorithm.finish_step(metrics)
         self._write_trajectories(groups, samples, step)
-        return metrics | self.tasks.record_outcomes(step * self.config.tasks_per_step, records)
+        self.position += count
+        if self.config.sampling.resample_flat:
+            metrics["resampled"] = count - self.config.tasks_per_step
+        return metrics | self.tasks.record_outcomes(position, records)
 
     def state(self, step: int) -> dict[str, Any]:
         """Return the state of the algorithm and of the tasks."""
-        position = step * self.config.tasks_per_step
-        return {"position": position, "algorithm": self.algorithm.state, **self.tasks.state}
+        return {"position": self.position, "algorithm": self.algorithm.state, **self.tasks.state}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state of the algorithm and of the tasks."""
-        self.algorithm.state = state["algorithm"]
+        self.position, self.algorithm.state = state["position"], state["algorithm"]
         self.tasks.state = {name: state[name] for name in self.tasks.state}
 
     def close(self) -> None:
@@ -199,14 +220,22 @@ class ReinforcementStep(TrainingStep):
                 stats = update_stats
         return _update_metrics(stats, mismatch, samples) | extra_losses
 
-    def _rollout_metrics(self, groups: Sequence[TrajectoryGroup[Any]], records: Sequence[Record]) -> dict[str, Any]:
-        """Return metrics of the attempts; `sampled_tokens` counts the rollouts of all roles."""
+    def _rollout_metrics(
+        self, groups: Sequence[TrajectoryGroup[Any]], records: Sequence[Record], tasks: int
+    ) -> dict[str, Any]:
+        """Return metrics of the attempts; `sampled_tokens` counts the rollouts of all roles.
+
+        Args:
+            groups: Scored groups of all roles.
+            records: Records of the attempts.
+            tasks: Number of tasks that were drawn.
+        """
         sampled = [trajectory for group in groups for trajectory in group.trajectories if trajectory.reward is not None]
         trajectories = [trajectory for trajectory in sampled if trajectory.role == "attempt"]
-        metrics = self.attempt_metrics(records, trajectories)
+        metrics = self.attempt_metrics(records, trajectories, tasks)
         attempts = [group for group in groups if group.trajectories[0].role == "attempt"]
         if groups_of_many := [group for group in attempts if len(group.trajectories) > 1]:
-            metrics["flat"] = sum(map(_has_equal_rewards, groups_of_many)) / len(groups_of_many)
+            metrics["flat"] = sum(map(is_flat, groups_of_many)) / len(groups_of_many)
         turns = [turn for trajectory in trajectories for turn in trajectory.turns]
         metrics["sampled_tokens"] = sum(
             len(turn.completion.completion_ids) for trajectory in sampled for turn in trajectory.turns
@@ -337,8 +366,3 @@ def _rows_by_unit(samples: Sequence[TrainingSample]) -> list[list[int]]:
 
 def _turn_key(sample: TrainingSample) -> tuple[str, int, str, int]:
     return sample.task, sample.rollout, sample.role, sample.chunk
-
-
-def _has_equal_rewards(group: TrajectoryGroup[Any]) -> bool:
-    """Return True if all rollouts of the group have equal rewards in every turn: there is nothing to prefer."""
-    return len({trajectory.reward.turns for trajectory in group.trajectories if trajectory.reward}) == 1

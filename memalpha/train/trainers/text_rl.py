@@ -148,6 +148,7 @@ def _attempt_metrics(
     world: World,
     records: Sequence[Record],
     attempts: Sequence[Trajectory[TextTask]],
+    tasks: int,
 ) -> dict[str, Any]:
     """Return reward, accuracy, lengths, rollouts without a reward and those that outgrew the context.
 
@@ -157,10 +158,11 @@ def _attempt_metrics(
         world: Processes that share the rollouts.
         records: Records of the attempts.
         attempts: Attempts with a reward.
+        tasks: Number of tasks that were drawn.
     """
     summary = text_summary(records, attempts)
     metrics = {name: summary[name] for name in ("reward", "accuracy", "reply_tokens", "turns")}
-    metrics["unscored"] = config.tasks_per_step * config.sampling.group_size - len(attempts)
+    metrics["unscored"] = tasks * config.sampling.group_size - len(attempts)
     if not is_single_turn(rollouts.environment):
         metrics["outgrown"] = sum(world.gather([rollouts.outgrown]))
         rollouts.outgrown = 0

@@ -1,0 +1,94 @@
+"""Further tasks in place of groups without spread: which are drawn, which are trained on, where the stream goes on."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from run_kinds import small_config, text_tasks
+from runs import lines
+
+from memalpha.config import TextConfig, TrainConfig, build_config
+from memalpha.errors import ConfigError
+from memalpha.train.api import train
+from memalpha.train.rollouts.resampling import is_flat, resample_flat_groups
+from memalpha.types import Reward, Trajectory, TrajectoryGroup
+
+TASKS = text_tasks()
+
+
+def group(number: int, *rewards: float) -> TrajectoryGroup:
+    trajectories = [
+        Trajectory(TASKS[number], n, (), (), Reward((value,), {}, {}, value)) for n, value in enumerate(rewards)
+    ]
+    return TrajectoryGroup(TASKS[number], tuple(trajectories))
+
+
+class Worker:
+    """Gives a task with an even number rewards that differ."""
+
+    config = SimpleNamespace(tasks_per_step=3)
+
+    def __init__(self):
+        self.calls = []
+
+    def collect_attempts(self, tasks, step, first=0):
+        numbers = [int(task.id[1:]) for task in tasks]
+        self.calls.append((numbers, step, first))
+        return [group(number, 0.0, float(number % 2 == 0)) for number in numbers], list(numbers)
+
+
+SOURCE = SimpleNamespace(batch=lambda position: TASKS[position : position + 3])
+
+
+def resample(rounds: int):
+    worker = Worker()
+    groups, records = worker.collect_attempts(TASKS[3:6], 7)
+    return worker, resample_flat_groups(worker, SOURCE, groups, records, position=3, step=7, rounds=rounds)
+
+
+def test_as_many_tasks_are_drawn_as_groups_are_missing():
+    worker, result = resample(5)
+    assert worker.calls == [([3, 4, 5], 7, 0), ([6, 7], 7, 3), ([8], 7, 5)]
+    assert [item.task.id for item in result.chosen] == ["t4", "t6", "t8"]
+    assert (result.tasks, result.records) == (6, [3, 4, 5, 6, 7, 8]) and len(result.groups) == 6
+
+
+def test_flat_groups_stay_when_the_rounds_are_over():
+    _, result = resample(1)
+    assert [item.task.id for item in result.chosen] == ["t4", "t6", "t3"] and result.tasks == 5
+    assert [is_flat(item) for item in result.chosen] == [False, False, True]
+    assert resample(0)[1].tasks == 3
+
+
+def test_a_run_draws_further_tasks_and_trains_on_full_steps(policy_path, tmp_path):
+    def rare(completions):
+        return [float(bool(text) and text.encode()[0] % 16 == 0) for text in completions]
+
+    def run(name: str, **changes):
+        settings = {"resample_flat": 3, "group_size": 3, "keep_tokens": True, "out": str(tmp_path / name), **changes}
+        config = small_config(TextConfig, policy_path, tmp_path, **settings)
+        train(config, tasks=text_tasks(), rewards=[rare])
+        return config.out
+
+    out = run("whole")
+    metrics = lines(out / "metrics.jsonl")
+    drawn = [line["resampled"] for line in metrics]
+    assert any(0 < count <= 9 for count in drawn) and all(line["unscored"] == 0 for line in metrics)
+    turns = lines(out / "turns.jsonl")
+    assert [sum(turn["step"] == step for turn in turns) for step in range(4)] == [3 * (3 + count) for count in drawn]
+    trained = [[turn for turn in turns if turn["step"] == step and turn["advantage"]] for step in range(4)]
+    assert all(len({turn["task"] for turn in part}) <= 3 for part in trained) and any(trained)
+    run("parts", max_steps=2)
+    parts = run("parts")
+    assert lines(parts / "turns.jsonl") == turns
+
+
+def test_what_cannot_be_resampled_is_refused(policy_path, tmp_path):
+    for changes, reason in (
+        ({"algorithm": "erl"}, "algorithm=erl"),
+        ({"overlap": 2, "minibatches": 2}, "overlap=2"),
+        ({"curriculum": {"order": ["a", "b"]}}, "a curriculum"),
+    ):
+        with pytest.raises(ConfigError, match=f"resample_flat: has no use with {reason}"):
+            build_config(TrainConfig, {"out": str(tmp_path), "resample_flat": 1, **changes}, "test")
