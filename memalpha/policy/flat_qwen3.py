@@ -132,6 +132,7 @@ class FlatQwen3:
             for _ in range(config.num_hidden_layers)
         ]
         self._rotations = empty(0, 1, width), empty(0, 1, width)
+        self.idle_slots: KeyValueSlots | None = None
 
     def fits(self, model: Any, dtype: torch.dtype) -> bool:
         """Return True if `load` can take this model's weights."""
@@ -221,7 +222,7 @@ class FlatRows:
 
     def __init__(self, weights: FlatQwen3, batch_tokens: int) -> None:
         self.weights = weights
-        self.slots = KeyValueSlots(len(weights.layers), batch_tokens)
+        self.slots, weights.idle_slots = weights.idle_slots or KeyValueSlots(len(weights.layers), batch_tokens), None
 
     def enter(self, prompts: Sequence[Prompt], limits: Sequence[int]) -> torch.Tensor:
         """Prefill and add rows behind those under way; see `DecodingRows.enter`."""
@@ -295,8 +296,10 @@ class FlatRows:
         return weights.logits(hidden)
 
     def keep(self, order: Sequence[int]) -> None:
-        """Keep the rows of `order`; see `DecodingRows.keep`."""
+        """Keep the rows of `order`; see `DecodingRows.keep`. Without any, other `FlatRows` may take the memory."""
         self.slots.keep(order)
+        if not order:
+            self.weights.idle_slots = self.slots
 
 
 def split_packs(prompts: Sequence[Prompt]) -> list[list[int]]:

@@ -9,6 +9,8 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+IDLE_BYTES = 1 << 26
+"""Most memory that stays reserved without rows: to fill new memory with zeros costs a tiny model a twentieth."""
 ROOM = 64
 """Columns by which a cache grows."""
 
@@ -133,9 +135,15 @@ class KeyValueSlots:
         self.rows, self.columns = roomy if roomy[0] * roomy[1] <= self.batch_tokens else (rows, columns)
         return first, True
 
+    @property
+    def size(self) -> int:
+        """Bytes of all keys and values."""
+        tensors = (tensor for layer in self.layers for tensor in (layer.keys, layer.values) if tensor is not None)
+        return sum(tensor.nbytes for tensor in tensors)
+
     def keep(self, order: Sequence[int]) -> None:
         """Keep the rows of `order`: new row i is old row `order[i]`, which is i or comes after all new rows."""
-        if not order:
+        if not order and self.size > IDLE_BYTES:
             for layer in self.layers:
                 layer.keys = layer.values = None
             self.rows = self.columns = 0
