@@ -35,7 +35,15 @@ Chains = list[list[Any]]
 
 
 def draw_chains(count: int, mean: int, most: int, words: tuple[int, int], vocabulary: list[str]) -> Chains:
-    """Draw chains of 2 to 12 turns, quantiles of a geometric length per turn, and prompts of random words."""
+    """Draw chains of 2 to 12 turns, quantiles of a geometric length per turn, and prompts of random words.
+
+    Args:
+        count: number of chains.
+        mean: mean length of a turn, in tokens.
+        most: greatest length of a turn.
+        words: fewest and most words of a prompt.
+        vocabulary: words to draw from.
+    """
     from memalpha.types import SampleRequest
 
     rng = random.Random(0)
@@ -149,7 +157,14 @@ def measure(case: str, repeats: int, ways: list[str]) -> dict[str, Any]:
 
 
 def child(case: str, repeats: int, ways: list[str], checkout: Path) -> dict[str, Any]:
-    """Run `measure` in a process of its own with the package of `checkout`."""
+    """Run `measure` in a process of its own.
+
+    Args:
+        case: one of `CASES`.
+        repeats: measured repeats.
+        ways: "lock-step", "queue".
+        checkout: folder whose package is measured.
+    """
     words = [sys.executable, __file__, "--case", json.dumps([case, repeats, ways])]
     quiet = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(checkout)}
     done = subprocess.run(words, env={**os.environ, **quiet}, stdout=subprocess.PIPE, check=True, text=True)
