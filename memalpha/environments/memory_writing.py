@@ -54,7 +54,14 @@ class MemoryWriting:
         return observe(memory, chunk, self.config, self.count_tokens, task, advice)
 
     def request(self, memory: WorkingMemory, chunk: Chunk, task: Task, advice: str = "") -> SampleRequest:
-        """Return the writer's prompt for one chunk; arguments as in `observe`."""
+        """Return the writer's prompt for one chunk.
+
+        Args:
+            memory: Memory to show.
+            chunk: Chunk to read.
+            task: Task of the chunk.
+            advice: Advice from an earlier attempt.
+        """
         return build_request(self.observe(memory, chunk, task, advice), self.config, self.schema)
 
     def new_memory(self) -> WorkingMemory:

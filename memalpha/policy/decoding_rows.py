@@ -88,7 +88,7 @@ class SlotRows:
         width = max(self.slots.lengths) + 1
         rows = torch.arange(len(tokens), device=device)
         for view in self.views:
-            view.place(rows, columns, width)
+            view.set_target(rows, columns, width)
         logits = self.model(
             input_ids=torch.tensor(tokens, device=device)[:, None],
             attention_mask=(torch.arange(width, device=device) <= columns[:, None]).long(),
@@ -151,9 +151,9 @@ class PaddedRows:
         """Keep the rows of `order`; the cache drops the others when they are a tenth of its rows."""
         self.rows = [self.rows[row] for row in order]
         if self.rows and len(self.rows) <= 0.9 * len(self.position):
-            kept = torch.tensor(self.rows, device=self.position.device)
-            self.cache.reorder_cache(kept)
-            self.position, self.mask = self.position[kept], self.mask[kept]
+            indices = torch.tensor(self.rows, device=self.position.device)
+            self.cache.reorder_cache(indices)
+            self.position, self.mask = self.position[indices], self.mask[indices]
             self.rows = list(range(len(order)))
 
 
@@ -165,8 +165,14 @@ class _SlotView(DynamicLayer):
         self.slots = slots
         self.is_initialized = True
 
-    def place(self, rows: torch.Tensor, columns: torch.Tensor, width: int) -> None:
-        """Set where the next step writes: row indices and columns (rows,); it reads the first `width` columns."""
+    def set_target(self, rows: torch.Tensor, columns: torch.Tensor, width: int) -> None:
+        """Set where the next step writes.
+
+        Args:
+            rows: Row indices (rows,).
+            columns: Their columns (rows,).
+            width: Number of columns that the step reads.
+        """
         self.rows, self.columns, self.width = rows, columns, width
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any):

@@ -184,7 +184,16 @@ class FlatQwen3:
     def heads(
         self, layer: _Layer, hidden: torch.Tensor, rotations: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return queries, keys and values (tokens, heads, width) of hidden states (tokens, hidden)."""
+        """Return the inputs of a layer's attention.
+
+        Args:
+            layer: Weights of the layer.
+            hidden: Hidden states (tokens, hidden).
+            rotations: Cosines and sines of the positions, see `rotations`.
+
+        Returns:
+            Queries, keys and values, (tokens, heads, width) each.
+        """
         normed = self._normalize(hidden) * layer.input_norm
         heads = F.linear(normed, layer.qkv).view(len(hidden), -1, self.width)
         turned = self.queries + self.groups
@@ -195,7 +204,13 @@ class FlatQwen3:
         return normed[:, : self.queries], normed[:, self.queries :], heads[:, turned:]
 
     def feed_forward(self, layer: _Layer, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """Return the hidden states after a layer from those before it and its attention (tokens, queries x width)."""
+        """Return the hidden states after a layer.
+
+        Args:
+            layer: Weights of the layer.
+            hidden: Hidden states before it (tokens, hidden).
+            attended: Its attention (tokens, queries x width).
+        """
         hidden = torch.addmm(hidden, attended, layer.output.t())
         normed = self._normalize(hidden) * layer.post_norm
         gate, up = F.linear(normed, layer.gate_up).split(self.inner, dim=-1)
@@ -262,7 +277,7 @@ class FlatRows:
                     attn_mask=bias,
                     scale=1.0,
                     enable_gqa=weights.groups < weights.queries,
-                ).transpose(1, 2)[group.own]
+                ).transpose(1, 2)[group.is_own]
                 for group, bias in groups
             ]
             hidden = weights.feed_forward(layer, hidden, torch.cat(attended).flatten(1))
@@ -309,12 +324,12 @@ def split_packs(prompts: Sequence[Prompt]) -> list[list[int]]:
     for i in sorted(range(len(prompts)), key=lambda i: tuple(prompts[i])):
         prompt = prompts[i]
         shared = next((k for k, (a, b) in enumerate(zip(previous, prompt, strict=False)) if a != b), len(previous))
-        own = len(prompt) - shared
-        if not packs or (own and size + own > PACK_TOKENS):
+        new_tokens = len(prompt) - shared
+        if not packs or (new_tokens and size + new_tokens > PACK_TOKENS):
             packs.append([])
-            size, own = 0, len(prompt)
+            size, new_tokens = 0, len(prompt)
         packs[-1].append(i)
-        size, previous = size + own, prompt
+        size, previous = size + new_tokens, prompt
     return packs
 
 
@@ -325,13 +340,13 @@ class _QueryGroup:
     Attributes:
         rows: range of the distinct prompts.
         queries: node of each query (rows, most own tokens); arbitrary beyond a row's own.
-        own: bool (rows, most own tokens).
+        is_own: bool (rows, most own tokens).
         positions: position of each query, as `queries`.
     """
 
     rows: slice
     queries: torch.Tensor
-    own: torch.Tensor
+    is_own: torch.Tensor
     positions: torch.Tensor
 
 
@@ -359,14 +374,14 @@ class PackedPrompts:
         # Tokens shared with the prompt before: sorting makes it the one with the longest common prefix.
         shared = np.zeros(len(unique), dtype=np.int64)
         shared[1:] = np.cumprod(ids[1:] == ids[:-1], axis=1).sum(axis=1)
-        own = lengths - shared
-        order = np.argsort(-own, kind="stable")
-        offsets = np.zeros_like(own)
-        offsets[order] = np.cumsum(own[order]) - own[order]
+        new_tokens = lengths - shared
+        order = np.argsort(-new_tokens, kind="stable")
+        offsets = np.zeros_like(new_tokens)
+        offsets[order] = np.cumsum(new_tokens[order]) - new_tokens[order]
         nodes = np.zeros_like(ids)
         for row, (start, end) in enumerate(zip(shared, lengths, strict=True)):
             nodes[row, :start] = nodes[row - 1, :start]
-            nodes[row, start:end] = np.arange(offsets[row], offsets[row] + own[row])
+            nodes[row, start:end] = np.arange(offsets[row], offsets[row] + new_tokens[row])
         index = {unique[row]: i for i, row in enumerate(order)}
         self.owner = torch.tensor([index[tuple(prompt)] for prompt in prompts])
         ids, nodes, self._starts, self._lengths = ids[order], nodes[order], shared[order], lengths[order]
@@ -375,19 +390,19 @@ class PackedPrompts:
         self.tokens = torch.from_numpy(ids[is_own])
         self.positions = torch.from_numpy(np.broadcast_to(column, ids.shape)[is_own])
         self.nodes = torch.from_numpy(nodes)
-        self.groups = self._group(own[order])
+        self.groups = self._group(new_tokens[order])
 
-    def _group(self, own: np.ndarray) -> list[_QueryGroup]:
+    def _group(self, new_tokens: np.ndarray) -> list[_QueryGroup]:
         """Split the rows where the number of own tokens (descending) has halved, so that groups have little padding."""
         groups = []
         start = 0
-        while start < len(own):
-            end = start + int((own[start:] > own[start] // 2).sum())
-            steps = np.arange(own[start])
+        while start < len(new_tokens):
+            end = start + int((new_tokens[start:] > new_tokens[start] // 2).sum())
+            steps = np.arange(new_tokens[start])
             positions = np.minimum(self._starts[start:end, None] + steps, self._lengths[start:end, None] - 1)
             positions = torch.from_numpy(positions)
             queries = self.nodes[start:end].gather(1, positions)
-            is_own = torch.from_numpy(steps < own[start:end, None])
+            is_own = torch.from_numpy(steps < new_tokens[start:end, None])
             groups.append(_QueryGroup(slice(start, end), queries, is_own, positions))
             start = end
         return groups

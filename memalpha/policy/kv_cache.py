@@ -85,7 +85,13 @@ class SlotLayer:
         self.values = _grown(self.values, rows, columns, value)
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` columns of a row into another row."""
+        """Copy a row into another.
+
+        Args:
+            source: Row to copy.
+            target: Row that is overwritten.
+            length: Number of columns to copy.
+        """
         for tensor in (self.keys, self.values):
             assert tensor is not None
             tensor[target, :, :length] = tensor[source, :, :length]

@@ -69,5 +69,5 @@ class BatchQueue:
 
 def open_queue(policy: Policy) -> SamplingQueue:
     """Return a queue of the policy's own kind, or a `BatchQueue`."""
-    own = getattr(policy, "open_queue", None)
-    return BatchQueue(policy) if own is None else own()
+    open_method = getattr(policy, "open_queue", None)
+    return BatchQueue(policy) if open_method is None else open_method()

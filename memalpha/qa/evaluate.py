@@ -64,7 +64,7 @@ class BackgroundScoring:
 
 
 class RolloutScorer(Protocol[AnyTask]):
-    """What rollouts are scored with: the memories of `MemoryScorer`, the replies of `rewards.evaluate.TextScorer`."""
+    """Scores rollouts: memories (`MemoryScorer`) or replies (`rewards.evaluate.TextScorer`)."""
 
     def score(self, groups: Sequence[TrajectoryGroup[AnyTask]]) -> ScoredGroups[AnyTask]:
         """Return the groups with rewards, and the records of all their questions."""
@@ -85,7 +85,13 @@ class RolloutScorer(Protocol[AnyTask]):
         ...
 
     def report(self, name: str, groups: Sequence[TrajectoryGroup[AnyTask]], records: Sequence[Record]) -> Report:
-        """Return the report of scored groups."""
+        """Return the report of scored groups.
+
+        Args:
+            name: Name of the report.
+            groups: Groups with rewards.
+            records: Records of all their questions.
+        """
         ...
 
 
@@ -142,7 +148,13 @@ class MemoryScorer:
         return BackgroundScoring(bool(clients), side_by_side, start, cancel)
 
     def report(self, name: str, groups: Sequence[TrajectoryGroup], records: Sequence[Record]) -> Report:
-        """Return the report of scored groups, each record with its error class."""
+        """Return the report of scored groups, each record with its error class.
+
+        Args:
+            name: Name of the report.
+            groups: Groups with rewards.
+            records: Records of all their questions.
+        """
         return make_report(name, groups, records, self.reader, self.rewards)
 
 

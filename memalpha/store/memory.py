@@ -28,9 +28,9 @@ def _with_keywords_of(
     """Return a decorator that shows the keywords of `search` after a method's first parameter."""
 
     def decorate(method: Callable[..., T]) -> Callable[Concatenate[Any, Sequence[str], P], T]:
-        own, keywords = inspect.signature(method), inspect.signature(search).parameters.values()
-        parameters = [*own.parameters.values()][:2] + [*keywords][2:]
-        method.__signature__ = own.replace(parameters=parameters)  # pyright: ignore[reportFunctionMemberAccess]
+        signature, keywords = inspect.signature(method), inspect.signature(search).parameters.values()
+        parameters = [*signature.parameters.values()][:2] + [*keywords][2:]
+        method.__signature__ = signature.replace(parameters=parameters)  # pyright: ignore[reportFunctionMemberAccess]
         return method
 
     return decorate

@@ -108,7 +108,7 @@ def test_each_prefix_is_computed_once():
     for prompt, row in zip(PROMPTS, packed.nodes[packed.owner], strict=True):
         assert packed.tokens[row[: len(prompt)]].tolist() == list(prompt)
         assert packed.positions[row[: len(prompt)]].tolist() == list(range(len(prompt)))
-    queries = torch.cat([group.queries[group.own] for group in packed.groups])
+    queries = torch.cat([group.queries[group.is_own] for group in packed.groups])
     assert queries.tolist() == list(range(len(prefixes))), "every node is a query, in order"
 
 

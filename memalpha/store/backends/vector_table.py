@@ -46,8 +46,8 @@ class VectorTable:
         query = "SELECT digest, vector FROM vectors WHERE ns = ?1"
         if position is None:
             return iter(self._scope.select(query))
-        known = "AND digest IN (SELECT digest FROM versions WHERE ns = ?1 AND valid_from <= ?2)"
-        return iter(self._scope.select(f"{query} {known}", position))
+        condition = "AND digest IN (SELECT digest FROM versions WHERE ns = ?1 AND valid_from <= ?2)"
+        return iter(self._scope.select(f"{query} {condition}", position))
 
     def insert(self, digest: bytes, vector: bytes) -> None:
         """Insert the vector of a content, unless it has one."""

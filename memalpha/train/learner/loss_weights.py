@@ -41,8 +41,8 @@ def count_streams(samples: Sequence[TrainingSample]) -> dict[str, StreamCount]:
 
 def has_weight(sample: TrainingSample) -> bool:
     """Return True if the row has a gradient: a weight in some stream, and an advantage in the policy gradient."""
-    others = (getattr(sample, name) for name in STREAMS if name != "pg")
-    return bool((sample.pg * sample.advantages).any()) or any(weight is not None and weight.any() for weight in others)
+    weights = (getattr(sample, name) for name in STREAMS if name != "pg")
+    return bool((sample.pg * sample.advantages).any()) or any(weight is not None and weight.any() for weight in weights)
 
 
 def _trained_tokens(samples: Sequence[TrainingSample], name: str) -> list[int]:

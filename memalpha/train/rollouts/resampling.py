@@ -55,14 +55,14 @@ def resample_flat_groups(
         step: Step number; keys the sampling noise.
         rounds: Further rounds, at most.
     """
-    wanted = drawn = worker.config.tasks_per_step
+    group_count = drawn = worker.config.tasks_per_step
     sampled, answers = list(groups), list(records)
     for _ in range(rounds):
-        missing = wanted - sum(not is_flat(group) for group in sampled)
+        missing = group_count - sum(not is_flat(group) for group in sampled)
         if missing <= 0:
             break
         tasks = source.batch(position + drawn)[:missing]
         new_groups, new_records = worker.collect_attempts(tasks, step, drawn)
         sampled, answers, drawn = sampled + new_groups, answers + new_records, drawn + len(tasks)
-    chosen = sorted(sampled, key=is_flat)[:wanted]
+    chosen = sorted(sampled, key=is_flat)[:group_count]
     return Resampled(sampled, answers, chosen, drawn)

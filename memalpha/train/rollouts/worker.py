@@ -36,7 +36,7 @@ class ReflectionCandidate:
 
 
 class Reflecting(Protocol[AnyTask]):
-    """What algorithms need that reflect on attempts and retry them (`train.rollouts.second_attempts`)."""
+    """Feedback and prompts for algorithms that retry attempts (`train.rollouts.second_attempts`)."""
 
     @property
     def embedder(self) -> Embedder:

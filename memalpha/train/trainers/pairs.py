@@ -42,7 +42,7 @@ def load_lines(config: PairsConfig, read: Callable[[Path], list[L]], unit: str) 
 
 
 class PairLearner(Protocol[Line]):
-    """What learns from lines and measures them.
+    """Learner that trains on lines and measures them.
 
     Attributes:
         unit: Name of a line in messages.

@@ -33,7 +33,7 @@ from memalpha.train.trainers.tracking import open_trackers
 
 
 class TrainingStep(Protocol):
-    """What a run does in each step. Implementations inherit the defaults.
+    """The work of a run in each step. Implementations inherit the defaults.
 
     Attributes:
         scheduled_steps: Number of steps of the whole schedule.
@@ -72,7 +72,7 @@ class TrainingStep(Protocol):
 
 
 class Evaluations(Protocol):
-    """What says how good the weights are. Implementations inherit the defaults."""
+    """Measurements of how good the weights are. Implementations inherit the defaults."""
 
     def before(self) -> None:
         """Evaluate the start weights; called once, before the first validation and checkpoint of a fresh run."""
@@ -284,8 +284,8 @@ class Trainer:
         if self._is_best():
             self.directory.link_best(self.step)
         if not self.training_step.keeps_all_checkpoints:
-            kept = [self.best["step"]] if self.best else []
-            self.directory.prune_checkpoints(self.config.checkpoint.save_total_limit, kept)
+            best = [self.best["step"]] if self.best else []
+            self.directory.prune_checkpoints(self.config.checkpoint.save_total_limit, best)
 
     def _minutes(self) -> float:
         return self.minutes_before + (time.monotonic() - self.start.time) / 60
