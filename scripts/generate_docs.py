@@ -47,7 +47,7 @@ THEMES = {
         "rlhf",
         "truncated-completions",
     ),
-    "Speed and memory of training": ("update-bench", "rollout-bench", "lora-step", "overlap-bench"),
+    "Speed and memory of training": ("step-cost", "update-bench", "rollout-bench", "lora-step", "overlap-bench"),
     "Evaluation": (
         "systems-locomo",
         "systems-babi",
