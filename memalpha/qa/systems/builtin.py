@@ -209,7 +209,7 @@ class Streamed:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Policy that writes a memory, all tasks in lock-step; the k best entries are the passages."""
+    """Policy that writes a memory per task; the k best entries are the passages."""
 
     name: str
     policy: Policy
