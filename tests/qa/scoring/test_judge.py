@@ -26,7 +26,7 @@ from memalpha.qa.scoring.judge import (
     load_labels,
     read_verdict,
 )
-from memalpha.qa.scoring.judge_prompts import BENCHMARKS, prompts_of
+from memalpha.qa.scoring.judge_prompts import BENCHMARKS, prompts_of, score_of
 from memalpha.qa.scoring.official import event_order
 from memalpha.types import Completion, Question
 
@@ -253,6 +253,27 @@ def test_key_points_of_a_summary():
     assert Judge([Says(lambda prompt, nth: reply(prompt, nth, "hm"))]).judge([entry])[0].score is None
     question = Question(id="q", question="?", answers=("reference",), meta={"keypoints": ["a", "b", "c"]})
     assert item_of(question, "One. Two!") == entry
+
+
+def test_a_score_needs_a_verdict_for_each_prompt():
+    """A verdict too many or too few is an error, never a score from what happens to be paired."""
+    prompts = prompts_of(Item("?", ("reference",), "One. Two!", keypoints=("a", "b", "c")))
+    verdicts = [1.0, 1.0, 0.0, 1.0, 0.0, 1.0]
+    assert score_of(prompts, verdicts) == pytest.approx(4 / 7)
+    for others in (verdicts[1:], [*verdicts, 1.0]):
+        with pytest.raises(ValueError, match="zip"):
+            score_of(prompts, others)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=6), st.lists(st.booleans(), min_size=1, max_size=6), st.booleans())
+def test_a_summary_scores_the_f1_of_points_and_sentences(stated, supported, fluent):
+    """Recall counts key points, precision sentences: exchanging their verdicts exchanges the two."""
+    points, sentences = [f"point {n}" for n in range(len(stated))], [f"Sentence {n}." for n in range(len(supported))]
+    prompts = prompts_of(Item("?", (), " ".join(sentences), keypoints=tuple(points)))
+    score = score_of(prompts, [*map(float, stated), *map(float, supported), float(fluent)])
+    recall, precision = sum(stated) / len(stated), sum(supported) / len(supported)
+    expected = 2 * recall * precision / (recall + precision) if recall * precision else 0.0
+    assert score == pytest.approx(expected * fluent)
 
 
 def test_settings_of_judges():

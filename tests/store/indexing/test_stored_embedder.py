@@ -141,6 +141,60 @@ def test_an_invalid_record_is_refused(record):
         RecordedEmbedder("ana.db", record, None)
 
 
+class ShiftedEmbedder(HashEmbedder):
+    """Hash embedder with other vectors under the same name: the first component moved, or further components."""
+
+    def __init__(self, shift: float, more: int = 0) -> None:
+        super().__init__(8)
+        self.shift, self.more = shift, more
+
+    def encode(self, texts):
+        rows = super().encode(texts)
+        rows[:, 0] += self.shift
+        return np.pad(rows, ((0, 0), (0, self.more)))
+
+
+@pytest.mark.parametrize(
+    ("shift", "more", "is_same"),
+    [(0.0, 0, True), (0.0098, 0, True), (-0.0098, 0, True), (0.0102, 0, False), (0, 1, False)],
+)
+def test_a_recorded_embedder_is_recognised_by_its_probe(shift, more, is_same):
+    record = embedder_record(HashEmbedder(8))
+    recorded = RecordedEmbedder("ana.db", record, embedder := ShiftedEmbedder(shift, more))
+    if is_same:
+        assert recorded.load() is recorded.load() is embedder
+        return
+    with pytest.raises(EmbedderError, match=rf"another version of the embedder .*dimension 8, now {8 + more}; "):
+        recorded.load()
+
+
+def test_a_probe_has_four_decimals():
+    """So that machines whose arithmetic differs in the last digits record the same text."""
+    embedder = ShiftedEmbedder(0.123456)
+    probe = json.loads(embedder_record(embedder))["probe"]
+    [vector] = embedder.encode(["Ana moved to Lisbon in 2024."])
+    assert probe == [float(f"{value:.4f}") for value in vector]
+
+
+def test_only_texts_without_a_stored_vector_are_embedded_each_once(tmp_path):
+    texts_by_call = []
+
+    class Counting(HashEmbedder):
+        def encode(self, texts):
+            texts_by_call.append(list(texts))
+            return super().encode(texts)
+
+    with MemoryStore.open(tmp_path / "ana.db", embedder=Counting(8)) as store:
+        store.insert_many({"category": "semantic", "content": text} for text in ("Ana", "cat"))
+        encoder, embedder = store._index._encoder(), HashEmbedder(8)
+        store.search("Ana")
+        texts_by_call.clear()
+        rows = encoder.encode(["cat", "dog", "Ana", "dog", "bird"])
+        assert texts_by_call == [["dog", "bird"]]
+        np.testing.assert_array_equal(rows, embedder.encode(["cat", "dog", "Ana", "dog", "bird"]))
+        assert encoder.encode([]).shape == (0, 8)
+
+
 def test_a_model_is_loaded_without_its_code_and_by_safetensors_first(monkeypatch):
     options = []
 

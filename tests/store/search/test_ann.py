@@ -233,3 +233,33 @@ def test_a_store_keeps_its_lists_in_its_index_file(tmp_path, monkeypatch: pytest
         exact = store.search("piano", 10, where={"content": {"$contains": "piano"}})
         assert exact == store.search("piano", 10, where={"content": {"$contains": "piano"}}, exact=True)
     assert not any(thread.name == "memalpha-index" for thread in threading.enumerate())
+
+
+def test_an_index_file_is_written_again_only_for_new_lists(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is searched without a change, with lists or without, leaves the file alone; new lists do not wait."""
+    monkeypatch.setattr(cache, "MIN_ENTRIES", 100)
+    path = tmp_path / "a.db"
+
+    def use(*, build: bool = False) -> tuple[int, int]:
+        """Search and close; return the file's inode and time of writing."""
+        with MemoryStore.open(path, embedder=Embedder()) as store:
+            if build:
+                store.build_index()
+            store.search("piano", exact=True)
+        [file] = index_files(str(path))
+        return file.stat().st_ino, file.stat().st_mtime_ns
+
+    with MemoryStore.open(path, embedder=Embedder()) as store:
+        store.insert_many({"category": "semantic", "content": document(number).text} for number in range(300))
+    without_lists = use()
+    assert use() == without_lists
+    with_lists = use(build=True)
+    assert with_lists != without_lists
+    monkeypatch.setattr(approximate.InvertedLists, "build", lambda *_: pytest.fail("built again"))
+    assert use(build=True) == use() == with_lists
+
+
+def test_a_corpus_without_a_background_never_has_new_lists() -> None:
+    corpus = corpus_from_arrays(300)
+    corpus.build()
+    assert not corpus.has_new_lists and search_many(corpus, QUERIES, 10) == search_many(corpus, QUERIES, 10, exact=True)
