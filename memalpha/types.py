@@ -311,7 +311,8 @@ class SampleRequest:
     """One prompt for a policy.
 
     `key` = (seed, step, task, rollout, turn) seeds its noise; roles other than "attempt" append a number. Temperature 0
-    is greedy.
+    is greedy. With `thinking_tokens` the model may think first, at most that long, before the `max_new_tokens` of its
+    reply; 0 turns thinking off. `chat_template_kwargs` are further arguments of its chat template.
     """
 
     messages: tuple[Mapping[str, str], ...]
@@ -319,6 +320,8 @@ class SampleRequest:
     key: tuple[int, ...] = ()
     temperature: float = 0.0
     max_new_tokens: int = 256
+    thinking_tokens: int = 0
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     observation: Observation | None = None
 
 
@@ -328,6 +331,9 @@ class Completion:
 
     The ids include the end-of-sequence token. `prompt_ids`, `completion_ids` and `logprobs` are empty for policies
     without token ids (scripted policies, endpoints). Those cannot be trained. `stop_reason` is "eos" or "length".
+    `text` is a view of the ids that reads the same for every model family: thoughts in `<think>` tags, tool calls as
+    Hermes blocks. `forced` is the range of ids that were not sampled but written by the policy, to end a thought that
+    was longer than its budget; nothing is learnt from them.
     """
 
     text: str
@@ -336,6 +342,7 @@ class Completion:
     logprobs: tuple[float, ...] = ()
     temperature: float = 0.0
     stop_reason: Literal["eos", "length"] = "eos"
+    forced: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)

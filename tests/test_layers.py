@@ -44,7 +44,7 @@ BELOW["__init__"] = frozenset(BELOW) - {"cli", "__main__"}  # lazily: see test_i
 MODEL_LIBRARIES = {"torch", "transformers", "trl", "peft", "accelerate", "sentence_transformers"}
 MODEL_MODULES = (
     *("policy.transformers", "policy.reward_head", "policy.reward_model", "policy.model_files", "policy.kv_cache"),
-    *("policy.decoding", "policy.decoding_rows", "policy.flat_qwen3"),
+    *("policy.chat", "policy.decoding", "policy.decoding_rows", "policy.flat_qwen3"),
     *("store.embedding", "train", "integrations"),
 )
 """Modules and packages that may import them."""

@@ -166,7 +166,16 @@ def build_request(
         The request for `Policy.sample`.
     """
     messages, tools = writer_messages(observation, config, schema)
-    return SampleRequest(messages, tools, key, temperature, config.max_new_tokens, observation)
+    return SampleRequest(
+        messages,
+        tools,
+        key,
+        temperature,
+        config.max_new_tokens,
+        config.thinking_tokens,
+        config.chat_template_kwargs,
+        observation,
+    )
 
 
 def act(memory: Memory, chunk: Chunk, completion: Completion, *, source: str | None = None) -> Turn:

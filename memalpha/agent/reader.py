@@ -153,7 +153,12 @@ class PolicyReader:
             messages = reader_messages(item.full_question or item.question, item.hits, self.config, core=item.core)
             keys.append(key := tuple(message["content"] for message in messages))
             if key not in prompts:
-                prompts[key] = SampleRequest(messages, max_new_tokens=self.config.max_new_tokens)
+                prompts[key] = SampleRequest(
+                    messages,
+                    max_new_tokens=self.config.max_new_tokens,
+                    thinking_tokens=self.config.thinking_tokens,
+                    chat_template_kwargs=self.config.chat_template_kwargs,
+                )
         completions = self.policy.sample(list(prompts.values())) if prompts else []
         replies = dict(zip(prompts, completions, strict=True))
         answers = [self._answer(replies[key], item, "\n\n".join(key)) for key, item in zip(keys, visible, strict=True)]

@@ -40,7 +40,20 @@ class BabiConfig(Config):
     )
 
 
-class AgentConfig(Config):
+class ChatConfig(Config):
+    """How a language model is asked: its thoughts and the arguments of its chat template."""
+
+    thinking_tokens: int = Field(
+        default=0, ge=0, description="budget of thoughts before a reply, beside max_new_tokens; 0 turns thinking off"
+    )
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict,
+        description="further arguments of the chat template; an endpoint is sent them as they are (thinking there is "
+        "off only with {enable_thinking: false})",
+    )
+
+
+class AgentConfig(ChatConfig):
     """Prompt of the writer and its view of the memory."""
 
     memory_schema: str = Field(default="mem-alpha", description="mem-alpha, life, or a YAML file of your own")
@@ -54,7 +67,7 @@ class AgentConfig(Config):
     max_new_tokens: int = Field(default=1024, gt=0, description="tokens of a reply to one chunk, at most")
 
 
-class ReaderConfig(Config):
+class ReaderConfig(ChatConfig):
     """Frozen reader that answers questions from retrieved memory."""
 
     kind: Literal["extractive", "copy", "policy"] = Field(
@@ -120,7 +133,7 @@ class EndpointConfig(Config):
         return self.model_copy(update={"cache": Path(folder) / "answers.sqlite"})
 
 
-class JudgeConfig(Config):
+class JudgeConfig(ChatConfig):
     """Language models that judge answers (`qa.scoring.judge`)."""
 
     judges: tuple[str, ...] = Field(

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, field_validator
 
-from memalpha.config.common import BabiConfig, Config, WorldConfig
+from memalpha.config.common import BabiConfig, ChatConfig, Config, WorldConfig
 
 
 class OptimizerConfig(Config):
@@ -168,7 +168,7 @@ class RLSamplingConfig(SamplingConfig):
     )
 
 
-class TextSamplingConfig(RLSamplingConfig):
+class TextSamplingConfig(RLSamplingConfig, ChatConfig):
     """Rollouts of text tasks."""
 
     max_new_tokens: int = Field(default=256, gt=0, description="tokens of a reply (TRL: max_completion_length)")

@@ -11,7 +11,7 @@ memory, give a fresh prompt for every turn.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event
@@ -64,6 +64,8 @@ class RolloutEngine(Generic[AnyTask]):
         environment: A callable that makes one environment per rollout, or a `SingleTurn` object.
         system_prompt: System message of conversations that have none.
         max_new_tokens: Tokens of a reply in a conversation.
+        thinking_tokens: Budget of thoughts before it; 0 turns thinking off.
+        chat_template_kwargs: Further arguments of the chat template in a conversation.
         max_turns: Replies of a conversation.
         retry_prompt: Template of a prompt with advice (default: `environments.prompts.RETRY_PROMPT`).
 
@@ -81,6 +83,8 @@ class RolloutEngine(Generic[AnyTask]):
         *,
         system_prompt: str | None = None,
         max_new_tokens: int = 256,
+        thinking_tokens: int = 0,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         max_turns: int = MAX_TURNS,
         retry_prompt: str | None = None,
     ) -> None:
@@ -89,6 +93,8 @@ class RolloutEngine(Generic[AnyTask]):
         self.environment = environment
         self.system_prompt = system_prompt
         self.max_new_tokens = max_new_tokens
+        self.thinking_tokens = thinking_tokens
+        self.chat_template_kwargs = chat_template_kwargs or {}
         self.max_turns = max_turns
         self.retry_prompt = retry_prompt
         self.outgrown = 0
@@ -224,9 +230,10 @@ class RolloutEngine(Generic[AnyTask]):
         """Return True if the episode is over, or its conversation has outgrown the policy's context."""
         if episode.done or episode.request is not None:
             return episode.done
-        positions, render = getattr(self.policy, "positions", None), getattr(self.policy, "render", None)
+        positions, render = getattr(self.policy, "positions", None), getattr(self.policy, "render_request", None)
         if positions is not None and render is not None:
-            episode.done = len(render(episode.messages_with_advice)) + self.max_new_tokens > positions
+            reply_tokens = self.thinking_tokens + self.max_new_tokens
+            episode.done = len(render(episode.conversation_request())) + reply_tokens > positions
             self.outgrown += episode.done
         return episode.done
 
@@ -293,8 +300,22 @@ class _Episode:
         key = noise_key(seed, step, self.start.number, self.start.rollout, len(self.turns), role)
         if self.request is not None:
             return replace(self.request, key=key, temperature=temperature)
+        return self.conversation_request(key, temperature)
+
+    def conversation_request(self, key: tuple[int, ...] = (), temperature: float = 0.0) -> SampleRequest:
+        """Return the next prompt of a conversation.
+
+        Args:
+            key: Key of the sampling noise.
+            temperature: Sampling temperature.
+        """
         return SampleRequest(
-            self.messages_with_advice, key=key, temperature=temperature, max_new_tokens=self.engine.max_new_tokens
+            self.messages_with_advice,
+            key=key,
+            temperature=temperature,
+            max_new_tokens=self.engine.max_new_tokens,
+            thinking_tokens=self.engine.thinking_tokens,
+            chat_template_kwargs=self.engine.chat_template_kwargs,
         )
 
     def take(self, step: Step) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,21 +23,69 @@ from memalpha.policy.decoding_rows import DecodingRows
 from memalpha.policy.noise import sampling_uniforms
 from memalpha.types import Completion, SampleRequest
 
+PROMPT_END = 16
+"""Tokens of a prompt in which its template may have opened a thought."""
+
 JOIN_SHARE = 0.25
 """Waiting rows enter when they are this share of the running ones: a prefill costs about as much as a step."""
 
 
+class ThoughtEnd(NamedTuple):
+    """Ids around a thought: the ones that open and close it, and those that are forced after its budget."""
+
+    open_id: int
+    close_id: int
+    forced: tuple[int, ...]
+
+
+class CompletedIds(NamedTuple):
+    """A request that has ended, with the ids of its prompt and completion."""
+
+    request: SampleRequest
+    prompt: Sequence[int]
+    ids: Sequence[int]
+
+
 @dataclass(slots=True)
 class _Row:
-    """A request under way. `limit` is the most tokens of prompt and completion."""
+    """A request under way.
+
+    Attributes:
+        limit: most tokens of prompt and completion.
+        most: most tokens of the completion as known now; less than `limit` allows once a thought has ended.
+        thinking: True while the reply is within a thought with a budget.
+        forced: range of ids that were forced.
+    """
 
     ticket: int
     request: SampleRequest
     prompt: tuple[int, ...]
     limit: int
     noise: list[float]
+    most: int
+    thinking: bool
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    forced: tuple[int, int] = (0, 0)
+
+    def forced_id(self, end: ThoughtEnd) -> int | None:
+        """Return the id that comes next if it is not free: the end of a thought that has used up its budget."""
+        count = len(self.ids)
+        if self.thinking and count == self.request.thinking_tokens:
+            self.thinking = False
+            self.forced = (count, count + len(end.forced))
+            self.most = self.forced[1] + self.request.max_new_tokens
+        first, last = self.forced
+        return end.forced[count - first] if first <= count < last else None
+
+    def follow_thought(self, end: ThoughtEnd) -> None:
+        """Note whether the last id has opened or closed a thought."""
+        if self.request.thinking_tokens and len(self.ids) == 1 and not self.thinking:
+            self.thinking = self.ids[0] == end.open_id
+            if not self.thinking:
+                self.most = self.request.max_new_tokens
+        elif self.thinking and self.ids[-1] == end.close_id:
+            self.thinking, self.most = False, len(self.ids) + self.request.max_new_tokens
 
 
 class DecodingQueue:
@@ -48,9 +96,11 @@ class DecodingQueue:
 
     Args:
         encode: returns the prompt ids of requests; raises `PromptTooLong` for one beyond the model.
-        decode: returns the text of completion ids, for several completions.
+        decode: returns the texts of completions.
         make_rows: returns empty rows of the current weights.
         eos_ids: ids that end a completion.
+        thought_end: ids around a thought, with which `thinking_tokens` is a budget of its own; None: thoughts and reply
+            share their tokens.
         batch_rows: most rows under way.
         batch_tokens: most rows x (prompt + new tokens of the longest) under way, unless one row alone needs more.
     """
@@ -58,9 +108,10 @@ class DecodingQueue:
     def __init__(
         self,
         encode: Callable[[Sequence[SampleRequest]], list[list[int]]],
-        decode: Callable[[Sequence[Sequence[int]]], list[str]],
+        decode: Callable[[Sequence[CompletedIds]], list[str]],
         make_rows: Callable[[], DecodingRows],
         eos_ids: frozenset[int],
+        thought_end: ThoughtEnd | None = None,
         *,
         batch_rows: int,
         batch_tokens: int,
@@ -69,6 +120,7 @@ class DecodingQueue:
         self._decode = decode
         self._make_rows = make_rows
         self.eos_ids = eos_ids
+        self.thought_end = thought_end
         self.batch_rows = batch_rows
         self.batch_tokens = batch_tokens
         self._submitted = 0
@@ -80,17 +132,21 @@ class DecodingQueue:
         tickets = list(range(self._submitted, self._submitted + len(requests)))
         self._submitted += len(requests)
         rows = [
-            _Row(
-                ticket,
-                request,
-                tuple(prompt),
-                len(prompt) + request.max_new_tokens,
-                sampling_uniforms(request.key, request.max_new_tokens).tolist() if request.temperature else [],
-            )
+            self._make_row(ticket, request, prompt)
             for ticket, request, prompt in zip(tickets, requests, prompts, strict=True)
         ]
         self._waiting += sorted(rows, key=lambda row: (-len(row.prompt), row.prompt, row.ticket))
         return tickets
+
+    def _make_row(self, ticket: int, request: SampleRequest, prompt: Sequence[int]) -> _Row:
+        most, end, thinking = request.max_new_tokens + request.thinking_tokens, self.thought_end, False
+        if request.thinking_tokens and end is not None:
+            most += len(end.forced)
+            # The template may have opened the thought: its mark stands among the last tokens of the prompt.
+            last = prompt[-PROMPT_END:]
+            thinking = _last_of(last, end.open_id) > _last_of(last, end.close_id)
+        noise = sampling_uniforms(request.key, most).tolist() if request.temperature else []
+        return _Row(ticket, request, tuple(prompt), len(prompt) + most, noise, most, thinking)
 
     @torch.inference_mode()
     def collect(self) -> list[tuple[int, Completion]]:
@@ -107,7 +163,7 @@ class DecodingQueue:
             else:
                 logits = self._rows.step([row.ids[-1] for row in self._running])
             drawing = self._running[first:]
-            draw_tokens(logits, drawing)
+            draw_tokens(logits, drawing, self.thought_end)
             ended = [index for index, row in enumerate(drawing, first) if self._has_ended(row)]
             if ended:
                 return self._remove(ended)
@@ -135,7 +191,7 @@ class DecodingQueue:
         return count if count >= JOIN_SHARE * running else 0
 
     def _has_ended(self, row: _Row) -> bool:
-        return row.ids[-1] in self.eos_ids or len(row.ids) == row.request.max_new_tokens
+        return row.ids[-1] in self.eos_ids or len(row.ids) >= row.most
 
     def _remove(self, ended: Sequence[int]) -> list[tuple[int, Completion]]:
         """Take the rows of these indices out of the batch and return their completions."""
@@ -147,8 +203,7 @@ class DecodingQueue:
         order = [index if index not in done else tail.pop() for index in range(len(order))]
         self._running = [self._running[index] for index in order]
         self._rows.keep(order)
-        has_eos = [row.ids[-1] in self.eos_ids for row in rows]
-        texts = self._decode([row.ids[:-1] if eos else row.ids for row, eos in zip(rows, has_eos, strict=True)])
+        texts = self._decode([CompletedIds(row.request, row.prompt, row.ids) for row in rows])
         return [
             (
                 row.ticket,
@@ -158,19 +213,26 @@ class DecodingQueue:
                     completion_ids=tuple(row.ids),
                     logprobs=tuple(row.logprobs),
                     temperature=row.request.temperature,
-                    stop_reason="eos" if eos else "length",
+                    stop_reason="eos" if row.ids[-1] in self.eos_ids else "length",
+                    forced=row.forced if row.forced[0] < len(row.ids) else (0, 0),
                 ),
             )
-            for row, text, eos in zip(rows, texts, has_eos, strict=True)
+            for row, text in zip(rows, texts, strict=True)
         ]
 
 
-def draw_tokens(logits: torch.Tensor, rows: Sequence[_Row]) -> None:
+def _last_of(ids: Sequence[int], id: int) -> int:
+    """Return the index of the last occurrence of an id; -1 without one."""
+    return next((index for index in range(len(ids) - 1, -1, -1) if ids[index] == id), -1)
+
+
+def draw_tokens(logits: torch.Tensor, rows: Sequence[_Row], thought_end: ThoughtEnd | None = None) -> None:
     """Draw the next token of each row and append it with its log-prob at the sampling temperature.
 
     Args:
         logits: (rows, vocabulary).
         rows: requests under way; temperature 0 takes the best token, whose log-prob is that at temperature 1.
+        thought_end: ids that replace the drawn ones where a thought has used up its budget.
     """
     if logits.dtype != torch.float64:
         logits = logits.float()
@@ -190,7 +252,14 @@ def draw_tokens(logits: torch.Tensor, rows: Sequence[_Row]) -> None:
         if not all(temperatures):
             greedy = torch.tensor([not temperature for temperature in temperatures], device=logits.device)
             token = torch.where(greedy[:, None], logprobs.argmax(dim=-1, keepdim=True), token)
+    thinkers = [row for row in rows if row.request.thinking_tokens] if thought_end is not None else []
+    if thinkers and thought_end is not None:
+        for index, row in enumerate(rows):
+            if row.request.thinking_tokens and (forced := row.forced_id(thought_end)) is not None:
+                token[index, 0] = forced
     values = logprobs.gather(1, token).float()
     for row, id, logprob in zip(rows, token[:, 0].tolist(), values[:, 0].tolist(), strict=True):
         row.ids.append(id)
         row.logprobs.append(logprob)
+    for row in thinkers:
+        row.follow_thought(thought_end)  # type: ignore[arg-type]  # there are none without it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from transformers import AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from memalpha.errors import PolicyError, PromptTooLong, install_command
-from memalpha.policy.decoding import DecodingQueue
+from memalpha.policy.chat.template import ChatTemplate
+from memalpha.policy.decoding import PROMPT_END, CompletedIds, DecodingQueue, ThoughtEnd
 from memalpha.policy.decoding_rows import DecodingRows, PaddedRows, SlotRows
 from memalpha.policy.flat_qwen3 import FlatQwen3, FlatRows, supports_flat
 from memalpha.policy.kv_cache import has_plain_cache
@@ -57,6 +58,7 @@ class TransformersPolicy:
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.name = name
+        self.chat = ChatTemplate(tokenizer, name)
         self.prompt = _prompt_style(model, tokenizer, name)
         self.batch_tokens = batch_tokens
         self.batch_rows = batch_rows
@@ -113,9 +115,31 @@ class TransformersPolicy:
     def _count_tokens(self, text: str) -> int:
         return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])  # type: ignore[arg-type]
 
-    def render(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """Return the prompt ids of one conversation, rendered by the model's chat template."""
-        return self._encode([self._text(messages, tools)])[0]
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        thinking: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the prompt ids of one conversation, rendered by the model's chat template.
+
+        Args:
+            messages: chat messages.
+            tools: tools in OpenAI's function format.
+            thinking: let the model think first.
+            chat_template_kwargs: further arguments of the chat template.
+
+        Raises:
+            PolicyError: if the chat template refuses the messages.
+        """
+        text = self.chat.render(messages, tools, thinking=thinking, template_kwargs=chat_template_kwargs)
+        return self._encode([text])[0]
+
+    def render_request(self, request: SampleRequest) -> list[int]:
+        """Return the prompt ids of a request."""
+        return self._encode([self._text(request)])[0]
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
         """Return one completion per request, in order.
@@ -133,9 +157,10 @@ class TransformersPolicy:
         """Return an empty queue; the weights must not change while it has requests under way."""
         return DecodingQueue(
             self._prompt_ids,
-            self._decode_text,
+            self._completion_text,
             self._make_rows,
             self.eos_ids,
+            self._thought_end,
             batch_rows=self.batch_rows,
             batch_tokens=self.batch_tokens,
         )
@@ -169,33 +194,53 @@ class TransformersPolicy:
         return self._twin
 
     def _prompt_ids(self, requests: Sequence[SampleRequest]) -> list[list[int]]:
-        prompts = self._encode([self._text(request.messages, request.tools) for request in requests])
+        prompts = self._encode([self._text(request) for request in requests])
         self._check_room(requests, prompts)
         return prompts
 
-    def _decode_text(self, rows: Sequence[Sequence[int]]) -> list[str]:
+    def _completion_text(self, rows: Sequence[CompletedIds]) -> list[str]:
+        """Return the text of completions, read as their family writes replies."""
+        keep_end = self.chat.reply_parser is not None
+        replies = self._decode(
+            [row.ids[:-1] if row.ids[-1] in self.eos_ids and not keep_end else row.ids for row in rows]
+        )
+        prompt_ends = self._decode([row.prompt[-PROMPT_END:] for row in rows])
+        return [
+            self.chat.read_reply(reply, prompt_end, row.request.tools)
+            for reply, prompt_end, row in zip(replies, prompt_ends, rows, strict=True)
+        ]
+
+    def _decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
         return self.tokenizer.batch_decode(
             [list(row) for row in rows], skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
 
+    @cached_property
+    def _thought_end(self) -> ThoughtEnd | None:
+        """Ids that end a thought; None if the family's mark is not one token."""
+        start, end = self.chat.thought_marks
+        start_ids, end_ids, forced = self._encode([start, end, f"\n{end}\n\n"])
+        return ThoughtEnd(start_ids[0], end_ids[0], tuple(forced)) if len(start_ids) == len(end_ids) == 1 else None
+
     def _check_room(self, requests: Sequence[SampleRequest], prompts: Sequence[list[int]]) -> None:
         for request, prompt in zip(requests, prompts, strict=True):
-            if self.positions is not None and len(prompt) + request.max_new_tokens > self.positions:
+            new_tokens = request.max_new_tokens
+            if request.thinking_tokens:
+                new_tokens += request.thinking_tokens + (len(self._thought_end.forced) if self._thought_end else 0)
+            if self.positions is not None and len(prompt) + new_tokens > self.positions:
                 raise PromptTooLong(
-                    f"a prompt of {len(prompt)} tokens and {request.max_new_tokens} new ones are more than the "
-                    f"{self.positions} that policy {self.name!r} takes",
-                    "read smaller chunks or lower view_tokens or max_new_tokens",
+                    f"a prompt of {len(prompt)} tokens and {new_tokens} new ones are more than the {self.positions} "
+                    f"that policy {self.name!r} takes",
+                    "read smaller chunks or lower view_tokens, max_new_tokens or thinking_tokens",
                 )
 
-    def _text(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]]) -> str:
-        text = self.tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            tools=[dict(tool) for tool in tools] or None,
-            add_generation_prompt=True,
-            tokenize=False,
+    def _text(self, request: SampleRequest) -> str:
+        return self.chat.render(
+            request.messages,
+            request.tools,
+            thinking=request.thinking_tokens > 0,
+            template_kwargs=request.chat_template_kwargs,
         )
-        assert isinstance(text, str)
-        return text
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of rendered prompts; the template has written the special tokens."""

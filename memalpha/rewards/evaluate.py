@@ -117,6 +117,8 @@ def evaluate_text(
     environment: Any = None,
     system_prompt: str | None = None,
     max_new_tokens: int = 256,
+    thinking_tokens: int = 0,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     seed: int = 0,
     name: str | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -133,6 +135,8 @@ def evaluate_text(
         environment: Environment instead of `rewards` (see `environments.RolloutEngine`).
         system_prompt: System message of tasks that have none.
         max_new_tokens: Tokens of a reply.
+        thinking_tokens: Budget of thoughts before a reply; 0 turns thinking off.
+        chat_template_kwargs: Further arguments of the chat template.
         seed: Seed of the sampling noise.
         name: Name in the report (default: the policy's).
         progress: Called with (ended, all) tasks.
@@ -145,7 +149,14 @@ def evaluate_text(
         raise ConfigError("rewards: give reward functions, or an environment in their place")
     environment = TextGeneration(rewards) if environment is None else environment
     check_tasks(tasks, environment)
-    engine = RolloutEngine[TextTask](policy, environment, system_prompt=system_prompt, max_new_tokens=max_new_tokens)
+    engine = RolloutEngine[TextTask](
+        policy,
+        environment,
+        system_prompt=system_prompt,
+        max_new_tokens=max_new_tokens,
+        thinking_tokens=thinking_tokens,
+        chat_template_kwargs=chat_template_kwargs,
+    )
     return Evaluator(engine, TextScorer(environment)).evaluate(name or policy.name, tasks, seed, progress)
 
 

@@ -57,8 +57,10 @@ class EndpointPolicy:
         body: dict[str, Any] = {
             "messages": [dict(message) for message in request.messages],
             "temperature": request.temperature,
-            self._room: request.max_new_tokens,
+            self._room: request.max_new_tokens + request.thinking_tokens,
         }
+        if request.chat_template_kwargs:
+            body["chat_template_kwargs"] = dict(request.chat_template_kwargs)
         if request.tools:
             body["tools"] = [dict(tool) for tool in request.tools]
         if request.temperature > 0 and request.key:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import resources
 from pathlib import Path
 from threading import Lock
@@ -79,14 +79,28 @@ class Judge:
         policies: Models that judge.
         weights: Weight of each. Default: equal.
         max_new_tokens: Length of a reply.
+        thinking_tokens: Budget of thoughts before it; 0 turns thinking off.
+        chat_template_kwargs: Further arguments of the chat template.
     """
 
     def __init__(
-        self, policies: Sequence[Policy], weights: Sequence[float] | None = None, *, max_new_tokens: int = 512
+        self,
+        policies: Sequence[Policy],
+        weights: Sequence[float] | None = None,
+        *,
+        max_new_tokens: int = 512,
+        thinking_tokens: int = 0,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self.policies = list(policies)
         self.weights = list(weights or [1.0] * len(self.policies))
         self.max_new_tokens = max_new_tokens
+        self._request = partial(
+            SampleRequest,
+            max_new_tokens=max_new_tokens,
+            thinking_tokens=thinking_tokens,
+            chat_template_kwargs=chat_template_kwargs or {},
+        )
         self.name = "judge:" + "+".join(policy.name for policy in self.policies)
         self.unreadable = dict.fromkeys((policy.name for policy in self.policies), 0)
         self._lock = Lock()
@@ -159,8 +173,7 @@ class Judge:
         return {prompt.prompt: pair for prompt, pair in zip(prompts, pairs, strict=True)}
 
     def _sample(self, policy: Policy, messages: Iterable[tuple[Mapping[str, str], ...]]) -> list[str]:
-        requests = [SampleRequest(conversation, max_new_tokens=self.max_new_tokens) for conversation in messages]
-        return [completion.text for completion in policy.sample(requests)]
+        return [completion.text for completion in policy.sample([self._request(item) for item in messages])]
 
     def _judgement(
         self, prompts: Sequence[JudgePrompt], verdicts_by_policy: Sequence[Mapping[str, tuple[str | None, str]]]
@@ -194,7 +207,13 @@ def load_judge(config: JudgeConfig) -> Judge:
 def _load_judge(text: str) -> Judge:
     config = JudgeConfig.model_validate_json(text)
     policies = [load_policy(name, endpoint=config.endpoint) for name in config.judges]
-    return Judge(policies, config.weights, max_new_tokens=config.max_new_tokens)
+    return Judge(
+        policies,
+        config.weights,
+        max_new_tokens=config.max_new_tokens,
+        thinking_tokens=config.thinking_tokens,
+        chat_template_kwargs=config.chat_template_kwargs,
+    )
 
 
 def _is_empty_prediction(item: Item | Write) -> bool:

@@ -13,11 +13,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2.exceptions import TemplateError
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from memalpha.agent.parsing import format_call, from_openai, parse_calls
-from memalpha.errors import DataError
+from memalpha.errors import DataError, PolicyError
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.types import ToolCall
 
@@ -154,8 +153,8 @@ def render_messages(
         return []
     try:
         return policy.render(messages, tools)
-    except TemplateError as error:
-        raise DataError(f"{source}: the chat template of policy {policy.name!r} refuses it: {error}") from error
+    except PolicyError as error:
+        raise DataError(f"{source}: {error}") from error
 
 
 def reply_text(value: Any, source: str) -> str:
@@ -177,7 +176,7 @@ def format_message(message: Mapping[str, Any], source: str) -> str:
 
 
 def encode_reply(policy: TransformersPolicy, text: str, source: str) -> tuple[int, ...]:
-    """Return the token ids of an assistant's reply, with the token that ends its turn.
+    """Return the token ids of an assistant's reply in the model's own form, with the token that ends its turn.
 
     Args:
         policy: Policy whose tokenizer is used.
@@ -187,25 +186,24 @@ def encode_reply(policy: TransformersPolicy, text: str, source: str) -> tuple[in
     Raises:
         DataError: The reply is empty or holds an end token, or its tool calls cannot be parsed back from the ids.
     """
-    ids = encode(policy, text)
+    ids = encode(policy, policy.chat.write_reply(text))
     if not ids:
         raise DataError(f"{source}: the completion is empty: there is nothing to learn from")
     if policy.eos_ids & set(ids):
         raise DataError(f"{source}: the completion holds an end token of policy {policy.name!r}: take it out")
-    if _call_tuples(parse_calls(decode(policy, ids))) != _call_tuples(parse_calls(text)):
+    end = end_of_turn_id(policy)
+    read = policy.chat.read_reply(decode(policy, [*ids, end] if policy.chat.reply_parser else ids), "")
+    if _call_tuples(parse_calls(read)) != _call_tuples(parse_calls(text)):
         raise DataError(
             f"{source}: the tokenizer of policy {policy.name!r} does not give the completion's tool calls back: it "
             "loses characters of them"
         )
-    return (*ids, end_of_turn_id(policy))
+    return (*ids, end)
 
 
 def end_of_turn_id(policy: TransformersPolicy) -> int:
     """Return the end token that the chat template writes after an assistant's turn, else the tokenizer's."""
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    text = policy.tokenizer.apply_chat_template(messages, tokenize=False)
-    assert isinstance(text, str)
-    template_ids = [id for id in encode(policy, text) if id in policy.eos_ids]
+    template_ids = [id for id in encode(policy, policy.chat.end_of_turn) if id in policy.eos_ids]
     eos_id = policy.tokenizer.eos_token_id
     return template_ids[-1] if template_ids else eos_id if eos_id in policy.eos_ids else min(policy.eos_ids)
 
@@ -254,4 +252,5 @@ def _validate(adapter: TypeAdapter[Any], value: Any, source: str) -> list[dict[s
 
 
 def _call_tuples(calls: Iterable[ToolCall]) -> list[tuple[str, Any, str | None]]:
-    return [(call.name, call.arguments, call.error) for call in calls]
+    """Return what must come back; values as text, since some families' forms show no types."""
+    return [(call.name, {key: str(value) for key, value in call.arguments.items()}, call.error) for call in calls]

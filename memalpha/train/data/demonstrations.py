@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from memalpha.agent.prompts import writer_messages
+from memalpha.agent.agent import build_request
 from memalpha.config import AgentConfig
 from memalpha.errors import DataError
 from memalpha.policy.scripted import ScriptedPolicy
@@ -67,7 +67,7 @@ class Demonstrator:
                 else self.name
             )
             ids = encode_reply(self._policy, reply.text, source)
-            prompt = self._policy.render(request.messages, request.tools)
+            prompt = self._policy.render_request(request)
             check_room(self._policy, len(prompt) + len(ids), source)
             if len(ids) > request.max_new_tokens:
                 raise DataError(
@@ -212,7 +212,7 @@ def _prompt_frame(policy: TransformersPolicy, agent: AgentConfig, schema: Memory
         Observation(Chunk(text="b", timestamp="2024-05-01"), "x"),
         Observation(Chunk(text="c"), "", (ViewEntry("y#0", "semantic", "z"),)),
     )
-    texts = [decode(policy, policy.render(*writer_messages(view, agent, schema))) for view in views]
+    texts = [decode(policy, policy.render_request(build_request(view, agent, schema))) for view in views]
     return _common_prefix(texts), _common_prefix([text[::-1] for text in texts])[::-1]
 
 

@@ -101,7 +101,8 @@ def policy_gradient_sample(
 ) -> TrainingSample:
     """Return the row of one sampled turn: every completion token has `advantage` and the unnormalized weight 1.
 
-    A greedy turn (temperature 0) trains at temperature 1, at which its log-probs were recorded.
+    Tokens that were forced (`Completion.forced`) have weight 0. A greedy turn (temperature 0) trains at temperature 1,
+    at which its log-probs were recorded.
 
     Args:
         turn: Turn with token ids and log-probs.
@@ -112,12 +113,14 @@ def policy_gradient_sample(
     """
     completion = turn.completion
     zeros = np.zeros(len(completion.completion_ids), dtype=np.float32)
+    sampled = zeros + 1
+    sampled[slice(*completion.forced)] = 0
     return TrainingSample(
         prompt_ids=completion.prompt_ids,
         completion_ids=completion.completion_ids,
         logprobs=np.asarray(completion.logprobs, dtype=np.float32),
         advantages=zeros + np.float32(advantage),
-        pg=zeros + 1,
+        pg=sampled,
         ce=zeros,
         kl=zeros,
         temperature=completion.temperature or 1.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memalpha.agent.prompts import writer_messages
+from memalpha.agent.agent import build_request
 from memalpha.config import AgentConfig, RunConfig, SFTConfig, TrainConfig
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.transformers import TransformersPolicy
@@ -135,9 +135,12 @@ class TaskSource(TrainingTasks[Task]):
             check_categories(tasks, schema, origin)
         if policy.positions is None:
             return
-        prompt_tokens = len(policy.render(*writer_messages(Observation(Chunk(text="."), "", ()), agent, schema)))
-        room = policy.positions - prompt_tokens - agent.view_tokens - advice - agent.max_new_tokens
+        empty_request = build_request(Observation(Chunk(text="."), "", ()), agent, schema)
+        prompt_tokens = len(policy.render_request(empty_request))
+        reply_tokens = agent.thinking_tokens + agent.max_new_tokens
+        room = policy.positions - prompt_tokens - agent.view_tokens - advice - reply_tokens
         advice_text = f", {advice} of advice" if advice else ""
+        advice_text += f", agent.thinking_tokens={agent.thinking_tokens}" if agent.thinking_tokens else ""
         for origin, task in ((origin, task) for origin, tasks in self._tasks_by_origin() for task in tasks):
             for chunk_index, chunk in enumerate(task.chunks):
                 length = policy.count_tokens(f"{chunk.timestamp or ''}\n{chunk.render()}")

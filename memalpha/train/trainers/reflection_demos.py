@@ -93,7 +93,7 @@ def reflection_demo_rows(
         [request] = reflection_requests(
             policy, reflection.prompt, [candidate], earlier, settings.reflection_tokens, 0.0, config.seed, 0
         )
-        prompt = policy.render(request.messages, request.tools)
+        prompt = policy.render_request(request)
         ids = encode_reply(policy, advice, f"task {task.id!r}, reflection")
         rows += [cross_entropy_sample(prompt, ids, task=task.id, rollout=candidate.attempt.rollout)] * 2
         starts.append(Start(retry_task(candidate, operations), candidate.task_index, candidate.attempt.rollout, advice))

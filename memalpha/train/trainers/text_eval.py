@@ -87,6 +87,8 @@ def evaluate_text_run(
         environment,
         system_prompt=config.system_prompt,
         max_new_tokens=config.sampling.max_new_tokens,
+        thinking_tokens=config.sampling.thinking_tokens,
+        chat_template_kwargs=config.sampling.chat_template_kwargs,
         max_turns=config.max_turns,
     )
     evaluator = Evaluator(engine, TextScorer(environment))

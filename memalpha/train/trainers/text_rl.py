@@ -100,6 +100,8 @@ def _rollout_engine(policy: TransformersPolicy, environment: Any, config: TextCo
         environment,
         system_prompt=config.system_prompt,
         max_new_tokens=config.sampling.max_new_tokens,
+        thinking_tokens=config.sampling.thinking_tokens,
+        chat_template_kwargs=config.sampling.chat_template_kwargs,
         max_turns=config.max_turns,
         retry_prompt=None if config.erl is None else config.erl.retry_prompt,
     )
@@ -130,10 +132,10 @@ def _check_prompt_lengths(
     """Raise `DataError` if a task's prompt does not fit in the model with advice and a full reply."""
     if policy.positions is None:
         return
-    room = policy.positions - config.sampling.max_new_tokens - advice
+    room = policy.positions - config.sampling.max_new_tokens - config.sampling.thinking_tokens - advice
     advice_text = f" and {advice} of advice" if advice else ""
     for task in tasks:
-        length = len(policy.render(rollouts.first_request(task).messages))
+        length = len(policy.render_request(rollouts.first_request(task)))
         if length > room:
             raise DataError(
                 f"data: the prompt of task {task.id!r} has {length} tokens, policy {policy.name!r} has room for "

@@ -17,6 +17,7 @@ from memalpha.agent.prompts import writer_messages
 from memalpha.config import AgentConfig, WorldConfig
 from memalpha.environments import memory_engine
 from memalpha.errors import DataError
+from memalpha.policy.chat.template import ChatTemplate
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.schema import load_schema
 from memalpha.tasks.synthetic import worlds as synthetic
@@ -117,8 +118,10 @@ def test_the_end_is_the_one_that_the_template_writes():
     assert end_of_turn_id(other) == END
     user = other.tokenizer.convert_tokens_to_ids("<|user|>")
     other.eos_ids = frozenset({END, user})
+    other.chat = ChatTemplate(other.tokenizer, "other")
     assert end_of_turn_id(other) == user, "here the template writes nothing after a turn but a user's next one"
     other.tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}<|end|>{% endfor %}"
+    other.chat = ChatTemplate(other.tokenizer, "other")
     assert end_of_turn_id(other) == END
 
 
@@ -238,6 +241,7 @@ def test_a_user_s_rows(tmp_path):
 def test_tools_reach_the_template(tmp_path):
     own = tiny_policy()
     own.tokenizer.chat_template = "{% for t in tools or [] %}[{{ t['function']['name'] }}]{% endfor %}" + TEMPLATE
+    own.chat.call_format = "hermes"
     tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
     line = {"prompt": [{"role": "user", "content": "a"}], "completion": "b", "tools": tools}
     write(tmp_path / "mine.jsonl", [line])
@@ -294,7 +298,7 @@ def test_a_template_s_own_refusal_is_passed_on(tmp_path):
     own = tiny_policy()
     own.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
     write(tmp_path / "mine.jsonl", [{"prompt": [USER], "completion": "b"}])
-    with pytest.raises(DataError, match=r"jsonl:1: prompt: the chat template .* refuses it: roles must alternate"):
+    with pytest.raises(DataError, match=r"jsonl:1: prompt: the chat template .* refuses .*: roles must alternate"):
         load_rows(tmp_path / "mine.jsonl", own)
 
 

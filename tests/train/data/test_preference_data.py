@@ -57,6 +57,7 @@ def test_every_format(tmp_path):
 def test_tools_reach_the_template(tmp_path):
     own = tiny_policy()
     own.tokenizer.chat_template = "{% for t in tools or [] %}[{{ t['function']['name'] }}]{% endfor %}" + TEMPLATE
+    own.chat.call_format = "hermes"
     tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
     lines = [
         {"prompt": [USER], "chosen": "b", "rejected": "c", "tools": tools},

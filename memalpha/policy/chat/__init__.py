@@ -1,0 +1,1 @@
+"""Chat templates of model families: prompts in the family's form, replies in one form for all."""

@@ -1,0 +1,344 @@
+"""The chat template of a model: what it can show, how it is asked, and how its replies are read.
+
+Nothing about a family is assumed. The template renders a small conversation, and what comes out decides: whether it has
+a system role, whether it shows tools, whether two calls in one reply can be read back, and what thinking does to the
+prompt. Calls have one of three formats:
+
+- "hermes": the template's own calls are Hermes blocks.
+- "native": its own calls are read through a response template, the tokenizer's or one that TRL keeps.
+- "text": the template drops tools, cannot write two calls in one reply, or nothing reads its calls. The prompt then
+  spells out tools and Hermes blocks in plain text (`tool_text`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+from jinja2.exceptions import TemplateError
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from memalpha.errors import PolicyError, install_command
+from memalpha.policy.chat.replies import END_THINK, THINK, ReplyParser, known_templates
+from memalpha.policy.chat.tool_text import describe_tools
+from memalpha.policy.hermes import CLOSE, OPEN
+
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
+CallFormat = Literal["hermes", "native", "text"]
+Thinking = Literal["none", "switch", "closed", "always"]
+
+_REFUSALS = (TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError)
+"""What templates raise for messages they do not take."""
+_BLOCK = re.compile(rf"{OPEN}\s*(\{{.*?\}})\s*{CLOSE}\n?", re.DOTALL)
+_SYSTEM, _USER, _REPLY, _NEXT = "probe system 6f1c", "probe user 8d2e", "probe reply 3b7a", "probe next 0c9e"
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe_tool_91af",
+        "description": "probe description 5c3d",
+        "parameters": {
+            "type": "object",
+            "properties": {"probe_text": {"type": "string", "description": "probe parameter 7e4b"}},
+            "required": ["probe_text"],
+        },
+    },
+}
+_PROBE_CALLS = (
+    {"name": "probe_tool_91af", "arguments": {"probe_text": 'Ana\'s "red" car (2024), {blue}\nand 50 % more'}},
+    {"name": "probe_tool_91af", "arguments": {"probe_text": "007"}},
+)
+
+
+class ChatTemplate:
+    """Render prompts and read replies with a tokenizer's chat template.
+
+    Args:
+        tokenizer: tokenizer with a chat template.
+        name: the policy's name, for errors.
+
+    Raises:
+        PolicyError: if the template renders no conversation of a user at all.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+        self.tokenizer = tokenizer
+        self.name = name
+
+    def render(
+        self,
+        messages: Messages,
+        tools: Tools = (),
+        *,
+        thinking: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the prompt up to where the reply begins.
+
+        Args:
+            messages: chat messages.
+            tools: tools in OpenAI's function format.
+            thinking: let the model think first, where the template has a say in it. A thought that the template opens
+                itself is closed if this is False.
+            template_kwargs: further arguments of the template; they override the thinking switch.
+
+        Raises:
+            PolicyError: if the template refuses the messages.
+        """
+        shown = tools if tools and self.call_format != "text" else ()
+        if tools and not shown:
+            messages = _with_system(messages, describe_tools(tools))
+        arguments = {"enable_thinking": thinking, "thinking": thinking, **(template_kwargs or {})}
+        try:
+            text = self._apply(self._adapted(messages), shown, arguments)
+        except _REFUSALS as error:
+            raise PolicyError(f"the chat template of policy {self.name!r} refuses the prompt: {error}") from error
+        if not thinking and _opens_thought(text):
+            text += f"\n{END_THINK}\n\n" if text.endswith(THINK) else f"{END_THINK}\n\n"
+        return text
+
+    def read_reply(self, reply: str, prompt_end: str, tools: Tools = ()) -> str:
+        """Return a reply with thoughts in `<think>` tags and calls as Hermes blocks.
+
+        Args:
+            reply: decoded completion, with the token that ended it if there is a `reply_parser`.
+            prompt_end: the last characters of its prompt, which may have opened a thought.
+            tools: tools of the prompt, whose parameters' types some families' forms do not show.
+        """
+        in_thought = _opens_thought(prompt_end)
+        if self.reply_parser is not None:
+            has_blocks = self.call_format == "text" and OPEN in reply
+            reply = self.reply_parser.to_text(reply, tools, in_thought=in_thought, with_calls=not has_blocks)
+        elif in_thought:
+            reply = f"{THINK}\n{reply}"
+        while reply.endswith(self._end_tokens):
+            reply = next(reply.removesuffix(token) for token in self._end_tokens if reply.endswith(token))
+        return reply
+
+    def write_reply(self, text: str) -> str:
+        """Return a reply with Hermes blocks in the family's own form, as a model is trained on it."""
+        if self.call_format != "native":
+            return text
+        calls, position, content = [], 0, ""
+        for match in _BLOCK.finditer(text):
+            try:
+                call = json.loads(match[1])
+            except ValueError:
+                return text
+            content += text[position : match.start()]
+            position = match.end()
+            calls.append({"name": call["name"], "arguments": call["arguments"]})
+        if not calls:
+            return text
+        return content + self._render_calls(calls) + text[position:].lstrip("\n")
+
+    @cached_property
+    def thought_marks(self) -> tuple[str, str]:
+        """Texts that open and close a thought in this family's replies."""
+        return (THINK, END_THINK) if self.reply_parser is None else self.reply_parser.thought_marks
+
+    @cached_property
+    def has_parts(self) -> bool:
+        """True if the template reads a message's content only as a list of parts."""
+        return not self._shows([_user(_USER)], _USER)
+
+    @cached_property
+    def has_system_role(self) -> bool:
+        """True if the template shows a system message and the user's after it."""
+        messages = self._parts([_system(_SYSTEM), _user(_USER)])
+        return self._shows(messages, _SYSTEM) and self._shows(messages, _USER)
+
+    @cached_property
+    def shows_tools(self) -> bool:
+        """True if the template writes name, description and parameters of tools into the prompt."""
+        facts = ("probe_tool_91af", "probe description 5c3d", "probe_text")
+        messages = self._adapted([_system(_SYSTEM), _user(_USER)])
+        return all(self._shows(messages, fact, [_PROBE_TOOL]) for fact in facts)
+
+    @cached_property
+    def call_format(self) -> CallFormat:
+        """Format of calls in this model's replies; see the module's documentation."""
+        return self._detected[0]
+
+    @cached_property
+    def reply_parser(self) -> ReplyParser | None:
+        """Parser of the family's own replies; None where they are in Hermes form or no response template is known."""
+        return self._detected[1]
+
+    @cached_property
+    def family(self) -> str:
+        """Family of the response template, "hermes", or "unknown"."""
+        return self._detected[2]
+
+    @cached_property
+    def thinking(self) -> Thinking:
+        """What thinking does: nothing ("none"), a template argument turns it on ("switch"), the template opens every
+        thought and it is closed in the prompt ("closed"), or the model thinks in a channel of its own ("always").
+        """
+        messages = self._adapted([_system(_SYSTEM), _user(_USER)])
+        off, on = (self._apply(messages, (), {"enable_thinking": value, "thinking": value}) for value in (False, True))
+        if _opens_thought(off):
+            return "closed"
+        if on != off:
+            return "switch"
+        return "always" if self.reply_parser is not None and self.reply_parser.thinks else "none"
+
+    @cached_property
+    def end_of_turn(self) -> str:
+        """Text that the template writes after an assistant's reply: the mark of its end, or of the user's next turn.
+
+        "" if neither can be told.
+        """
+        messages = [_user(_USER), {"role": "assistant", "content": _REPLY}, _user(_NEXT)]
+        try:
+            end = self._apply(self._adapted(messages[:2]), (), {}, generation=False).rpartition(_REPLY)[2]
+            if end.strip():
+                return end
+            text = self._apply(self._adapted(messages), (), {}, generation=False)
+            return text.partition(_REPLY)[2].partition(_NEXT)[0]
+        except _REFUSALS:
+            return ""
+
+    @cached_property
+    def _end_tokens(self) -> tuple[str, ...]:
+        """Special tokens that end a reply; a channel's end may stand before the turn's."""
+        return tuple(token for token in self.tokenizer.all_special_tokens if token and token in self.end_of_turn)
+
+    @cached_property
+    def _detected(self) -> tuple[CallFormat, ReplyParser | None, str]:
+        """Format, parser of replies and family of this template."""
+        if not self._shows(self._adapted([_user(_USER)]), _USER):
+            raise PolicyError(
+                f"the chat template of policy {self.name!r} does not show a user's message: use a chat or instruction "
+                "model, or mend chat_template in its tokenizer"
+            )
+        rendered = self._rendered_probe(2) if self.shows_tools else None
+        if rendered and _read_hermes(rendered) == list(_PROBE_CALLS):
+            return "hermes", None, "hermes"
+        own = getattr(self.tokenizer, "response_template", None)
+        if not self.shows_tools and not own:
+            return "text", None, "unknown"
+        parsers = {
+            family: ReplyParser(template)
+            for family, template in ({"its own": own} if own else self._known_templates()).items()
+        }
+        for family, parser in parsers.items():
+            if rendered and _reads_back(parser, rendered, _PROBE_CALLS):
+                return "native", parser, family
+        single = self._rendered_probe(1)
+        for family, parser in parsers.items():
+            if own or (single and _reads_back(parser, single, _PROBE_CALLS[:1])):
+                return "text", parser, family
+        return "text", None, "unknown"
+
+    def _known_templates(self) -> dict[str, Mapping[str, Any]]:
+        try:
+            return known_templates()
+        except ModuleNotFoundError as error:
+            raise PolicyError(
+                f"policy {self.name!r}: its calls are in no form that is known without trl, which reads those of more "
+                f"families: {install_command('train')}"
+            ) from error
+
+    def _rendered_probe(self, count: int) -> str:
+        """Return a reply of `count` calls as the template writes it; "" if it refuses them."""
+        try:
+            return self._render_reply(_PROBE_CALLS[:count])
+        except _REFUSALS:
+            return ""
+
+    def _render_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        assert self.reply_parser is not None
+        rendered = self._render_reply(calls)
+        start = self.reply_parser.first_call(rendered)
+        return rendered[start : start + self.reply_parser.last_call_end(rendered[start:])].rstrip()
+
+    def _render_reply(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        """Return what the template writes after the user's message for a reply of these calls."""
+        tool_calls = [
+            {"type": "function", "id": f"call{number:05d}", "function": dict(call)} for number, call in enumerate(calls)
+        ]
+        reply = {"role": "assistant", "content": "", "tool_calls": tool_calls}
+        text = self._apply(
+            [*self._adapted([_user(_USER)]), reply], [_PROBE_TOOL], {"enable_thinking": False}, generation=False
+        )
+        return text.rpartition(_USER)[2]
+
+    def _shows(self, messages: Messages, text: str, tools: Tools = ()) -> bool:
+        try:
+            return text in self._apply(messages, tools, {})
+        except _REFUSALS:
+            return False
+
+    def _adapted(self, messages: Messages) -> list[dict[str, Any]]:
+        """Return messages in the form that this template takes."""
+        if not self.has_system_role:
+            system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
+            messages = [dict(message) for message in messages if message["role"] != "system"]
+            first = next((i for i, message in enumerate(messages) if message["role"] == "user"), None)
+            if system and first is None:
+                messages.insert(0, _user(system))
+            elif system and first is not None:
+                messages[first] = {**messages[first], "content": f"{system}\n\n{messages[first]['content']}"}
+        return self._parts(messages)
+
+    def _parts(self, messages: Messages) -> list[dict[str, Any]]:
+        if not self.has_parts:
+            return [dict(message) for message in messages]
+        return [
+            {**message, "content": [{"type": "text", "text": message["content"]}]}
+            if isinstance(message.get("content"), str)
+            else dict(message)
+            for message in messages
+        ]
+
+    def _apply(self, messages: Messages, tools: Tools, arguments: Mapping[str, Any], *, generation: bool = True) -> str:
+        text = self.tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tools=[dict(tool) for tool in tools] or None,
+            add_generation_prompt=generation,
+            tokenize=False,
+            **arguments,
+        )
+        assert isinstance(text, str)
+        return text
+
+
+def _with_system(messages: Messages, text: str) -> list[Mapping[str, Any]]:
+    """Append text to the system message, which is made if there is none."""
+    for index, message in enumerate(messages):
+        if message["role"] == "system":
+            return [
+                *messages[:index],
+                {**message, "content": f"{message['content']}\n\n{text}"},
+                *messages[index + 1 :],
+            ]
+    return [_system(text), *messages]
+
+
+def _opens_thought(text: str) -> bool:
+    return text[-len(THINK) - 2 :].rstrip().endswith(THINK)
+
+
+def _reads_back(parser: ReplyParser, rendered: str, calls: Sequence[Mapping[str, Any]]) -> bool:
+    start = parser.first_call(rendered)
+    return start >= 0 and _read_hermes(parser.to_text(rendered[start:])) == list(calls)
+
+
+def _read_hermes(text: str) -> list[Any]:
+    """Return the JSON of all Hermes blocks of a text; [] if one is not JSON."""
+    try:
+        return [json.loads(match[1]) for match in _BLOCK.finditer(text)]
+    except ValueError:
+        return []
+
+
+def _system(text: str) -> dict[str, str]:
+    return {"role": "system", "content": text}
+
+
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
