@@ -216,11 +216,12 @@ class MemoryAgent:
             stores English sentences of a few forms by rules (see `policy.heuristic`). A run directory stands for its
             best checkpoint, `http://host/v1#model` for a model behind an endpoint.
         store: the memory to write, with its own categories and embedder.
-        config: sizes and prompt style; the default style is the policy's own.
+        config: sizes, prompt style and the user's instructions; the default style is the policy's own.
         reader: answers questions; default: the policy itself, or `ExtractiveReader` for scripted policies.
 
     Raises:
-        ConfigError: if `store` is not a memory, or `config` names another schema or embedder than the store's.
+        ConfigError: if `store` is not a memory, `config` names another schema or embedder than the store's, or the
+            policy cannot see the instructions.
     """
 
     def __init__(
@@ -237,7 +238,7 @@ class MemoryAgent:
             )
         self.policy = load_policy(policy) if isinstance(policy, str | Path) else policy
         self.store = store
-        self.config = with_prompt_style(config or AgentConfig(), self.policy)
+        self.config = prompted_config(config or AgentConfig(), self.policy)
         _check_names(self.config, store)
         self.reader = reader or default_reader(self.policy, self.config)
         self._chunks = 0
@@ -349,6 +350,20 @@ def _split(text: Text | Iterable[Text]) -> Iterable[Text]:
     if isinstance(text, str):
         return split_text(text, MAX_CHUNK_CHARACTERS)
     return (text,) if isinstance(text, Chunk) else text
+
+
+def prompted_config(config: AgentConfig, policy: Policy) -> AgentConfig:
+    """Return `config` in the policy's own prompt style, unless it sets one.
+
+    Raises:
+        ConfigError: if `config` holds instructions that the policy cannot see.
+    """
+    if config.instructions is not None and isinstance(policy, ScriptedPolicy):
+        raise ConfigError(
+            f"agent.instructions: {policy.name} follows rules and reads no instructions; leave them out, or name a "
+            "model as the writer"
+        )
+    return with_prompt_style(config, policy)
 
 
 def _check_names(config: AgentConfig, store: Memory) -> None:

@@ -89,7 +89,7 @@ def writer_messages(
 
     Args:
         observation: the writer's view of the chunk.
-        config: prompt style.
+        config: prompt style and the user's instructions.
         schema: categories, which the prompt describes.
 
     Returns:
@@ -104,8 +104,9 @@ def writer_messages(
     kinds = "\n".join(f"- {category.name}: {category.description}" for category in schema.categories)
     date = f" ({chunk.timestamp})" if chunk.timestamp else ""
     advice = f"Your advice from an earlier attempt:\n{observation.advice}\n\n" if observation.advice else ""
+    wishes = f"\n\nInstructions of the user on what to remember:\n{config.instructions}" if config.instructions else ""
     messages = (
-        {"role": "system", "content": f"{_WRITER_SYSTEM}\n\nCategories of entries:\n{kinds}"},
+        {"role": "system", "content": f"{_WRITER_SYSTEM}\n\nCategories of entries:\n{kinds}{wishes}"},
         {"role": "user", "content": f"{view}\n\n{advice}New part of the conversation{date}:\n{chunk.render()}"},
     )
     return messages, tool_schemas(schema)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from memalpha.errors import DataError, StoreError
+from memalpha.config import AgentConfig
+from memalpha.errors import ConfigError, DataError, StoreError
 from memalpha.store.validation import check_timestamp
 from memalpha.tasks.formats.jsonl import load_jsonl
 from memalpha.types import Chunk, MemoryEntry
@@ -43,6 +44,9 @@ Where = Annotated[
 AsOf = Annotated[
     str | None,
     typer.Option(help="Past state: a log position (digits; eight digits are a date), or an ISO date or time."),
+]
+Instructions = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="Your words on what to remember, shown to the writer.")
 ]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Configuration overrides; dots for nested keys.")
@@ -79,6 +83,13 @@ def parse_json_object(option: str, text: str | None) -> dict[str, Any] | None:
     if value is not None and not isinstance(value, dict):
         raise StoreError(f"{option}: a JSON object is needed, not {text}")
     return value
+
+
+def parse_instructions(text: str | None) -> AgentConfig:
+    """Return the writer's settings with the user's instructions; raise ConfigError if they are blank."""
+    if text is not None and not text.strip():
+        raise ConfigError("instructions: empty: say what to remember, or leave them out")
+    return AgentConfig(instructions=text)
 
 
 def resolve_position(text: str | None, memory: MemoryStore, option: str = "--as-of") -> int | str | None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from memalpha.cli.options import EmbedderName, Namespace, SchemaName, StoreFile
+from memalpha.cli.options import EmbedderName, Instructions, Namespace, SchemaName, StoreFile, parse_instructions
 from memalpha.errors import ConfigError
 
 
@@ -30,6 +30,7 @@ def serve(
     chunk_size: Annotated[
         int, typer.Option("--chunk", min=1, help="Maximum characters that the writer reads at once.")
     ] = 4000,
+    instructions: Instructions = None,
     schema: SchemaName = None,
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
@@ -64,15 +65,21 @@ def serve(
     token = None if http is None else read_token(token_file)
     if address is not None:
         check_token_needed(address[0], token)
+    settings = parse_instructions(instructions)
+    if instructions is not None and read_only:
+        raise ConfigError("instructions: a memory served read-only has no writer; leave them out")
     if policy is None and not read_only:
         raise ConfigError("policy: name the writer, --policy RUN or MODEL, or use --read-only")
     with quiet_stdout():  # model libraries print while they load
+        from memalpha.agent.agent import prompted_config
         from memalpha.policy.load import load_policy
         from memalpha.store.store import MemoryStore
 
         writer = None if policy is None else load_policy(policy)
+        if writer is not None:
+            settings = prompted_config(settings, writer)  # before a store is created
         memory = MemoryStore.open(store, schema, embedder, namespace, create=not read_only)
-    service = MemoryService(memory, writer, chunk_size=chunk_size, read_only=read_only)
+    service = MemoryService(memory, writer, chunk_size=chunk_size, read_only=read_only, config=settings)
     if address is None:
         serve_stdio(service)
     else:

@@ -12,6 +12,7 @@ from memalpha.cli.options import (
     AsJson,
     AsOf,
     EmbedderName,
+    Instructions,
     Namespace,
     Route,
     SchemaName,
@@ -19,6 +20,7 @@ from memalpha.cli.options import (
     Where,
     format_entry,
     open_store,
+    parse_instructions,
     parse_json_object,
     print_result,
     read_chunks,
@@ -43,6 +45,7 @@ def read(
     embedder: EmbedderName = None,
     timestamp: Annotated[str | None, typer.Option(help="ISO date of the text.")] = None,
     chunk_size: Annotated[int, typer.Option("--chunk", min=1, help="Maximum characters of a chunk.")] = 4000,
+    instructions: Instructions = None,
     namespace: Namespace = "default",
     as_json: AsJson = False,
 ) -> None:
@@ -57,14 +60,15 @@ def read(
         PolicyError: The policy cannot be loaded, or a chunk is too long for it.
         StoreError: The store cannot be opened.
     """
-    from memalpha.agent.agent import MemoryAgent
+    from memalpha.agent.agent import MemoryAgent, prompted_config
     from memalpha.policy.load import load_policy
 
     # Check every input before a store is created.
     chunks, writer = read_chunks(file, timestamp, chunk_size), load_policy(policy)
+    settings = prompted_config(parse_instructions(instructions), writer)
     results = []
     with open_store(store, embedder, namespace, schema=schema, create=True) as memory:
-        agent = MemoryAgent(writer, memory)
+        agent = MemoryAgent(writer, memory, settings)
         for index, chunk in enumerate(chunks):
             try:
                 results += agent.read(chunk, source=str(file)).results

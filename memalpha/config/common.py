@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Config(BaseModel):
@@ -53,6 +53,13 @@ class ChatConfig(Config):
     )
 
 
+HIDDEN_INSTRUCTIONS = (
+    "the compact prompt cannot show them, because its policy was trained on exact bytes; leave them out, or choose a "
+    "policy with prompt=full"
+)
+"""Reason why `agent.instructions` are refused with the compact prompt."""
+
+
 class AgentConfig(ChatConfig):
     """Prompt of the writer and its view of the memory."""
 
@@ -65,6 +72,22 @@ class AgentConfig(ChatConfig):
     view_related: int = Field(default=8, ge=0, description="entries retrieved for the chunk")
     view_recent: int = Field(default=8, ge=0, description="most recent entries")
     max_new_tokens: int = Field(default=1024, gt=0, description="tokens of a reply to one chunk, at most")
+    instructions: str | None = Field(
+        default=None, description="your own words on what to remember, shown to the writer with every chunk"
+    )
+
+    @field_validator("instructions")
+    @classmethod
+    def _not_blank(cls, instructions: str | None) -> str | None:
+        if instructions is not None and not instructions.strip():
+            raise ValueError("empty: say what to remember, or leave it out")
+        return instructions
+
+    @model_validator(mode="after")
+    def _shown(self) -> AgentConfig:
+        if self.instructions is not None and self.prompt == "compact":
+            raise ValueError(f"instructions: {HIDDEN_INSTRUCTIONS}")
+        return self
 
 
 class ReaderConfig(ChatConfig):

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
 from memalpha.config import AgentConfig, ReaderConfig
+from memalpha.config.common import HIDDEN_INSTRUCTIONS
+from memalpha.errors import ConfigError
 from memalpha.types import Completion, SampleRequest
 
 S = TypeVar("S", AgentConfig, ReaderConfig)
@@ -46,10 +48,17 @@ class Policy(Protocol):
 
 
 def with_prompt_style(settings: S, policy: Policy) -> S:
-    """Return `settings` with the policy's prompt style unless they set one explicitly."""
+    """Return `settings` with the policy's prompt style unless they set one explicitly.
+
+    Raises:
+        ConfigError: The settings hold instructions, and the policy's style is the compact one.
+    """
     if "prompt" in settings.model_fields_set:
         return settings
-    return settings.model_copy(update={"prompt": getattr(policy, "prompt", "full")})
+    style = getattr(policy, "prompt", "full")
+    if style == "compact" and isinstance(settings, AgentConfig) and settings.instructions is not None:
+        raise ConfigError(f"agent.instructions: policy {policy.name!r}: {HIDDEN_INSTRUCTIONS}")
+    return settings.model_copy(update={"prompt": style})
 
 
 def endpoint_hint(name: str) -> str:

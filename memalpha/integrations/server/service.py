@@ -21,6 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.reader import Answer, ExtractiveReader
 from memalpha.agent.tools import execute
+from memalpha.config import AgentConfig
 from memalpha.errors import (
     ConfigError,
     DuplicateContent,
@@ -64,7 +65,13 @@ class MemoryService:
     """Serve a store and its writer. Methods raise `ServiceError`; `close` closes the store."""
 
     def __init__(
-        self, store: MemoryStore, policy: Policy | None, *, chunk_size: int = 4000, read_only: bool = False
+        self,
+        store: MemoryStore,
+        policy: Policy | None,
+        *,
+        chunk_size: int = 4000,
+        read_only: bool = False,
+        config: AgentConfig | None = None,
     ) -> None:
         """Take ownership of `store`.
 
@@ -74,14 +81,15 @@ class MemoryService:
             chunk_size: Maximum characters that the policy reads at once; a chunk and the memory view must fit its
                 context window.
             read_only: Refuse writes. Without a policy, an extractive reader answers questions.
+            config: Sizes of the writer's prompts and the user's instructions.
 
         Raises:
-            ConfigError: there is no policy, and `read_only` is False.
+            ConfigError: there is no policy and `read_only` is False, or the policy cannot see the instructions.
         """
         if policy is None and not read_only:
             raise ConfigError("policy: a writer is needed, unless the memory is served read-only")
         self._store, self._chunk_size = store, chunk_size
-        self._agent = None if policy is None else MemoryAgent(policy, store)
+        self._agent = None if policy is None else MemoryAgent(policy, store, config)
         self._reader = ExtractiveReader() if self._agent is None else self._agent.reader
         self._policy_lock = Lock()  # the policy writes in one thread and answers in another
         self._write_pool = ThreadPoolExecutor(1, "memalpha-write")

@@ -130,6 +130,7 @@ class TaskSource(TrainingTasks[Task]):
         Raises:
             DataError: A gold operation is in a category that the schema lacks, or a chunk does not fit beside a full
                 view, the advice and a full reply.
+            ConfigError: The user's instructions leave no room for any chunk.
         """
         for origin, tasks in self._tasks_by_origin():
             check_categories(tasks, schema, origin)
@@ -141,6 +142,16 @@ class TaskSource(TrainingTasks[Task]):
         room = policy.positions - prompt_tokens - agent.view_tokens - advice - reply_tokens
         advice_text = f", {advice} of advice" if advice else ""
         advice_text += f", agent.thinking_tokens={agent.thinking_tokens}" if agent.thinking_tokens else ""
+        instructions = policy.count_tokens(agent.instructions) if agent.instructions else 0
+        if instructions:
+            advice_text = f" with {instructions} of agent.instructions{advice_text}"
+        if instructions and room < 1:
+            raise ConfigError(
+                f"agent.instructions: no chunk fits beside {instructions} tokens of instructions: policy "
+                f"{policy.name!r} takes {policy.positions}, and the prompt has {prompt_tokens} of them, "
+                f"agent.view_tokens={agent.view_tokens}, agent.max_new_tokens={agent.max_new_tokens}: shorten them, or "
+                "lower the other two"
+            )
         for origin, task in ((origin, task) for origin, tasks in self._tasks_by_origin() for task in tasks):
             for chunk_index, chunk in enumerate(task.chunks):
                 length = policy.count_tokens(f"{chunk.timestamp or ''}\n{chunk.render()}")
