@@ -247,7 +247,7 @@ class _Episode:
     environment: Environment = field(init=False)
     request: SampleRequest | None = None  # None: the next prompt is the conversation
     messages: Messages = ()  # without advice
-    messages_with_advice: Messages = ()
+    opening: int = 0  # number of messages that the environment gave at once; advice goes into them
     completion: Any = None
     turns: list[Turn] = field(default_factory=list)
     states: list[Any] = field(default_factory=list)
@@ -262,9 +262,8 @@ class _Episode:
             self._observe(self.environment.reset(self.start.task))
         system_prompt = self.engine.system_prompt
         if self.request is None and system_prompt is not None and self.messages[0]["role"] != "system":
-            system = {"role": "system", "content": system_prompt}
-            self.messages = (system, *self.messages)
-            self.messages_with_advice = (system, *self.messages_with_advice)
+            self.messages = ({"role": "system", "content": system_prompt}, *self.messages)
+            self.opening += 1
 
     @property
     def where(self) -> str:
@@ -303,14 +302,17 @@ class _Episode:
         return self.conversation_request(key, temperature)
 
     def conversation_request(self, key: tuple[int, ...] = (), temperature: float = 0.0) -> SampleRequest:
-        """Return the next prompt of a conversation.
+        """Return the next prompt of a conversation, with advice unless its environment inserts advice itself.
 
         Args:
             key: Key of the sampling noise.
             temperature: Sampling temperature.
         """
+        opening = self.messages[: self.opening]
+        if not hasattr(self.environment, "advice"):
+            opening = with_advice(opening, self.start.advice, self.engine.retry_prompt)
         return SampleRequest(
-            self.messages_with_advice,
+            (*opening, *self.messages[self.opening :]),
             key=key,
             temperature=temperature,
             max_new_tokens=self.engine.max_new_tokens,
@@ -349,14 +351,9 @@ class _Episode:
         elif isinstance(observation, str) and self.turns:
             exchange = ({"role": "assistant", "content": self.reply}, {"role": "user", "content": observation})
             self.messages = (*self.messages, *exchange)
-            self.messages_with_advice = (*self.messages_with_advice, *exchange)
         else:
             self.messages = _messages(observation)
-            self.messages_with_advice = (
-                self.messages
-                if hasattr(self.environment, "advice")
-                else with_advice(self.messages, self.start.advice, self.engine.retry_prompt)
-            )
+            self.opening = len(self.messages)
 
 
 def rollouts(

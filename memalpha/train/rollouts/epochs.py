@@ -6,21 +6,13 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from random import Random
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from memalpha.config.groups import PairsOptimizerConfig, RowsOptimizerConfig
+from memalpha.config import SFTConfig
+from memalpha.config.preferences import PairsConfig
 from memalpha.errors import ConfigError
 
 T = TypeVar("T")
-
-
-class EpochConfig(Protocol):
-    """Configuration fields that decide how many steps a run takes."""
-
-    max_steps: int | None
-
-    @property
-    def optimizer(self) -> RowsOptimizerConfig | PairsOptimizerConfig: ...
 
 
 def shuffled_item(items: Sequence[T], index: int, seed: str) -> T:
@@ -35,7 +27,7 @@ def shuffled_item(items: Sequence[T], index: int, seed: str) -> T:
     return items[_epoch_order(f"{seed}|{epoch}", len(items))[offset]]
 
 
-def schedule_steps(config: EpochConfig, item_count: int, batch_size: int) -> int:
+def schedule_steps(config: SFTConfig | PairsConfig, item_count: int, batch_size: int) -> int:
     """Return the number of optimizer steps of the whole schedule.
 
     Args:

@@ -30,8 +30,8 @@ from memalpha.store.embedding import Embedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import Category, MemorySchema
 from memalpha.store.state import MemoryState
-from memalpha.train.rollouts.worker import ReflectionCandidate
-from memalpha.types import Operation, SampleRequest, Trajectory, TrajectoryGroup
+from memalpha.train.rollouts.worker import Reflecting, ReflectionCandidate
+from memalpha.types import Operation, SampleRequest, Task, Trajectory, TrajectoryGroup
 
 REFLECTION_SCHEMA = MemorySchema(
     "reflections", (Category("advice", "Advice with which a second attempt was better or has succeeded."),)
@@ -39,7 +39,7 @@ REFLECTION_SCHEMA = MemorySchema(
 """Schema of the memory of advice."""
 
 
-class MemoryReflection:
+class MemoryReflection(Reflecting[Task]):
     """Feedback and prompts for second attempts at memory tasks (`worker.Reflecting`).
 
     Args:
@@ -52,38 +52,14 @@ class MemoryReflection:
 
     @property
     def embedder(self) -> Embedder:
-        """Embedder of the memories."""
         return self.writing.embedder
 
-    def candidates(
-        self,
-        groups: Sequence[TrajectoryGroup],
-        records: Sequence[Sequence[Sequence[Record]]],
-        first: int,
-        settings: ERLSettings,
-    ) -> list[ReflectionCandidate]:
-        """Return the attempts to reflect on, with feedback in the style of the policy's prompts.
-
-        With algorithm 2 these are the attempts that did not succeed, with algorithm 1 all. A task without questions
-        gives none.
-
-        Args:
-            groups: Scored groups.
-            records: Their records as [group][trajectory][question].
-            first: Index of the first group's task within the step.
-            settings: Threshold, feedback budget and the variant of the algorithm.
-        """
-        candidates = []
-        style, count = self.writing.config.prompt, self.writing.count_tokens
-        for task_index, (group, answers_of_group) in enumerate(zip(groups, records, strict=True), start=first):
-            for attempt, answers in zip(group.trajectories, answers_of_group, strict=True):
-                accuracy = self.scorer.accuracy(attempt, answers)
-                if accuracy is None or (settings.algorithm == 2 and accuracy >= settings.reward_threshold):
-                    continue
-                classified = with_error_classes([TrajectoryGroup(group.task, (attempt,))], answers, style)
-                feedback = join_feedback(classified, style, count, settings.feedback_tokens)
-                candidates.append(ReflectionCandidate(task_index, attempt, accuracy, feedback))
-        return candidates
+    def feedback(self, attempts: Sequence[Trajectory], records: Sequence[Sequence[Record]], budget: int) -> list[str]:
+        style, count, texts = self.writing.config.prompt, self.writing.count_tokens, []
+        for attempt, answers in zip(attempts, records, strict=True):
+            classified = with_error_classes([TrajectoryGroup(attempt.task, (attempt,))], answers, style)
+            texts.append(join_feedback(classified, style, count, budget))
+        return texts
 
     def prompt(self, candidate: ReflectionCandidate, earlier: Sequence[str]) -> tuple[Mapping[str, str], ...]:
         """Return the prompt of a reflection: the attempt's final memory, its feedback and earlier advice."""
@@ -94,7 +70,6 @@ class MemoryReflection:
         return reflection_messages(observation.core, observation.entries, candidate.feedback, earlier, config)
 
     def without_advice(self, trajectory: Trajectory) -> list[SampleRequest]:
-        """Return each turn's prompt without advice; see `MemoryWriting.without_advice`."""
         return self.writing.without_advice(trajectory)
 
 

@@ -18,13 +18,13 @@ from memalpha.rewards.base import call_function
 from memalpha.rewards.environments import TextGeneration, columns_of, prompt_of
 from memalpha.rewards.evaluate import TextScorer
 from memalpha.store.embedding import Embedder, load_embedder
-from memalpha.train.rollouts.worker import ReflectionCandidate
-from memalpha.types import Reward, SampleRequest, TextTask, Trajectory, TrajectoryGroup
+from memalpha.train.rollouts.worker import Reflecting, ReflectionCandidate
+from memalpha.types import Reward, SampleRequest, TextTask, Trajectory
 
 FeedbackFunction = Callable[..., Any]
 
 
-class TextReflection:
+class TextReflection(Reflecting[TextTask]):
     """Feedback and prompts for second attempts at text tasks (`worker.Reflecting`).
 
     Args:
@@ -41,7 +41,8 @@ class TextReflection:
         count_tokens: Callable[[str], int],
         feedback_func: FeedbackFunction | None = None,
     ) -> None:
-        self.scorer, self.settings, self.count_tokens = scorer, settings, count_tokens
+        self.scorer: TextScorer = scorer
+        self.settings, self.count_tokens = settings, count_tokens
         self.feedback_func = feedback_func
         self._embedder: Embedder | None = None
 
@@ -52,34 +53,10 @@ class TextReflection:
             self._embedder = load_embedder("static")
         return self._embedder
 
-    def candidates(
-        self,
-        groups: Sequence[TrajectoryGroup[TextTask]],
-        records: Sequence[Sequence[Sequence[Record]]],
-        first: int,
-        settings: ERLSettings,
-    ) -> list[ReflectionCandidate]:
-        """Return the attempts to reflect on, with feedback cut to its budget.
-
-        With algorithm 2 these are the attempts that did not succeed, with algorithm 1 all.
-
-        Args:
-            groups: Scored groups.
-            records: Not used: rewards hold the accuracy.
-            first: Index of the first group's task within the step.
-            settings: Success threshold, feedback budget and the variant of the algorithm.
-        """
-        selected = []
-        for task_index, group in enumerate(groups, start=first):
-            for attempt in group.trajectories:
-                accuracy = self.scorer.accuracy(attempt) or 0.0
-                if settings.algorithm == 1 or accuracy < settings.reward_threshold:
-                    selected.append((task_index, attempt, accuracy))
-        feedback = self._feedback([attempt for _, attempt, _ in selected])
-        return [
-            ReflectionCandidate(task_index, attempt, accuracy, self._truncate(text, settings.feedback_tokens))
-            for (task_index, attempt, accuracy), text in zip(selected, feedback, strict=True)
-        ]
+    def feedback(
+        self, attempts: Sequence[Trajectory[TextTask]], records: Sequence[Sequence[Record]], budget: int
+    ) -> list[str]:
+        return [self._truncate(text, budget) for text in self._describe_failures(attempts)]
 
     def prompt(self, candidate: ReflectionCandidate, earlier: Sequence[str]) -> tuple[Mapping[str, str], ...]:
         """Return the prompt of a reflection: the last prompt and reply, the reward, feedback and earlier advice."""
@@ -90,12 +67,9 @@ class TextReflection:
         return reflection_messages(attempt.states[-1], reply, total, candidate.feedback, earlier, template)
 
     def without_advice(self, trajectory: Trajectory[TextTask]) -> list[SampleRequest]:
-        """Return each turn's prompt without advice."""
         return [SampleRequest(messages) for messages in trajectory.states]
 
-    def _feedback(self, attempts: Sequence[Trajectory[TextTask]]) -> list[str]:
-        if not attempts:
-            return []
+    def _describe_failures(self, attempts: Sequence[Trajectory[TextTask]]) -> list[str]:
         tasks = [attempt.task for attempt in attempts]
         if self.feedback_func is None:
             return [self._describe_failure(attempt) for attempt in attempts]

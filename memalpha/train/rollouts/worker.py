@@ -36,7 +36,13 @@ class ReflectionCandidate:
 
 
 class Reflecting(Protocol[AnyTask]):
-    """Feedback and prompts for algorithms that retry attempts (`train.rollouts.second_attempts`)."""
+    """Feedback and prompts for algorithms that retry attempts (`train.rollouts.second_attempts`).
+
+    Attributes:
+        scorer: Says how accurate attempts are.
+    """
+
+    scorer: RolloutScorer[AnyTask]
 
     @property
     def embedder(self) -> Embedder:
@@ -52,6 +58,9 @@ class Reflecting(Protocol[AnyTask]):
     ) -> list[ReflectionCandidate]:
         """Return the attempts to reflect on, with feedback.
 
+        With algorithm 2 these are the attempts that did not succeed, with algorithm 1 all. An attempt without an
+        accuracy (a task without questions) is left out.
+
         Args:
             groups: Scored groups.
             records: Their records as [group][trajectory][question].
@@ -60,6 +69,29 @@ class Reflecting(Protocol[AnyTask]):
 
         Returns:
             One candidate per attempt, in the order of groups and rollouts.
+        """
+        selected = []
+        for task_index, (group, records_of_group) in enumerate(zip(groups, records, strict=True), start=first):
+            for attempt, answers in zip(group.trajectories, records_of_group, strict=True):
+                accuracy = self.scorer.accuracy(attempt, answers)
+                if accuracy is not None and (settings.algorithm == 1 or accuracy < settings.reward_threshold):
+                    selected.append((task_index, attempt, accuracy, answers))
+        attempts, answers_by_attempt = [item[1] for item in selected], [item[3] for item in selected]
+        texts = self.feedback(attempts, answers_by_attempt, settings.feedback_tokens) if selected else []
+        return [
+            ReflectionCandidate(task_index, attempt, accuracy, text)
+            for (task_index, attempt, accuracy, _), text in zip(selected, texts, strict=True)
+        ]
+
+    def feedback(
+        self, attempts: Sequence[Trajectory[AnyTask]], records: Sequence[Sequence[Record]], budget: int
+    ) -> list[str]:
+        """Return a text for each attempt that says what went wrong.
+
+        Args:
+            attempts: Attempts, at least one.
+            records: Records of each.
+            budget: Tokens of a text.
         """
         ...
 

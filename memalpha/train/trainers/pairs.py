@@ -9,11 +9,43 @@ from typing import Any, Generic, Protocol, TypeVar
 from memalpha.config.preferences import PairsConfig
 from memalpha.errors import CheckpointError, DataError
 from memalpha.train.learner.engine import scheduled_learning_rate
+from memalpha.train.learner.model_state import BaseEngine
 from memalpha.train.rollouts.epochs import schedule_steps, shuffled_item
-from memalpha.train.trainers.trainer import Evaluations, TrainingStep
+from memalpha.train.trainers.directory import RunDirectory
+from memalpha.train.trainers.progress import Display
+from memalpha.train.trainers.start import RunStart
+from memalpha.train.trainers.trainer import Evaluations, Trainer, TrainingStep
 
 L = TypeVar("L")
-Line = TypeVar("Line", contravariant=True)
+
+
+def pairs_trainer(config: PairsConfig, directory: RunDirectory, start: RunStart, learner: PairLearner[L]) -> Trainer:
+    """Compose a run on a file of preferences.
+
+    Args:
+        config: Settings of the run.
+        directory: Run directory; claimed here.
+        start: Start policy.
+        learner: Reads the lines and learns from them.
+    """
+    display = Display(quiet=not directory.world.is_main)
+
+    def load() -> tuple[list[L], list[L]]:
+        training, held_out = load_lines(config, learner.read, learner.unit)
+        display.log(f"{learner.describe(training)}, {len(held_out)} validation {learner.unit}s")
+        return training, held_out
+
+    directory.claim(config)
+    training, held_out = directory.world.run_on_main(load)
+    return Trainer(
+        config=config,
+        directory=directory,
+        start=start,
+        engine=learner.engine,
+        training_step=PairStep(config, training, learner.fingerprint([*training, *held_out]), learner),
+        evaluations=PairEvaluations(held_out, learner),
+        display=display,
+    )
 
 
 def load_lines(config: PairsConfig, read: Callable[[Path], list[L]], unit: str) -> tuple[list[L], list[L]]:
@@ -41,16 +73,30 @@ def load_lines(config: PairsConfig, read: Callable[[Path], list[L]], unit: str) 
     return training, held_out
 
 
-class PairLearner(Protocol[Line]):
+class PairLearner(Protocol[L]):
     """Learner that trains on lines and measures them.
 
     Attributes:
         unit: Name of a line in messages.
+        engine: Updates the weights.
     """
 
     unit: str
+    engine: BaseEngine
 
-    def prepare(self, lines: Sequence[Line]) -> Any:
+    def read(self, path: Path) -> list[L]:
+        """Read the lines of a file; raise `DataError` if training on one is impossible."""
+        ...
+
+    def describe(self, training: Sequence[L]) -> str:
+        """Return the number of training lines in words; raise `DataError` if they lack something."""
+        ...
+
+    def fingerprint(self, lines: Sequence[L]) -> str:
+        """Return a short hash of lines, independent of their file."""
+        ...
+
+    def prepare(self, lines: Sequence[L]) -> Any:
         """Return the lines as the engine takes them; changes no weights."""
         ...
 

@@ -14,47 +14,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from memalpha.config import PreferenceConfig
 from memalpha.config.algorithms import DPOConfig
+from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.algorithms.pairwise import weight_pairs
 from memalpha.train.data.preferences import Pair, pairs_fingerprint, read_pairs
 from memalpha.train.data.samples import TrainingSample
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.losses import LossSettings
 from memalpha.train.trainers.directory import RunDirectory
-from memalpha.train.trainers.pairs import PairEvaluations, PairLearner, PairStep, load_lines
-from memalpha.train.trainers.progress import Display
+from memalpha.train.trainers.pairs import PairLearner, pairs_trainer
 from memalpha.train.trainers.start import build_engine, load_start
 from memalpha.train.trainers.trainer import Trainer
 
 
 def preference_trainer(config: PreferenceConfig, directory: RunDirectory) -> Trainer:
     """Compose a run that makes better replies more likely than worse ones."""
-    start, world = load_start(config), directory.world
-    display = Display(quiet=not world.is_main)
-    has_reference = not config.dpo.reference_free
-    engine = build_engine(start.policy, config, LossSettings(ce_normalizer="unit"), world, reference=has_reference)
-    learner = PreferenceLearner(engine, config.dpo)
-
-    def load() -> tuple[list[Pair], list[Pair]]:
-        training, held_out = load_lines(config, lambda path: read_pairs(path, start.policy), learner.unit)
-        display.log(f"{len(training)} training pairs, {len(held_out)} validation pairs")
-        return training, held_out
-
-    directory.claim(config)
-    training, held_out = world.run_on_main(load)
-    fingerprint = pairs_fingerprint([*training, *held_out])
-    return Trainer(
-        config=config,
-        directory=directory,
-        start=start,
-        engine=engine,
-        training_step=PairStep(config, training, fingerprint, learner),
-        evaluations=PairEvaluations(held_out, learner),
-        display=display,
-    )
+    start, loss = load_start(config), LossSettings(ce_normalizer="unit")
+    engine = build_engine(start.policy, config, loss, directory.world, reference=not config.dpo.reference_free)
+    return pairs_trainer(config, directory, start, PreferenceLearner(engine, config.dpo, start.policy))
 
 
 class PreferenceLearner(PairLearner[Pair]):
@@ -63,12 +44,23 @@ class PreferenceLearner(PairLearner[Pair]):
     Args:
         engine: Updates the weights.
         settings: Settings of the loss.
+        policy: Policy whose tokenizer encodes the pairs.
     """
 
     unit = "pair"
 
-    def __init__(self, engine: Engine, settings: DPOConfig) -> None:
-        self.engine, self.settings = engine, settings
+    def __init__(self, engine: Engine, settings: DPOConfig, policy: TransformersPolicy) -> None:
+        self.engine: Engine = engine
+        self.settings, self.policy = settings, policy
+
+    def read(self, path: Path) -> list[Pair]:
+        return read_pairs(path, self.policy)
+
+    def describe(self, training: Sequence[Pair]) -> str:
+        return f"{len(training)} training pairs"
+
+    def fingerprint(self, lines: Sequence[Pair]) -> str:
+        return pairs_fingerprint(lines)
 
     def prepare(self, lines: Sequence[Pair]) -> list[TrainingSample]:
         """Return the rows of the pairs, with the reference's log-probs if the loss needs them."""

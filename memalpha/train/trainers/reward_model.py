@@ -13,7 +13,7 @@ checkpoints would also differ from those of all other runs here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,42 +33,16 @@ from memalpha.train.learner.distributed import World
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.reward_engine import RewardEngine
 from memalpha.train.trainers.directory import RunDirectory
-from memalpha.train.trainers.pairs import PairEvaluations, PairLearner, PairStep, load_lines
-from memalpha.train.trainers.progress import Display
+from memalpha.train.trainers.pairs import PairLearner, pairs_trainer
 from memalpha.train.trainers.start import load_start
 from memalpha.train.trainers.trainer import Trainer
 
 
 def reward_model_trainer(config: RewardModelConfig, directory: RunDirectory) -> Trainer:
     """Compose a run that trains a reward model on pairs, rated replies or both."""
-    start, world = load_start(config), directory.world
-    display = Display(quiet=not world.is_main)
-    engine = build_reward_engine(start.policy, config, world)
-    learner = RewardModelLearner(engine)
-
-    def load() -> tuple[list[RewardExample], list[RewardExample]]:
-        objectives = list(config.objectives)
-        read = partial(read_reward_examples, policy=start.policy, objectives=objectives)
-        training, held_out = load_lines(config, read, learner.unit)
-        _check_objectives(training, config)
-        ratings = sum(not isinstance(example, ComparedReplies) for example in training)
-        ratings_text = f" and {ratings} ratings" if ratings else ""
-        pairs = len(training) - ratings
-        display.log(f"{pairs} training pairs{ratings_text}, {len(held_out)} validation lines")
-        return training, held_out
-
-    directory.claim(config)
-    training, held_out = world.run_on_main(load)
-    fingerprint = reward_examples_fingerprint([*training, *held_out])
-    return Trainer(
-        config=config,
-        directory=directory,
-        start=start,
-        engine=engine,
-        training_step=PairStep(config, training, fingerprint, learner),
-        evaluations=PairEvaluations(held_out, learner),
-        display=display,
-    )
+    start = load_start(config)
+    engine = build_reward_engine(start.policy, config, directory.world)
+    return pairs_trainer(config, directory, start, RewardModelLearner(engine, config, start.policy))
 
 
 def build_reward_engine(policy: TransformersPolicy, config: RewardModelConfig, world: World) -> RewardEngine:
@@ -95,12 +69,30 @@ class RewardModelLearner(PairLearner[RewardExample]):
 
     Args:
         engine: Updates the weights.
+        config: Names the objectives.
+        policy: Policy whose tokenizer encodes the replies.
     """
 
     unit = "line"
 
-    def __init__(self, engine: RewardEngine) -> None:
-        self.engine = engine
+    def __init__(self, engine: RewardEngine, config: RewardModelConfig, policy: TransformersPolicy) -> None:
+        self.engine: RewardEngine = engine
+        self.config, self.policy = config, policy
+
+    def read(self, path: Path) -> list[RewardExample]:
+        return read_reward_examples(path, self.policy, list(self.config.objectives))
+
+    def describe(self, training: Sequence[RewardExample]) -> str:
+        """Return the numbers of pairs and ratings; each of several objectives needs a training line."""
+        objectives = self.config.objectives
+        for index, name in enumerate(objectives):
+            if len(objectives) > 1 and not any(_covers_objective(example, index) for example in training):
+                raise DataError(f"data: no training line of {self.config.data} says anything of objective {name!r}")
+        ratings = sum(not isinstance(example, ComparedReplies) for example in training)
+        return f"{len(training) - ratings} training pairs" + (f" and {ratings} ratings" if ratings else "")
+
+    def fingerprint(self, lines: Sequence[RewardExample]) -> str:
+        return reward_examples_fingerprint(lines)
 
     def prepare(self, lines: Sequence[RewardExample]) -> list[RewardExample]:
         """Return the examples as they are."""
@@ -116,13 +108,6 @@ class RewardModelLearner(PairLearner[RewardExample]):
         metrics = self.engine.compute_metrics(batch, self.engine.scores(batch))
         metrics = {f"validation_{'pair_loss' if name == 'loss' else name}": value for name, value in metrics.items()}
         return {name: value for name, value in metrics.items() if np.isfinite(value)}
-
-
-def _check_objectives(training: Sequence[RewardExample], config: RewardModelConfig) -> None:
-    """Raise `DataError` if one of several objectives has no training line."""
-    for index, name in enumerate(config.objectives):
-        if len(config.objectives) > 1 and not any(_covers_objective(example, index) for example in training):
-            raise DataError(f"data: no training line of {config.data} says anything of objective {name!r}")
 
 
 def _covers_objective(example: RewardExample, objective: int) -> bool:
