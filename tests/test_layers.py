@@ -41,7 +41,7 @@ BELOW["cli"] = BELOW["report"] | {"report", "integrations", "__init__"}
 BELOW["__main__"] = frozenset({"cli"})
 BELOW["__init__"] = frozenset(BELOW) - {"cli", "__main__"}  # lazily: see test_importing_the_package_loads_nothing
 
-MODEL_LIBRARIES = {"torch", "transformers", "trl", "peft", "accelerate", "sentence_transformers"}
+MODEL_LIBRARIES = {"torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "sentence_transformers"}
 MODEL_MODULES = (
     *("policy.transformers", "policy.reward_head", "policy.reward_model", "policy.model_files", "policy.kv_cache"),
     *("policy.chat", "policy.decoding", "policy.decoding_rows", "policy.flat_qwen3"),

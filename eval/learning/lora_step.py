@@ -149,7 +149,7 @@ def step(arguments: argparse.Namespace, out: Path) -> dict[str, Any]:
     parameters = policy.parameters
     assert config.lora is not None
     adapted = add_lora(policy.model, config.lora, policy.name)
-    learner = timed("learner", lambda: Engine(adapted, config, LossSettings.from_config(config.loss)))
+    learner = timed("learner", lambda: Engine(adapted, config, LossSettings.from_config(config.loss, 16)))
     rewards = MemoryReward(config.reward, policy.count_tokens)
     engine = memory_engine(policy, config.agent)
     scorer = MemoryScorer(load_reader(config.reader), rewards, load_embedder(config.agent.embedder))

@@ -135,7 +135,7 @@ def memalpha_update(model: Any, case: dict[str, Any], rows: list[Row]) -> tuple[
         microbatch_tokens=tokens,
         gradient_checkpointing=case["checkpointing"],
     )
-    learner = Engine(model, config, LossSettings.from_config(config.loss))
+    learner = Engine(model, config, LossSettings.from_config(config.loss, 16))
     level = -float(np.log(model.config.vocab_size))
 
     def sample(row: Row) -> TrainingSample:

@@ -17,6 +17,7 @@ from memalpha.config.common import (
     ReaderConfig,
     WorldConfig,
 )
+from memalpha.config.groups import BatchConfig, LoadingConfig
 
 EVAL_K = 20
 """Default number of passages that a searching system shows for a question."""
@@ -56,6 +57,8 @@ class EvalConfig(Config):
     )
     judge: JudgeConfig | None = Field(default=None, description="language models that judge answers")
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="precision of writers and reader")
+    compute: LoadingConfig = LoadingConfig()
+    sampling: BatchConfig = BatchConfig()
     agent: AgentConfig = AgentConfig()
     reader: ReaderConfig = Field(
         default=ReaderConfig(k=EVAL_K), description="reader.k: passages that a searching system shows (default 20)"

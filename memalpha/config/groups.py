@@ -13,13 +13,21 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, field_validator
 
 from memalpha.config.common import BabiConfig, ChatConfig, Config, WorldConfig
+from memalpha.errors import ConfigError
 
 
 class OptimizerConfig(Config):
     """Adam's settings and the learning-rate schedule."""
 
-    learning_rate: float = Field(default=4e-4, gt=0.0, description="peak learning rate")
-    adam_betas: tuple[float, float] = Field(default=(0.9, 0.98), description="Adam's decay rates")
+    learning_rate: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="peak learning rate (default: by the number of weights and lora; shown at the start and recorded)",
+    )
+    adam_betas: tuple[float, float] = Field(
+        default=(0.9, 0.98),
+        description="Adam's decay rates (0.98: a memory of 50 steps, for runs of 50 to 500; trl and torch: 0.999)",
+    )
     weight_decay: float = Field(default=0.0, ge=0.0, description="decoupled weight decay (AdamW)")
     max_grad_norm: float = Field(default=1.0, gt=0.0, description="clip the gradient to this norm")
     warmup_steps: int = Field(default=3, ge=0, description="steps of linear warm-up")
@@ -27,6 +35,13 @@ class OptimizerConfig(Config):
         default=0.3, ge=0.0, le=1.0, description="last share of the schedule, in which the rate decays to 0"
     )
     schedule_steps: int = Field(default=50, gt=0, description="optimizer steps of the learning-rate schedule")
+
+    @property
+    def peak_rate(self) -> float:
+        """Return `learning_rate`. Raises `ConfigError` if it still depends on a model."""
+        if self.learning_rate is None:
+            raise ConfigError("optimizer.learning_rate: not set, and its default depends on a model: give a number")
+        return self.learning_rate
 
 
 class RowsOptimizerConfig(OptimizerConfig):
@@ -50,13 +65,17 @@ class PairsOptimizerConfig(OptimizerConfig):
 class PreferenceOptimizerConfig(PairsOptimizerConfig):
     """Optimizer of a preference run."""
 
-    learning_rate: float = Field(default=1e-6, gt=0.0, description="peak rate; for models of 100 million weights up")
+    learning_rate: float | None = Field(
+        default=1e-6, gt=0.0, description="peak rate; for models of 100 million weights up (trl's default of DPO)"
+    )
 
 
 class RewardOptimizerConfig(PairsOptimizerConfig):
     """Optimizer of a reward model."""
 
-    learning_rate: float = Field(default=1e-4, gt=0.0, description="peak learning rate")
+    learning_rate: float | None = Field(
+        default=1e-4, gt=0.0, description="peak rate; with lora (trl's default); all weights of a large model: 1e-5"
+    )
 
 
 class RLOptimizerConfig(OptimizerConfig):
@@ -66,7 +85,27 @@ class RLOptimizerConfig(OptimizerConfig):
     minibatches: int = Field(default=2, gt=0, description="optimizer steps per epoch over a step's samples")
 
 
-class ComputeConfig(Config):
+class LoadingConfig(Config):
+    """How the weights of large models are put into memory."""
+
+    load_in_4bit: bool = Field(
+        default=False,
+        description="hold the base weights in 4 bits (NF4 with double quantization, QLoRA, arXiv 2305.14314), products "
+        "in dtype; training needs lora; needs bitsandbytes",
+    )
+    device_map: str | None = Field(
+        default=None,
+        description="spread each model's layers over the devices of one process instead of `device`: auto, balanced, "
+        "balanced_low_0 or sequential, as transformers' from_pretrained takes it; needs accelerate",
+    )
+    attn_implementation: str | None = Field(
+        default=None,
+        description="attention of every loaded model: eager, sdpa, flash_attention_2 (needs flash-attn and bfloat16) "
+        "... (default: transformers chooses)",
+    )
+
+
+class ComputeConfig(LoadingConfig):
     """Device, precision, memory and processes."""
 
     device: str = Field(default="cpu", description="torch device of the policy")
@@ -86,6 +125,10 @@ class ComputeConfig(Config):
     sharding: Literal["ddp", "fsdp"] = Field(
         default="ddp",
         description="under accelerate launch; fsdp shards optimizer and passes, the sampler stays whole",
+    )
+    offload_optimizer: bool = Field(
+        default=False,
+        description="keep Adam's states in host memory and step there: saves 8 bytes per trained weight on the device",
     )
 
 
@@ -136,7 +179,19 @@ class SFTEvaluationConfig(MemoryEvaluationConfig):
     evaluate: bool = Field(default=True, description="answer questions of held-out tasks before and after training")
 
 
-class SamplingConfig(Config):
+class BatchConfig(Config):
+    """Memory of a sampler in this process."""
+
+    batch_tokens: int = Field(
+        default=65536,
+        gt=0,
+        description="most rows x (prompt + new tokens of the longest) decoded together; the cache of keys and values "
+        "holds as many tokens",
+    )
+    batch_rows: int = Field(default=128, gt=0, description="most rows decoded together")
+
+
+class SamplingConfig(BatchConfig):
     """Rollouts of a task."""
 
     group_size: int = Field(default=8, gt=0, description="rollouts per task (TRL: num_generations)")
@@ -213,8 +268,11 @@ class LossConfig(Config):
         description="divisor of a step's summed loss: each row's length and the rows (grpo), all tokens (dapo, cispo), "
         "or rows x loss_constant (dr_grpo); cispo clips the ratio as a weight of log-probs",
     )
-    loss_constant: float = Field(
-        default=16.0, gt=0.0, description="dr_grpo: the constant, in tokens (TRL: max_completion_length)"
+    loss_constant: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="dr_grpo: the constant, in tokens (default: the most new tokens of a reply, as TRL's "
+        "max_completion_length; the shipped tiny policies were trained with 16)",
     )
     importance_sampling_level: Literal["token", "sequence"] = Field(
         default="token",

@@ -15,10 +15,12 @@ from memalpha.config.groups import (
     ComputeConfig,
     EvaluationConfig,
     OptimizerConfig,
+    RowsOptimizerConfig,
     SamplingConfig,
     TaskEvaluationConfig,
     expand_short_names,
 )
+from memalpha.config.learning_rate import default_learning_rate
 
 
 class LoraConfig(Config):
@@ -75,6 +77,34 @@ class LearnerConfig(Config):
                 f"init_from: starts from the best checkpoint of {start}, policy from {self.policy!r}: give one of them"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_memory_settings(self) -> LearnerConfig:
+        """Refuse ways of saving memory that do not go together."""
+        compute = self.compute
+        if compute.load_in_4bit and self.lora is None:
+            raise ValueError("compute.load_in_4bit: weights in 4 bits cannot be trained, only adapters: set lora={}")
+        if compute.sharding == "fsdp":
+            for name, is_set in (
+                ("load_in_4bit", compute.load_in_4bit),
+                ("device_map", compute.device_map is not None),
+                ("offload_optimizer", compute.offload_optimizer),
+            ):
+                if is_set:
+                    raise ValueError(f"compute.{name}: does not work with sharding=fsdp; leave one of them out")
+        return self
+
+    def with_learning_rate(self, parameters: int) -> Self:
+        """Return a copy with the learning rate set, if it is not, by `default_learning_rate`.
+
+        Args:
+            parameters: Weights of the model, without adapters.
+        """
+        if self.optimizer.learning_rate is not None:
+            return self
+        is_supervised = isinstance(self.optimizer, RowsOptimizerConfig)
+        rate = default_learning_rate(parameters, lora=self.lora is not None, supervised=is_supervised)
+        return self.replace(learning_rate=rate)
 
     def replace(self, **values: Any) -> Self:
         """Return a copy with other values, by short or top-level name; they are not validated."""

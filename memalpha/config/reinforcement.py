@@ -11,6 +11,12 @@ from memalpha.config.algorithms import VETTED, ERLSettings, PPOConfig, RolloutDP
 from memalpha.config.groups import LossConfig, RLOptimizerConfig, RLSamplingConfig, expand_short_names
 from memalpha.config.learner import RolloutConfig
 
+RECORDED_LOSS_CONSTANT = 16.0
+"""`loss_constant` of the shipped configurations, and of the settings that earlier runs recorded.
+
+It may stand where another `loss_type` does not read it, so that `loss_type` can be changed alone.
+"""
+
 
 class ReinforcementConfig(RolloutConfig):
     """Settings of reinforcement learning on any tasks.
@@ -33,6 +39,11 @@ class ReinforcementConfig(RolloutConfig):
     def tasks_per_step(self) -> int:
         """Number of tasks of a step."""
         return self.sampling.tasks_per_step
+
+    @property
+    def reply_tokens(self) -> int:
+        """Most new tokens of one reply. Subclasses know it."""
+        raise NotImplementedError
 
     def _learns_from_single_rollouts(self) -> bool:
         return self.algorithm == "ppo" or ":" in self.algorithm
@@ -156,13 +167,14 @@ class ReinforcementConfig(RolloutConfig):
         loss = self.loss
         if self.algorithm == "dpo":
             reason = "with algorithm=dpo, whose loss has settings of its own (dpo.*)"
-            return [(name, reason) for name in LossConfig.model_fields]
+            is_recorded = loss.loss_constant == RECORDED_LOSS_CONSTANT
+            return [(name, reason) for name in LossConfig.model_fields if name != "loss_constant" or not is_recorded]
         unread: list[tuple[str, str]] = []
         if not loss.beta:
             unread += [(name, "with beta=0, which asks for no KL") for name in ("kl_in", "kl_estimator")]
         if not loss.beta or loss.kl_in == "reward":
             unread.append(("use_bias_correction_kl", "where no KL is in the loss"))
-        if loss.loss_type != "dr_grpo":
+        if loss.loss_type != "dr_grpo" and loss.loss_constant != RECORDED_LOSS_CONSTANT:
             unread.append(("loss_constant", f"with loss_type={loss.loss_type}"))
         if loss.loss_type == "cispo":
             unread += [

@@ -31,6 +31,11 @@ class TextConfig(ReinforcementConfig):
     max_turns: int = Field(default=16, gt=0, description="environment: most turns of an episode")
     curriculum: CurriculumConfig | None = Field(default=None, description="easy tasks first (default: all at once)")
 
+    @property
+    def reply_tokens(self) -> int:
+        """Most new tokens of one reply."""
+        return self.sampling.max_new_tokens
+
     @model_validator(mode="after")
     def _check_environment(self) -> TextConfig:
         if self.environment is not None and self.rewards:

@@ -17,7 +17,7 @@ from memalpha.config.common import (
     RewardConfig,
     WorldConfig,
 )
-from memalpha.config.files import build_config, merge, read_config
+from memalpha.config.files import build_config, merge, read_config, shipped_configs
 from memalpha.config.groups import (
     MemoryEvaluationConfig,
     MemorySamplingConfig,
@@ -62,6 +62,11 @@ class TrainConfig(ReinforcementConfig, RunConfig):
 
     evaluation: MemoryEvaluationConfig = MemoryEvaluationConfig()
     sampling: MemorySamplingConfig = MemorySamplingConfig()
+
+    @property
+    def reply_tokens(self) -> int:
+        """Most new tokens of one reply."""
+        return self.agent.max_new_tokens
 
     @model_validator(mode="after")
     def _check_prompts(self) -> TrainConfig:
@@ -140,8 +145,9 @@ KINDS: Mapping[str, type[AnyTraining]] = {
 def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, Any] | None = None) -> AnyTraining:
     """Return the configuration of a training run, of the kind that its `algorithm` and `task` have.
 
-    An override of `init_from` replaces the configuration's `policy`, and the other way round; so do `optimizer.epochs`
-    and `optimizer.schedule_steps`.
+    A shipped configuration's learning rate and `loss_constant` hold for its policy: an override of `policy` brings the
+    defaults back. An override of `init_from` replaces the configuration's `policy`, and the other way round; so do
+    `optimizer.epochs` and `optimizer.schedule_steps`.
 
     Args:
         config: A shipped configuration's name, a YAML file, or a configuration.
@@ -159,6 +165,8 @@ def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, An
         base, over = expand_short_names(base, kind), expand_short_names(overrides or {}, kind)
     except ValueError as error:
         raise ConfigError(f"{label}: {error}") from error
+    if str(config) in shipped_configs():
+        _drop_settings_of_policy(base, over)
     _replace_counterpart(base, over, "init_from", "policy")
     if isinstance(base.get("optimizer"), Mapping) and isinstance(over.get("optimizer"), Mapping):
         base["optimizer"] = dict(base["optimizer"])
@@ -173,6 +181,15 @@ def _kind_of(data: Mapping[str, Any], label: str) -> type[AnyTraining]:
     if data["task"] != "text":
         raise ConfigError(f"{label}: task: no task {data['task']!r}: write text, or leave it out for a memory writer")
     return TextConfig
+
+
+def _drop_settings_of_policy(base: dict[str, Any], over: Mapping[str, Any]) -> None:
+    """Drop from a shipped configuration what was measured with its policy, if `over` names another one."""
+    if "policy" not in base or over.get("policy") in (None, base["policy"]):
+        return
+    for group, name in (("optimizer", "learning_rate"), ("loss", "loss_constant")):
+        if isinstance(base.get(group), Mapping):
+            base[group] = {key: value for key, value in base[group].items() if key != name}
 
 
 def _replace_counterpart(base: dict[str, Any], over: Mapping[str, Any], first: str, second: str) -> None:

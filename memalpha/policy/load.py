@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memalpha.config import EndpointConfig
+from memalpha.config.groups import BatchConfig, LoadingConfig
 from memalpha.errors import ConfigError, PolicyError, install_command
 from memalpha.policy.base import ADAPTER_CONFIG, SHIPPED_POLICIES, Policy, endpoint_hint
 
@@ -23,7 +24,13 @@ ENDPOINT_PREFIXES = ("openai:", "http://", "https://")
 
 
 def load_policy(
-    name: str | Path, *, dtype: str = "float32", device: str = "cpu", endpoint: EndpointConfig | None = None
+    name: str | Path,
+    *,
+    dtype: str = "float32",
+    device: str = "cpu",
+    endpoint: EndpointConfig | None = None,
+    loading: LoadingConfig | None = None,
+    batching: BatchConfig | None = None,
 ) -> Policy:
     """Load a policy by name.
 
@@ -37,6 +44,8 @@ def load_policy(
         dtype: torch dtype of the weights.
         device: torch device of the weights.
         endpoint: request settings; used for endpoints only.
+        loading: 4 bits, device map and attention of a transformers model. Adapters of a base in 4 bits are not merged.
+        batching: most tokens and rows that a transformers model decodes together.
 
     Returns:
         The policy, with `name` as its name.
@@ -73,10 +82,10 @@ def load_policy(
         with resources.as_file(resources.files("memalpha") / "weights" / base) as path:
             if not path.is_dir():
                 raise PolicyError(f"this installation lacks the weights of {base!r}: make them from scratch first")
-            policy = TransformersPolicy.from_pretrained(path, dtype=dtype, device=device)
+            policy = TransformersPolicy.from_pretrained(path, dtype=dtype, device=device, loading=loading)
     else:
         try:
-            policy = TransformersPolicy.from_pretrained(base, dtype=dtype, device=device)
+            policy = TransformersPolicy.from_pretrained(base, dtype=dtype, device=device, loading=loading)
         except PolicyError as error:
             if not adapters:
                 raise
@@ -84,6 +93,8 @@ def load_policy(
     for folder in adapters:
         policy = merge_adapter(policy, folder)
     policy.name = text
+    if batching is not None:
+        policy.batch_tokens, policy.batch_rows = batching.batch_tokens, batching.batch_rows
     return policy
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import re
 from collections.abc import Iterator
@@ -16,9 +18,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
-from memalpha.errors import PolicyError
+from memalpha.config.groups import LoadingConfig
+from memalpha.errors import ConfigError, PolicyError, install_command
 from memalpha.hub import hub_reachable
 from memalpha.policy.base import ADAPTER_CONFIG, SHIPPED_POLICIES, endpoint_hint
+
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+"""Values of `compute.device_map`."""
 
 
 def is_reward_model(path: str | Path) -> bool:
@@ -32,7 +38,13 @@ def is_reward_model(path: str | Path) -> bool:
 
 
 def load_model(
-    path: str | Path, dtype: str, device: str, label: str = "policy", **kwargs: Any
+    path: str | Path,
+    dtype: str,
+    device: str,
+    label: str = "policy",
+    *,
+    loading: LoadingConfig | None = None,
+    **kwargs: Any,
 ) -> tuple[Any, PreTrainedTokenizerBase]:
     """Load a model and its tokenizer from a directory or a hub id.
 
@@ -43,6 +55,7 @@ def load_model(
         dtype: torch dtype of the weights.
         device: torch device of the weights.
         label: word for the model in error messages.
+        loading: 4 bits, device map and attention.
         **kwargs: `kind`, the transformers auto class (default: causal language model), and further keywords of its
             `from_pretrained`.
 
@@ -50,8 +63,11 @@ def load_model(
         The model on `device`, and its tokenizer.
 
     Raises:
+        ConfigError: if a key of `loading` needs a package that is missing, or does not work here.
         PolicyError: if there is no such model, or it cannot be loaded or moved to `device`.
     """
+    loading = loading or LoadingConfig()
+    kwargs |= _loading_arguments(loading, dtype, device)
     is_local = (Path(path) / "config.json").is_file()
     if not is_local and (Path(path).exists() or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(path))):
         if (Path(path) / "checkpoints").is_dir():
@@ -76,8 +92,16 @@ def load_model(
                     "and try again, or give a directory with config.json, weights and tokenizer"
                 ) from None
             model, tokenizer = _load(path, dtype, offline=False, **kwargs)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError, ImportError) as error:
+        if loading.attn_implementation is not None and _names_attention(error, loading.attn_implementation):
+            raise ConfigError(
+                f"compute.attn_implementation: {loading.attn_implementation!r} does not work for {label} "
+                f"{str(path)!r} ({_first_sentence(error)}): try sdpa or eager, or leave it out"
+            ) from error
         raise PolicyError(f"cannot load {label} {str(path)!r}: {error}") from error
+    if "device_map" in kwargs:
+        _check_placement(model, label, path)
+        return model, tokenizer
     try:
         model.to(device)
     except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without this device
@@ -97,6 +121,78 @@ def _load(
     if missing_keys := sorted(loading_info["missing_keys"]):  # transformers would initialize them randomly
         raise ValueError(f"its weights are not those of its config.json: they lack {missing_keys[0]}")
     return model, tokenizer
+
+
+def is_quantized(model: Any) -> bool:
+    """Return True if the model's weights are held in fewer bits than they are computed with."""
+    return getattr(model, "quantization_method", None) is not None
+
+
+def count_parameters(model: torch.nn.Module) -> int:
+    """Return the number of distinct weights; tied ones count once, those packed in 4 bits as what they stand for."""
+    states = ((parameter, getattr(parameter, "quant_state", None)) for parameter in model.parameters())
+    return sum(parameter.numel() if state is None else state.shape.numel() for parameter, state in states)
+
+
+def _loading_arguments(loading: LoadingConfig, dtype: str, device: str) -> dict[str, Any]:
+    """Return the arguments of `from_pretrained` for these settings."""
+    arguments: dict[str, Any] = {}
+    if loading.attn_implementation is not None:
+        arguments["attn_implementation"] = loading.attn_implementation
+    if loading.device_map is not None:
+        if loading.device_map not in DEVICE_MAPS:
+            raise ConfigError(f"compute.device_map: no map {loading.device_map!r}: give {', '.join(DEVICE_MAPS)}")
+        arguments["device_map"] = loading.device_map
+    if loading.load_in_4bit:
+        arguments["quantization_config"] = _four_bit_settings(dtype, device)
+        arguments.setdefault("device_map", {"": device})  # quantized on the way; `to` would come too late
+    if "device_map" in arguments and importlib.util.find_spec("accelerate") is None:
+        key = "device_map" if loading.device_map is not None else "load_in_4bit"
+        raise ConfigError(f"compute.{key}: needs accelerate: {install_command('train')}")
+    return arguments
+
+
+def _four_bit_settings(dtype: str, device: str) -> Any:
+    """Return transformers' settings of QLoRA: NF4 with double quantization, products in `dtype`."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            f"compute.load_in_4bit: needs bitsandbytes: {install_command('quantize')}, or leave load_in_4bit out"
+        )
+    from transformers import BitsAndBytesConfig
+
+    try:
+        kernels = importlib.import_module("bitsandbytes.functional")
+        kernels.quantize_4bit(torch.zeros(64, 64, device=device), quant_type="nf4", compress_statistics=True)
+    except (RuntimeError, NotImplementedError, ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"compute.load_in_4bit: bitsandbytes does not work on device {device!r} here ({_first_sentence(error)}): "
+            "install a build for it, or leave load_in_4bit out"
+        ) from error
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=getattr(torch, dtype),
+    )
+
+
+def _check_placement(model: Any, label: str, path: str | Path) -> None:
+    """Raise `ConfigError` if a part of the model was left on disk or in the memory of the host beside a GPU."""
+    devices = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
+    if devices & {"disk", "meta"} or ("cpu" in devices and len(devices) > 1):
+        raise ConfigError(
+            f"compute.device_map: {label} {str(path)!r} does not fit on the devices here (parts would be moved in and "
+            "out at every token): set load_in_4bit=true or dtype=bfloat16, or take a smaller model"
+        )
+
+
+def _names_attention(error: Exception, name: str) -> bool:
+    text = str(error).lower()
+    return any(word in text for word in ("attn_implementation", "attention", "flash", name.lower()))
+
+
+def _first_sentence(error: Exception) -> str:
+    return " ".join(str(error).split()).partition(". ")[0].rstrip(".")
 
 
 def load_adapter(tuned: Any, folder: str | Path) -> None:

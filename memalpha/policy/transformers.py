@@ -14,13 +14,21 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from memalpha.config.groups import LoadingConfig
 from memalpha.errors import PolicyError, PromptTooLong, install_command
 from memalpha.policy.chat.template import ChatTemplate
 from memalpha.policy.decoding import PROMPT_END, CompletedIds, DecodingQueue, ThoughtEnd
 from memalpha.policy.decoding_rows import DecodingRows, PaddedRows, SlotRows
 from memalpha.policy.flat_qwen3 import FlatQwen3, FlatRows, supports_flat
 from memalpha.policy.kv_cache import has_plain_cache
-from memalpha.policy.model_files import hide_progress_bars, is_reward_model, load_adapter, load_model
+from memalpha.policy.model_files import (
+    count_parameters,
+    hide_progress_bars,
+    is_quantized,
+    is_reward_model,
+    load_adapter,
+    load_model,
+)
 from memalpha.types import Completion, SampleRequest
 
 STYLE_KEY = "memalpha_prompt"
@@ -71,13 +79,21 @@ class TransformersPolicy:
         self.count_tokens = lru_cache(maxsize=1 << 16)(self._count_tokens)
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, *, dtype: str = "float32", device: str = "cpu") -> TransformersPolicy:
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        *,
+        dtype: str = "float32",
+        device: str = "cpu",
+        loading: LoadingConfig | None = None,
+    ) -> TransformersPolicy:
         """Load model and tokenizer from a directory or a hub id.
 
         Args:
             path: directory or hub id.
             dtype: torch dtype of the weights.
             device: torch device of the weights.
+            loading: 4 bits, device map and attention.
 
         Returns:
             The policy, named `path`.
@@ -90,7 +106,7 @@ class TransformersPolicy:
                 f"{path} is a reward model, which scores replies and writes none: give it to load_reward_model, or as "
                 "reward.model.path"
             )
-        model, tokenizer = load_model(path, dtype, device)
+        model, tokenizer = load_model(path, dtype, device, loading=loading)
         return cls(model, tokenizer, str(path))
 
     def set_sampling_dtype(self, dtype: str) -> None:
@@ -110,7 +126,7 @@ class TransformersPolicy:
     @property
     def parameters(self) -> int:
         """Number of distinct parameters (tied ones counted once)."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
+        return count_parameters(self.model)
 
     def _count_tokens(self, text: str) -> int:
         return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])  # type: ignore[arg-type]
@@ -269,7 +285,8 @@ def merge_adapter(base: TransformersPolicy, folder: str | Path) -> TransformersP
             warnings.simplefilter("ignore", FutureWarning)  # peft uses deprecated names of transformers
             tuned = peft.get_peft_model(base.model, config)
         load_adapter(tuned, folder)
-        model: Any = tuned.merge_and_unload()
+        # Weights in 4 bits would be rounded again: their adapters stay in the layers.
+        model: Any = tuned.get_base_model() if is_quantized(base.model) else tuned.merge_and_unload()
         has_tokenizer = (Path(folder) / "tokenizer_config.json").is_file()
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True) if has_tokenizer else base.tokenizer
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:

@@ -21,6 +21,7 @@ from memalpha.config import (
     shipped_configs,
     training_config,
 )
+from memalpha.config.groups import BatchConfig, LoadingConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.base import with_prompt_style
 from memalpha.policy.load import load_policy
@@ -97,6 +98,8 @@ def load_run_settings(run: Path, overrides: Mapping[str, Any] | None = None) -> 
         "judge": None if run_config.reward.judge is None else run_config.reward.judge.model_dump(),
         "device": run_config.compute.device,
         "dtype": run_config.compute.dtype,
+        "compute": {name: getattr(run_config.compute, name) for name in LoadingConfig.model_fields},
+        "sampling": {name: getattr(run_config.sampling, name) for name in BatchConfig.model_fields},
     }
     if run_config.evaluation.data is not None:
         fields["data"] = run_config.evaluation.data
@@ -137,7 +140,15 @@ def run_evaluation(config: EvalConfig, progress: Callable[[str, int, int], None]
         check_folder(folder, config.systems, provenance_fields)
     endpoint = config.endpoint.kept_in(config.out)
     systems = [
-        load_system(name, device=config.device, dtype=config.dtype, endpoint=endpoint) for name in config.systems
+        load_system(
+            name,
+            device=config.device,
+            dtype=config.dtype,
+            endpoint=endpoint,
+            loading=config.compute,
+            batching=config.sampling,
+        )
+        for name in config.systems
     ]
     if any(isinstance(source, Writer) for source in systems):
         data_source = f"data: {config.data}" if config.benchmark == "tasks" else config.benchmark
@@ -237,5 +248,12 @@ def load_config_reader(config: EvalConfig) -> Reader:
     if settings.kind != "policy" or settings.policy is None:
         return load_reader(settings)
     endpoint = config.endpoint.kept_in(config.out)
-    policy = load_policy(settings.policy, device=config.device, dtype=config.dtype, endpoint=endpoint)
+    policy = load_policy(
+        settings.policy,
+        device=config.device,
+        dtype=config.dtype,
+        endpoint=endpoint,
+        loading=config.compute,
+        batching=config.sampling,
+    )
     return load_reader(with_prompt_style(settings, policy).model_copy(update={"policy": None}), policy)

@@ -110,7 +110,7 @@ def measure(case: dict[str, Any], world: World = SINGLE_PROCESS) -> dict[str, An
     engine = Engine(
         model,
         config,
-        LossSettings.from_config(config.loss),
+        LossSettings.from_config(config.loss, 16),
         reference=config.loss.beta > 0,
         value_learning_rate=rate,
         world=world,

@@ -31,6 +31,7 @@ from traceback import extract_tb
 from typing import Any, Protocol, cast
 
 from memalpha.config import AgentConfig, EndpointConfig
+from memalpha.config.groups import BatchConfig, LoadingConfig
 from memalpha.environments.memory_writing import memory_engine
 from memalpha.errors import ConfigError, EvaluationError, MemalphaError
 from memalpha.policy.base import SHIPPED_POLICIES, Policy, with_prompt_style
@@ -309,7 +310,13 @@ _FACTORY_PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def load_system(
-    name: str, *, device: str = "cpu", dtype: str = "float32", endpoint: EndpointConfig | None = None
+    name: str,
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
+    endpoint: EndpointConfig | None = None,
+    loading: LoadingConfig | None = None,
+    batching: BatchConfig | None = None,
 ) -> EvaluatedSystem:
     """Load a system by name; the table above lists the names.
 
@@ -318,6 +325,8 @@ def load_system(
         device: Device of a local policy.
         dtype: Precision of a local policy.
         endpoint: Settings of a policy behind an endpoint.
+        loading: 4 bits, device map and attention of a local policy.
+        batching: Most tokens and rows that a local policy decodes together.
 
     Raises:
         ConfigError: No system has this name.
@@ -353,7 +362,9 @@ def load_system(
             "scripted:KIND, a directory, owner/name on a hub, an endpoint; and your own as package.module:factory"
         )
     policy = "scripted:heuristic" if name == "heuristic" else name
-    return Writer(name, load_policy(policy, device=device, dtype=dtype, endpoint=endpoint))
+    return Writer(
+        name, load_policy(policy, device=device, dtype=dtype, endpoint=endpoint, loading=loading, batching=batching)
+    )
 
 
 def load_factory(path: str) -> Callable[[Task, SystemSettings], System]:

@@ -61,7 +61,7 @@ class Algorithm(ABC):
     @property
     def loss_settings(self) -> LossSettings:
         """Settings of the learner's loss."""
-        return LossSettings.from_config(self.config.loss)
+        return LossSettings.from_config(self.config.loss, self.config.reply_tokens)
 
     @property
     def needs_reference(self) -> bool:

@@ -62,7 +62,7 @@ class PPO(Algorithm):
     @property
     def value_learning_rate(self) -> float:
         """Learning rate of the value head."""
-        return self.settings.value_learning_rate or 10 * self.config.optimizer.learning_rate
+        return self.settings.value_learning_rate or 10 * self.config.optimizer.peak_rate
 
     def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> Annotation:
         """Return one row per turn, in the order of groups, trajectories, turns, with values, returns and advantages.

@@ -38,7 +38,7 @@ def scheduled_learning_rate(step: int, config: LearnerConfig) -> float:
     decay_steps = config.optimizer.decay_fraction * config.optimizer.schedule_steps
     steps_left = config.optimizer.schedule_steps - step
     decay = min(1.0, max(0.0, steps_left / decay_steps)) if decay_steps else 1.0
-    return config.optimizer.learning_rate * min(warmup, decay)
+    return config.optimizer.peak_rate * min(warmup, decay)
 
 
 class Engine(BaseEngine):
@@ -86,7 +86,7 @@ class Engine(BaseEngine):
             self._make_optimizer()
         else:
             head = dict(scorer.value_head.named_parameters(prefix="value_head"))
-            self._make_optimizer(head, value_learning_rate / config.optimizer.learning_rate)
+            self._make_optimizer(head, value_learning_rate / self.config.optimizer.peak_rate)
 
     def forward(self, samples: Sequence[TrainingSample], *, reference: bool = False) -> list[np.ndarray]:
         """Return log-probs (T,) of each row's completion tokens at the row's temperature.

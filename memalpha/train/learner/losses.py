@@ -81,8 +81,13 @@ class LossSettings:
     cliprange_value: float | None = None
 
     @classmethod
-    def from_config(cls, config: LossConfig) -> LossSettings:
-        """Return the settings of the group `loss`; a ratio per completion is a geometric mean."""
+    def from_config(cls, config: LossConfig, reply_tokens: int) -> LossSettings:
+        """Return the settings of the group `loss`; a ratio per completion is a geometric mean.
+
+        Args:
+            config: Settings of the loss.
+            reply_tokens: Most new tokens of a reply: the `loss_constant` of settings that name none.
+        """
         cispo = config.loss_type == "cispo"
         return cls(
             epsilon=config.epsilon,
@@ -91,7 +96,7 @@ class LossSettings:
             objective="cispo" if cispo else "clip",
             level="token" if config.importance_sampling_level == "token" else "mean",
             normalizer=NORMALIZERS[config.loss_type],
-            constant=config.loss_constant,
+            constant=config.loss_constant or float(reply_tokens),
             kl_estimator=config.kl_estimator,
             use_bias_correction_kl=config.use_bias_correction_kl,
         )

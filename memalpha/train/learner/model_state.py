@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from memalpha.config import LearnerConfig
 from memalpha.errors import TrainingError
-from memalpha.policy.model_files import hide_progress_bars, load_adapter
+from memalpha.policy.model_files import count_parameters, hide_progress_bars, load_adapter
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World, full_tensor, gather_weights, shard_like
 from memalpha.train.learner.token_logprobs import unwrap_peft
 
@@ -37,7 +37,7 @@ class BaseEngine:
 
     def __init__(self, model: Any, config: LearnerConfig, world: World = SINGLE_PROCESS) -> None:
         self.model = model.eval()
-        self.config = config
+        self.config = config.with_learning_rate(count_parameters(model))
         self.world = world
         self._cast_weights(model)
         # FSDP shards in place, so shard a copy: sampler and checkpoints need the full weights.
@@ -131,7 +131,7 @@ class BaseEngine:
             self.trainable |= self.value_head
         self.optimizer = torch.optim.AdamW(
             groups,
-            lr=config.optimizer.learning_rate,
+            lr=config.optimizer.peak_rate,
             betas=config.optimizer.adam_betas,
             weight_decay=config.optimizer.weight_decay,
             fused=True,  # one pass over the weights, no temporaries

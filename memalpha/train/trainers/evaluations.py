@@ -36,7 +36,14 @@ class FrozenPolicies:
         if name not in self._policies:
             config = self.config
             endpoint = config.endpoint.kept_in(config.out)
-            policy = load_policy(name, dtype=config.compute.dtype, device=config.compute.device, endpoint=endpoint)
+            policy = load_policy(
+                name,
+                dtype=config.compute.dtype,
+                device=config.compute.device,
+                endpoint=endpoint,
+                loading=config.compute,
+                batching=config.sampling,
+            )
             if isinstance(policy, TransformersPolicy):
                 policy.model.requires_grad_(False)
             self._policies[name] = policy

@@ -29,7 +29,7 @@ from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.evaluations import FrozenPolicies, TaskEvaluations
 from memalpha.train.trainers.progress import Display
 from memalpha.train.trainers.rl import ReinforcementStep, build_algorithm_engine, build_overlap
-from memalpha.train.trainers.start import load_start
+from memalpha.train.trainers.start import load_start, settle_defaults
 from memalpha.train.trainers.trainer import Evaluations, Trainer
 from memalpha.types import Task, Trajectory
 
@@ -51,6 +51,7 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
         tasks = Curriculum(curriculum, source.tasks_of_level, config.tasks_per_step, config.seed)
     start = load_start(config)
     policy, display = start.policy, Display(quiet=not directory.world.is_main)
+    config = settle_defaults(config, start, display)
     policies = FrozenPolicies(config)
     config = policies.with_trained_prompts(config, policy)
     embedder = load_embedder(config.agent.embedder)

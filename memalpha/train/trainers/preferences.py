@@ -27,13 +27,15 @@ from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.losses import LossSettings
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.pairs import PairLearner, pairs_trainer
-from memalpha.train.trainers.start import build_engine, load_start
+from memalpha.train.trainers.progress import Display
+from memalpha.train.trainers.start import build_engine, load_start, settle_defaults
 from memalpha.train.trainers.trainer import Trainer
 
 
 def preference_trainer(config: PreferenceConfig, directory: RunDirectory) -> Trainer:
     """Compose a run that makes better replies more likely than worse ones."""
     start, loss = load_start(config), LossSettings(ce_normalizer="unit")
+    config = settle_defaults(config, start, Display(quiet=not directory.world.is_main))
     engine = build_engine(start.policy, config, loss, directory.world, reference=not config.dpo.reference_free)
     return pairs_trainer(config, directory, start, PreferenceLearner(engine, config.dpo, start.policy))
 

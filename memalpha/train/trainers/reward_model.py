@@ -34,13 +34,15 @@ from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.reward_engine import RewardEngine
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.pairs import PairLearner, pairs_trainer
-from memalpha.train.trainers.start import load_start
+from memalpha.train.trainers.progress import Display
+from memalpha.train.trainers.start import load_start, settle_defaults
 from memalpha.train.trainers.trainer import Trainer
 
 
 def reward_model_trainer(config: RewardModelConfig, directory: RunDirectory) -> Trainer:
     """Compose a run that trains a reward model on pairs, rated replies or both."""
     start = load_start(config)
+    config = settle_defaults(config, start, Display(quiet=not directory.world.is_main))
     engine = build_reward_engine(start.policy, config, directory.world)
     return pairs_trainer(config, directory, start, RewardModelLearner(engine, config, start.policy))
 

@@ -39,7 +39,7 @@ from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.evaluations import FrozenPolicies, TaskEvaluations
 from memalpha.train.trainers.progress import Display
 from memalpha.train.trainers.sft_rows import BEFORE_TRAINING, RejectionSampling, Rows, load_fixed_rows
-from memalpha.train.trainers.start import build_engine, load_start
+from memalpha.train.trainers.start import build_engine, load_start, settle_defaults
 from memalpha.train.trainers.trainer import Evaluations, Trainer, TrainingStep
 
 
@@ -55,6 +55,7 @@ def sft_trainer(config: SFTConfig, directory: RunDirectory) -> Trainer:
     source = TaskSource(config) if needs_tasks or evaluates else None
     start, world = load_start(config), directory.world
     policy, display = start.policy, Display(quiet=not world.is_main)
+    config = settle_defaults(config, start, display)
     policies = FrozenPolicies(config)
     config = policies.with_trained_prompts(config, policy)
     embedder = load_embedder(config.agent.embedder)

@@ -81,7 +81,13 @@ def evaluate_text_run(
     source = TextTaskSource(config)
     environment = build_environment(config.model_copy(update={"out": out}))  # cache of endpoint answers
     check_tasks(source.held_out, environment)
-    policy = load_policy(config.policy, dtype=config.compute.dtype, device=config.compute.device)
+    policy = load_policy(
+        config.policy,
+        dtype=config.compute.dtype,
+        device=config.compute.device,
+        loading=config.compute,
+        batching=config.sampling,
+    )
     engine = RolloutEngine[TextTask](
         policy,
         environment,

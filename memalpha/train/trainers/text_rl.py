@@ -29,7 +29,7 @@ from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.evaluations import TaskEvaluations
 from memalpha.train.trainers.progress import Display
 from memalpha.train.trainers.rl import ReinforcementStep, build_algorithm_engine, build_overlap
-from memalpha.train.trainers.start import load_start
+from memalpha.train.trainers.start import load_start, settle_defaults
 from memalpha.train.trainers.trainer import Trainer
 from memalpha.types import TextTask, Trajectory
 
@@ -50,6 +50,7 @@ def text_trainer(config: TextConfig, directory: RunDirectory, inputs: PythonInpu
     feedback = _feedback_function(config, inputs, scorer)
     start = load_start(config)
     policy, display = start.policy, Display(quiet=not world.is_main)
+    config = settle_defaults(config, start, display)
     for note in source.notes:
         display.log(note)
     rollouts, evaluated = (_rollout_engine(policy, environment, config) for _ in range(2))

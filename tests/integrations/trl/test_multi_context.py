@@ -116,7 +116,7 @@ def test_the_gradient_equals_the_learners(policy, tmp_path, loss, beta, lora):
     )
     model = TransformersPolicy.from_pretrained(policy).model
     model = add_lora(model, config.lora, "tiny") if lora else model
-    engine = Engine(model, config, LossSettings.from_config(config.loss), reference=beta > 0)
+    engine = Engine(model, config, LossSettings.from_config(config.loss, 16), reference=beta > 0)
     perturb(engine.trainable)
     groups = RecordedCollector(None, config).sample(trainer.tasks, 0)
     samples = ALGORITHMS["grpo"](config).annotate(groups, engine)

@@ -48,8 +48,10 @@ def test_anything_else_is_refused_by_the_algorithm_s_name(value):
 
 
 def test_each_algorithm_says_what_its_loss_is():
+    base = {"out": "unused", "loss_constant": 16.0}
+
     def settings(name: str, **changes) -> LossSettings:
-        return ALGORITHMS[name](TrainConfig(out="unused", algorithm=name, **changes)).loss_settings
+        return ALGORITHMS[name](TrainConfig(**base, algorithm=name, **changes)).loss_settings
 
     assert settings("grpo") == settings("rloo") == settings("erl") == LossSettings()
     assert settings("grpo", importance_sampling_level="sequence").level == "mean"

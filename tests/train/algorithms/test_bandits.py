@@ -76,7 +76,7 @@ def mean_reward(groups: list[TrajectoryGroup]) -> float:
 def learn(changes: dict, steps: int = 18) -> tuple[float, float]:
     """Train for `steps` steps and return the mean reward before and after."""
     rate = changes.pop("learning_rate", 1e-2)
-    config = TrainConfig(out="unused", **changes)
+    config = TrainConfig(out="unused", learning_rate=rate, **changes)
     policy, algorithm = tiny_policy(3, scale=2.0), ALGORITHMS[config.algorithm](config)
     engine_options = {"reference": algorithm.needs_reference, "value_learning_rate": algorithm.value_learning_rate}
     engine = Engine(policy.model, config, algorithm.loss_settings, **engine_options)

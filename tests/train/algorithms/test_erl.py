@@ -40,6 +40,7 @@ def settings(**erl) -> TrainConfig:
         agent={"prompt": "compact", "embedder": "hash", "max_new_tokens": 12},
         group_size=3,
         algorithm="erl",
+        loss_constant=16.0,
         erl=EASY | erl,
     )
 

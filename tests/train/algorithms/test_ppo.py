@@ -29,6 +29,7 @@ EOS = 0
 
 def settings(ppo=None, **changes) -> TrainConfig:
     base = {"out": "unused", "algorithm": "ppo", "epsilon": LOW, "epsilon_high": HIGH, "warmup_steps": 0}
+    base |= {"learning_rate": 4e-4}
     base |= {"temperature": TEMPERATURE, "microbatch_tokens": 150, "head_tokens": 7, "ppo": ppo or {}}
     return TrainConfig(**{**base, **changes})
 
@@ -297,7 +298,7 @@ def test_invalid_settings_are_refused(changes, message):
 
 
 def test_choosing_ppo_gives_its_vetted_settings():
-    config = TrainConfig(out="unused", algorithm="ppo")
+    config = TrainConfig(out="unused", algorithm="ppo", learning_rate=4e-4)
     assert (config.sampling.group_size, config.tasks_per_step, config.loss.loss_type) == (1, 64, "dapo")
     assert TrainConfig(out="unused", algorithm="ppo", group_size=8).sampling.group_size == 8
     config_with_ppo = settings({"gamma": 0.9})

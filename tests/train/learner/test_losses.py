@@ -74,7 +74,7 @@ def prepared(config: TrainConfig, lora: bool) -> Engine:
     """Return an engine whose weights have moved away from its reference."""
     model = tiny_model(layers=1)
     adapted = add_lora(model, LoraConfig(r=4), "tiny") if lora else model
-    learner = Engine(adapted, config, LossSettings.from_config(config.loss), reference=config.loss.beta > 0)
+    learner = Engine(adapted, config, LossSettings.from_config(config.loss, 16), reference=config.loss.beta > 0)
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in learner.trainable.values():
