@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memalpha.agent.parsing import format_call, from_openai, parse_calls
+from memalpha.agent.parsing import MAX_DEPTH, format_call, from_openai, parse_calls
 
 NASTY = st.text() | st.lists(
     st.sampled_from(["</tool_call>", "<tool_call>", "{", "}", '"', "'", "\\", "\n", "```", ",", ":", "é", "猫", "a b"])
@@ -101,6 +101,14 @@ def test_a_broken_block_is_one_malformed_call(body):
 def test_empty_lists_and_objects_in_tolerated_json():
     (call,) = parse_calls("<tool_call>{'name': 'f', 'arguments': {'a': [], 'b': {}, 'c': [1,], 'd': 2}}</tool_call>")
     assert call.arguments == {"a": [], "b": {}, "c": [1], "d": 2}
+
+
+@pytest.mark.parametrize(("depth", "error"), [(MAX_DEPTH - 2, None), (MAX_DEPTH - 1, "malformed")])
+def test_tolerated_json_is_nested_so_deep_and_no_deeper(depth, error):
+    """The call and its arguments are two levels; the value in the innermost list is one more."""
+    nested = "[" * depth + "1" + "]" * depth
+    (call,) = parse_calls(f"<tool_call>{{'name': 'f', 'arguments': {{'a': {nested}}}}}</tool_call>")
+    assert call.error == error
 
 
 def test_a_broken_block_does_not_swallow_the_next_one():

@@ -171,3 +171,4 @@ def test_a_schema_without_core_memory_has_no_tool_for_it():
     assert "core_memory_update" not in [tool["function"]["name"] for tool in tool_schemas(schema)]
     target = WorkingMemory(MemoryState.empty(schema), HashEmbedder(16))
     assert run(target, "core_memory_update", content="x")[0].code == "unknown_tool"
+    assert run(target, "memory_insert", category="semantic", content="x")[0].code == "inserted"

@@ -163,3 +163,23 @@ def test_a_cancelled_run_stops_before_its_next_turn():
 
     asyncio.run(main())
     assert calls == [1]
+
+
+def test_the_texts_of_a_turn_are_embedded_in_one_batch():
+    """Episodes that step together embed what their next searches need in one call, and each text once."""
+
+    class Counting(HashEmbedder):
+        def encode(self, texts):
+            new = [text for text in dict.fromkeys(texts) if text not in seen]
+            seen.update(new)
+            batches.extend([new] if new else [])
+            return super().encode(texts)
+
+    seen, batches = set(), []
+    agent = AgentConfig(prompt="compact", embedder="hash", view_recent=1, view_related=2)
+    tasks = synthetic.tasks(WorldConfig(), 0, 0, 4)
+    groups = memory_engine(ScriptedPolicy("append-only"), agent, Counting(16)).roll_out(tasks)
+    searches = max(len(task.chunks) for task in tasks) - 1
+    assert len(batches) == searches, "the first chunk finds an empty memory; each later one needs one batch"
+    last_searched = [group.trajectories[0].states[-2].entries.values() for group in groups]
+    assert {entry.content for entries in last_searched for entry in entries} <= seen

@@ -35,6 +35,13 @@ def test_a_unit_of_several_entries_is_found_with_the_first():
     assert (outcome.recall(2), outcome.recall(3)) == (1 / 3, 2 / 3)
 
 
+def test_evidence_counts_down_to_the_hundredth_hit():
+    entries = [MemoryEntry(f"n{rank}", "semantic", "x", source=f"p{rank}") for rank in range(1, 200)]
+    questions = [EvidenceQuestion("?", "kind", ("p100", "p101"))]
+    (outcome,) = rank_evidence(questions, lambda queries, k: [entries[:k]], lambda entry: entry.source)
+    assert outcome.gold == (100, math.inf)
+
+
 def test_figures_by_hand():
     ranks = [EvidenceRanks("temporal", (1, 7), 100.0), EvidenceRanks("temporal", (20, math.inf), 200.0)]
     assert recall_metrics(ranks) == {

@@ -48,11 +48,14 @@ def truth(task, text):
 def test_the_best_memory_is_the_oracles():
     pair_list = memory_engine(ScriptedPolicy("oracle"), AgentConfig(embedder="hash"), HashEmbedder(16)).roll_out(TASKS)
     best = {group.task.id: state_text(group.trajectories[0].states[-1]) for group in pair_list}
-    flawless = 0
+    flawless, changed_facts = 0, Counter()
     for pair in memory_pairs(TASKS, 4):
         flawless += pair.chosen == best[pair.task]
         assert pair.rejected != pair.chosen
+        right, chosen = facts(best[pair.task]), facts(pair.chosen)
+        changed_facts[max((right - chosen).total(), (chosen - right).total())] += 1
     assert 30 < flawless < 70
+    assert changed_facts.keys() == {0, 1, 2, 3} and changed_facts[1] > 5, "a chosen memory has up to three faults"
 
 
 def test_the_worse_memory_has_the_faults_that_it_is_said_to_have():

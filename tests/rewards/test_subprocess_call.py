@@ -33,6 +33,8 @@ def job(kind, value=None):
     if kind == "print":
         print("noise")
         os.system("echo noise")
+    if kind == "pid":
+        return os.getpid()
     if kind == "raise":
         raise ValueError(value)
     return value
@@ -58,6 +60,20 @@ def test_a_call_that_waits_for_ever_is_killed_too(work, monkeypatch):
 
 def test_what_it_prints_is_no_answer(work):
     assert work.map([("print", 1), ("print", 2)]) == [1, 2]
+
+
+def test_a_process_is_used_again(work):
+    [first], [second] = work.map([("pid",)]), work.map([("pid",)])
+    assert first == second != os.getpid()
+
+
+def test_what_does_not_start_says_why(tmp_path, monkeypatch):
+    """The reason is the last line that the process wrote, whatever blank lines follow."""
+    (tmp_path / "broken_job.py").write_text(r"raise ValueError('no such thing\n\n')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    function = KillableFunction("broken_job:job", seconds=1, megabytes=64, count=1)
+    with pytest.raises(RewardError, match=r"the process of broken_job:job did not start: .*no such thing$"):
+        function.map([()])
 
 
 def test_an_error_is_raised_here(work):
@@ -92,14 +108,14 @@ def test_many_threads_share_the_processes():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_fork_has_processes_of_its_own(work):
-    work.map([("echo", 1)])
+    [mine] = work.map([("pid",)])
     child = os.fork()
     if child == 0:
         try:
-            answered = work.map([("echo", 2)])
+            [other] = work.map([("pid",)])
             work.close()
-            os._exit(0 if answered == [2] else 3)
+            os._exit(0 if other != mine else 3)
         finally:
             os._exit(4)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert work.map([("echo", 4)]) == [4]
+    assert work.map([("pid",)]) == [mine]

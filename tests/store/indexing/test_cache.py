@@ -1,6 +1,8 @@
 """Index files are caches: missing, torn, stale or foreign ones are made anew, never trusted."""
 
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -296,3 +298,16 @@ def test_an_index_file_keeps_its_name(tmp_path: Path) -> None:
         scope.search("Where?")
     names = sorted(file.name for file in tmp_path.iterdir())
     assert names == ["ana.db", "ana.db-index-6d894aa3ee802549"]
+
+
+def test_an_index_is_built_of_entries_with_and_without_stored_vectors(tmp_path: Path, built: list[int]) -> None:
+    """Vectors are a cache too: those that the file lacks are made anew, in whatever order the rows come."""
+    path = tmp_path / "a.db"
+    fill(path, count=40)
+    right = search_results(path, by_hand=True)
+    for remaining in ("rowid % 3 = 0", "rowid % 3 != 0", "0"):
+        with closing(sqlite3.connect(path)) as database:
+            database.execute(f"DELETE FROM vectors WHERE NOT ({remaining})")
+            database.commit()
+        built.clear()
+        assert search_results(path, by_hand=True) == right and built == [1]
