@@ -296,7 +296,8 @@ class Observation:
     """Writer's view of one chunk, before it is rendered to messages.
 
     Scripted policies read it directly. `task` is set only in training and evaluation. `advice` is the writer's own
-    advice from an earlier attempt, used in training retries.
+    advice from an earlier attempt, used in training retries. `entry_counts` holds the number of live entries by
+    category, for prompt styles that show it.
     """
 
     chunk: Chunk
@@ -304,6 +305,7 @@ class Observation:
     entries: tuple[ViewEntry, ...] = ()
     task: Task | None = None
     advice: str = ""
+    entry_counts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ from pathlib import Path
 from threading import RLock
 from typing import TypeVar
 
-from memalpha.agent.parsing import parse_calls
-from memalpha.agent.prompts import CORE_CUT, render_view, writer_messages
+from memalpha.agent.prompts import CORE_CUT, check_style, render_view, writer_messages
 from memalpha.agent.reader import Answer, ExtractiveReader, PolicyReader, Reader
+from memalpha.agent.styles import parse_reply
 from memalpha.agent.tools import execute
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.errors import ConfigError
-from memalpha.policy.base import Policy, with_prompt_style
+from memalpha.policy.base import Policy, reader_style, with_prompt_style
 from memalpha.policy.load import load_policy
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.memory import Memory
@@ -63,6 +63,9 @@ def observe(
     - The lowest-ranked entries are dropped until the view fits. The rank alternates: best retrieved, most recent,
       second best, and so on.
 
+    The style `mem-alpha` shows the last `config.view_recent` entries of each category instead, in the order in which
+    they were first stored. If they do not fit, it shows half as many of each, down to none.
+
     Args:
         memory: the memory to show.
         chunk: the chunk to read; its text is the search query.
@@ -78,6 +81,8 @@ def observe(
         InvalidContent: if the chunk's timestamp is not ISO 8601.
     """
     check_timestamp(chunk.timestamp)
+    if config.prompt == "mem-alpha":
+        return _observe_by_category(memory, chunk, config, count_tokens, task, advice)
     recent, core = memory.recent(config.view_recent + 1), memory.core
     if len(recent) <= config.view_recent:
         entries = _oldest_first(memory, recent)
@@ -90,6 +95,29 @@ def observe(
     while ranked and not _fits(core, entries, config, count_tokens):
         entries.remove(ranked.pop())
     return Observation(chunk, core, _view(entries), task, advice)
+
+
+def _observe_by_category(
+    memory: Memory,
+    chunk: Chunk,
+    config: AgentConfig,
+    count_tokens: Callable[[str], int],
+    task: Task | None,
+    advice: str,
+) -> Observation:
+    """Build the view of the style `mem-alpha`: the last entries of each category; see `observe`."""
+    by_category = {name: memory.list(name) for name in memory.schema.category_names}
+
+    def newest(number: int) -> list[MemoryEntry]:
+        return [entry for entries in by_category.values() for entry in entries[max(len(entries) - number, 0) :]]
+
+    number, core = config.view_recent, memory.core
+    if not _fits(core, newest(number), config, count_tokens):
+        core = _cut_core(core, config, count_tokens)
+    while number and not _fits(core, newest(number), config, count_tokens):
+        number //= 2
+    counts = {name: len(entries) for name, entries in by_category.items()}
+    return Observation(chunk, core, _view(newest(number)), task, advice, counts)
 
 
 def _oldest_first(memory: Memory, entries: Sequence[MemoryEntry]) -> list[MemoryEntry]:
@@ -178,7 +206,9 @@ def build_request(
     )
 
 
-def act(memory: Memory, chunk: Chunk, completion: Completion, *, source: str | None = None) -> Turn:
+def act(
+    memory: Memory, chunk: Chunk, completion: Completion, *, source: str | None = None, style: str = "full"
+) -> Turn:
     """Apply the tool calls of a completion to the memory, in order.
 
     A failed call does not stop the calls after it.
@@ -188,11 +218,12 @@ def act(memory: Memory, chunk: Chunk, completion: Completion, *, source: str | N
         chunk: the chunk that was read; its timestamp dates new entries.
         completion: the writer's reply.
         source: name of the conversation, stored with each operation.
+        style: prompt style of the writer, in which its calls are written.
 
     Returns:
         The turn: calls, their results, and the operations that changed the memory.
     """
-    calls = parse_calls(completion.text)
+    calls = parse_reply(completion.text, style)
     outcomes = list(_execute_calls(memory, chunk, calls, source))
     operations = tuple(operation for _, operation in outcomes if operation is not None)
     return Turn(chunk.index, completion, calls, tuple(result for result, _ in outcomes), operations)
@@ -221,7 +252,7 @@ class MemoryAgent:
 
     Raises:
         ConfigError: if `store` is not a memory, `config` names another schema or embedder than the store's, or the
-            policy cannot see the instructions.
+            policy cannot see the instructions, or the prompt style does not fit the schema.
     """
 
     def __init__(
@@ -240,6 +271,7 @@ class MemoryAgent:
         self.store = store
         self.config = prompted_config(config or AgentConfig(), self.policy)
         _check_names(self.config, store)
+        check_style(self.config, store.schema)
         self.reader = reader or default_reader(self.policy, self.config)
         self._chunks = 0
         self._turn = RLock()
@@ -258,7 +290,7 @@ class MemoryAgent:
         """
         with self._turn:
             shown_chunk, completion = self._reply(chunk, timestamp)
-            return act(self.store, shown_chunk, completion, source=source)
+            return act(self.store, shown_chunk, completion, source=source, style=self.config.prompt)
 
     def stream(
         self, text: Text | Iterable[Text], *, timestamp: str | None = None, source: str | None = None
@@ -280,7 +312,8 @@ class MemoryAgent:
         for chunk in _split(text):
             with self._turn:
                 shown_chunk, completion = self._reply(chunk, timestamp)
-            for _, operation in _execute_calls(self.store, shown_chunk, parse_calls(completion.text), source):
+            calls = parse_reply(completion.text, self.config.prompt)
+            for _, operation in _execute_calls(self.store, shown_chunk, calls, source):
                 if operation is not None:
                     yield operation
 
@@ -389,4 +422,4 @@ def default_reader(policy: Policy, config: AgentConfig) -> Reader:
     """
     if isinstance(policy, ScriptedPolicy):
         return ExtractiveReader()
-    return PolicyReader(policy, ReaderConfig(kind="policy", prompt=config.prompt))
+    return PolicyReader(policy, ReaderConfig(kind="policy", prompt=reader_style(config.prompt)))

@@ -57,7 +57,7 @@ def from_openai(tool_calls: Sequence[Mapping[str, Any]]) -> tuple[ToolCall, ...]
     calls = []
     for item in tool_calls:
         function = item.get("function") if isinstance(item, Mapping) else None
-        calls.append(_call(function, raw=repr(item)))
+        calls.append(read_call(function, raw=repr(item)))
     return tuple(calls)
 
 
@@ -75,55 +75,55 @@ def after_thinking(text: str) -> int:
 def _block(text: str, start: int) -> tuple[list[ToolCall], int]:
     """Return the calls of the block at `start`, and the index after it."""
     calls: list[ToolCall] = []
-    position = _skip(text, start + len(OPEN))
+    position = skip_space(text, start + len(OPEN))
     while position < len(text) and text[position] in "{[":
         try:
-            value, end = _decode(text, position)
-        except _Unreadable:
+            value, end = decode_json(text, position)
+        except UnreadableJSON:
             break
         raw = text[position:end]
-        calls.extend(_call(item, raw) for item in (value if isinstance(value, list) else [value]))
-        position = _skip(text, end)
+        calls.extend(read_call(item, raw) for item in (value if isinstance(value, list) else [value]))
+        position = skip_space(text, end)
         while position < len(text) and text[position] in "},":  # models often write one brace too many
-            position = _skip(text, position + 1)
+            position = skip_space(text, position + 1)
     if text.startswith(CLOSE, position):
         position += len(CLOSE)
-        return calls or [_malformed(text[start:position])], position
+        return calls or [malformed_call(text[start:position])], position
     if calls and (position == len(text) or text.startswith(OPEN, position)):
         return calls, position  # the close tag is missing
     ends = [index for index in (text.find(CLOSE, position), text.find(OPEN, position)) if index >= 0]
     end = min(ends, default=len(text))
     if text.startswith(CLOSE, end):
         end += len(CLOSE)
-    return [*calls, _malformed(text[start:end])], end
+    return [*calls, malformed_call(text[start:end])], end
 
 
-def _malformed(raw: str) -> ToolCall:
+def malformed_call(raw: str) -> ToolCall:
     return ToolCall(name="", error=MALFORMED, raw=raw)
 
 
-def _call(value: Any, raw: str) -> ToolCall:
+def read_call(value: Any, raw: str) -> ToolCall:
     if not isinstance(value, Mapping):
-        return _malformed(raw)
+        return malformed_call(raw)
     name = value.get("name")
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
         try:
-            arguments, _ = _decode(arguments, _skip(arguments, 0)) if arguments.strip() else ({}, 0)
-        except _Unreadable:
-            return _malformed(raw)
+            arguments, _ = decode_json(arguments, skip_space(arguments, 0)) if arguments.strip() else ({}, 0)
+        except UnreadableJSON:
+            return malformed_call(raw)
     if not isinstance(name, str) or not name or not isinstance(arguments, Mapping):
-        return _malformed(raw)
+        return malformed_call(raw)
     if not all(isinstance(key, str) for key in arguments):
-        return _malformed(raw)
+        return malformed_call(raw)
     return ToolCall(name=name, arguments=dict(arguments), raw=raw)
 
 
-class _Unreadable(ValueError):
+class UnreadableJSON(ValueError):
     """Text that even the tolerant parser cannot read as JSON."""
 
 
-def _skip(text: str, position: int) -> int:
+def skip_space(text: str, position: int) -> int:
     """Return the index after white space and code fences."""
     while True:
         position = _SPACE.match(text, position).end()  # type: ignore[union-attr]
@@ -133,10 +133,10 @@ def _skip(text: str, position: int) -> int:
         position = fence.end()
 
 
-def _decode(text: str, position: int) -> tuple[Any, int]:
+def decode_json(text: str, position: int) -> tuple[Any, int]:
     """Return the JSON value at `position` and the index after it.
 
-    Tries the strict parser first, then the tolerant one. Raises `_Unreadable`.
+    Tries the strict parser first, then the tolerant one. Raises `UnreadableJSON`.
     """
     try:
         return _STRICT.raw_decode(text, position)
@@ -146,7 +146,7 @@ def _decode(text: str, position: int) -> tuple[Any, int]:
 
 def _tolerant(text: str, position: int, depth: int) -> tuple[Any, int]:
     if depth > MAX_DEPTH or position >= len(text):
-        raise _Unreadable
+        raise UnreadableJSON
     first = text[position]
     if first == "{":
         return _object(text, position + 1, depth)
@@ -156,7 +156,7 @@ def _tolerant(text: str, position: int, depth: int) -> tuple[Any, int]:
         return _string(text, position)
     bare = _BARE.match(text, position)
     if not bare:
-        raise _Unreadable
+        raise UnreadableJSON
     return _scalar(bare.group()), bare.end()
 
 
@@ -167,11 +167,11 @@ def _object(text: str, position: int, depth: int) -> tuple[dict[str, Any], int]:
         if text.startswith("}", position):
             return result, position + 1
         if text[position : position + 1] in ("{", "["):
-            raise _Unreadable
+            raise UnreadableJSON
         key, position = _tolerant(text, position, depth + 1)
         position = _SPACE.match(text, position).end()  # type: ignore[union-attr]
         if not text.startswith(":", position):
-            raise _Unreadable
+            raise UnreadableJSON
         position = _SPACE.match(text, position + 1).end()  # type: ignore[union-attr]
         result[str(key)], position = _tolerant(text, position, depth + 1)
         position = _separator(text, position, "}")
@@ -195,7 +195,7 @@ def _separator(text: str, position: int, end: str) -> int:
         return position + 1
     if text.startswith(end, position):
         return position
-    raise _Unreadable
+    raise UnreadableJSON
 
 
 def _string(text: str, position: int) -> tuple[str, int]:
@@ -210,7 +210,7 @@ def _string(text: str, position: int) -> tuple[str, int]:
             if following == "u":
                 digits = text[position + 2 : position + 6]
                 if not re.fullmatch(r"[0-9a-fA-F]{4}", digits):
-                    raise _Unreadable
+                    raise UnreadableJSON
                 parts.append(chr(int(digits, 16)))
                 position += 6
                 continue
@@ -219,7 +219,7 @@ def _string(text: str, position: int) -> tuple[str, int]:
             continue
         parts.append(char)
         position += 1
-    raise _Unreadable
+    raise UnreadableJSON
 
 
 def _pairs(text: str) -> str:

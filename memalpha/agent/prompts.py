@@ -1,8 +1,9 @@
-"""Prompts of the writer, its reflection and the reader, in two styles.
+"""Prompts of the writer, its reflection and the reader, in three styles.
 
 `full` is for instruction-tuned models: a system prompt, the memory view with dates and categories, tools through the
 chat template. `compact` is for the tiny policy: one bare user message, no tools. The tiny policy was trained on its
-exact bytes, so they must not change.
+exact bytes, so they must not change. `mem-alpha` is for Mem-alpha's checkpoints (`agent.mem_alpha`); its reflection is
+that of `full`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from memalpha.agent import mem_alpha
 from memalpha.agent.citations import INSTRUCTION
 from memalpha.agent.tools import tool_schemas
 from memalpha.config import AgentConfig, ReaderConfig
@@ -56,6 +58,13 @@ notes do not hold the answer, reply with the single word {ABSTAIN}.\
 """
 
 
+def check_style(config: AgentConfig, schema: MemorySchema) -> None:
+    """Raise `ConfigError` if the prompt style cannot show such a memory, or its prompt file cannot be read."""
+    if config.prompt == "mem-alpha":
+        mem_alpha.check_schema(schema)
+        mem_alpha.load_prompt(config.prompt_file)
+
+
 def view_line(entry: ViewEntry, style: str) -> str:
     """Return one line of the memory view; line breaks in the content become spaces."""
     content = _one_line(entry.content)
@@ -71,11 +80,13 @@ def render_view(core: str, entries: Iterable[ViewEntry], style: str) -> str:
     Args:
         core: core memory text; may be empty.
         entries: entries to show, in this order.
-        style: "full" or "compact".
+        style: "full", "compact" or "mem-alpha".
 
     Returns:
         The core memory, then one line per entry.
     """
+    if style == "mem-alpha":
+        return mem_alpha.render_view(core, list(entries))
     lines = [view_line(entry, style) for entry in entries]
     if style == "compact":
         return "\n".join(["memory", *([f"core: {_one_line(core)}"] if core else []), *lines])
@@ -93,8 +104,13 @@ def writer_messages(
         schema: categories, which the prompt describes.
 
     Returns:
-        Messages and tool schemas. The compact style has no tools, because its policy was trained without them.
+        Messages and tool schemas. The compact style has no tools, because its policy was trained without them; in the
+        style mem-alpha they are part of the system message.
     """
+    wishes = f"\n\nInstructions of the user on what to remember:\n{config.instructions}" if config.instructions else ""
+    if config.prompt == "mem-alpha":
+        prompt = mem_alpha.load_prompt(config.prompt_file)
+        return mem_alpha.writer_messages(observation, config.max_new_tokens, prompt, wishes), ()
     chunk = observation.chunk
     view = render_view(observation.core, observation.entries, config.prompt)
     if config.prompt == "compact":
@@ -104,7 +120,6 @@ def writer_messages(
     kinds = "\n".join(f"- {category.name}: {category.description}" for category in schema.categories)
     date = f" ({chunk.timestamp})" if chunk.timestamp else ""
     advice = f"Your advice from an earlier attempt:\n{observation.advice}\n\n" if observation.advice else ""
-    wishes = f"\n\nInstructions of the user on what to remember:\n{config.instructions}" if config.instructions else ""
     messages = (
         {"role": "system", "content": f"{_WRITER_SYSTEM}\n\nCategories of entries:\n{kinds}{wishes}"},
         {"role": "user", "content": f"{view}\n\n{advice}New part of the conversation{date}:\n{chunk.render()}"},

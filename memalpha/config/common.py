@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, field_validator, model_validator
 
 
 class Config(BaseModel):
@@ -59,18 +60,31 @@ HIDDEN_INSTRUCTIONS = (
 )
 """Reason why `agent.instructions` are refused with the compact prompt."""
 
+MEM_ALPHA_AGENT = {"view_tokens": 3072, "view_related": 0, "view_recent": 5, "max_new_tokens": 2048}
+"""Defaults of an agent with `prompt: mem-alpha`: what the checkpoints were trained with (prompts of 6,144 tokens)."""
+
 
 class AgentConfig(ChatConfig):
-    """Prompt of the writer and its view of the memory."""
+    """Prompt of the writer and its view of the memory.
+
+    With `prompt: mem-alpha` the view holds the `view_recent` entries of each category that were stored last, and
+    `MEM_ALPHA_AGENT` has the defaults.
+    """
 
     memory_schema: str = Field(default="mem-alpha", description="mem-alpha, life, or a YAML file of your own")
     embedder: str = Field(default="static", description="static, hash, or a sentence-transformers model name or path")
-    prompt: Literal["full", "compact"] = Field(
-        default="full", description="prompt style; compact is the tiny policies'"
+    prompt: Literal["full", "compact", "mem-alpha"] = Field(
+        default="full",
+        description="prompt style; compact is the tiny policies', mem-alpha that of Mem-alpha's checkpoints "
+        "(agent.mem_alpha)",
+    )
+    prompt_file: Path | None = Field(
+        default=None,
+        description="prompt=mem-alpha: YAML or JSON file with the texts `system` and `user`, in place of ours",
     )
     view_tokens: int = Field(default=1024, gt=0, description="budget of the memory view, in the policy's tokens")
     view_related: int = Field(default=8, ge=0, description="entries retrieved for the chunk")
-    view_recent: int = Field(default=8, ge=0, description="most recent entries")
+    view_recent: int = Field(default=8, ge=0, description="most recent entries; prompt=mem-alpha: of each category")
     max_new_tokens: int = Field(default=1024, gt=0, description="tokens of a reply to one chunk, at most")
     instructions: str | None = Field(
         default=None, description="your own words on what to remember, shown to the writer with every chunk"
@@ -83,10 +97,26 @@ class AgentConfig(ChatConfig):
             raise ValueError("empty: say what to remember, or leave it out")
         return instructions
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _add_style_defaults(cls, data: Any, handler: ModelWrapValidatorHandler[AgentConfig]) -> AgentConfig:
+        """Put the style's defaults under the given settings; they do not count as set."""
+        if not isinstance(data, Mapping) or data.get("prompt") != "mem-alpha":
+            return handler(data)
+        config = handler({**MEM_ALPHA_AGENT, **data})
+        config.model_fields_set.difference_update(set(MEM_ALPHA_AGENT) - set(data))
+        return config
+
     @model_validator(mode="after")
-    def _shown(self) -> AgentConfig:
+    def _check_style(self) -> AgentConfig:
         if self.instructions is not None and self.prompt == "compact":
             raise ValueError(f"instructions: {HIDDEN_INSTRUCTIONS}")
+        if self.prompt_file is not None and self.prompt != "mem-alpha":
+            raise ValueError(f"prompt_file: has no effect with prompt={self.prompt}; leave it out")
+        if self.prompt == "mem-alpha" and self.view_related:
+            raise ValueError(
+                "view_related: prompt=mem-alpha shows the last entries of each category, none by search; leave it out"
+            )
         return self
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from memalpha.agent.agent import act, build_request, observe
+from memalpha.agent.prompts import check_style
 from memalpha.config import AgentConfig
 from memalpha.environments.base import Step
 from memalpha.environments.engine import RolloutEngine
@@ -24,6 +25,9 @@ class MemoryWriting:
         count_tokens: Token counter of the writer's policy.
         embedder: Embedder of the memories; default: `config.embedder`.
         schema: Categories of the memories; default: `config.memory_schema`.
+
+    Raises:
+        ConfigError: The prompt style does not fit the schema, or its prompt file cannot be read.
     """
 
     def __init__(
@@ -37,6 +41,7 @@ class MemoryWriting:
         self.count_tokens = count_tokens
         self.embedder = embedder or load_embedder(config.embedder)
         self.schema = schema or load_schema(config.memory_schema)
+        check_style(config, self.schema)
 
     def __call__(self) -> WritingEpisode:
         """Make an episode."""
@@ -145,7 +150,8 @@ class WritingEpisode:
         return len(self.task.chunks)
 
     def _apply(self, reply: str) -> Step:
-        turn = act(self.memory, self.task.chunks[self._index], Completion(reply), source=self.task.id)
+        chunk, style = self.task.chunks[self._index], self.writing.config.prompt
+        turn = act(self.memory, chunk, Completion(reply), source=self.task.id, style=style)
         self._index += 1
         self._not_embedded.update((operation.id, None) for operation in turn.operations if operation.id)
         return Step(None, self._index == self.turns, None, turn.calls, turn.results, turn.operations)

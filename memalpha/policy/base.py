@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.config.common import HIDDEN_INSTRUCTIONS
+from memalpha.config.files import build_config
 from memalpha.errors import ConfigError
 from memalpha.types import Completion, SampleRequest
 
@@ -50,15 +51,25 @@ class Policy(Protocol):
 def with_prompt_style(settings: S, policy: Policy) -> S:
     """Return `settings` with the policy's prompt style unless they set one explicitly.
 
+    A style has defaults of its own for settings that are not set. Readers of `mem-alpha` policies are prompted as
+    `full`: those policies were trained to write only.
+
     Raises:
-        ConfigError: The settings hold instructions, and the policy's style is the compact one.
+        ConfigError: Settings do not fit the policy's style, such as instructions with the compact one.
     """
     if "prompt" in settings.model_fields_set:
         return settings
     style = getattr(policy, "prompt", "full")
-    if style == "compact" and isinstance(settings, AgentConfig) and settings.instructions is not None:
+    if isinstance(settings, ReaderConfig):
+        return settings.model_copy(update={"prompt": reader_style(style)})
+    if style == "compact" and settings.instructions is not None:
         raise ConfigError(f"agent.instructions: policy {policy.name!r}: {HIDDEN_INSTRUCTIONS}")
-    return settings.model_copy(update={"prompt": style})
+    return build_config(type(settings), {**settings.model_dump(exclude_unset=True), "prompt": style}, "agent")
+
+
+def reader_style(style: str) -> Literal["full", "compact"]:
+    """Return the prompt style in which a writer of a style is asked questions."""
+    return "compact" if style == "compact" else "full"
 
 
 def endpoint_hint(name: str) -> str:

@@ -32,7 +32,9 @@ from memalpha.policy.model_files import (
 from memalpha.types import Completion, SampleRequest
 
 STYLE_KEY = "memalpha_prompt"
-STYLES = ("full", "compact")
+STYLES = ("full", "compact", "mem-alpha")
+KNOWN_STYLES = {"YuWangX/Memalpha-4B": "mem-alpha"}
+"""Prompt styles of published checkpoints, whose files name none."""
 
 
 class TransformersPolicy:
@@ -116,6 +118,13 @@ class TransformersPolicy:
         speed. With float32, one or two tokens in a thousand are off by more than 1e-5 (none by more than 1e-4).
         """
         self._sampling_dtype = getattr(torch, dtype)
+
+    def set_prompt_style(self, style: str) -> None:
+        """Set the prompt style that the weights are trained in; `save` writes it to both configurations."""
+        if style != self.prompt:
+            self.prompt = style
+            setattr(self.model.config, STYLE_KEY, style)
+            self.tokenizer.init_kwargs[STYLE_KEY] = style
 
     def save(self, folder: str | Path) -> None:
         """Write a plain transformers directory (weights, configuration, tokenizer)."""
@@ -295,8 +304,8 @@ def merge_adapter(base: TransformersPolicy, folder: str | Path) -> TransformersP
 
 
 def _prompt_style(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> str:
-    """Return the prompt style from the model's or the tokenizer's configuration."""
-    candidates = (getattr(model.config, STYLE_KEY, None), tokenizer.init_kwargs.get(STYLE_KEY))
+    """Return the prompt style from the model's or the tokenizer's configuration, or that of a published checkpoint."""
+    candidates = (getattr(model.config, STYLE_KEY, None), tokenizer.init_kwargs.get(STYLE_KEY), KNOWN_STYLES.get(name))
     style = next((style for style in candidates if style is not None), "full")
     if style not in STYLES:
         raise PolicyError(f"policy {name!r}: {STYLE_KEY} {style!r} in its config.json is none of {', '.join(STYLES)}")

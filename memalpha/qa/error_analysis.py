@@ -43,7 +43,7 @@ from memalpha.types import MemoryEntry, Operation, Question, Task, Trajectory, T
 if TYPE_CHECKING:
     from memalpha.qa.records import Record
 
-Style = Literal["full", "compact"]
+Style = Literal["full", "compact", "mem-alpha"]
 
 GOLD_FAULTY = "gold_faulty"
 SHOULD_HAVE_ABSTAINED = "should_have_abstained"

@@ -14,7 +14,8 @@ scores r1 too. With neither gold operations nor a judge r4 has weight 0: validit
 and `reward.calls` are the weights of r1 and r2.
 
 Preset `published` follows the code of Mem-alpha (arXiv 2509.25911). A duplicate is a failed call, deleting an unknown
-id a success, no call is worth 0 in r2 and r4, a delete is never valid, and r3 is not clamped.
+id or inserting an empty content a success, no call is worth 0 in r2 and r4, a delete is never valid, and r3 is not
+clamped.
 
 Preset `default` repairs these. Only writes that changed the memory and failed calls count in r2; duplicates and skips
 neither earn nor dilute. A turn without a failed call has r2 = 1. Deletes are judged like any write. Writing nothing has
@@ -212,7 +213,7 @@ def _judged_share(turn: Turn, content: ContentVerdicts) -> float:
 
 def _published_call_share(turn: Turn) -> float:
     calls = _published_calls(turn)
-    succeeded = sum(result.code in CHANGING_CODES or _deletes_unknown_id(result) for result in calls)
+    succeeded = sum(result.code in CHANGING_CODES or _succeeds_as_published(result) for result in calls)
     return succeeded / len(calls) if calls else 0.0
 
 
@@ -236,5 +237,17 @@ def _published_calls(turn: Turn) -> list[ToolResult]:
     return [result for result in turn.results if result.code != "skipped"]
 
 
-def _deletes_unknown_id(result: ToolResult) -> bool:
-    return result.call.name == "memory_delete" and result.code == "unknown_id"
+def _succeeds_as_published(result: ToolResult) -> bool:
+    """Return True for a refused call that Mem-alpha's code reports as executed.
+
+    These are a delete whose id is unknown or missing, and an insert whose content is empty or no text.
+    """
+    name, arguments = result.call.name, result.call.arguments
+    if name == "memory_delete":
+        return result.code == "unknown_id" or (result.code == "invalid_arguments" and not arguments)
+    if name != "memory_insert" or set(arguments) != {"category", "content"}:
+        return False
+    is_empty = isinstance(arguments["content"], str) and not arguments["content"].strip()
+    return (result.code == "invalid_content" and is_empty) or (
+        result.code == "invalid_arguments" and not isinstance(arguments["content"], str)
+    )

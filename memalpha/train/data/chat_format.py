@@ -15,7 +15,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from memalpha.agent.parsing import format_call, from_openai, parse_calls
+from memalpha.agent.parsing import from_openai
+from memalpha.agent.styles import format_calls, parse_reply
 from memalpha.errors import DataError, PolicyError
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.types import ToolCall
@@ -157,22 +158,41 @@ def render_messages(
         raise DataError(f"{source}: {error}") from error
 
 
-def reply_text(value: Any, source: str) -> str:
-    """Return the text of a reply, which is a text or one assistant message."""
+def reply_text(value: Any, source: str, style: str = "full") -> str:
+    """Return the text of a reply, which is a text or one assistant message.
+
+    Args:
+        value: Value of the field.
+        source: file:line and field for errors.
+        style: Prompt style of the policy, in which tool calls are written.
+
+    Raises:
+        DataError: The value is neither.
+    """
     if isinstance(value, str):
         return value
     messages = validate_messages(value, source)
     if len(messages) != 1 or messages[0]["role"] != "assistant":
         raise DataError(f"{source}: give a text or one message of the assistant")
-    return format_message(messages[0], source)
+    return format_message(messages[0], source, style)
 
 
-def format_message(message: Mapping[str, Any], source: str) -> str:
-    """Format an assistant message: its content, then its tool calls as the agent's parser reads them."""
+def format_message(message: Mapping[str, Any], source: str, style: str = "full") -> str:
+    """Format an assistant message: its content, then its tool calls as the agent's parser reads them.
+
+    Args:
+        message: Assistant message, with `tool_calls` or without.
+        source: file:line and field for errors.
+        style: Prompt style of the policy, in which tool calls are written.
+
+    Raises:
+        DataError: A tool call is invalid.
+    """
     calls = from_openai(message.get("tool_calls") or [])
     if any(call.error for call in calls):
         raise DataError(f"{source}.tool_calls: each is an object with a function of name and arguments")
-    return (message.get("content") or "") + "".join(format_call(call.name, call.arguments) for call in calls)
+    content = message.get("content") or ""
+    return content + format_calls(calls, style) if calls else content
 
 
 def encode_reply(policy: TransformersPolicy, text: str, source: str) -> tuple[int, ...]:
@@ -193,7 +213,8 @@ def encode_reply(policy: TransformersPolicy, text: str, source: str) -> tuple[in
         raise DataError(f"{source}: the completion holds an end token of policy {policy.name!r}: take it out")
     end = end_of_turn_id(policy)
     read = policy.chat.read_reply(decode(policy, [*ids, end] if policy.chat.reply_parser else ids), "")
-    if _call_tuples(parse_calls(read)) != _call_tuples(parse_calls(text)):
+    styles = ("full", policy.prompt)
+    if any(_call_tuples(parse_reply(read, style)) != _call_tuples(parse_reply(text, style)) for style in styles):
         raise DataError(
             f"{source}: the tokenizer of policy {policy.name!r} does not give the completion's tool calls back: it "
             "loses characters of them"

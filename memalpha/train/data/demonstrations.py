@@ -19,6 +19,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from memalpha.agent.agent import build_request
+from memalpha.agent.parsing import parse_calls
+from memalpha.agent.styles import format_calls
 from memalpha.config import AgentConfig
 from memalpha.errors import DataError
 from memalpha.policy.scripted import ScriptedPolicy
@@ -48,13 +50,19 @@ class Demonstrator:
 
     It renders and measures prompts as the policy does, so it sees the same memory. `sample` raises `DataError` for a
     reply that these tokens cannot express.
+
+    Args:
+        script: The scripted writer.
+        policy: Policy whose tokens and template are used.
+        style: Prompt style of the writer; the calls are written in it.
     """
 
-    def __init__(self, script: ScriptedPolicy, policy: TransformersPolicy) -> None:
+    def __init__(self, script: ScriptedPolicy, policy: TransformersPolicy, style: str = "full") -> None:
         self.name = script.name
         self.count_tokens = policy.count_tokens
         self._script = script
         self._policy = policy
+        self._style = style
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
         """Return the script's replies with the ids of prompts and replies; they have no log-probs."""
@@ -66,7 +74,10 @@ class Demonstrator:
                 if observation and observation.task
                 else self.name
             )
-            ids = encode_reply(self._policy, reply.text, source)
+            text = reply.text
+            if self._style == "mem-alpha":
+                text = format_calls(parse_calls(text), self._style, observation.entries if observation else ())
+            ids = encode_reply(self._policy, text, source)
             prompt = self._policy.render_request(request)
             check_room(self._policy, len(prompt) + len(ids), source)
             if len(ids) > request.max_new_tokens:
@@ -74,7 +85,7 @@ class Demonstrator:
                     f"{source}: the demonstration has {len(ids)} tokens, agent.max_new_tokens={request.max_new_tokens} "
                     "would cut it short: raise it"
                 )
-            completions.append(Completion(reply.text, tuple(prompt), ids))
+            completions.append(Completion(text, tuple(prompt), ids))
         return completions
 
 
@@ -265,10 +276,10 @@ def _prompts_and_replies(
         for index in replies:
             field = f"messages[{index}]"
             prompt = render_messages(policy, messages[:index], tools, f"{source}: {field}")
-            yield prompt, format_message(messages[index], f"{source}: {field}"), field
+            yield prompt, format_message(messages[index], f"{source}: {field}", policy.prompt), field
         return
     for key in ("prompt", "completion"):
         if key not in value:
             raise DataError(f"{source}: {key}: missing")
     ids = encode_prompt(value["prompt"], tools, policy, source)
-    yield ids, reply_text(value["completion"], f"{source}: completion"), "completion"
+    yield ids, reply_text(value["completion"], f"{source}: completion", policy.prompt), "completion"

@@ -67,7 +67,7 @@ def read_pairs(path: Path, policy: TransformersPolicy) -> list[Pair]:
     """
     pairs = []
     for source, value in read_objects(path, _KEYS):
-        line = parse_preference_line(value, source)
+        line = parse_preference_line(value, source, policy.prompt)
         if isinstance(line.prompt, str):
             prompt = encode(policy, line.prompt)
         else:
@@ -152,8 +152,13 @@ class PreferenceLine:
     field: str = "prompt"
 
 
-def parse_preference_line(value: Mapping[str, Any], source: str) -> PreferenceLine:
+def parse_preference_line(value: Mapping[str, Any], source: str, style: str = "full") -> PreferenceLine:
     """Validate one line and return its parts.
+
+    Args:
+        value: The line.
+        source: file:line for errors.
+        style: Prompt style of the policy, in which tool calls are written.
 
     Raises:
         DataError: The line is invalid.
@@ -164,9 +169,8 @@ def parse_preference_line(value: Mapping[str, Any], source: str) -> PreferenceLi
     tools = validate_tools(value, source)
     if "prompt" in value:
         prompt = validate_prompt(value["prompt"], tools, source)
-        return PreferenceLine(
-            prompt, tools, *(reply_text(value[key], f"{source}: {key}") for key in ("chosen", "rejected"))
-        )
+        replies = (reply_text(value[key], f"{source}: {key}", style) for key in ("chosen", "rejected"))
+        return PreferenceLine(prompt, tools, *replies)
     if isinstance(value["chosen"], str) or isinstance(value["rejected"], str):
         raise DataError(f"{source}: prompt: missing (only chats may hold it themselves)")
     chats = {key: validate_messages(value[key], f"{source}: {key}") for key in ("chosen", "rejected")}
@@ -175,5 +179,7 @@ def parse_preference_line(value: Mapping[str, Any], source: str) -> PreferenceLi
             raise DataError(f"{source}: {key}: its last message must be the assistant's")
     if chats["chosen"][:-1] != chats["rejected"][:-1]:
         raise DataError(f"{source}: rejected: what stands before its last message is not what chosen has there")
-    chosen, rejected = (format_message(chat[-1], f"{source}: {key}[{len(chat) - 1}]") for key, chat in chats.items())
+    chosen, rejected = (
+        format_message(chat[-1], f"{source}: {key}[{len(chat) - 1}]", style) for key, chat in chats.items()
+    )
     return PreferenceLine(chats["chosen"][:-1], tools, chosen, rejected, "chosen")

@@ -153,7 +153,9 @@ def load_fixed_rows(
             held_out, _ = _reflection_rows(config, policy, writing, scorer, validation, len(tasks))
         else:
             script = ScriptedPolicy("oracle" if config.source == "gold" else config.source.removeprefix("scripted:"))
-            engine = memory_engine(Demonstrator(script, policy), config.agent, writing.embedder, writing.schema)
+            engine = memory_engine(
+                Demonstrator(script, policy, config.agent.prompt), config.agent, writing.embedder, writing.schema
+            )
             (rows, left_out), (held_out, _) = (
                 imitation_rows(trajectory for group in groups for trajectory in group.trajectories)
                 for groups in (engine.roll_out(tasks), engine.roll_out(validation))

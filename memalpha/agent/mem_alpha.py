@@ -1,0 +1,324 @@
+"""Prompt style of Mem-alpha's checkpoints (arXiv 2509.25911): messages, tools, and their calls as ours.
+
+Their released 4B model was trained with one fresh prompt a chunk: a system message with the memory and the tools as
+text, a user message with the chunk. The view holds the core memory and the last 5 entries of each kind. Structure,
+tags, markers, tool names and parameters here are theirs. **The sentences are ours**. A prompt file replaces them by
+others, byte for byte (`load_prompt`); `scripts/mem_alpha_prompt.py` makes one from a checkout of their repository.
+
+Replies are read by `agent.qwen_agent` and mapped to the tools of `agent.tools`:
+
+| their call                                       | ours                                       |
+|--------------------------------------------------|--------------------------------------------|
+| new_memory_insert(memory_type, content)          | memory_insert(category, content)           |
+| memory_update(memory_type, new_content, memory_id) | memory_update(id, content)               |
+| memory_delete(memory_type, memory_id)            | memory_delete(id)                          |
+| memory_update(core_memory, new_content)          | core_memory_update(content)                |
+| memory_delete(core_memory)                       | core_memory_update(content="")             |
+
+Where their executor and ours differ, ours holds:
+
+- `semantic` is read as `semantic_memory`; theirs refuses it in inserts.
+- An update or delete finds its entry by id alone; theirs looks in the named kind only.
+- Deleting an unknown id is an error; theirs calls it a success.
+- Empty contents and core texts over the limit are refused; theirs stores the first and cuts the second.
+
+The reward preset `published` counts a delete of an unknown id and an insert of an empty content as theirs does.
+Arguments beside the named ones are ignored, as theirs are. A reply without a block of the protocol is read for Hermes
+calls, which scripted writers and endpoints give.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from memalpha.agent.parsing import parse_calls
+from memalpha.agent.qwen_agent import FUNCTION, describe_tools, format_block, parse_blocks
+from memalpha.errors import ConfigError
+from memalpha.store.schema import MemorySchema
+from memalpha.types import Observation, ToolCall, ViewEntry
+
+KINDS = ("semantic", "episodic")
+DONE = "Done"
+"""Reply to a chunk that leaves nothing to store."""
+
+RESPONSE_SHARE = 0.8
+"""Share of `max_new_tokens` that the prompt names as the limit of a reply."""
+
+_SUFFIX = "_memory"
+_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
+_SYSTEM_NAMES = ("core", *(f"{kind}{part}" for kind in KINDS for part in ("", "_shown", "_total")))
+_USER_NAMES = ("chunk", "response_limit")
+
+
+def _tool(name: str, description: str, types: Sequence[str], required: int, **parameters: str) -> dict[str, Any]:
+    """Return one tool; the first `required` parameters are required, beginning with `memory_type`."""
+    first, *others = parameters
+    properties = {
+        first: {"type": "string", "description": parameters[first], "enum": [kind + _SUFFIX for kind in types]},
+        **{other: {"type": "string", "description": parameters[other]} for other in others},
+    }
+    schema = {"type": "object", "properties": properties, "required": list(parameters)[:required]}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+TOOLS = (
+    _tool(
+        "new_memory_insert",
+        "Add a new entry to the semantic or the episodic memory; it gets an id of its own. The core memory takes no "
+        "entries, only updates.",
+        KINDS,
+        2,
+        memory_type="Where it belongs: 'semantic' (knowledge) or 'episodic' (something that happened)",
+        content="What the new entry says",
+    ),
+    _tool(
+        "memory_update",
+        "Rewrite a memory: the whole core memory (also while it is empty), or the semantic or episodic entry with the "
+        "given id.",
+        ("core", *KINDS),
+        2,
+        memory_type="What to rewrite: 'core' (the paragraph), 'semantic' (knowledge) or 'episodic' (an event)",
+        new_content="The whole new text, old and new facts **combined**; it replaces the paragraph or the entry",
+        memory_id="Id of the semantic or episodic entry; not needed for the core memory",
+    ),
+    _tool(
+        "memory_delete",
+        "Remove a memory: clear the core memory, or drop the semantic or episodic entry with the given id.",
+        ("core", *KINDS),
+        1,
+        memory_type="What to remove: 'core' (the paragraph), 'semantic' (knowledge) or 'episodic' (an event)",
+        memory_id="Id of the semantic or episodic entry; not needed for the core memory",
+    ),
+)
+"""Their tools while writing, in OpenAI's function format."""
+
+_SYSTEM = f"""\
+You keep the long-term memory of a personal assistant. Your main task is to study what the user shares, to understand \
+it, and to store it in the memory.
+
+HOW TO MEMORIZE:
+- Read all that the user shares until it is understood
+- Find the facts, the ideas and what connects them
+- Store what matters under the kind of memory that suits it:
+* core_memory: What is known so far, as one compact paragraph
+* semantic_memory: Knowledge in general, facts and concepts
+* episodic_memory: Events that somebody lived through, always with their time, and with place or circumstances
+- Let the content decide the kind
+
+THE MEMORY NOW:
+<core_memory>
+{{{{core}}}}
+</core_memory>
+
+<semantic_memory> (The most recent {{{{semantic_shown}}}} out of {{{{semantic_total}}}} memories)
+{{{{semantic}}}}
+</semantic_memory>
+
+<episodic_memory> (The most recent {{{{episodic_shown}}}} out of {{{{episodic_total}}}} memories)
+{{{{episodic}}}}
+</episodic_memory>
+
+Use the memory tools freely to store what is new. If nothing is left to store, answer '{DONE}'; the user does not see \
+this answer. You are asked only once, so make all insertions in this turn.
+
+{describe_tools(TOOLS)}"""
+
+_USER = """\
+Take these steps to remember the content below:
+
+1. **Core Memory Update**: Keep up what is known of the user, or the summary of what is being read, or the rules of a \
+classification learnt from its examples (label 1: meaning; label 2: meaning, and so on). A few sentences at most.
+
+2. **Memory Storage**:
+   - **Episodic Memory**: What the user, the user's friends and the assistant did, with its time (written: "At \
+timestamp t, user did X")
+   - **Semantic Memory**: Facts that matter (written: "Ana is the user's sister and 31 years old", "Author of Emma: \
+Jane Austen", "Sample: xxx; Label: xxx")
+
+<new_chunk>
+{{chunk}}
+</new_chunk>
+
+**Limit**: A response may have {{response_limit}} tokens. Keep every memory short."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Texts of the system and the user message, with placeholders such as `{{core}}`."""
+
+    system: str
+    user: str
+
+
+DEFAULT_PROMPT = Prompt(_SYSTEM, _USER)
+
+
+def check_schema(schema: MemorySchema) -> None:
+    """Raise `ConfigError` unless a memory has the kinds that this style can show: core, semantic, episodic."""
+    if set(schema.category_names) != set(KINDS) or not schema.core:
+        raise ConfigError(
+            f"agent.prompt: the style mem-alpha knows a core memory, semantic and episodic entries, not schema "
+            f"{schema.describe()}: use memory_schema=mem-alpha, or prompt=full"
+        )
+
+
+@lru_cache(maxsize=8)
+def load_prompt(path: Path | None) -> Prompt:
+    """Return the prompt of a YAML or JSON file with `system` and `user`; without a path, the one in our words.
+
+    Placeholders of `system`: `{{core}}`, and for semantic and episodic each `{{semantic}}` (lines, or `Empty.`),
+    `{{semantic_shown}}` and `{{semantic_total}}` (numbers). Placeholders of `user`: `{{chunk}}`, `{{response_limit}}`.
+    The tools are part of the `system` text.
+
+    Raises:
+        ConfigError: The file cannot be read, or a text or a placeholder is missing or unknown.
+    """
+    if path is None:
+        return DEFAULT_PROMPT
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"agent.prompt_file: {path} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"agent.prompt_file: {path} is neither YAML nor JSON: {error}") from error
+    if not isinstance(data, Mapping) or set(data) != {"system", "user"}:
+        raise ConfigError(f"agent.prompt_file: {path} must hold the texts 'system' and 'user', and nothing else")
+    for key, known, needed in (("system", _SYSTEM_NAMES, ("core", *KINDS)), ("user", _USER_NAMES, ("chunk",))):
+        if not isinstance(data[key], str):
+            raise ConfigError(f"agent.prompt_file: {path}: {key}: a text is needed")
+        names = _PLACEHOLDER.findall(data[key])
+        for name in names:
+            if name not in known:
+                raise ConfigError(
+                    f"agent.prompt_file: {path}: {key}: no placeholder {{{{{name}}}}}: there are {', '.join(known)}"
+                )
+        for name in needed:
+            if name not in names:
+                raise ConfigError(
+                    f"agent.prompt_file: {path}: {key}: has no {{{{{name}}}}}, so the model cannot see it"
+                )
+    return Prompt(data["system"], data["user"])
+
+
+# ------------------------------------------------------------------------------------------------------------- messages
+
+
+def render_view(core: str, entries: Sequence[ViewEntry]) -> str:
+    """Return the memory as blocks of core, semantic and episodic memory, as the system message shows it."""
+    texts = {"core": core, **{kind: _lines(entries, kind) for kind in KINDS}}
+    return "\n\n".join(f"<{name}{_SUFFIX}>\n{text}\n</{name}{_SUFFIX}>" for name, text in texts.items())
+
+
+def writer_messages(
+    observation: Observation, max_new_tokens: int, prompt: Prompt = DEFAULT_PROMPT, wishes: str = ""
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Build system and user message for one chunk.
+
+    A chunk's timestamp stands in brackets before its text, unless the text begins with a bracket: Mem-alpha's own
+    chunks begin with a header that holds the time.
+
+    Args:
+        observation: The writer's view of the chunk, with `entry_counts`.
+        max_new_tokens: Most tokens of a reply; the prompt names 0.8 of it, as theirs does.
+        prompt: Texts of the messages.
+        wishes: The user's instructions, appended to the system message.
+    """
+    chunk, text = observation.chunk, observation.chunk.render()
+    if chunk.timestamp and not text.startswith("["):
+        text = f"[{chunk.timestamp}]\n{text}"
+    values = {"core": observation.core, "chunk": text, "response_limit": str(int(max_new_tokens * RESPONSE_SHARE))}
+    for kind in KINDS:
+        shown = sum(entry.category == kind for entry in observation.entries)
+        values[kind] = _lines(observation.entries, kind)
+        values[f"{kind}_shown"] = str(shown)
+        values[f"{kind}_total"] = str(max(observation.entry_counts.get(kind, 0), shown))
+    advice = f"Your advice from an earlier attempt:\n{observation.advice}\n\n" if observation.advice else ""
+    return (
+        {"role": "system", "content": _fill(prompt.system, values) + wishes},
+        {"role": "user", "content": advice + _fill(prompt.user, values)},
+    )
+
+
+def _lines(entries: Sequence[ViewEntry], kind: str) -> str:
+    return "\n".join(f"[{entry.id}] {entry.content}" for entry in entries if entry.category == kind) or "Empty."
+
+
+def _fill(template: str, values: Mapping[str, str]) -> str:
+    """Replace placeholders in one pass, so that a value may hold text that looks like a placeholder."""
+    return _PLACEHOLDER.sub(lambda match: values[match[1]], template)
+
+
+# -------------------------------------------------------------------------------------------------------------- replies
+
+
+def parse_reply(text: str) -> tuple[ToolCall, ...]:
+    """Return the calls of a reply as calls of `agent.tools`, in order; `()` if it has none. No text raises."""
+    return tuple(map(to_tool_call, parse_blocks(text) if FUNCTION in text else parse_calls(text)))
+
+
+def format_reply(calls: Sequence[ToolCall], category_of: Callable[[str], str | None] = lambda id: None) -> str:
+    """Return the reply that makes these calls: blocks of the protocol, or `Done` without a call.
+
+    The format has no place for an insert's timestamp and importance, which are dropped.
+
+    Args:
+        calls: Calls of `agent.tools`; others keep name and arguments.
+        category_of: Returns the category of an id, or None if it is unknown. Updates and deletes of unknown ids name
+            the semantic memory; their entry is found by id alone.
+    """
+    blocks = [format_block(*_from_tool_call(call, category_of)) for call in calls if call.name != "memory_skip"]
+    return "\n".join(blocks) or DONE
+
+
+def to_tool_call(call: ToolCall) -> ToolCall:
+    """Return one of their calls as a call of `agent.tools`; every other call unchanged.
+
+    A call whose `memory_type` is missing or unknown keeps its arguments, which the tools refuse.
+    """
+    arguments = call.arguments
+    if call.error or call.name not in ("new_memory_insert", "memory_update", "memory_delete"):
+        return call
+    if call.name != "new_memory_insert" and "memory_type" not in arguments and "id" in arguments:
+        return call  # our own tool of the same name
+    name = {"new_memory_insert": "memory_insert"}.get(call.name, call.name)
+    kind = str(arguments.get("memory_type")).removesuffix(_SUFFIX)
+    if kind not in ("core", *KINDS):
+        return ToolCall(name, {"memory_type": None, **arguments}, raw=call.raw)
+    if call.name == "new_memory_insert":
+        return ToolCall(name, {"category": kind, **_renamed(arguments, content="content")}, raw=call.raw)
+    if kind == "core":
+        content = {"content": ""} if call.name == "memory_delete" else _renamed(arguments, new_content="content")
+        return ToolCall("core_memory_update", content, raw=call.raw)
+    names = {"memory_id": "id"} if call.name == "memory_delete" else {"memory_id": "id", "new_content": "content"}
+    values = _renamed(arguments, **names)
+    if isinstance(values.get("id"), int):
+        values["id"] = str(values["id"])  # an id of digits alone, written without quotes
+    return ToolCall(name, values, raw=call.raw)
+
+
+def _from_tool_call(call: ToolCall, category_of: Callable[[str], str | None]) -> tuple[str, dict[str, Any]]:
+    """Return name and arguments of one of our calls as Mem-alpha writes it."""
+    arguments = dict(call.arguments)
+    if call.name == "core_memory_update":
+        if arguments.get("content") == "":
+            return "memory_delete", {"memory_type": f"core{_SUFFIX}"}
+        return "memory_update", {"memory_type": f"core{_SUFFIX}", **_renamed(arguments, content="new_content")}
+    if call.name == "memory_insert" and "category" in arguments:
+        kind = {"memory_type": f"{arguments['category']}{_SUFFIX}"}
+        return "new_memory_insert", {**kind, **_renamed(arguments, content="content")}
+    if call.name in ("memory_update", "memory_delete") and "id" in arguments:
+        kind = {"memory_type": f"{category_of(str(arguments['id'])) or KINDS[0]}{_SUFFIX}"}
+        return call.name, {**kind, **_renamed(arguments, content="new_content", id="memory_id")}
+    return call.name, arguments
+
+
+def _renamed(arguments: Mapping[str, Any], **names: str) -> dict[str, Any]:
+    """Return the arguments in `names` that are there, under their new names and in the order of `names`."""
+    return {new: arguments[old] for old, new in names.items() if old in arguments}

@@ -1,0 +1,152 @@
+"""A model whose configuration names the style of Mem-alpha's checkpoints: read, evaluate, serve, imitate, train."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from run_kinds import small_config
+from tiny import rewriting, tiny_model, tiny_tokenizer
+from typer.testing import CliRunner
+
+from memalpha import evaluate, load_policy, train
+from memalpha.agent import mem_alpha
+from memalpha.agent.agent import MemoryAgent
+from memalpha.agent.qwen_agent import ARGS, FUNCTION, RESULT, format_block
+from memalpha.agent.styles import parse_reply
+from memalpha.cli import app
+from memalpha.config import AgentConfig, SFTConfig, TrainConfig, WorldConfig
+from memalpha.config.common import MEM_ALPHA_AGENT
+from memalpha.policy.transformers import KNOWN_STYLES, TransformersPolicy
+from memalpha.store.store import MemoryStore
+from memalpha.tasks.synthetic import worlds as synthetic
+
+AGENT = {"prompt": "mem-alpha", "embedder": "hash"}
+REPLY = "\n".join([
+    format_block("new_memory_insert", {"memory_type": "semantic_memory", "content": "Ana lives in Porto."}),
+    f"{RESULT}: ok",
+    format_block("new_memory_insert", {"memory_type": "semantic_memory", "content": "an invented call"}),
+])  # fmt: skip
+
+
+def make_policy(name: str) -> TransformersPolicy:
+    """Make a random tiny Qwen3 of bytes; the fixed parts of these prompts are one token each, so it is fast."""
+    tokenizer, prompt = tiny_tokenizer(), mem_alpha.DEFAULT_PROMPT
+    pieces = [piece for text in (prompt.system, prompt.user) for piece in re.split(r"\{\{\w+\}\}", text)]
+    tokenizer.add_tokens([piece for piece in pieces if len(piece) > 9])
+    return TransformersPolicy(tiny_model(vocab=len(tokenizer)), tokenizer, name)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A policy on disk whose files name the style."""
+    path, policy = tmp_path_factory.mktemp("checkpoint"), make_policy("fixture")
+    policy.set_prompt_style("mem-alpha")
+    policy.save(path)
+    return path
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Completions have the text of a recorded reply; half of the sampled ones say that nothing is left to store."""
+
+    def replay(completion):
+        is_done = completion.temperature and sum(completion.completion_ids) % 2
+        return replace(completion, text="Done" if is_done else REPLY)
+
+    monkeypatch.setitem(MEM_ALPHA_AGENT, "max_new_tokens", 12)
+    changed = rewriting(TransformersPolicy.open_queue, replay)
+    monkeypatch.setattr(TransformersPolicy, "open_queue", changed)
+
+
+def test_files_name_the_style_and_the_published_model_is_known(checkpoint):
+    for name in ("config.json", "tokenizer_config.json"):
+        assert json.loads((checkpoint / name).read_text())["memalpha_prompt"] == "mem-alpha"
+    assert load_policy(checkpoint).prompt == "mem-alpha"
+    assert make_policy(next(iter(KNOWN_STYLES))).prompt == "mem-alpha" and make_policy("other").prompt == "full"
+
+
+def test_an_agent_reads_and_asks(checkpoint, recorded):
+    with MemoryStore.open(":memory:", embedder="hash") as store:
+        agent = MemoryAgent(load_policy(checkpoint), store, AgentConfig(embedder="hash"))
+        turn = agent.read("Ana: I moved to Porto.", timestamp="2024-05-01")
+        assert [result.code for result in turn.results] == ["inserted"]
+        [entry] = store.list()
+        assert (entry.category, entry.content, entry.timestamp) == ("semantic", "Ana lives in Porto.", "2024-05-01")
+        assert agent.reader.config.prompt == "full"  # type: ignore[attr-defined]
+
+
+def test_the_command_line_reads(checkpoint, recorded, tmp_path):
+    chat, db = tmp_path / "chat.txt", tmp_path / "ana.db"
+    chat.write_text("Ana: I moved to Porto.", encoding="utf-8")
+    result = CliRunner().invoke(app, ["read", str(db), str(chat), "--policy", str(checkpoint)])
+    assert result.exit_code == 0, result.output
+    with MemoryStore.open(db) as store:
+        assert [entry.content for entry in store.list()] == ["Ana lives in Porto."]
+
+
+def test_a_server_observes(checkpoint, recorded):
+    pytest.importorskip("mcp")
+    from mcp import Client
+
+    from memalpha.integrations.server.mcp import mcp_server
+    from memalpha.integrations.server.service import MemoryService
+
+    store = MemoryStore.open(":memory:", embedder="hash")
+    service = MemoryService(store, load_policy(checkpoint))
+
+    async def read() -> None:
+        async with Client(mcp_server(service)) as client:
+            await client.call_tool("memory_read", {"text": "Ana: I moved to Porto."})
+
+    asyncio.run(read())
+    assert [entry.content for entry in store.list()] == ["Ana lives in Porto."]
+
+
+def test_it_is_evaluated(checkpoint, recorded):
+    report = evaluate(load_policy(checkpoint), synthetic.tasks(WorldConfig(), 0, 0, 1), reader="extractive")
+    assert report.summary["valid_calls"] == 1.0 and report.summary["memory_tokens"] > 0
+
+
+def test_demonstrations_are_written_in_the_protocol(checkpoint, tmp_path):
+    config = small_config(
+        SFTConfig,
+        checkpoint,
+        tmp_path,
+        source="gold",
+        agent={**AGENT, "max_new_tokens": 900},
+        tasks=2,
+        schedule_steps=1,
+    )
+    train(config, max_steps=1)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "rows.jsonl").read_text().splitlines()]
+    tokenizer = load_policy(checkpoint).tokenizer
+    replies = [tokenizer.decode(row["completion_ids"]) for row in rows]
+    assert any(reply.startswith(f"{FUNCTION}: new_memory_insert\n{ARGS}: {{") for reply in replies)
+    assert not any("<tool_call>" in reply for reply in replies)
+    calls = [call for reply in replies for call in parse_reply(reply, "mem-alpha")]
+    assert calls and not any(call.error for call in calls)
+    [saved] = (tmp_path / "run" / "checkpoints").glob("step-1")
+    assert load_policy(saved).prompt == "mem-alpha"
+
+
+def test_a_step_of_grpo_trains_sampled_replies(checkpoint, recorded, tmp_path):
+    agent = {**AGENT, "max_new_tokens": 12}
+    settings = {"agent": agent, "reward": {"preset": "published"}, "eval_tasks": 1, "validation_tasks": 1}
+    config = small_config(TrainConfig, checkpoint, tmp_path, **settings, group_size=6, tasks_per_step=1)
+    train(config, max_steps=1)
+    [metrics] = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()][:1]
+    assert metrics["calls"] and metrics["sampled_tokens"] == metrics["tokens"] > 0 and metrics["grad_norm"] > 0
+    assert metrics["mismatch_kl"] < 1e-8, "prompts and replies are trained as sampled"
+
+
+def test_a_run_of_another_model_records_the_style_that_it_trains(policy_path, tmp_path):
+    config = small_config(
+        SFTConfig, policy_path, tmp_path, source=str(tmp_path / "mine.jsonl"), agent={"prompt": "mem-alpha"}
+    )
+    train(config, max_steps=1)
+    [saved] = (tmp_path / "run" / "checkpoints").glob("step-1")
+    assert load_policy(saved).prompt == "mem-alpha"
