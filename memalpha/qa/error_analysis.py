@@ -37,7 +37,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from memalpha.qa.support import AnswerSupport, Rule
-from memalpha.qa.systems.base import Passage, Retrieval
+from memalpha.qa.systems.base import Passage, Retrieval, question_chunk
 from memalpha.types import MemoryEntry, Operation, Question, Task, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -114,20 +114,8 @@ def _found_by_stage(earlier: bool, passages: Sequence[Passage] | None, support: 
 
 
 def classify(task: Task, retrieval: Retrieval, record: Record) -> str | None:
-    """Return the error class of a wrong answer, or None for a right one.
-
-    Args:
-        task: Task of the question.
-        retrieval: Passages that the system retrieved, and the entries it held.
-        record: Record of the answer.
-    """
-    if record.correct:
-        return None
-    if is_gold_faulty(retrieval.question):
-        return GOLD_FAULTY
-    if not retrieval.question.answers:
-        return SHOULD_HAVE_ABSTAINED
-    return _class_of(trace(task, retrieval))
+    """Return the error class of a wrong answer, or None for a right one; arguments as in `classified`."""
+    return _class_of(record, retrieval.question, trace(task, retrieval))
 
 
 def is_gold_faulty(question: Question) -> bool:
@@ -136,7 +124,13 @@ def is_gold_faulty(question: Question) -> bool:
     return bool(fault) and (not isinstance(fault, Mapping) or fault.get("of", "answer") == "answer")
 
 
-def _class_of(support_trace: Trace) -> str:
+def _class_of(record: Record, question: Question, support_trace: Trace) -> str | None:
+    if record.correct:
+        return None
+    if is_gold_faulty(question):
+        return GOLD_FAULTY
+    if not question.answers:
+        return SHOULD_HAVE_ABSTAINED
     if support_trace.retrieved:
         return ANSWERED_WRONG
     if support_trace.live:
@@ -200,7 +194,7 @@ def classified(task: Task, retrieval: Retrieval, record: Record, style: Style = 
         written=support.written,
         live=support.live,
         support_retrieved=support.retrieved,
-        error_class=classify(task, retrieval, record),
+        error_class=_class_of(record, retrieval.question, support),
     )
     return replace(record, feedback=feedback(task, retrieval, record, style=style))
 
@@ -213,7 +207,7 @@ def retrieval_at(trajectory: Trajectory, question: Question, retrieved: Sequence
         question: Question of its task.
         retrieved: Ids of the entries that were retrieved.
     """
-    last = len(trajectory.task.chunks) - 1 if question.asked_after_chunk is None else question.asked_after_chunk
+    last = question_chunk(question, trajectory.task)
     state = trajectory.states[last]
 
     def passage(item: MemoryEntry | Operation) -> Passage:
@@ -327,7 +321,7 @@ def feedback(
 
     Args:
         task: Task of the question.
-        retrieval: Passages that the system retrieved, and the entries it held.
+        retrieval: See `classified`.
         record: Record of the answer.
         passages: Number of passages and of turns that are quoted.
         length: Characters of a quote, at most.

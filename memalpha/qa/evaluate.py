@@ -96,7 +96,7 @@ class RolloutScorer(Protocol[AnyTask]):
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryScorer:
+class MemoryScorer(RolloutScorer[Task]):
     """Scores memories by the questions of their tasks.
 
     Attributes:
@@ -110,11 +110,9 @@ class MemoryScorer:
     embedder: Embedder
 
     def score(self, groups: Sequence[TrajectoryGroup]) -> ScoredGroups[Task]:
-        """Return the groups with rewards, and the records of all their questions."""
         return score_groups(groups, self.reader, self.rewards, embedder=self.embedder)
 
     def group_records(self, groups: Sequence[TrajectoryGroup], records: Sequence[Record]) -> list[list[list[Record]]]:
-        """Group the records of scored groups, which are in the same order, as [group][trajectory][question]."""
         remaining = iter(records)
         return [
             [[next(remaining) for _ in trajectory.task.questions] for trajectory in group.trajectories]
@@ -148,13 +146,7 @@ class MemoryScorer:
         return BackgroundScoring(bool(clients), side_by_side, start, cancel)
 
     def report(self, name: str, groups: Sequence[TrajectoryGroup], records: Sequence[Record]) -> Report:
-        """Return the report of scored groups, each record with its error class.
-
-        Args:
-            name: Name of the report.
-            groups: Groups with rewards.
-            records: Records of all their questions.
-        """
+        """Return the report of scored groups, each record with its error class."""
         return make_report(name, groups, records, self.reader, self.rewards)
 
 

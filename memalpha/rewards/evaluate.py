@@ -9,7 +9,7 @@ from memalpha.environments.base import is_single_turn, make_environment
 from memalpha.environments.engine import RolloutEngine, score_replies
 from memalpha.errors import ConfigError, DataError, RewardError
 from memalpha.policy.base import Policy
-from memalpha.qa.evaluate import BackgroundScoring, Evaluator, ScoredGroups
+from memalpha.qa.evaluate import BackgroundScoring, Evaluator, RolloutScorer, ScoredGroups
 from memalpha.qa.records import Record
 from memalpha.qa.report import Report, mean_and_error
 from memalpha.rewards.base import check_columns
@@ -20,8 +20,8 @@ from memalpha.types import Reward, TextTask, Trajectory, TrajectoryGroup
 NO_CATEGORY = "none"
 
 
-class TextScorer:
-    """Scores replies to text tasks (`qa.evaluate.RolloutScorer`): one record per trajectory that has a reward.
+class TextScorer(RolloutScorer[TextTask]):
+    """Scores replies to text tasks: one record per trajectory that has a reward.
 
     Args:
         environment: Environment of the rollouts (see `environments.RolloutEngine`). A `SingleTurn` object scores the
@@ -74,13 +74,7 @@ class TextScorer:
         )
 
     def report(self, name: str, groups: Sequence[TrajectoryGroup[TextTask]], records: Sequence[Record]) -> Report:
-        """Return the report of scored groups; the environment names the metric.
-
-        Args:
-            name: Name of the report.
-            groups: Groups with rewards.
-            records: Records of the scored trajectories.
-        """
+        """Return the report of scored groups; the environment names the metric."""
         environment = self.environment
         metric = (
             " + ".join(f"{function.weight:g} {function.name}" for function in environment.rewards)

@@ -6,7 +6,7 @@ questions of a batch in one call.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from memalpha.qa.report import CHANGED, estimate_tokens
 from memalpha.qa.scoring.cited import cited_scores, evidence_notes
 from memalpha.qa.scoring.judge_scores import ContentVerdicts, judge_step
 from memalpha.qa.scoring.metrics import CORRECT_FROM, is_correct, score_answer, score_question
-from memalpha.qa.systems.base import as_passage
+from memalpha.qa.systems.base import as_passage, question_chunk
 from memalpha.store.embedding import Embedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.state import MemoryState
@@ -54,7 +54,8 @@ def evaluate_memory(
             has_details = asked_in_full(question) != question.question
             memory = memories.setdefault(id(state), WorkingMemory(state, embedder))
             items.append((question if has_details else question.question, memory))
-    _cache_embeddings(embedder, items, memories.values())
+    if texts := texts_to_embed(groups):
+        embedder.encode(texts)  # in one batch, so that the searches find them in the embedder's cache
     answers = iter(reader.answer(items))
     return [
         [
@@ -80,11 +81,6 @@ def texts_to_embed(groups: Sequence[TrajectoryGroup]) -> list[str]:
     for state in memories.values():
         texts.update(dict.fromkeys(entry.content for entry in state.entries.values()))
     return list(texts)
-
-
-def question_chunk(question: Question, task: Task) -> int:
-    """Return the index of the chunk after which a question is asked."""
-    return len(task.chunks) - 1 if question.asked_after_chunk is None else question.asked_after_chunk
 
 
 def score_groups(
@@ -114,17 +110,6 @@ def score_groups(
         for group, group_records in zip(groups, records, strict=True)
     ]
     return scored, [record for of_group in records for records in of_group for record in records]
-
-
-def _cache_embeddings(
-    embedder: Embedder, items: Sequence[tuple[str | Question, WorkingMemory]], memories: Iterable[WorkingMemory]
-) -> None:
-    """Embed all texts that the searches need in one batch, so that they hit the embedder's cache."""
-    texts = dict.fromkeys(question if isinstance(question, str) else question.question for question, _ in items)
-    for memory in memories:
-        texts.update(dict.fromkeys(entry.content for entry in memory.state.entries.values()))
-    if texts:
-        embedder.encode(list(texts))
 
 
 def _make_record(trajectory: Trajectory, question: Question, answer: Answer, metric: str, *, refuse: bool) -> Record:

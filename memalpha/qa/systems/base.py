@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from memalpha.types import Chunk, MemoryEntry, Question
+from memalpha.types import Chunk, MemoryEntry, Question, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +104,8 @@ def as_passage(entry: MemoryEntry) -> Passage:
     """Convert a memory entry to a passage."""
     turns = () if entry.turn is None else (entry.turn,)
     return Passage(entry.content, entry.id, entry.category, entry.timestamp, turns, entry.valid_from, entry.chunk)
+
+
+def question_chunk(question: Question, task: Task) -> int:
+    """Return the index of the chunk after which a question is asked."""
+    return len(task.chunks) - 1 if question.asked_after_chunk is None else question.asked_after_chunk

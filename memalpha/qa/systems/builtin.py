@@ -38,8 +38,7 @@ from memalpha.policy.base import SHIPPED_POLICIES, Policy, with_prompt_style
 from memalpha.policy.load import ENDPOINT_PREFIXES, load_policy
 from memalpha.qa.memory_reward import memory_tokens
 from memalpha.qa.report import estimate_tokens
-from memalpha.qa.scoring.memory import question_chunk
-from memalpha.qa.systems.base import Historical, Inspectable, Passage, Retrieval, System, as_passage
+from memalpha.qa.systems.base import Historical, Inspectable, Passage, Retrieval, System, as_passage, question_chunk
 from memalpha.qa.systems.baselines import (
     EmptySystem,
     RecentSystem,
@@ -133,12 +132,7 @@ class Streamed:
     exempt: bool = False
 
     def retrieve(self, tasks: Sequence[Task], settings: SystemSettings, progress: Progress | None = None) -> Retrievals:
-        """Return the passages for every question; see `EvaluatedSystem.retrieve`.
-
-        Args:
-            tasks: Tasks to read.
-            settings: Budget, k, embedder, prompts.
-            progress: Called with (chunks read, all chunks).
+        """Return the passages for every question; arguments as in `EvaluatedSystem.retrieve`.
 
         Raises:
             EvaluationError: The system raised; names task, chunk and line of the system's code.
@@ -216,13 +210,7 @@ class Writer:
     policy: Policy
 
     def retrieve(self, tasks: Sequence[Task], settings: SystemSettings, progress: Progress | None = None) -> Retrievals:
-        """Return the passages for every question; see `EvaluatedSystem.retrieve`.
-
-        Args:
-            tasks: Tasks to read.
-            settings: Budget, k, embedder, prompts.
-            progress: Called with (chunks read, all chunks).
-        """
+        """Return the passages for every question; arguments as in `EvaluatedSystem.retrieve`."""
         agent = with_prompt_style(settings.agent, self.policy)
         groups = memory_engine(self.policy, agent, settings.embedder).roll_out(tasks, progress=progress)
         sizes = [memory_tokens(group.trajectories[0].states[-1], estimate_tokens) for group in groups]
@@ -263,13 +251,7 @@ class Oracle:
     name: str = "oracle"
 
     def retrieve(self, tasks: Sequence[Task], settings: SystemSettings, progress: Progress | None = None) -> Retrievals:
-        """Return the passages for every question; see `EvaluatedSystem.retrieve`.
-
-        Args:
-            tasks: Tasks to read.
-            settings: Budget and k.
-            progress: Called with (tasks read, all tasks).
-        """
+        """Return the passages for every question; arguments as in `EvaluatedSystem.retrieve`, by task."""
         by_task = []
         for number, task in enumerate(tasks, start=1):
             lines = [(chunk.index, passage) for chunk in task.chunks for passage in turn_passages(chunk)]

@@ -77,11 +77,6 @@ class ERL(GRPO):
     ) -> tuple[list[TrajectoryGroup[Any]], list[Record]]:
         """Sample attempts, reflections and second attempts.
 
-        Args:
-            worker: Samples rollouts and scores them.
-            tasks: Tasks of the step.
-            step: Step index; seeds the sampling.
-
         Returns:
             Groups of attempts, reflections, second attempts and internalized turns; the records of first attempts.
         """

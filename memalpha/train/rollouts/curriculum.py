@@ -67,7 +67,6 @@ class Curriculum(TrainingTasks[AnyTask]):
         return self.config.order[self.state["curriculum"]["unlocked"] - 1]
 
     def batch(self, position: int) -> list[AnyTask]:
-        """Return the tasks of the step at `position`; changes no state."""
         config, state = self.config, self.state["curriculum"]
         earlier = config.order[: state["unlocked"] - 1]
         rng = Random(f"{self.seed}|curriculum|{position // self.tasks_per_step}")
@@ -81,10 +80,6 @@ class Curriculum(TrainingTasks[AnyTask]):
 
     def record_outcomes(self, position: int, records: Sequence[Record]) -> dict[str, Any]:
         """Record the attempts of a finished step and unlock the next level if it is due.
-
-        Args:
-            position: Position of the step's batch.
-            records: Records of all its attempts.
 
         Returns:
             Metrics `level`, `unlocked` and `level_accuracy`, as before this step's unlock.

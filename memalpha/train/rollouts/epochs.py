@@ -27,6 +27,21 @@ def shuffled_item(items: Sequence[T], index: int, seed: str) -> T:
     return items[_epoch_order(f"{seed}|{epoch}", len(items))[offset]]
 
 
+def split_last(items: Sequence[T], most: int, *, least: int = 1) -> tuple[list[T], list[T]]:
+    """Split off the last fifth of a list, to validate or evaluate on.
+
+    Args:
+        items: Items in order.
+        most: Limit of the part that is split off; 0 splits off nothing.
+        least: Size of the part where a fifth is less.
+
+    Returns:
+        First part, last part.
+    """
+    cut = len(items) - min(most, max(least, len(items) // 5))
+    return list(items[:cut]), list(items[cut:])
+
+
 def schedule_steps(config: SFTConfig | PairsConfig, item_count: int, batch_size: int) -> int:
     """Return the number of optimizer steps of the whole schedule.
 

@@ -15,7 +15,7 @@ from memalpha.tasks.datasets import babi
 from memalpha.tasks.splits import load_evaluation_tasks, load_training_tasks
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.rollouts.curriculum import TrainingTasks, group_by_level
-from memalpha.train.rollouts.epochs import shuffled_item
+from memalpha.train.rollouts.epochs import shuffled_item, split_last
 from memalpha.types import Chunk, Observation, Task
 
 HELD_OUT_SEED = -1
@@ -72,16 +72,14 @@ class TaskSource(TrainingTasks[Task]):
         else:
             file_tasks = load_training_tasks(config.data, on_evaluation_split=config.train_on_evaluation_split)
             _check_task_count(file_tasks, config)
-            cut = (
-                len(file_tasks) if eval_tasks else len(file_tasks) - min(config.evaluation.tasks, len(file_tasks) // 5)
-            )
-            file_tasks, self.held_out = file_tasks[:cut], eval_tasks or file_tasks[cut:]
-            cut = len(file_tasks) - min(config.evaluation.validation_tasks, max(1, len(file_tasks) // 5))
-            self.file_tasks, self.validation = file_tasks[:cut], file_tasks[cut:]
+            self.held_out = eval_tasks or []
+            if not eval_tasks:
+                file_tasks, self.held_out = split_last(file_tasks, config.evaluation.tasks, least=0)
+            self.file_tasks, self.validation = split_last(file_tasks, config.evaluation.validation_tasks)
             if not any(task.questions for task in self.file_tasks):
                 raise DataError(
-                    f"data: none of the {cut} tasks of {config.data} that are trained on has a question, so nothing "
-                    "can be rewarded: add questions to them"
+                    f"data: none of the {len(self.file_tasks)} tasks of {config.data} that are trained on has a "
+                    "question, so nothing can be rewarded: add questions to them"
                 )
         if isinstance(config, TrainConfig) and (curriculum := config.sampling.curriculum) is not None:
             if not self.file_tasks:
@@ -105,7 +103,6 @@ class TaskSource(TrainingTasks[Task]):
         return [shuffled_item(self._levels[level], first + offset, seed) for offset in range(count)]
 
     def batch(self, position: int) -> list[Task]:
-        """Return the `tasks_per_step` training tasks from index `position` on."""
         config = self.config
         if config.data == "babi":
             return babi.streams(config.babi, "train", config.seed, position, config.tasks_per_step)

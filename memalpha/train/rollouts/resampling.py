@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from memalpha.qa.records import Record
 from memalpha.train.rollouts.curriculum import TrainingTasks
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.types import TrajectoryGroup
-
-
-class Resampled(NamedTuple):
-    """Rollouts of a step after resampling.
-
-    Attributes:
-        groups: All groups that were sampled.
-        records: Their records.
-        chosen: Groups to train on, as many as the step has tasks: those with different rewards first.
-        tasks: Number of tasks that were drawn.
-    """
-
-    groups: list[TrajectoryGroup[Any]]
-    records: list[Record]
-    chosen: list[TrajectoryGroup[Any]]
-    tasks: int
 
 
 def is_flat(group: TrajectoryGroup[Any]) -> bool:
@@ -41,7 +25,7 @@ def resample_flat_groups(
     position: int,
     step: int,
     rounds: int,
-) -> Resampled:
+) -> tuple[list[TrajectoryGroup[Any]], list[Record], list[TrajectoryGroup[Any]], int]:
     """Sample as many further tasks as there are flat groups, until none is missing or `rounds` are over.
 
     If groups are still missing then, flat ones stay in: they have no gradient but count in the loss's divisors.
@@ -54,6 +38,10 @@ def resample_flat_groups(
         position: Position of the step's first task in the source.
         step: Step number; keys the sampling noise.
         rounds: Further rounds, at most.
+
+    Returns:
+        All groups that were sampled, their records, the groups to train on (as many as the step has tasks: those with
+        different rewards first), and the number of tasks that were drawn.
     """
     group_count = drawn = worker.config.tasks_per_step
     sampled, answers = list(groups), list(records)
@@ -65,4 +53,4 @@ def resample_flat_groups(
         new_groups, new_records = worker.collect_attempts(tasks, step, drawn)
         sampled, answers, drawn = sampled + new_groups, answers + new_records, drawn + len(tasks)
     chosen = sorted(sampled, key=is_flat)[:group_count]
-    return Resampled(sampled, answers, chosen, drawn)
+    return sampled, answers, chosen, drawn

@@ -11,7 +11,7 @@ from memalpha.config import TextConfig
 from memalpha.errors import ConfigError, DataError
 from memalpha.tasks.text_tasks import GENERATED, HUB_SETS, load_text_tasks
 from memalpha.train.rollouts.curriculum import TrainingTasks, group_by_level
-from memalpha.train.rollouts.epochs import shuffled_item
+from memalpha.train.rollouts.epochs import shuffled_item, split_last
 from memalpha.types import TextTask
 
 HELD_OUT_SEED = -1
@@ -91,10 +91,10 @@ class TextTaskSource(TrainingTasks[TextTask]):
         _check_ids(tasks, f"data: {self._name}")
         tasks = list(tasks)
         Random(f"fifths|{len(tasks)}").shuffle(tasks)  # files are sorted by level or subject
-        cut = len(tasks) if eval_tasks else len(tasks) - min(config.evaluation.tasks, len(tasks) // 5)
-        tasks, self.held_out = tasks[:cut], eval_tasks or tasks[cut:]
-        cut = len(tasks) - min(config.evaluation.validation_tasks, max(1, len(tasks) // 5))
-        train, self.validation = tasks[:cut], tasks[cut:]
+        self.held_out = eval_tasks or []
+        if not eval_tasks:
+            tasks, self.held_out = split_last(tasks, config.evaluation.tasks, least=0)
+        train, self.validation = split_last(tasks, config.evaluation.validation_tasks)
         _check_ids(self.held_out, f"eval_data: {config.evaluation.data}")
         ids_by_held_out_prompt = {_prompt_key(task): task.id for task in [*self.validation, *self.held_out]}
         self.training_tasks = [task for task in train if _prompt_key(task) not in ids_by_held_out_prompt]
@@ -113,7 +113,6 @@ class TextTaskSource(TrainingTasks[TextTask]):
         self.notes.append(f"data: {left_out} tasks are not trained on: their prompts are among those that are held out")
 
     def batch(self, position: int) -> list[TextTask]:
-        """Return the `tasks_per_step` training tasks from index `position` on."""
         config = self.config
         if self._generator is not None:
             return self._generator("train", config.seed, position, config.tasks_per_step)

@@ -10,7 +10,7 @@ from memalpha.config.preferences import PairsConfig
 from memalpha.errors import CheckpointError, DataError
 from memalpha.train.learner.engine import scheduled_learning_rate
 from memalpha.train.learner.model_state import BaseEngine
-from memalpha.train.rollouts.epochs import schedule_steps, shuffled_item
+from memalpha.train.rollouts.epochs import schedule_steps, shuffled_item, split_last
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.progress import Display
 from memalpha.train.trainers.start import RunStart
@@ -66,8 +66,7 @@ def load_lines(config: PairsConfig, read: Callable[[Path], list[L]], unit: str) 
     if config.evaluation.data is not None:
         held_out = read(config.evaluation.data)[: config.evaluation.validation_pairs]
     else:
-        cut = len(training) - min(config.evaluation.validation_pairs, max(1, len(training) // 5))
-        training, held_out = training[:cut], training[cut:]
+        training, held_out = split_last(training, config.evaluation.validation_pairs)
     if not training:
         raise DataError(f"data: {config.data} has one {unit}, which validates: add some, or set validation_pairs=0")
     return training, held_out

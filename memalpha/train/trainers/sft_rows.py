@@ -25,6 +25,7 @@ from memalpha.train.data.demonstrations import (
     load_rows,
 )
 from memalpha.train.data.samples import TrainingSample, cross_entropy_sample
+from memalpha.train.rollouts.epochs import split_last
 from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.directory import RunDirectory
@@ -243,10 +244,10 @@ def _split_validation(
     Returns:
         Training rows, validation rows.
     """
-    cut = len(units) - min(config.evaluation.validation_tasks, max(1, len(units) // 5))
-    if not cut:
+    training, held_out = split_last(units, config.evaluation.validation_tasks)
+    if not training:
         raise DataError(
             f"source: {config.source} has nothing but what validates (1 line, or 1 task that has a best rollout): add "
             "some, or set validation_tasks=0"
         )
-    return [row for unit in units[:cut] for row in unit], [row for unit in units[cut:] for row in unit]
+    return [row for unit in training for row in unit], [row for unit in held_out for row in unit]

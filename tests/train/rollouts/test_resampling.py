@@ -48,17 +48,18 @@ def resample(rounds: int):
 
 
 def test_as_many_tasks_are_drawn_as_groups_are_missing():
-    worker, result = resample(5)
+    worker, (groups, records, chosen, tasks) = resample(5)
     assert worker.calls == [([3, 4, 5], 7, 0), ([6, 7], 7, 3), ([8], 7, 5)]
-    assert [item.task.id for item in result.chosen] == ["t4", "t6", "t8"]
-    assert (result.tasks, result.records) == (6, [3, 4, 5, 6, 7, 8]) and len(result.groups) == 6
+    assert [item.task.id for item in chosen] == ["t4", "t6", "t8"]
+    assert (tasks, records) == (6, [3, 4, 5, 6, 7, 8]) and len(groups) == 6
 
 
 def test_flat_groups_stay_when_the_rounds_are_over():
-    _, result = resample(1)
-    assert [item.task.id for item in result.chosen] == ["t4", "t6", "t3"] and result.tasks == 5
-    assert [is_flat(item) for item in result.chosen] == [False, False, True]
-    assert resample(0)[1].tasks == 3
+    _, (_, _, chosen, tasks) = resample(1)
+    assert [item.task.id for item in chosen] == ["t4", "t6", "t3"] and tasks == 5
+    assert [is_flat(item) for item in chosen] == [False, False, True]
+    *_, tasks = resample(0)[1]
+    assert tasks == 3
 
 
 def test_a_run_draws_further_tasks_and_trains_on_full_steps(policy_path, tmp_path):
