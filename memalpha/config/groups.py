@@ -218,6 +218,11 @@ class RLSamplingConfig(SamplingConfig):
         ge=0,
         description="rounds in which further tasks are sampled in place of groups with equal rewards (DAPO); 0: none",
     )
+    stop_unreadable: bool = Field(
+        default=True,
+        description="stop a run whose first two steps have no readable tool call, over 90 % truncated replies, or a "
+        "reader that is cut off or silent; false lets random weights start",
+    )
     keep_tokens: bool = Field(
         default=False, description="write turns.jsonl and a checkpoint per step, for outside checks"
     )
@@ -255,6 +260,13 @@ class CurriculumConfig(Config):
 class MemorySamplingConfig(RLSamplingConfig):
     """Rollouts of memory tasks."""
 
+    questions_per_task: int | None = Field(
+        default=None,
+        gt=0,
+        description="most questions of a task that the reward of a step asks, drawn anew every step and the same for "
+        "all rollouts of the task (the idea of Mem-alpha's sub_sample_question_ratio); evaluations ask all "
+        "(default: all)",
+    )
     curriculum: CurriculumConfig | None = Field(
         default=None, description="easy tasks of a task file first (default: all at once)"
     )

@@ -22,6 +22,10 @@ CHANGED = ("updated", "retracted")
 """Kinds of questions (`Question.meta["kind"]`) that have a stale answer (`meta["stale"]`)."""
 
 
+MAX_TRUNCATED = 0.9
+"""Share of replies or answers cut at their token limit above which a model counts as unable to reply."""
+
+
 def estimate_tokens(text: str) -> int:
     """Return the length in tokens where systems share no tokenizer: characters / 4, rounded up."""
     return -(-len(text) // 4)

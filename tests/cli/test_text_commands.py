@@ -37,6 +37,7 @@ def trained(tmp_path_factory) -> Path:
         "rewards": [{"kind": "format", "pattern": "(?s).{0,3}"},
                     {"kind": "format", "name": "digits", "pattern": "[0-9]+",
                                                                   "weight": 0.5}],
+        "stop_unreadable": False,
         "max_new_tokens": 4, "group_size": 3, "tasks_per_step": 2, "schedule_steps": 2, "warmup_steps": 1,
         "eval_tasks": 6, "validation_tasks": 3, "validate_every": 1, "save_every": 1,
         "curriculum": {"order": ["easy", "medium", "hard"], "threshold": 0.5, "window": 4},

@@ -19,9 +19,26 @@ from memalpha.config import (
 from memalpha.types import TextTask
 
 AGENT = {"prompt": "compact", "embedder": "hash", "max_new_tokens": 12}
+RANDOM = {"stop_unreadable": False}  # random weights write no call and no end
 STEPS = {"schedule_steps": 4, "warmup_steps": 1, "validate_every": 2, "save_every": 2, "learning_rate": 1e-2}
-MEMORY = {"agent": AGENT, "group_size": 3, "tasks_per_step": 2, "eval_tasks": 3, "validation_tasks": 2, **STEPS}
-TEXT = {"max_new_tokens": 3, "group_size": 4, "tasks_per_step": 3, "eval_tasks": 4, "validation_tasks": 3, **STEPS}
+MEMORY = {
+    "agent": AGENT,
+    "group_size": 3,
+    "tasks_per_step": 2,
+    "eval_tasks": 3,
+    "validation_tasks": 2,
+    **RANDOM,
+    **STEPS,
+}
+TEXT = {
+    "max_new_tokens": 3,
+    "group_size": 4,
+    "tasks_per_step": 3,
+    "eval_tasks": 4,
+    "validation_tasks": 3,
+    **RANDOM,
+    **STEPS,
+}
 ROWS = {
     "agent": {**AGENT, "max_new_tokens": 1200}, "tasks": 4, "batch_rows": 4, "validation_tasks": 2, "evaluate": False,
     **STEPS,

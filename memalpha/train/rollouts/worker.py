@@ -15,6 +15,7 @@ from memalpha.qa.evaluate import RolloutScorer, ScoredGroups
 from memalpha.qa.records import Record
 from memalpha.store.embedding import Embedder
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
+from memalpha.train.rollouts.questions import draw_questions
 from memalpha.types import AnyTask, SampleRequest, Trajectory, TrajectoryGroup
 
 
@@ -114,6 +115,7 @@ class RolloutWorker(Generic[AnyTask]):
         config: A `RolloutConfig`; each kind of tasks has its own.
         world: Processes that share the tasks.
         reflecting: Feedback and prompts for second attempts; None if the run makes none.
+        questions_per_task: Most questions of a task that a step asks (`rollouts.questions`); None: all.
         scoring_seconds: Time spent on scoring; the trainer resets it every step.
     """
 
@@ -122,6 +124,7 @@ class RolloutWorker(Generic[AnyTask]):
     config: Any
     world: World = SINGLE_PROCESS
     reflecting: Reflecting[AnyTask] | None = None
+    questions_per_task: int | None = None
     scoring_seconds: float = 0.0
 
     @property
@@ -163,6 +166,7 @@ class RolloutWorker(Generic[AnyTask]):
         """
         index, shard = self.world.shard(tasks, offset)
         sampling = self.config.sampling
+        shard = [draw_questions(task, self.questions_per_task, self.config.seed, step) for task in shard]
         return self.engine.roll_out(
             shard, sampling.group_size, sampling.temperature, self.config.seed, step, first_index=first + index
         )

@@ -35,11 +35,14 @@ from memalpha.train.trainers.checkpoint import (
     write_json,
 )
 
+STOP_FILE = "stopped.json"
+"""File that says why a run stopped by itself."""
+
 CHANGEABLE_ON_RESUME = frozenset(
     {
         *("out", "max_steps", "report_to", "checkpoint.save_steps", "checkpoint.save_total_limit"),
         *("compute.threads", "compute.device", "compute.sharding", "compute.device_map", "compute.offload_optimizer"),
-        *("sampling.batch_tokens", "sampling.batch_rows"),
+        *("sampling.batch_tokens", "sampling.batch_rows", "sampling.stop_unreadable"),
     }
 )
 """Settings that may change when a run is resumed; all others must stay as recorded."""
@@ -276,6 +279,15 @@ class RunDirectory:
         """Write `summary.json` (main process only)."""
         if self.world.is_main:
             write_json(self.path / "summary.json", summary)
+
+    def write_stop(self, step: int, reason: str) -> None:
+        """Write `stopped.json`: the step and the reason of a run that cannot go on (main process only)."""
+        if self.world.is_main and self.path.is_dir():
+            write_json(self.path / STOP_FILE, {"step": step, "reason": reason})
+
+    def clear_stop(self) -> None:
+        """Remove `stopped.json` of an earlier start."""
+        (self.path / STOP_FILE).unlink(missing_ok=True)
 
     def load_finished_summary(self, stop: int) -> dict[str, Any] | None:
         """Load the summary of a run that has finished at step `stop`; None if it has not."""

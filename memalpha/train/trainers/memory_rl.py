@@ -22,6 +22,7 @@ from memalpha.qa.reporting.example import add_walks, choose_examples, write_exam
 from memalpha.store.embedding import load_embedder
 from memalpha.train.algorithms import build_algorithm
 from memalpha.train.rollouts.curriculum import Curriculum
+from memalpha.train.rollouts.early_stop import EarlyStop
 from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.rollouts.reflection import MemoryReflection
 from memalpha.train.rollouts.worker import RolloutWorker
@@ -64,7 +65,8 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
     source.check(policy, config.agent, writing.schema, algorithm.advice_tokens)
     rollouts, training_scorer = RolloutEngine(policy, writing), MemoryScorer(training_reader, rewards, embedder)
     reflection = MemoryReflection(writing, training_scorer)
-    worker = RolloutWorker(rollouts, training_scorer, config, directory.world, reflection)
+    questions = config.sampling.questions_per_task
+    worker = RolloutWorker(rollouts, training_scorer, config, directory.world, reflection, questions)
     engine = build_algorithm_engine(policy, config, algorithm, directory.world)
     reason = "neither reader nor judge is behind an endpoint"
     training_step = ReinforcementStep(
@@ -77,6 +79,7 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
         attempt_metrics=partial(_attempt_metrics, policy.count_tokens, isinstance(training_reader, PolicyReader)),
         trajectory_fields=_trajectory_fields,
         overlap=build_overlap(config, worker, algorithm, engine, display, reason),
+        early_stop=EarlyStop(config, training_reader.name if isinstance(training_reader, PolicyReader) else None),
     )
     scorer = MemoryScorer(reader, rewards, embedder)
     baselines = {

@@ -20,6 +20,7 @@ from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
 from memalpha.train.learner.distributed import World
 from memalpha.train.learner.engine import Engine, scheduled_learning_rate
 from memalpha.train.rollouts.curriculum import TrainingTasks
+from memalpha.train.rollouts.early_stop import EarlyStop
 from memalpha.train.rollouts.resampling import is_flat, resample_flat_groups
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.directory import RunDirectory
@@ -107,6 +108,7 @@ class ReinforcementStep(TrainingStep):
         trajectory_fields: Returns the extra fields of a trajectory's line in trajectories.jsonl.
         overlap: Runs the step in parts; None runs it as a whole.
         component_prefix: Prefix of the reward components' names in metrics.jsonl.
+        early_stop: Stops the run if its first steps cannot teach anything.
     """
 
     log_files = ("turns.jsonl", "trajectories.jsonl")
@@ -124,11 +126,13 @@ class ReinforcementStep(TrainingStep):
         trajectory_fields: Callable[[Trajectory[Any]], dict[str, Any]],
         overlap: OverlapPipeline | None = None,
         component_prefix: str = "",
+        early_stop: EarlyStop | None = None,
     ) -> None:
         self.config, self.directory, self.tasks = config, directory, tasks
         self.worker, self.algorithm, self.engine = worker, algorithm, engine
         self.attempt_metrics, self.trajectory_fields = attempt_metrics, trajectory_fields
         self.overlap, self.component_prefix = overlap, component_prefix
+        self.early_stop = early_stop or EarlyStop(config)
         self.scheduled_steps = config.optimizer.schedule_steps
         self.keeps_all_checkpoints = config.sampling.keep_tokens
         self.position = 0
@@ -156,6 +160,7 @@ class ReinforcementStep(TrainingStep):
             assert self.overlap is not None
             result = self.overlap.learn(batch, scheduled_learning_rate(step, self.config))
             groups, records, samples = result.groups, result.records, result.samples
+            self._check_start(step, groups, records)
             metrics = {
                 **self._rollout_metrics(groups, records, count),
                 **_update_metrics(result.stats, result.mismatch, samples),
@@ -164,6 +169,7 @@ class ReinforcementStep(TrainingStep):
         else:
             groups, records, annotation, count = batch
             samples = annotation.rows
+            self._check_start(step, groups, records)
             metrics = {
                 **self._rollout_metrics(groups, records, count),
                 **self._update(samples, step),
@@ -192,6 +198,11 @@ class ReinforcementStep(TrainingStep):
         """Stop the threads of the overlap."""
         if self.overlap is not None:
             self.overlap.close()
+
+    def _check_start(self, step: int, groups: Sequence[TrajectoryGroup[Any]], records: Sequence[Record]) -> None:
+        """Raise `TrainingError` if the first steps cannot teach anything; nothing of this step is on disk then."""
+        attempts = [item for group in groups for item in group.trajectories if item.role == "attempt"]
+        self.early_stop.check(step, attempts, records)
 
     def _update(self, samples: Sequence[TrainingSample], step: int) -> dict[str, Any]:
         """Run all optimizer steps on the samples of a step and return their metrics."""

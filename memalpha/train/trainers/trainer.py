@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from memalpha.config import LearnerConfig
-from memalpha.errors import CheckpointError
+from memalpha.errors import CheckpointError, TrainingError
 from memalpha.policy.load import absolute_policy_name
 from memalpha.train.interrupt import CoordinatedInterrupt, defer_interrupt
 from memalpha.train.learner.model_state import BaseEngine
@@ -154,6 +154,9 @@ class Trainer:
             except KeyboardInterrupt as interrupt:
                 self._handle_interrupt(is_coordinated=isinstance(interrupt, CoordinatedInterrupt))
                 raise
+            except TrainingError as error:
+                directory.write_stop(self.step, str(error))
+                raise
             self._save()
             return self._finish()
 
@@ -192,6 +195,7 @@ class Trainer:
         """Truncate the logs to `step`, write the settings and repair the link to the best checkpoint."""
         for name in ("metrics.jsonl", *self.training_step.log_files):
             self.directory.truncate(name, step)
+        self.directory.clear_stop()
         self.directory.write_settings(self.config)
         if self.best:  # the link may point to the last step of a shorter run
             self.directory.link_best(self.best["step"])

@@ -31,6 +31,7 @@ def test_an_outage_ends_the_run_and_the_same_command_goes_on(policy_path, tmp_pa
             "policy": str(policy_path),
             "rewards": [{"kind": "judge", "judge": judge, "template": "Grade {completion} by {answer}."}],
             "max_new_tokens": 3,
+            "stop_unreadable": False,
             "group_size": 2,
             "tasks_per_step": 2,
             "schedule_steps": 3,

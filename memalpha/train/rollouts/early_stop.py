@@ -1,0 +1,146 @@
+"""Stop a run whose first steps cannot teach anything: replies that nobody can read, or a reader that never answers.
+
+Two steps are checked after every start and every resume. Such a run does not fail by itself: a writer without a
+readable call keeps an empty memory, which earns a reward for being short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from memalpha.config import ReaderConfig, ReinforcementConfig, TrainConfig
+from memalpha.errors import TrainingError
+from memalpha.qa.records import Record
+from memalpha.qa.report import MAX_TRUNCATED
+from memalpha.types import Trajectory
+
+CHECKED_STEPS = 2
+"""Steps after a start or a resume that are checked together."""
+
+UNREADABLE = ("malformed", "unknown_tool")
+"""Codes of results whose call nobody could read."""
+
+SHOWN = 160
+"""Characters of a reply that a message shows."""
+
+
+class _Counts(NamedTuple):
+    """What a step's attempts came to: replies, those cut off, readable calls; answers with notes, empty, cut off."""
+
+    replies: int = 0
+    truncated: int = 0
+    readable: int = 0
+    answers: int = 0
+    empty: int = 0
+    answers_truncated: int = 0
+
+
+class EarlyStop:
+    """Check the first two steps of a process's run.
+
+    Args:
+        config: Settings of the run; `sampling.stop_unreadable` turns the check off.
+        reader: Name of the reader that gives the reward, if a policy answers; None otherwise.
+    """
+
+    def __init__(self, config: ReinforcementConfig, reader: str | None = None) -> None:
+        self.config, self.reader = config, reader
+        self.steps: list[int] = []
+        self._counts = _Counts()
+        self._example = ""
+
+    def check(self, step: int, attempts: Sequence[Trajectory[Any]], records: Sequence[Record]) -> None:
+        """Count a step, and raise after the second one if nothing can be learnt.
+
+        Args:
+            step: Step number.
+            attempts: The step's rollouts without reflections and retries, from all processes.
+            records: Records of their questions.
+
+        Raises:
+            TrainingError: The two steps hold no readable call, or over 90 % truncated replies or answers, or only
+                empty answers.
+        """
+        if len(self.steps) == CHECKED_STEPS or not self.config.sampling.stop_unreadable:
+            return
+        self.steps.append(step)
+        step_counts = self._count(attempts, records)
+        self._counts = _Counts(*(sum(pair) for pair in zip(self._counts, step_counts, strict=True)))
+        turns = [turn for attempt in attempts for turn in attempt.turns]
+        self._example = self._example or next((turn.completion.text for turn in turns), "")
+        if len(self.steps) == CHECKED_STEPS:
+            self._judge(self._counts)
+
+    def _count(self, attempts: Sequence[Trajectory[Any]], records: Sequence[Record]) -> _Counts:
+        turns = [turn for attempt in attempts for turn in attempt.turns]
+        answers = [record for record in records if record.retrieved] if self._writes_memory else []
+        return _Counts(
+            len(turns),
+            sum(turn.completion.stop_reason == "length" for turn in turns),
+            sum(result.code not in UNREADABLE for turn in turns for result in turn.results),
+            len(answers),
+            sum(not record.answer.strip() for record in answers),
+            sum(record.truncated for record in answers),
+        )
+
+    @property
+    def _writes_memory(self) -> bool:
+        return isinstance(self.config, TrainConfig)
+
+    def _judge(self, counts: _Counts) -> None:
+        if counts.replies and counts.truncated > MAX_TRUNCATED * counts.replies:
+            self._stop(
+                f"{counts.truncated} of {counts.replies} replies were cut at {self._reply_limit} before their end",
+                self._reply_remedy(),
+            )
+        if self._writes_memory and counts.replies and not counts.readable:
+            self._stop(
+                f"none of the writer's {counts.replies} replies holds a readable tool call, so nothing was remembered",
+                f"see `memalpha check-policy {self.config.policy}`, which says how this model must be asked; "
+                "agent.thinking_tokens=0 turns thinking off; or teach the calls first (`memalpha train sft`)",
+            )
+        if self.reader is None or not counts.answers:
+            return
+        key, reader = self._reader_key()
+        limit = f"{key}.max_new_tokens={reader.max_new_tokens}"
+        remedy = (
+            f"raise {key}.max_new_tokens, turn thinking off ({key}.thinking_tokens=0) or give it a budget there, and "
+            f"see `memalpha check-policy {reader.policy or self.config.policy}`"
+        )
+        if counts.empty == counts.answers:
+            self._stop(f"reader {self.reader}: all {counts.answers} answers are empty ({limit})", remedy)
+        if counts.answers_truncated > MAX_TRUNCATED * counts.answers:
+            self._stop(
+                f"reader {self.reader}: {counts.answers_truncated} of {counts.answers} answers were cut at {limit}",
+                remedy,
+            )
+
+    def _reader_key(self) -> tuple[str, ReaderConfig]:
+        assert isinstance(self.config, TrainConfig)
+        own = self.config.reward.reader
+        return ("reader", self.config.reader) if own is None else ("reward.reader", own)
+
+    @property
+    def _reply_limit(self) -> str:
+        config: Any = self.config
+        if self._writes_memory:
+            return f"agent.max_new_tokens={config.agent.max_new_tokens}"
+        return f"sampling.max_new_tokens={config.sampling.max_new_tokens}"
+
+    def _reply_remedy(self) -> str:
+        check = f"see `memalpha check-policy {self.config.policy}`"
+        if not self._writes_memory:
+            return f"raise sampling.max_new_tokens, turn the model's thinking off, and {check}"
+        return (
+            "raise agent.max_new_tokens, turn thinking off (agent.thinking_tokens=0) or give it a budget there, read "
+            f"smaller chunks, and {check}"
+        )
+
+    def _stop(self, reason: str, remedy: str) -> None:
+        steps = " and ".join(map(str, self.steps))
+        example = " ".join(self._example.split())[:SHOWN]
+        raise TrainingError(
+            f"stopped after steps {steps}: {reason}. The first reply begins {example!r}. What to change, in a "
+            f"new out: {remedy}. If it is meant so (random weights), set sampling.stop_unreadable=false"
+        )
