@@ -84,6 +84,10 @@ class LearnerConfig(Config):
         compute = self.compute
         if compute.load_in_4bit and self.lora is None:
             raise ValueError("compute.load_in_4bit: weights in 4 bits cannot be trained, only adapters: set lora={}")
+        sampling_dtype = getattr(getattr(self, "sampling", None), "dtype", None)
+        if sampling_dtype is not None and (compute.load_in_4bit or compute.device_map is not None):
+            name = "load_in_4bit" if compute.load_in_4bit else "device_map"
+            raise ValueError(f"sampling.dtype: no copy in another precision can be made with {name}; leave it out")
         if compute.sharding == "fsdp":
             for name, is_set in (
                 ("load_in_4bit", compute.load_in_4bit),

@@ -14,7 +14,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from memalpha.policy.kv_cache import KeyValueSlots, SlotLayer, make_cache
+from memalpha.policy.kv_cache import KeyValueSlots, SlotLayer, cache_argument, make_cache
 
 Prompt = Sequence[int]
 
@@ -137,12 +137,15 @@ class PaddedRows:
         rows = torch.tensor(self.rows, device=ids.device)
         ids[rows, 0] = torch.tensor(tokens, device=ids.device)
         self.width += 1
+        cache_name = cache_argument(self.model)
+        # A state-space model masks its input, not a cache: of a step only the new token, which is never padding.
+        width = self.width if cache_name == "past_key_values" else 1
         logits = self.model(
             input_ids=ids,
-            attention_mask=self.mask[:, : self.width].long(),
+            attention_mask=self.mask[:, self.width - width : self.width].long(),
             position_ids=self.position,
-            past_key_values=self.cache,
             use_cache=True,
+            **{cache_name: self.cache},
         ).logits[:, -1]
         self.position = self.position + 1
         return logits[rows]
@@ -211,8 +214,8 @@ def _prefill(model: Any, cache: Any, prompts: Sequence[Prompt]) -> tuple[torch.T
         input_ids=torch.from_numpy(ids).to(model.device),
         attention_mask=mask,
         position_ids=(mask.cumsum(1) - 1).clamp_min(0),
-        past_key_values=cache,
         use_cache=True,
         logits_to_keep=1,
+        **{cache_argument(model): cache},
     ).logits[:, -1]
     return logits, torch.tensor(owner, device=model.device)

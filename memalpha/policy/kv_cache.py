@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 import torch
@@ -54,6 +55,14 @@ def make_cache(model: PreTrainedModel) -> DynamicCache:
     cache = DynamicCache(config=model.config)
     cache.layers = [_PreallocatedLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
+
+
+def cache_argument(model: Any) -> str:
+    """Return the name under which the model's forward pass takes its cache.
+
+    Pure state-space models (Mamba) take `cache_params`, and ignore `past_key_values` without a word.
+    """
+    return "cache_params" if "cache_params" in signature(model.forward).parameters else "past_key_values"
 
 
 def has_plain_cache(model: PreTrainedModel) -> bool:

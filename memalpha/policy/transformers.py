@@ -278,8 +278,8 @@ class TransformersPolicy:
 def merge_adapter(base: TransformersPolicy, folder: str | Path) -> TransformersPolicy:
     """Merge the LoRA adapter of `folder` into the weights of `base` in place.
 
-    A tokenizer in `folder` replaces that of `base`. Raises `PolicyError` if the adapter cannot be read or does not fit
-    this base.
+    A tokenizer in `folder` replaces that of `base`. Adapters of a base in 4 bits stay in its layers. Raises
+    `PolicyError` if the adapter cannot be read or does not fit this base.
     """
     try:
         import peft
@@ -295,12 +295,13 @@ def merge_adapter(base: TransformersPolicy, folder: str | Path) -> TransformersP
             tuned = peft.get_peft_model(base.model, config)
         load_adapter(tuned, folder)
         # Weights in 4 bits would be rounded again: their adapters stay in the layers.
-        model: Any = tuned.get_base_model() if is_quantized(base.model) else tuned.merge_and_unload()
+        is_merged = not is_quantized(base.model)
+        model: Any = tuned.merge_and_unload().requires_grad_(True) if is_merged else tuned.get_base_model()
         has_tokenizer = (Path(folder) / "tokenizer_config.json").is_file()
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True) if has_tokenizer else base.tokenizer
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise PolicyError(f"cannot merge the LoRA adapter of {folder} into {base.name!r}: {error}") from error
-    return TransformersPolicy(model.requires_grad_(True), tokenizer, str(folder))
+    return TransformersPolicy(model, tokenizer, str(folder))
 
 
 def _prompt_style(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> str:

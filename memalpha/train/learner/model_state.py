@@ -27,7 +27,8 @@ from memalpha.train.learner.token_logprobs import unwrap_peft
 class BaseEngine:
     """Own a model and the optimizer of its trainable weights.
 
-    Trained weights are float32 at least; with `dtype` bfloat16 the passes and the frozen weights are bfloat16. A
+    Trained weights are float32 at least; with `dtype` bfloat16 the passes and the frozen weights are bfloat16. With
+    `offload_optimizer` Adam's states are in host memory: each step copies gradients there and new weights back. A
     subclass builds its scorer from `trained` (the model, or its sharded copy), wraps it (`_wrap_scorer`) and calls
     `_make_optimizer`.
     """
@@ -44,6 +45,7 @@ class BaseEngine:
         self.trained = copy.deepcopy(model) if world.size > 1 and config.compute.sharding == "fsdp" else model
         self.trainable: dict[str, nn.Parameter] = {}
         self.value_head: dict[str, nn.Parameter] = {}
+        self._stepped: dict[str, nn.Parameter] = {}
 
     def optim_step(self, rate: float) -> float:
         """Clip the gradient, step at learning rate `rate`, clear the gradient; returns the unclipped norm.
@@ -62,8 +64,7 @@ class BaseEngine:
             raise TrainingError(f"the gradient norm is {norm}: lower learning_rate or check the rewards")
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["share"]
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self._step_optimizer()
         gather_weights(self.trainable, self.model)
         return norm
 
@@ -72,7 +73,7 @@ class BaseEngine:
         state = self.optimizer.state
         return {
             f"{name}/{key}": full_tensor(value).cpu().contiguous()
-            for name, parameter in self.trainable.items()
+            for name, parameter in self._stepped.items()
             for key, value in state.get(parameter, {}).items()
         }
 
@@ -81,7 +82,7 @@ class BaseEngine:
         self.optimizer.state.clear()
         for path, value in tensors.items():
             name, _, key = path.rpartition("/")
-            parameter = self.trainable[name]
+            parameter = self._stepped[name]
             self.optimizer.state[parameter][key] = (
                 value.to(parameter.device) if value.dim() == 0 else shard_like(value, parameter)
             )
@@ -124,11 +125,21 @@ class BaseEngine:
         self.trainable = {
             name: parameter for name, parameter in self.trained.named_parameters() if parameter.requires_grad
         }
-        groups: list[dict[str, Any]] = [{"params": list(self.trainable.values()), "share": 1.0}]
+        shares = dict.fromkeys(self.trainable, 1.0)
         if head:
             self.value_head = dict(head)
-            groups.append({"params": list(head.values()), "share": rate_scale})
             self.trainable |= self.value_head
+            shares |= dict.fromkeys(head, rate_scale)
+        self._stepped = self.trainable
+        if config.compute.offload_optimizer:
+            self._stepped = {
+                name: nn.Parameter(parameter.detach().to("cpu", copy=True))
+                for name, parameter in self.trainable.items()
+            }
+        groups: list[dict[str, Any]] = [
+            {"params": [self._stepped[name] for name in shares if shares[name] == share], "share": share}
+            for share in dict.fromkeys(shares.values())
+        ]
         self.optimizer = torch.optim.AdamW(
             groups,
             lr=config.optimizer.peak_rate,
@@ -136,6 +147,23 @@ class BaseEngine:
             weight_decay=config.optimizer.weight_decay,
             fused=True,  # one pass over the weights, no temporaries
         )
+
+    def _step_optimizer(self) -> None:
+        """Step on the gradients and clear them; with `offload_optimizer` on copies in host memory."""
+        is_offloaded = self._stepped is not self.trainable
+        if is_offloaded:
+            with torch.no_grad():
+                for name, parameter in self.trainable.items():
+                    copy_on_host = self._stepped[name]
+                    copy_on_host.copy_(parameter)  # a checkpoint may have been loaded since the last step
+                    copy_on_host.grad = None if parameter.grad is None else parameter.grad.to("cpu")
+                    parameter.grad = None
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if is_offloaded:
+            with torch.no_grad():
+                for name, parameter in self.trainable.items():
+                    parameter.copy_(self._stepped[name])
 
     def _wrap_scorer(self, scorer: Any) -> nn.Module:
         """Wrap a model's scorer for the processes of the run."""
@@ -152,5 +180,5 @@ class BaseEngine:
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
-            elif self.config.compute.dtype == "bfloat16":
+            elif self.config.compute.dtype == "bfloat16" and parameter.is_floating_point():  # not those in 4 bits
                 parameter.data = parameter.data.to(torch.bfloat16)

@@ -76,8 +76,9 @@ class TokenScorer(nn.Module):
         precision = torch.autocast(input_ids.device.type, torch.bfloat16) if self.autocast else nullcontext()
         with precision, recompute_activations(self._layers):
             hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
-        selected = hidden.flatten(0, 1).index_select(0, positions)
         head: Any = model.get_output_embeddings()
+        # With a device map the last layers may be elsewhere than the inputs and the head.
+        selected = hidden.flatten(0, 1).index_select(0, positions.to(hidden.device)).to(positions.device)
         logprobs, entropy = head_logprobs(
             selected, head.weight, head.bias, targets, temperature, max_rows=self.head_tokens, bfloat16=self.autocast
         )

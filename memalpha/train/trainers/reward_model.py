@@ -35,7 +35,7 @@ from memalpha.train.learner.reward_engine import RewardEngine
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.pairs import PairLearner, pairs_trainer
 from memalpha.train.trainers.progress import Display
-from memalpha.train.trainers.start import load_start, settle_defaults
+from memalpha.train.trainers.start import check_device_map, load_start, settle_defaults
 from memalpha.train.trainers.trainer import Trainer
 
 
@@ -55,6 +55,7 @@ def build_reward_engine(policy: TransformersPolicy, config: RewardModelConfig, w
         config: Pooling, objectives, adapters and optimizer.
         world: Processes of the run.
     """
+    check_device_map(config, world)
     head = Head(config.pooling, config.objectives)
     model = add_reward_head(policy.model, head, policy.tokenizer, config.policy)
     if config.lora is not None:

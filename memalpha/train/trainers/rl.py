@@ -26,7 +26,7 @@ from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.overlap import OverlapPipeline, Part
 from memalpha.train.trainers.progress import Display
-from memalpha.train.trainers.start import build_engine
+from memalpha.train.trainers.start import build_engine, check_sampling_dtype
 from memalpha.train.trainers.trainer import TrainingStep
 from memalpha.types import Trajectory, TrajectoryGroup
 
@@ -61,6 +61,7 @@ def build_algorithm_engine(
     )
     if config.sampling.dtype is not None:  # after the learner has prepared the model
         policy.set_sampling_dtype(config.sampling.dtype)
+        check_sampling_dtype(policy, config.sampling.dtype)
     return engine
 
 

@@ -19,6 +19,7 @@ from memalpha.train.learner.losses import LossSettings
 from memalpha.train.trainers.checkpoint import weights_fingerprint
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.progress import Display
+from memalpha.types import SampleRequest
 
 C = TypeVar("C", bound=LearnerConfig)
 
@@ -89,6 +90,11 @@ def load_start(config: LearnerConfig) -> RunStart:
     )
     if not isinstance(policy, TransformersPolicy):
         raise PolicyError(f"policy {config.policy!r} has no weights: only a transformers model can be trained")
+    if config.compute.load_in_4bit and any("lora_" in name for name, _ in policy.model.named_parameters()):
+        raise ConfigError(
+            f"compute.load_in_4bit: policy {config.policy!r} holds adapters, which are not merged into weights in "
+            "4 bits: write a merged policy first (memalpha merge POLICY FOLDER) and start from it"
+        )
     return RunStart(policy, weights_fingerprint(policy.model), started_at)
 
 
@@ -139,6 +145,33 @@ def settings_of_small_models(config: LearnerConfig, parameters: int) -> list[str
     return notes
 
 
+def check_device_map(config: LearnerConfig, world: World, *, reference: bool = False) -> None:
+    """Raise `ConfigError` for a device map with several processes, or where the whole model has to be copied."""
+    if config.compute.device_map is None:
+        return
+    if world.size > 1:
+        raise ConfigError(
+            "compute.device_map: spreads a model over the devices of one process: leave it out under accelerate launch"
+        )
+    if reference and config.lora is None:
+        raise ConfigError(
+            "compute.device_map: a KL or preferences need a frozen copy of all weights, which cannot be made of a "
+            "spread model: set lora={}, whose reference is the model without adapters"
+        )
+
+
+def check_sampling_dtype(policy: TransformersPolicy, dtype: str) -> None:
+    """Raise `ConfigError` if the model cannot sample in this precision; draws one token."""
+    request = SampleRequest(messages=({"role": "user", "content": "Hello"},), key=(0,), max_new_tokens=1)
+    try:
+        policy.sample([request])
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        raise ConfigError(
+            f"sampling.dtype: {type(policy.model).__name__} cannot sample in {dtype} "
+            f"({' '.join(str(error).split())[:160]}): leave it out"
+        ) from error
+
+
 def build_engine(
     policy: TransformersPolicy,
     config: LearnerConfig,
@@ -158,6 +191,7 @@ def build_engine(
         reference: Keep log-probs of the start weights available.
         value_learning_rate: Learning rate of a value head; None trains none.
     """
+    check_device_map(config, world, reference=reference)
     model = policy.model
     if config.lora is not None:
         model = add_lora(model, config.lora, absolute_policy_name(config.policy), config.seed)

@@ -1,0 +1,176 @@
+"""What makes large models fit: weights in 4 bits, Adam in host memory; and log-probs after a step against float64."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+from test_engine import config
+from tiny import tiny_llama, tiny_model, tiny_tokenizer
+
+from memalpha.config import TrainConfig, build_config
+from memalpha.config.groups import LoadingConfig
+from memalpha.errors import ConfigError
+from memalpha.policy.load import load_policy, write_merged
+from memalpha.policy.transformers import TransformersPolicy
+from memalpha.train.data.samples import policy_gradient_sample
+from memalpha.train.learner.engine import Engine
+from memalpha.train.learner.lora import add_lora
+from memalpha.train.trainers.checkpoint import load_checkpoint, write_checkpoint
+from memalpha.train.trainers.start import load_start
+from memalpha.types import SampleRequest, Turn
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # peft calls transformers by names on their way out
+
+MODELS = {"qwen3": tiny_model, "llama": tiny_llama}
+NEEDS_BITSANDBYTES = "needs bitsandbytes: pip install 'memalpha[quantize]'"
+
+
+def save(folder, kind: str = "llama"):
+    """Write a random model with a tokenizer and return its folder."""
+    MODELS[kind]().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def sampled_rows(policy: TransformersPolicy, count: int = 6):
+    """Sample ragged rows with alternating advantages."""
+    requests = [
+        SampleRequest(({"role": "user", "content": "hello" * i},), key=(1, i), temperature=0.8, max_new_tokens=12)
+        for i in range(1, count + 1)
+    ]
+    return [
+        policy_gradient_sample(Turn(chunk=0, completion=completion), (-1.0) ** i, task=str(i))
+        for i, completion in enumerate(policy.sample(requests))
+    ]
+
+
+def largest_gap(first, second) -> float:
+    return max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in zip(first, second, strict=True))
+
+
+def float64_logprobs(model, rows) -> list[np.ndarray]:
+    """Log-probs of each row's completion by one forward pass of the whole model in float64, a row at a time."""
+    model = copy.deepcopy(model).double().eval()
+    result = []
+    for row in rows:
+        ids = torch.tensor([[*row.prompt_ids, *row.completion_ids]])
+        with torch.no_grad():
+            logprobs = torch.log_softmax(model(input_ids=ids).logits[0] / row.temperature, dim=-1)
+        start = len(row.prompt_ids)
+        result.append(np.array([logprobs[start + t - 1, token].item() for t, token in enumerate(row.completion_ids)]))
+    return result
+
+
+@pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_log_probs_after_a_step_are_those_of_the_merged_model_in_float64(tmp_path, kind, lora):
+    """Sampler and learner in float32, after three real steps, against the written and merged model: within 1e-4."""
+    base = save(tmp_path / "base", kind)
+    settings = config(lora=lora, learning_rate=1e-2)
+    policy = load_policy(base)
+    model = policy.model if lora is None else add_lora(policy.model, settings.lora, str(base))
+    engine = Engine(model, settings)
+    for _ in range(3):
+        engine.update(sampled_rows(policy), 1e-2)
+    trained = tmp_path / "trained"
+    trained.mkdir()
+    engine.write(trained)
+    policy.tokenizer.save_pretrained(trained)
+    merged = load_policy(write_merged(trained, tmp_path / "merged"))
+    rows = sampled_rows(policy)
+    exact = float64_logprobs(merged.model, rows)
+    assert largest_gap(exact, float64_logprobs(load_policy(base).model, rows)) > 0.1, "the steps changed something"
+    assert largest_gap([row.logprobs for row in rows], exact) < 1e-4
+    assert largest_gap(engine.forward(rows), exact) < 1e-4
+
+
+@pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])
+def test_adam_in_host_memory_steps_bit_for_bit(tmp_path, lora):
+    """Clipped steps, a checkpoint, a resumed run and a value head: as without `offload_optimizer`."""
+    start = TransformersPolicy(tiny_model(), tiny_tokenizer())
+    rows = sampled_rows(start)
+
+    def engine(offload: bool, seed: int = 0) -> Engine:
+        settings = config(lora=lora, max_grad_norm=0.5, weight_decay=0.1, offload_optimizer=offload)
+        model = tiny_model() if lora is None else add_lora(tiny_model(), settings.lora, "tiny", seed)
+        return Engine(model, settings, value_learning_rate=3e-3)
+
+    plain, offloaded = engine(False), engine(True)
+    for learner in (plain, offloaded):
+        for _ in range(2):
+            assert learner.update(rows, 1e-3)["grad_norm"] > 0.5
+    write_checkpoint(tmp_path / "step-2", start, offloaded, {})
+    resumed = engine(True, seed=5)
+    load_checkpoint(tmp_path / "step-2", resumed)
+    for learner in (plain, offloaded, resumed):
+        learner.update(rows, 1e-3)
+    assert all(not value.is_cuda for value in offloaded.optimizer_tensors().values())
+    for other in (offloaded, resumed):
+        assert all(torch.equal(part, other.trainable[name]) for name, part in plain.trainable.items())
+        states = other.optimizer_tensors()
+        assert all(torch.equal(value, states[name]) for name, value in plain.optimizer_tensors().items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"load_in_4bit": True}, r"compute\.load_in_4bit: .* set lora"),
+        ({"load_in_4bit": True, "lora": {}, "sharding": "fsdp"}, r"compute\.load_in_4bit: .*sharding=fsdp"),
+        ({"device_map": "auto", "sharding": "fsdp"}, r"compute\.device_map: .*sharding=fsdp"),
+        ({"offload_optimizer": True, "sharding": "fsdp"}, r"compute\.offload_optimizer: .*sharding=fsdp"),
+        ({"load_in_4bit": True, "lora": {}, "sample_dtype": "float64"}, r"sampling\.dtype: .*load_in_4bit"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        build_config(TrainConfig, {"out": "unused", **settings}, "test")
+
+
+def test_4_bits_without_bitsandbytes_say_what_to_install(tmp_path, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else find(name))
+    with pytest.raises(ConfigError, match=r"compute\.load_in_4bit: needs bitsandbytes: pip install .*\[quantize\]"):
+        load_policy(save(tmp_path), loading=LoadingConfig(load_in_4bit=True))
+
+
+def test_qlora_trains_resumes_and_merges_into_the_unquantized_base(tmp_path):
+    pytest.importorskip("bitsandbytes", reason=NEEDS_BITSANDBYTES)
+    base, loading = save(tmp_path / "base"), LoadingConfig(load_in_4bit=True)
+    settings = config(lora={"r": 4}, load_in_4bit=True, learning_rate=1e-2, policy=str(base), dtype="float32")
+
+    def learner(seed: int = 0) -> tuple[TransformersPolicy, Engine]:
+        policy = load_start(settings).policy
+        return policy, Engine(add_lora(policy.model, settings.lora, str(base), seed), settings, reference=True)
+
+    policy, engine = learner()
+    assert type(policy.model.model.layers[0].mlp.up_proj.base_layer).__name__ == "Linear4bit"
+    assert policy.model.config.quantization_config.bnb_4bit_quant_type == "nf4"
+    assert policy.model.config.quantization_config.bnb_4bit_use_double_quant
+    rows = sampled_rows(policy)
+    start = engine.forward(rows)
+    for _ in range(2):
+        engine.update(rows, 1e-2)
+    rows = sampled_rows(policy)
+    assert largest_gap([row.logprobs for row in rows], engine.forward(rows)) < 1e-5, (
+        "the learner recomputes the sampler"
+    )
+    assert largest_gap(start, engine.forward(sampled_rows(load_start(settings).policy), reference=True)) < 1e-5
+
+    write_checkpoint(tmp_path / "step-2", policy, engine, {})
+    engine.update(rows, 1e-2)
+    _, resumed = learner(seed=3)
+    load_checkpoint(tmp_path / "step-2", resumed)
+    resumed.update(rows, 1e-2)
+    assert all(torch.equal(part, resumed.trainable[name]) for name, part in engine.trainable.items())
+
+    adapters = load_policy(tmp_path / "step-2", loading=loading)
+    assert adapters.parameters > load_policy(base).parameters, "adapters of weights in 4 bits are not merged"
+    merged = load_policy(write_merged(tmp_path / "step-2", tmp_path / "merged"))
+    assert type(merged.model.model.layers[0].mlp.up_proj) is torch.nn.Linear
+    changed = config(lora={}, load_in_4bit=True, policy=str(tmp_path / "step-2"))
+    with pytest.raises(ConfigError, match=r"compute\.load_in_4bit: .*holds adapters.*memalpha merge"):
+        load_start(changed)
