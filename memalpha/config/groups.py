@@ -188,7 +188,7 @@ class BatchConfig(Config):
         description="most rows x (prompt + new tokens of the longest) decoded together; the cache of keys and values "
         "holds as many tokens",
     )
-    batch_rows: int = Field(default=128, gt=0, description="most rows decoded together")
+    decode_rows: int = Field(default=128, gt=0, description="most rows decoded together")
 
 
 class SamplingConfig(BatchConfig):

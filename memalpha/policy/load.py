@@ -94,7 +94,7 @@ def load_policy(
         policy = merge_adapter(policy, folder)
     policy.name = text
     if batching is not None:
-        policy.batch_tokens, policy.batch_rows = batching.batch_tokens, batching.batch_rows
+        policy.batch_tokens, policy.batch_rows = batching.batch_tokens, batching.decode_rows
     return policy
 
 

@@ -109,7 +109,7 @@ def test_the_gradient_of_a_step_of_grpo():
     ]
     losses = oracle.clip_loss(oracle.logprobs64(net, rows), rows, config.loss.epsilon, config.loss.epsilon)
     results = oracle.flat({name: parameter.grad for name, parameter in engine.trainable.items()}, net.weights)
-    loss = oracle.reduce(losses, "dr_grpo", config.loss.loss_constant)
+    loss = oracle.reduce(losses, "dr_grpo", config.sampling.max_new_tokens)
     assert len(set(values)) > 3
     assert oracle.relative_error(results, oracle.gradient(loss, net.weights)) < 1e-5
 
