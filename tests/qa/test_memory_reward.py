@@ -11,6 +11,7 @@ from memalpha.agent.parsing import format_call
 from memalpha.config import RewardConfig
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.scoring.gold import GoldFacts
+from memalpha.qa.scoring.judge_scores import ContentVerdicts
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import load_schema
@@ -190,6 +191,16 @@ def test_without_gold_r4_is_off_and_the_run_says_so():
     model = MemoryReward(RewardConfig(), len)
     assert model.notes([TASK]) == []
     assert "1 of 2 tasks" in model.notes([TASK, task])[0]
+
+
+def test_every_write_needs_a_verdict():
+    """A judge's verdicts are paired with all results of a turn: one too few is an error, never a share of the rest."""
+    trajectory, reward = roll(BOTH), MemoryReward(RewardConfig(), len)
+    silent = [ContentVerdicts((), 1.0)] * (len(TASK.chunks) - 1)
+    assert reward.reward(trajectory, [], [ContentVerdicts((1.0, 0.0)), *silent]).components["r4"][0] == 0.5
+    for writes in ((1.0,), (1.0, 0.0, 1.0)):
+        with pytest.raises(ValueError, match="zip"):
+            reward.reward(trajectory, [], [ContentVerdicts(writes), *silent])
 
 
 def test_published_counts_valid_content_over_all_calls():

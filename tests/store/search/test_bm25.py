@@ -213,3 +213,9 @@ def test_what_is_added_in_batches_is_merged_when_it_is_asked_for():
             for matches in (single.postings(term), batched.postings(term))
         )
         assert sorted(a) == sorted(b)
+
+
+@pytest.mark.parametrize(("word", "short_stem"), [("use", "us"), ("ate", "at"), ("rate", "rate"), ("cease", "ceas")])
+def test_a_final_e_falls_by_porters_own_rule(word, short_stem):
+    """A vowel and a consonant are no *o of Porter's: "use" loses its e, as "cease" does, and "rate" keeps it."""
+    assert stem(word) == short_stem

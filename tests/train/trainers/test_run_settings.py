@@ -119,6 +119,10 @@ def test_a_data_set_with_splits_is_trained_on_its_training_split(small, tmp_path
     source = TaskSource(small(data="memalpha", eval_data="memalpha"))
     assert texts(source.file_tasks) == texts(source.validation) == {"trained"} and texts(source.held_out) == {"tested"}
     assert {task.id for task in source.held_out} <= {task.id for task in [*source.file_tasks, *source.validation]}
+    numbered = synthetic.tasks(WorldConfig(), 9, 0, 1)[0].model_copy(update={"id": source.file_tasks[0].id})
+    save_jsonl([numbered], tmp_path / "numbered.jsonl")  # a file's ids are its own: an equal one is the same task
+    with pytest.raises(ConfigError, match="among the training tasks"):
+        TaskSource(small(data="memalpha", eval_data=str(tmp_path / "numbered.jsonl")))
     evaluation = small(data="memalpha", train_on_evaluation_split=True, eval_tasks=1, validation_tasks=1)
     write_memalpha_split(cache, "test", "tested", 6)
     assert texts(TaskSource(evaluation).file_tasks) == {"tested"}
