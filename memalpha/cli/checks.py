@@ -1,4 +1,4 @@
-"""Commands that check a store: audit (its content) and doctor (its file and log)."""
+"""Commands that check a store, audit (its content) and doctor (its file and log), and a policy (check-policy)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from memalpha.cli.options import (
     read_chunks,
     read_text,
 )
+from memalpha.config import AgentConfig, build_config, parse_overrides
 from memalpha.errors import DataError
 from memalpha.tasks.formats.jsonl import load_jsonl
 
 if TYPE_CHECKING:
+    from memalpha.agent.policy_check import PolicyCheck
     from memalpha.store.checks.findings import Audit, Finding
     from memalpha.types import Chunk
 
@@ -94,7 +96,36 @@ def doctor(
         raise typer.Exit(1)
 
 
-COMMANDS = {"audit": audit, "doctor": doctor}
+def check_policy(
+    policy: Annotated[
+        str, typer.Argument(metavar="NAME", help="A policy: a directory, a hub id, a run directory, an endpoint.")
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Keys of AgentConfig, as in a run's agent.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check that a model can write a memory, before anything is trained or read.
+
+    Renders a prompt with the memory tools, writes two calls in the model's own form and reads them back through its
+    tokenizer. Only tokenizer and configuration are loaded. An endpoint is asked once. Exits with 2 and the reason if
+    the policy cannot work.
+
+    Example: memalpha check-policy Qwen/Qwen3-4B --set max_new_tokens=512
+
+    Raises:
+        PolicyError: The policy cannot be loaded, or cannot write a memory.
+    """
+    from memalpha.agent import policy_check
+    from memalpha.policy.load import load_policy
+
+    config = build_config(AgentConfig, parse_overrides(overrides or []), "--set")
+    result = policy_check.check_policy(load_policy(policy, device="meta"), config)
+    print_result(result.as_json(), as_json, "\n".join(_format_check(result)))
+    result.raise_if_broken()
+
+
+COMMANDS = {"audit": audit, "doctor": doctor, "check-policy": check_policy}
 
 
 def _read_queries(file: Path) -> list[str]:
@@ -131,6 +162,20 @@ def _format_audit(report: Audit, limit: int) -> list[str]:
             f"content; {coverage.chunks_by_origin} of {coverage.chunks} chunks"
         )
     return lines
+
+
+def _format_check(result: PolicyCheck) -> list[str]:
+    rows = {
+        "chat template": result.template or "none",
+        "tools in the prompt": {True: "yes", False: "no", None: "by the server"}[result.tools_shown],
+        "calls read back": "yes" if result.calls_read_back else "no",
+        "form of calls": result.format,
+        "thinking": result.thinking,
+        "prompt tokens": result.prompt_tokens,
+        "room for a chunk": result.chunk_room,
+    }
+    lines = [result.policy, *(f"  {name:<20} {value}" for name, value in rows.items() if value is not None)]
+    return lines + [f"  note: {note}" for note in result.notes]
 
 
 def _format_finding(finding: Finding, limit: int) -> list[str]:

@@ -42,7 +42,7 @@ def load_policy(
             directory or hub id; a run directory; or an endpoint (`http://host:port/v1#model`, `openai:MODEL`). An
             endpoint is contacted to check that it serves the model.
         dtype: torch dtype of the weights.
-        device: torch device of the weights.
+        device: torch device of the weights; "meta" loads tokenizer and configuration only, to render prompts.
         endpoint: request settings; used for endpoints only.
         loading: 4 bits, device map and attention of a transformers model. Adapters of a base in 4 bits are not merged.
         batching: most tokens and rows that a transformers model decodes together.
@@ -91,7 +91,7 @@ def load_policy(
                 raise
             raise PolicyError(f"{adapters[0]} holds a LoRA adapter for {base!r}, its base: {error}") from error
     for folder in adapters:
-        policy = merge_adapter(policy, folder)
+        policy = policy.with_tokenizer(folder) if device == "meta" else merge_adapter(policy, folder)
     policy.name = text
     if batching is not None:
         policy.batch_tokens, policy.batch_rows = batching.batch_tokens, batching.decode_rows

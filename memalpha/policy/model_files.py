@@ -7,14 +7,14 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
@@ -53,7 +53,7 @@ def load_model(
     Args:
         path: directory with config.json, weights and tokenizer, or a hub id `owner/name`.
         dtype: torch dtype of the weights.
-        device: torch device of the weights.
+        device: torch device of the weights; "meta" reads configuration and tokenizer only.
         label: word for the model in error messages.
         loading: 4 bits, device map and attention.
         **kwargs: `kind`, the transformers auto class (default: causal language model), and further keywords of its
@@ -67,7 +67,9 @@ def load_model(
         PolicyError: if there is no such model, or it cannot be loaded or moved to `device`.
     """
     loading = loading or LoadingConfig()
-    kwargs |= _loading_arguments(loading, dtype, device)
+    read = _load_shape if device == "meta" else _load
+    if device != "meta":
+        kwargs |= _loading_arguments(loading, dtype, device)
     is_local = (Path(path) / "config.json").is_file()
     if not is_local and (Path(path).exists() or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(path))):
         if (Path(path) / "checkpoints").is_dir():
@@ -82,7 +84,7 @@ def load_model(
         )
     try:
         try:
-            model, tokenizer = _load(path, dtype, offline=True, **kwargs)
+            model, tokenizer = read(path, dtype, offline=True, **kwargs)
         except OSError:
             if is_local:
                 raise
@@ -91,7 +93,7 @@ def load_model(
                     f"{label} {str(path)!r} is not on this machine and the model hub cannot be reached: connect "
                     "and try again, or give a directory with config.json, weights and tokenizer"
                 ) from None
-            model, tokenizer = _load(path, dtype, offline=False, **kwargs)
+            model, tokenizer = read(path, dtype, offline=False, **kwargs)
     except (OSError, ValueError, RuntimeError, SafetensorError, ImportError) as error:
         if loading.attn_implementation is not None and _names_attention(error, loading.attn_implementation):
             raise ConfigError(
@@ -193,6 +195,18 @@ def _names_attention(error: Exception, name: str) -> bool:
 
 def _first_sentence(error: Exception) -> str:
     return " ".join(str(error).split()).partition(". ")[0].rstrip(".")
+
+
+def _load_shape(
+    path: str | Path, dtype: str, *, offline: bool, kind: Any = AutoModelForCausalLM, **kwargs: Any
+) -> tuple[Any, PreTrainedTokenizerBase]:
+    """Return the model without weights, and its tokenizer."""
+    with torch.device("meta"):
+        config = AutoConfig.from_pretrained(path, local_files_only=offline)
+        model = kind.from_config(config, dtype=getattr(torch, dtype))
+    with suppress(OSError):  # most small models have no such file
+        model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=offline)
+    return model, AutoTokenizer.from_pretrained(path, local_files_only=offline)
 
 
 def load_adapter(tuned: Any, folder: str | Path) -> None:

@@ -77,7 +77,7 @@ class TransformersPolicy:
         self._flat: FlatQwen3 | None = None
         self._twin: Any = None
         self._twin_of: Any = None
-        self.eos_ids = _eos_ids(model, tokenizer, name)
+        self.eos_ids = _eos_ids(model, tokenizer, name) | self.chat.end_ids
         self.count_tokens = lru_cache(maxsize=1 << 16)(self._count_tokens)
 
     @classmethod
@@ -110,6 +110,10 @@ class TransformersPolicy:
             )
         model, tokenizer = load_model(path, dtype, device, loading=loading)
         return cls(model, tokenizer, str(path))
+
+    def with_tokenizer(self, folder: str | Path) -> TransformersPolicy:
+        """Return this policy with the tokenizer of `folder`, an adapter's directory, if it has one."""
+        return TransformersPolicy(self.model, _adapter_tokenizer(folder) or self.tokenizer, str(folder))
 
     def set_sampling_dtype(self, dtype: str) -> None:
         """Sample with a copy of the weights in `dtype`, made whenever requests enter an idle queue.
@@ -297,11 +301,16 @@ def merge_adapter(base: TransformersPolicy, folder: str | Path) -> TransformersP
         # Weights in 4 bits would be rounded again: their adapters stay in the layers.
         is_merged = not is_quantized(base.model)
         model: Any = tuned.merge_and_unload().requires_grad_(True) if is_merged else tuned.get_base_model()
-        has_tokenizer = (Path(folder) / "tokenizer_config.json").is_file()
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True) if has_tokenizer else base.tokenizer
+        tokenizer = _adapter_tokenizer(folder) or base.tokenizer
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise PolicyError(f"cannot merge the LoRA adapter of {folder} into {base.name!r}: {error}") from error
     return TransformersPolicy(model, tokenizer, str(folder))
+
+
+def _adapter_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase | None:
+    if not (Path(folder) / "tokenizer_config.json").is_file():
+        return None
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 def _prompt_style(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> str:

@@ -110,8 +110,11 @@ class ChatTemplate:
         """
         in_thought = _opens_thought(prompt_end)
         if self.reply_parser is not None:
-            has_blocks = self.call_format == "text" and OPEN in reply
-            reply = self.reply_parser.to_text(reply, tools, in_thought=in_thought, with_calls=not has_blocks)
+            spelled_out = self.reply_parser.to_text(reply, tools, in_thought=in_thought, with_calls=False)
+            if self.call_format == "text" and OPEN in spelled_out.rpartition(END_THINK)[2]:
+                reply = spelled_out
+            else:
+                reply = self.reply_parser.to_text(reply, tools, in_thought=in_thought)
         elif in_thought:
             reply = f"{THINK}\n{reply}"
         while reply.endswith(self._end_tokens):
@@ -192,13 +195,28 @@ class ChatTemplate:
 
         "" if neither can be told.
         """
+        if self._own_end:
+            return self._own_end
         messages = [_user(_USER), {"role": "assistant", "content": _REPLY}, _user(_NEXT)]
         try:
-            end = self._apply(self._adapted(messages[:2]), (), {}, generation=False).rpartition(_REPLY)[2]
-            if end.strip():
-                return end
             text = self._apply(self._adapted(messages), (), {}, generation=False)
-            return text.partition(_REPLY)[2].partition(_NEXT)[0]
+        except _REFUSALS:
+            return ""
+        return text.partition(_REPLY)[2].partition(_NEXT)[0]
+
+    @cached_property
+    def end_ids(self) -> frozenset[int]:
+        """The token that marks the end of a reply, if it is one; some models' configurations do not name it."""
+        added = {token.content: id for id, token in self.tokenizer.added_tokens_decoder.items()}
+        first = min((token for token in added if token in self._own_end), key=self._own_end.index, default=None)
+        return frozenset() if first is None else frozenset({added[first]})
+
+    @cached_property
+    def _own_end(self) -> str:
+        """Text that the template writes after an assistant's last reply."""
+        messages = self._adapted([_user(_USER), {"role": "assistant", "content": _REPLY}])
+        try:
+            return self._apply(messages, (), {}, generation=False).rpartition(_REPLY)[2].strip()
         except _REFUSALS:
             return ""
 

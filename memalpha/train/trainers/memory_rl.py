@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from memalpha.agent.policy_check import check_policy
 from memalpha.agent.reader import PolicyReader
 from memalpha.config import TrainConfig
 from memalpha.environments.engine import RolloutEngine
@@ -62,6 +63,7 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
     training_reader = policies.load_reader(config.reward.reader or config.reader)
     writing = MemoryWriting(config.agent, policy.count_tokens, embedder)
     algorithm = build_algorithm(config)
+    check_policy(policy, config.agent, writing.schema).raise_if_broken()
     source.check(policy, config.agent, writing.schema, algorithm.advice_tokens)
     rollouts, training_scorer = RolloutEngine(policy, writing), MemoryScorer(training_reader, rewards, embedder)
     reflection = MemoryReflection(writing, training_scorer)

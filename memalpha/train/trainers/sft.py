@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from memalpha.agent.policy_check import check_policy
 from memalpha.config import SFTConfig
 from memalpha.environments.engine import RolloutEngine
 from memalpha.environments.memory_writing import MemoryWriting
@@ -61,6 +62,7 @@ def sft_trainer(config: SFTConfig, directory: RunDirectory) -> Trainer:
     policy.set_prompt_style(config.agent.prompt)
     embedder = load_embedder(config.agent.embedder)
     writing = MemoryWriting(config.agent, policy.count_tokens, embedder)
+    check_policy(policy, config.agent, writing.schema).raise_if_broken()
     if source is not None:
         source.check(policy, config.agent, writing.schema)
     engine = build_engine(policy, config, LossSettings(normalizer="token"), world)
