@@ -55,6 +55,7 @@ THEMES = {
         "error-analysis",
         "mcp-host",
         "reading-cost",
+        "chat-templates",
         "overlap",
     ),
     "Search": ("locomo-retrieval", "retrieval-pools", "store-postgres-recall"),
