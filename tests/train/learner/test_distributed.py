@@ -58,6 +58,7 @@ def run(folder):
         "agent": {"prompt": "compact", "embedder": "hash", "max_new_tokens": 12},
         "group_size": 3,
         "tasks_per_step": 3,
+        "stop_unreadable": False,
         "schedule_steps": 2,
         "warmup_steps": 1,
         "eval_tasks": 1,
@@ -114,6 +115,7 @@ def text_config(folder):
     rewards = [{"kind": "format", "pattern": "[a-z]", "match": "search"}]
     base = {"policy": str(folder / "policy"), "data": "arithmetic", "rewards": rewards, **ERL}
     base |= {"group_size": 3, "tasks_per_step": 3, "schedule_steps": 2, "eval_tasks": 3, "validation_tasks": 2}
+    base |= {"stop_unreadable": False}  # random weights
     base |= {"max_new_tokens": 6, "learning_rate": 1e-2, "microbatch_tokens": 1024, "sample_dtype": "float64"}
     base |= {"save_every": 1, "keep_checkpoints": 3}
     return lambda name: build_config(TextConfig, {**base, "out": str(folder / name)}, name)
