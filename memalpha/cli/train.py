@@ -12,7 +12,7 @@ import memalpha
 from memalpha.cli.options import PROCESS_RANK, AsJson, Overrides, print_result
 from memalpha.config import parse_overrides, training_config
 from memalpha.config.training import AnyTraining
-from memalpha.errors import DataError
+from memalpha.errors import ConfigError, DataError
 
 
 def demo(
@@ -40,14 +40,23 @@ def train(
     config: Annotated[str, typer.Argument(metavar="CONFIG", help="A shipped configuration's name or a YAML file.")],
     overrides: Overrides = None,
     as_json: AsJson = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Print tokens, memory and time; train and write nothing.")
+    ] = False,
+    gpu: Annotated[
+        str | None, typer.Option(help="With --plan: a GPU that is not here (h100, a100, l4, 4090, ...).")
+    ] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="With --plan: processes that share the work.")] = None,
 ) -> None:
     """Train a memory writer, a text policy or a reward model.
 
     A memory writer by reinforcement learning (demo, dpo, ...), by imitation (sft), or on preference pairs
     (preferences). A text policy answers prompts (task: text; arithmetic, programs, gsm8k). A reward model scores
-    replies (reward). A run directory with a checkpoint is resumed, and Ctrl-C saves one.
+    replies (reward). A run directory with a checkpoint is resumed, and Ctrl-C saves one. With --plan nothing starts: it
+    prints tokens, memory, time and disk of the run, without loading the model's weights.
 
     Example: memalpha train demo seed=7 reward.beta=0.1 out=runs/seed-7
+    Example: memalpha train qwen.yaml --plan --gpu l4
 
     Raises:
         ConfigError: A setting does not fit.
@@ -56,6 +65,11 @@ def train(
     """
     settings = training_config(config, parse_overrides(overrides or []))
     _check_data_files(settings)
+    if plan:
+        _print_plan(settings, as_json, gpu, processes)
+        return
+    if gpu is not None or processes is not None:
+        raise ConfigError("--gpu and --processes belong to --plan; a run takes compute.device and accelerate launch")
     summary = memalpha.train(settings)
     if PROCESS_RANK:
         return  # the process of rank 0 reports
@@ -63,6 +77,13 @@ def train(
 
     page = write_report(settings.out)
     print_result(summary, as_json, f"{_format_summary(summary)}\n{page}")
+
+
+def _print_plan(settings: AnyTraining, as_json: bool, gpu: str | None, processes: int | None) -> None:
+    from memalpha.train.plan import format_plan, plan_run
+
+    result = plan_run(settings, gpu=gpu, processes=processes)
+    print_result(result, as_json, format_plan(result))
 
 
 def _check_data_files(settings: AnyTraining) -> None:

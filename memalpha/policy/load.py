@@ -152,6 +152,12 @@ def absolute_policy_name(name: str) -> str:
     )
 
 
+def find_base(name: str | Path) -> str:
+    """Return the shipped name, directory or hub id of the base model of `name`: itself, if it is no adapter."""
+    text = str(name)
+    return _adapter_chain(text if text in SHIPPED_POLICIES else str(_resolve_checkpoint(Path(text))))[0]
+
+
 def _resolve_checkpoint(folder: Path) -> Path:
     """Return the checkpoint of a run directory; any other folder is returned unchanged."""
     checkpoints = folder / "checkpoints"

@@ -1,0 +1,231 @@
+"""Count the memory of forward and backward passes without doing them.
+
+A pass of the run's own code is executed on fake tensors (`torch._subclasses.fake_tensor`): shapes, types and autograd
+are real, the numbers are not there. A dispatch mode adds up the storages that live at the same time. So the count
+follows the architecture, the adapters, checkpointing and the loss head, and has no constants to fit. Memory inside a
+kernel is not seen.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+from transformers import masking_utils
+
+from memalpha.config.groups import ComputeConfig
+from memalpha.policy.kv_cache import make_cache
+from memalpha.train.learner.token_logprobs import TokenScorer, unwrap_peft
+
+EQUAL_LAYERS, MIXED_LAYERS = 3, 6
+"""Layers of the smaller model from which a larger one is extrapolated; 6 hold the usual periods of mixed layers."""
+_LOCAL_SCALAR = torch.ops.aten._local_scalar_dense.default
+_DEVICE = torch.ops.prim.device.default
+
+
+class StorageCounter(TorchDispatchMode):
+    """Count the bytes of storages that live at once; those that exist before it are not counted.
+
+    A number that code asks for (`item`) is 1, because fake tensors have none: every block of rows counts as trained.
+
+    Args:
+        known: Tensors whose storages exist already.
+
+    Attributes:
+        live: Bytes that live now.
+        peak: Most bytes that lived at once.
+    """
+
+    def __init__(self, known: Iterator[torch.Tensor]) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._known = {tensor.untyped_storage()._cdata for tensor in known}
+        self._counted: dict[int, Any] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation and count the storages of its results."""
+        if func is _LOCAL_SCALAR:
+            return 1
+        result = func(*args, **(kwargs or {}))
+        if func is not _DEVICE:
+            tree_map_only(torch.Tensor, self._count, result)
+        return result
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known or key in self._counted:
+            return
+        size = storage.nbytes()
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+        def forget(_: Any) -> None:
+            self.live -= size
+            del self._counted[key]
+
+        self._counted[key] = weakref.ref(storage, forget)
+
+
+def extrapolate_layers(model: Any, measure: Callable[[], int]) -> int:
+    """Return `measure()` for the whole model, from two smaller ones if it has many layers.
+
+    Memory is linear in the number of equal layers; a pass through dozens of fake ones takes half a minute.
+
+    Args:
+        model: Fake model; a few of its layers are taken out while `measure` runs.
+        measure: Counts bytes of the model as it then is.
+    """
+    base = unwrap_peft(model)
+    settings: Any = base.config.get_text_config()
+    count = int(settings.num_hidden_layers)
+    stacks = [
+        (part, name)
+        for part in base.modules()
+        for name, child in part.named_children()
+        if isinstance(child, torch.nn.ModuleList) and len(child) == count
+    ]
+    kinds = getattr(settings, "layer_types", None)
+    few = MIXED_LAYERS if kinds is not None and len(set(kinds)) > 1 else EQUAL_LAYERS
+    more = 2 * few
+    if count <= more or len(stacks) != 1:
+        return measure()
+    part, name = stacks[0]
+    layers = getattr(part, name)
+    sizes = []
+    try:
+        for kept in (few, more):
+            setattr(part, name, layers[:kept])
+            settings.num_hidden_layers = kept
+            if kinds is not None:
+                settings.layer_types = kinds[:kept]
+            sizes.append(measure())
+    finally:
+        setattr(part, name, layers)
+        settings.num_hidden_layers = count
+        if kinds is not None:
+            settings.layer_types = kinds
+    return sizes[1] + (count - more) * (sizes[1] - sizes[0]) // (more - few)
+
+
+@contextmanager
+def _no_masks_for_tracing() -> Iterator[None]:
+    """Let transformers leave out the causal mask, as it does for real tensors: for fake ones it builds one."""
+    is_tracing = masking_utils.is_tracing
+    masking_utils.is_tracing = lambda *_: False
+    try:
+        yield
+    finally:
+        masking_utils.is_tracing = is_tracing
+
+
+@contextmanager
+def fake_tensors() -> Iterator[FakeTensorMode]:
+    """Make all tensors of the block fake ones."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        yield mode
+
+
+def count_learning(
+    model: Any,
+    mode: FakeTensorMode,
+    compute: ComputeConfig,
+    *,
+    rows: int,
+    width: int,
+    targets: int,
+    accumulated: bool,
+    values: bool = False,
+) -> tuple[int, int]:
+    """Count one micro-batch's forward and backward pass through `TokenScorer`.
+
+    Args:
+        model: Fake model (or `PeftModel`) as the learner holds it.
+        mode: Mode that the model was made in.
+        compute: Precision, checkpointing and head settings.
+        rows: Rows of the micro-batch (B).
+        width: Padded length of a row (L).
+        targets: Completion tokens (N).
+        accumulated: True if the gradients of an earlier micro-batch are there already.
+        values: Add a value head.
+
+    Returns:
+        Peak bytes beside the weights, gradients included, and the bytes of the gradients.
+    """
+    with mode:
+        scorer = TokenScorer(
+            model,
+            head_tokens=compute.head_tokens,
+            autocast=compute.dtype == "bfloat16",
+            checkpointing=compute.gradient_checkpointing,
+            values=values,
+        )
+        arguments = (
+            torch.zeros(rows, width, dtype=torch.long),
+            torch.zeros(targets, dtype=torch.long),
+            torch.zeros(targets, dtype=torch.long),
+            torch.ones(targets),
+        )
+
+    def passes() -> None:
+        logprobs, entropy, estimates = scorer(*arguments)
+        loss = logprobs.sum() if estimates is None else logprobs.sum() + estimates.sum()
+        del logprobs, entropy, estimates
+        loss.backward()
+
+    return count_training(scorer, mode, passes, accumulated=accumulated)
+
+
+def count_training(
+    module: torch.nn.Module, mode: FakeTensorMode, passes: Callable[[], None], *, accumulated: bool
+) -> tuple[int, int]:
+    """Count `passes`, which adds a gradient to the trainable parameters of `module`.
+
+    Args:
+        module: Fake module.
+        mode: Mode that it was made in.
+        passes: Runs the forward and backward pass.
+        accumulated: True if the gradients of an earlier pass are there already.
+
+    Returns:
+        Peak bytes beside the weights, gradients included, and the bytes of the gradients.
+    """
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    gradients = sum(parameter.nbytes for parameter in trained)
+    with mode:
+        for parameter in trained:
+            parameter.grad = torch.empty_like(parameter) if accumulated else None
+        held = [parameter.grad for parameter in trained if parameter.grad is not None]
+        counter = StorageCounter(iter([*module.parameters(), *module.buffers(), *held]))
+        with counter, _no_masks_for_tracing():
+            passes()
+        for parameter in trained:
+            parameter.grad = None
+    return counter.peak + sum(gradient.nbytes for gradient in held), gradients
+
+
+def count_prefill(model: Any, mode: FakeTensorMode, *, rows: int, width: int) -> int:
+    """Return the peak bytes beside the weights of a prefill of `rows` prompts of `width` tokens."""
+    with mode, torch.no_grad():
+        counter = StorageCounter(iter([*model.parameters(), *model.buffers()]))
+        with counter:
+            cache: Any = make_cache(model)
+            ids = torch.zeros(rows, width, dtype=torch.long)
+            mask = torch.ones(rows, width, dtype=torch.long)
+            positions = (mask.cumsum(1) - 1).clamp_min(0)
+            model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        return counter.peak

@@ -1,0 +1,255 @@
+"""Memory of a run by phase: weights, gradients, optimizer, caches, activations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from memalpha.config import LearnerConfig, RewardModelConfig
+from memalpha.policy.flat_qwen3 import PACK_TOKENS
+from memalpha.policy.kv_cache import ROOM
+from memalpha.train.data.samples import split_micro_batches
+from memalpha.train.learner.token_logprobs import checkpointed_layers, recompute_activations, unwrap_peft
+from memalpha.train.plan.allocation import (
+    count_learning,
+    count_prefill,
+    count_training,
+    extrapolate_layers,
+)
+from memalpha.train.plan.devices import GPU_PROCESS_BYTES
+from memalpha.train.plan.model import ModelPlan, build_shape
+from memalpha.train.plan.workload import Row, Workload
+
+ADAM_BYTES = 8
+"""Two float32 averages per trained weight."""
+JOIN_SHARE = 0.25
+"""Share of a batch that enters at once while others run (`policy.decoding.JOIN_SHARE`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Memory of a phase, at its peak, by part."""
+
+    name: str
+    parts: Mapping[str, int]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows that are decoded side by side: their number, their longest prompt, and prompt and reply together."""
+
+    rows: int
+    prompts: int
+    prompt: int
+    longest: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Memory of all phases, and how a step is cut into batches.
+
+    Attributes:
+        phases: In the order of a step.
+        microbatches: Micro-batches of all updates of a step.
+        sampling: Rows that are sampled side by side; None if nothing is sampled.
+        reading: Rows that the reader answers side by side; None without a reading policy.
+    """
+
+    phases: Sequence[Phase]
+    microbatches: int
+    sampling: Batch | None
+    reading: Batch | None
+
+    @property
+    def peak(self) -> Phase:
+        """Phase that needs most."""
+        return max(self.phases, key=lambda phase: phase.bytes)
+
+
+def plan_memory(config: LearnerConfig, model: ModelPlan, work: Workload, processes: int = 1) -> MemoryPlan:
+    """Return the memory of a process of the run by phase.
+
+    Args:
+        config: Settings of the run.
+        model: Shape of the start policy.
+        work: Work of a step.
+        processes: Processes that share the work.
+    """
+    is_gpu = torch.device(config.compute.device).type != "cpu"
+    is_sharded = processes > 1 and config.compute.sharding == "fsdp"
+    base = {"process": GPU_PROCESS_BYTES} if is_gpu else {}
+    base["weights"] = model.bytes
+    shard = processes if is_sharded else 1
+    if is_sharded:
+        base["shard of the weights"] = model.bytes // processes
+    if work.has_reference and config.lora is None:
+        base["reference"] = _reference_bytes(config, model) // shard
+    readers = _frozen_models(config, work)
+    frozen = sum(reader.bytes for reader in readers.values())
+    if frozen:
+        base["frozen policies"] = frozen
+    copy = _copy_bytes(config, model)
+    if work.rollouts and copy:
+        base["sampler's copy"] = copy
+    if not (is_gpu and config.compute.offload_optimizer):
+        base["optimizer"] = ADAM_BYTES * model.trained_parameters // shard
+    phases: list[Phase] = []
+    sampling = reading = None
+    if work.rollouts:
+        sampling = _decoding_batch(config, model, work.rows, -(-work.rollouts // processes), work.shared)
+        dtype = getattr(config, "sampling").dtype or _dtype_name(model)  # noqa: B009  # only runs that sample have it
+        phases.append(Phase("sampling", base | _decoding_parts(model, sampling, dtype, config.compute.device)))
+    if work.reader.policy in readers:
+        reader = readers[work.reader.policy]
+        reading = _decoding_batch(config, reader, work.reader.rows, len(work.reader.rows), 1)
+        parts = _decoding_parts(reader, reading, _dtype_name(reader), config.compute.device)
+        phases.append(Phase("reading", base | parts))
+    batches = _update_batches(config, work, processes)
+    phases.append(Phase("learning", base | _learning_parts(config, model, work, batches, shard, is_sharded)))
+    if config.lora is None:
+        phases.append(Phase("loading the best weights", base | ({} if is_gpu else {"loaded weights": model.bytes})))
+    return MemoryPlan(phases, len(batches) * work.updates, sampling, reading)
+
+
+def _dtype_name(model: ModelPlan) -> str:
+    return str(model.policy.model.dtype).removeprefix("torch.")
+
+
+def _frozen_models(config: LearnerConfig, work: Workload) -> dict[str, ModelPlan]:
+    """Return the shapes of the policies that the run loads and does not train, by name."""
+    name = work.reader.policy
+    if name is None or name.startswith(("openai:", "http://", "https://", "scripted:")):
+        return {}
+    return {name: build_shape(name, config.compute.dtype, config.compute)}
+
+
+def _reference_bytes(config: LearnerConfig, model: ModelPlan) -> int:
+    """Return the bytes of a frozen copy: with bfloat16 its linear layers are cast, the embeddings are not."""
+    if config.compute.dtype != "bfloat16":
+        return model.bytes
+    return model.bytes - 2 * model.layer_parameters
+
+
+def _copy_bytes(config: LearnerConfig, model: ModelPlan) -> int:
+    """Return the bytes of the sampler's own copy of the weights."""
+    dtype = getattr(getattr(config, "sampling", None), "dtype", None) or _dtype_name(model)
+    is_flat = config.lora is None and model.uses_flat_sampler(dtype, config.compute.device)
+    if is_flat or dtype != _dtype_name(model):
+        return sum(parameter.numel() for parameter in model.trained.parameters()) * getattr(torch, dtype).itemsize
+    return 0
+
+
+def _decoding_batch(config: LearnerConfig, model: ModelPlan, rows: Sequence[Row], wanted: int, shared: int) -> Batch:
+    """Return the largest batch that the sampler takes of these rows."""
+    longest = max(row.length for row in rows)
+    tokens = getattr(getattr(config, "sampling", None), "batch_tokens", None) or model.policy.batch_tokens
+    count = max(1, min(wanted, model.policy.batch_rows, tokens // longest))
+    return Batch(count, -(-count // shared), max(row.prompt for row in rows), longest)
+
+
+def _decoding_parts(model: ModelPlan, batch: Batch, dtype: str, device: str) -> dict[str, int]:
+    """Return keys and values, and what a prefill or a step needs beside them at most."""
+    kind: torch.dtype = getattr(torch, dtype)
+    columns = -(-batch.longest // ROOM) * ROOM
+    if batch.rows * columns > model.policy.batch_tokens:
+        columns = batch.longest
+    slots = batch.rows * columns * model.cache_bytes(dtype)
+    vocabulary = int(model.config.vocab_size)
+    # Logits, their float32 copy and log-softmax, and two float64 arrays of the cumulative sum.
+    drawing = batch.rows * vocabulary * ((kind.itemsize if kind.itemsize < 4 else 0) + 4 + 4 + 16)
+    if model.uses_flat_sampler(dtype, device):
+        inner = getattr(model.config, "intermediate_size", 4 * model.config.hidden_size)
+        prefill = PACK_TOKENS * (4 * int(model.config.hidden_size) + 3 * int(inner)) * kind.itemsize
+        return {"keys and values": slots, "passes": max(prefill, drawing)}
+    count = partial(count_prefill, model.policy.model, model.mode, rows=batch.prompts, width=batch.prompt)
+    peak = extrapolate_layers(model.policy.model, lambda: count())
+    kept = batch.prompts * (batch.prompt + ROOM) * model.cache_bytes(_dtype_name(model))
+    factor = kind.itemsize / model.policy.model.dtype.itemsize
+    peak, kept = int(factor * peak), int(factor * kept)
+    beside = max(peak - slots, kept, drawing, int(JOIN_SHARE * peak))
+    return {"keys and values": slots, "passes": beside}
+
+
+def _update_batches(config: LearnerConfig, work: Workload, processes: int) -> list[tuple[int, int, int]]:
+    """Return (rows, padded length, completion tokens) of each micro-batch of one update."""
+    minibatches = work.updates // getattr(config.optimizer, "num_iterations", 1)
+    count = max(1, round(len(work.rows) * work.trained / minibatches))
+    rows = work.rows[::minibatches][:count] if work.trained == 1 else list(work.rows)[:count]
+    shapes: Any = [
+        SimpleNamespace(length=row.length, prompt_ids=(index,), completion_ids=()) for index, row in enumerate(rows)
+    ]
+    parts = split_micro_batches(shapes, config.compute.microbatch_tokens)
+    batches = [
+        (len(part), max(rows[index].length for index in part) - 1, sum(rows[index].completion for index in part))
+        for part in parts
+    ]
+    return batches[::processes]
+
+
+def _learning_parts(
+    config: LearnerConfig,
+    model: ModelPlan,
+    work: Workload,
+    batches: Sequence[tuple[int, int, int]],
+    shard: int,
+    is_sharded: bool,
+) -> dict[str, int]:
+    """Return gradients and activations of the largest micro-batch."""
+    largest = {max(batches, key=lambda batch: batch[0] * batch[1]), max(batches, key=lambda batch: batch[2])}
+    accumulated = len(batches) > 1
+    gradients = sum(parameter.nbytes for parameter in model.trained.parameters() if parameter.requires_grad)
+
+    def count_activations(rows: int, width: int, targets: int) -> int:
+        if isinstance(config, RewardModelConfig):
+            peak, held = _count_reward(config, model, rows, width, accumulated)
+        else:
+            peak, held = count_learning(
+                model.trained,
+                model.mode,
+                config.compute,
+                rows=rows,
+                width=width,
+                targets=targets,
+                accumulated=accumulated,
+                values=work.has_values,
+            )
+        return peak - held
+
+    activations = max(
+        extrapolate_layers(model.trained, partial(count_activations, *batch))  # negative: fewer than the gradients
+        for batch in largest
+    )
+    peak = max(gradients, gradients + activations)
+    parts = {"gradients": gradients // shard, "activations": peak - gradients}
+    if is_sharded:
+        parts["gathered layer"] = 2 * 4 * model.layer_parameters // max(1, model.layers)
+    return parts
+
+
+def _count_reward(
+    config: RewardModelConfig, model: ModelPlan, rows: int, width: int, accumulated: bool
+) -> tuple[int, int]:
+    """Count a micro-batch of a reward model: the trunk, and a head of a few outputs."""
+    layers = checkpointed_layers(model.trained) if config.compute.gradient_checkpointing else []
+    trunk: Any = unwrap_peft(model.trained).base_model
+
+    def passes() -> None:
+        ids = torch.zeros(rows, width, dtype=torch.long)
+        with (
+            torch.autocast("cpu", torch.bfloat16, enabled=config.compute.dtype == "bfloat16"),
+            recompute_activations(layers),
+        ):
+            hidden = trunk(input_ids=ids, use_cache=False).last_hidden_state
+        hidden[:, -1].float().sum().backward()
+
+    return count_training(model.trained, model.mode, passes, accumulated=accumulated)

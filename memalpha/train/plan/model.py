@@ -1,0 +1,234 @@
+"""The shape of a run's model: built on fake tensors from config.json alone, without its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.pytorch_utils import Conv1D
+
+from memalpha.config import LearnerConfig, LoraConfig
+from memalpha.config.groups import LoadingConfig
+from memalpha.errors import PolicyError
+from memalpha.hub import hub_reachable
+from memalpha.policy.base import SHIPPED_POLICIES
+from memalpha.policy.flat_qwen3 import supports_flat
+from memalpha.policy.load import find_base
+from memalpha.policy.transformers import TransformersPolicy
+from memalpha.train.learner.lora import add_lora
+from memalpha.train.plan.allocation import fake_tensors
+
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Bytes of a weight in NF4: 4 bits, and for 64 weights a scale of 8 bits, for 256 scales one of 32 bits."""
+CHARACTERS_PER_TOKEN = 4
+"""Estimate where the policy's tokenizer is not here."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """A model without its weights.
+
+    Attributes:
+        policy: Policy of the fake model; it renders and counts prompts.
+        trained: The model as the learner holds it: with adapters, or the policy's own.
+        mode: Mode that the model was made in.
+        parameters: Number of distinct parameters, without adapters.
+        trained_parameters: Number of trained ones.
+        bytes_by_dtype: Bytes of the weights in the learner's process.
+        notes: What the plan had to assume.
+    """
+
+    policy: TransformersPolicy
+    trained: Any
+    mode: FakeTensorMode
+    parameters: int
+    trained_parameters: int
+    bytes_by_dtype: Mapping[str, int]
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the weights in the learner's process."""
+        return sum(self.bytes_by_dtype.values())
+
+    @property
+    def config(self) -> Any:
+        """Configuration of the text model."""
+        return self.policy.model.config.get_text_config()
+
+    @property
+    def head_parameters(self) -> int:
+        """Weights of the output embedding."""
+        return int(self.config.vocab_size * self.config.hidden_size)
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of all matrices that each token passes, without input and output embedding."""
+        head = self.policy.model.get_output_embeddings()
+        linear = {id(part): part for part in self.policy.model.modules() if isinstance(part, torch.nn.Linear | Conv1D)}
+        return sum(part.weight.numel() for part in linear.values() if part is not head)
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return int(self.config.num_hidden_layers)
+
+    @property
+    def attention_width(self) -> int:
+        """Width of all query heads together."""
+        width = getattr(self.config, "head_dim", None) or self.config.hidden_size // self.config.num_attention_heads
+        return int(width * self.config.num_attention_heads)
+
+    def cache_bytes(self, dtype: str) -> int:
+        """Return the bytes of one token's keys and values in all layers."""
+        heads = getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
+        width = self.attention_width // self.config.num_attention_heads
+        return 2 * self.layers * int(heads) * width * getattr(torch, dtype).itemsize
+
+    def uses_flat_sampler(self, dtype: str, device: str) -> bool:
+        """Return True if the sampler decodes with fused copies of the weights."""
+        return torch.device(device).type == "cpu" and supports_flat(self.policy.model, getattr(torch, dtype))
+
+
+def plan_model(config: LearnerConfig) -> ModelPlan:
+    """Build the shape of the start policy as the learner would hold it.
+
+    Args:
+        config: Settings of the run.
+
+    Raises:
+        PolicyError: config.json is not here, or of no causal language model.
+    """
+    dtype = config.compute.dtype if config.lora is not None else "float32"
+    return build_shape(config.policy, dtype, config.compute, config.lora, config.seed)
+
+
+def build_shape(
+    name: str, dtype: str, loading: LoadingConfig, lora: LoraConfig | None = None, seed: int = 0
+) -> ModelPlan:
+    """Build the shape of a policy on fake tensors.
+
+    Args:
+        name: Shipped name, directory, run directory or hub id.
+        dtype: torch dtype of the weights.
+        loading: 4 bits and attention.
+        lora: Adapters to train; None trains all weights.
+        seed: Seed of the adapters.
+
+    Raises:
+        PolicyError: config.json is not here, or of no causal language model.
+    """
+    settings, tokenizer, notes = _read_files(find_base(name))
+    try:
+        with torch.device("meta"):
+            kernel = {"attn_implementation": "eager"} if loading.attn_implementation == "eager" else {}
+            model = AutoModelForCausalLM.from_config(settings, dtype=getattr(torch, dtype), **kernel)
+    except (ValueError, TypeError, RuntimeError, KeyError, AttributeError) as error:
+        raise PolicyError(f"policy {name!r}: its config.json gives no model: {error}") from error
+    policy = TransformersPolicy(model, tokenizer, name)
+    parameters = policy.parameters
+    trained: Any = model
+    if lora is not None:
+        with torch.device("meta"):
+            trained = add_lora(model, lora, name, seed)
+        for parameter in trained.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
+    with fake_tensors() as mode:
+        _make_fake(trained)
+    packed = _packed_parameters(model) if loading.load_in_4bit else set()
+    bytes_by_dtype: dict[str, int] = {}
+    for parameter in trained.parameters():
+        is_packed = id(parameter) in packed
+        key = "nf4" if is_packed else str(parameter.dtype).removeprefix("torch.")
+        size = round(parameter.numel() * NF4_BYTES) if is_packed else parameter.nbytes
+        bytes_by_dtype[key] = bytes_by_dtype.get(key, 0) + size
+    trained_parameters = sum(parameter.numel() for parameter in trained.parameters() if parameter.requires_grad)
+    return ModelPlan(policy, trained, mode, parameters, trained_parameters, bytes_by_dtype, tuple(notes))
+
+
+def _make_fake(model: torch.nn.Module) -> None:
+    """Replace the tensors of a model on the meta device by fake ones on the CPU; tied weights stay tied."""
+    fakes: dict[int, Any] = {}
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None:
+                if id(parameter) not in fakes:
+                    data = torch.empty(parameter.shape, dtype=parameter.dtype)
+                    fakes[id(parameter)] = torch.nn.Parameter(data, requires_grad=parameter.requires_grad)
+                module._parameters[name] = fakes[id(parameter)]
+        for name, buffer in list(module._buffers.items()):
+            if buffer is not None:
+                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+
+
+def _packed_parameters(model: Any) -> set[int]:
+    """Return the ids of the parameters that bitsandbytes packs: those of linear layers but the output embedding."""
+    head = model.get_output_embeddings()
+    layers = (part for part in model.modules() if isinstance(part, torch.nn.Linear) and part is not head)
+    return {id(layer.weight) for layer in layers}
+
+
+def _read_files(name: str) -> tuple[Any, Any, list[str]]:
+    """Return the configuration and the tokenizer of a policy, and notes."""
+    if name in SHIPPED_POLICIES:
+        with resources.as_file(resources.files("memalpha") / "weights" / name) as path:
+            return AutoConfig.from_pretrained(path), AutoTokenizer.from_pretrained(path), []
+    try:
+        settings = _from_hub(AutoConfig, name)
+    except (OSError, ValueError) as error:
+        raise PolicyError(
+            f"policy {name!r}: a plan needs its config.json, which is not on this machine and cannot be fetched: name "
+            "a directory that holds one, or connect once"
+        ) from error
+    try:
+        tokenizer = _from_hub(AutoTokenizer, name)
+    except (OSError, ValueError):
+        tokenizer = None
+    if tokenizer is not None and tokenizer.chat_template:
+        return settings, tokenizer, []
+    missing = "its tokenizer is" if tokenizer is None else "its chat template is"
+    return (
+        settings,
+        CharacterTokenizer(),
+        [f"{missing} not here: a token is {CHARACTERS_PER_TOKEN} characters"],
+    )
+
+
+def _from_hub(kind: Any, name: str) -> Any:
+    """Load from a directory, the hub's cache, or the hub."""
+    try:
+        return kind.from_pretrained(name, local_files_only=True)
+    except (OSError, ValueError):
+        if Path(name).exists() or not hub_reachable():
+            raise
+        return kind.from_pretrained(name)
+
+
+class CharacterTokenizer:
+    """Stand-in for a tokenizer that is not here: a token is `CHARACTERS_PER_TOKEN` characters."""
+
+    chat_template = "characters"
+    eos_token_id = pad_token_id = 0
+    eos_token = pad_token = "</s>"
+    init_kwargs: Mapping[str, Any] = {}
+
+    def __call__(self, text: Any, **_: Any) -> dict[str, Any]:
+        """Return ids for a text, or for each of several."""
+        if isinstance(text, str):
+            return {"input_ids": self._ids(text)}
+        return {"input_ids": [self._ids(item) for item in text]}
+
+    def apply_chat_template(self, messages: Any, tools: Any = None, **_: Any) -> str:
+        """Return the messages and tools as one text."""
+        return f"{tools or ''}\n" + "\n".join(f"{message['role']}\n{message['content']}" for message in messages)
+
+    @staticmethod
+    def _ids(text: str) -> list[int]:
+        return [0] * -(-len(text) // CHARACTERS_PER_TOKEN)
