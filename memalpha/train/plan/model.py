@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -218,6 +218,8 @@ class CharacterTokenizer:
     eos_token_id = pad_token_id = 0
     eos_token = pad_token = "</s>"
     init_kwargs: Mapping[str, Any] = {}
+    added_tokens_decoder: Mapping[int, Any] = {}
+    all_special_tokens: Sequence[str] = ()
 
     def __call__(self, text: Any, **_: Any) -> dict[str, Any]:
         """Return ids for a text, or for each of several."""
