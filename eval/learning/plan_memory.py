@@ -1,0 +1,139 @@
+"""Compare the plan's peak memory with the peak of real training steps on CPU.
+
+    python eval/learning/plan_memory.py            # all cases; writes eval/results/plan-memory.md
+    python eval/learning/plan_memory.py --case 0   # one case in this process, as JSON
+
+Random-weight Qwen3 models with the tokenizer of tiny-text train two steps of `memalpha train arithmetic`, each case in
+a fresh process. The measure is the kernel's: the highest resident size (VmHWM) of the run minus the resident size
+before it, after the same run on a model of 0.7 million weights, which imports all libraries. glibc keeps freed blocks
+by default; MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ of 64 KiB make it return them, so that the resident size
+is what the run holds. The plan has no constants that were fitted to these cases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+SIZES: dict[str, dict[str, int]] = {
+    "20M": {"hidden_size": 384, "intermediate_size": 1152, "num_hidden_layers": 8, "vocab_size": 12000},
+    "54M": {"hidden_size": 576, "intermediate_size": 1600, "num_hidden_layers": 11, "vocab_size": 24000},
+    "118M": {"hidden_size": 640, "intermediate_size": 1792, "num_hidden_layers": 22, "vocab_size": 32000},
+}
+CASES = [(size, lora, checkpointing) for size in SIZES for lora in (False, True) for checkpointing in (False, True)]
+OVERRIDES = [
+    *("sampling.group_size=4", "sampling.tasks_per_step=4", "sampling.max_new_tokens=96", "max_steps=2"),
+    *("evaluation.tasks=2", "evaluation.validation_tasks=0", "compute.microbatch_tokens=1024"),
+    *("sampling.stop_unreadable=false", "loss.entropy_coef=0.001"),  # random replies end nowhere and earn nothing
+]
+RESULT = Path(__file__).parent.parent / "results" / "plan-memory.md"
+
+
+def _resident(name: str) -> int:
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {name}")
+
+
+def measure(case: int) -> dict[str, Any]:
+    """Run one case in this process and return planned and measured bytes."""
+    import peft  # noqa: F401  # part of the imports, not of the run
+    import torch
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+    from memalpha.config import parse_overrides, training_config
+    from memalpha.train.api import train
+    from memalpha.train.plan import plan_run
+
+    size, lora, checkpointing = CASES[case]
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        policy, out = Path(folder) / "policy", Path(folder) / "run"
+        with resources.as_file(resources.files("memalpha") / "weights" / "tiny-text") as tiny:
+            AutoTokenizer.from_pretrained(tiny).save_pretrained(policy)
+        config = Qwen3Config(
+            **SIZES[size],
+            num_attention_heads=8,
+            num_key_value_heads=4,
+            head_dim=64,
+            tie_word_embeddings=True,
+            max_position_embeddings=2048,
+            eos_token_id=1,
+            pad_token_id=0,
+        )
+        model = Qwen3ForCausalLM(config)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        model.save_pretrained(policy)
+        del model
+        overrides = [*OVERRIDES, f"policy={policy}", f"out={out}", *(["lora={r: 16}"] if lora else [])]
+        overrides.append(f"compute.gradient_checkpointing={str(checkpointing).lower()}")
+        settings = training_config("arithmetic", parse_overrides(overrides))
+        if os.environ.get("PLAN_ONLY"):
+            plan = plan_run(settings)
+            return {"planned": plan["memory"]["peak"]["bytes"], "phases": plan["memory"]["phases"]}
+        warm = [*OVERRIDES, "policy=tiny-text", f"out={folder}/warm", *(["lora={r: 16}"] if lora else [])]
+        train(training_config("arithmetic", parse_overrides(warm)))  # what a run imports and starts counts as imports
+        gc.collect()
+        before = _resident("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+        train(settings)
+        return {"parameters": parameters, "measured": _resident("VmHWM") - before}
+
+
+def run_case(case: int) -> dict[str, Any]:
+    """Plan and measure one case, each in a fresh process."""
+    result: dict[str, Any] = {"case": CASES[case]}
+    limits = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    for extra in ({"PLAN_ONLY": "1"}, limits):
+        command = [sys.executable, __file__, "--case", str(case)]
+        done = subprocess.run(command, env=os.environ | extra, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-2000:])
+        result |= json.loads(done.stdout.splitlines()[-1])
+    result["error"] = result["planned"] / result["measured"] - 1
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--case", type=int)
+    arguments = parser.parse_args()
+    if arguments.case is not None:
+        print(json.dumps(measure(arguments.case)))
+        return
+    rows = []
+    for case in range(len(CASES)):
+        result = run_case(case)
+        _, lora, checkpointing = result["case"]
+        peak = max(result["phases"], key=lambda phase: phase["bytes"])["name"]
+        rows.append(
+            f"| {result['parameters'] / 1e6:.0f}M | {'LoRA r 16' if lora else 'all weights'} | "
+            f"{'yes' if checkpointing else 'no'} | {peak} | {result['planned'] / 1e6:.0f} | "
+            f"{result['measured'] / 1e6:.0f} | {result['error']:+.1%} |"
+        )
+        print(rows[-1], flush=True)
+    text = [
+        "# Planned and measured memory",
+        "",
+        "`python eval/learning/plan_memory.py`, " + f"{platform.machine()}, {os.cpu_count()} cores, Python "
+        f"{platform.python_version()}; float32 on CPU, two steps of `arithmetic` each.",
+        "",
+        "| model | trained | checkpointing | planned peak | planned MB | measured MB | error |",
+        "|---|---|---|---|---|---|---|",
+        *rows,
+    ]
+    RESULT.write_text("\n".join(text) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
