@@ -47,7 +47,14 @@ THEMES = {
         "rlhf",
         "truncated-completions",
     ),
-    "Speed and memory of training": ("step-cost", "update-bench", "rollout-bench", "lora-step", "overlap-bench"),
+    "Speed and memory of training": (
+        "step-cost",
+        "update-bench",
+        "rollout-bench",
+        "lora-step",
+        "overlap-bench",
+        "plan-memory",
+    ),
     "Evaluation": (
         "systems-locomo",
         "systems-babi",

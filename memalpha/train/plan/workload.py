@@ -38,7 +38,7 @@ from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.rollouts.text_inputs import build_environment
 from memalpha.train.rollouts.text_tasks import TextTaskSource
 from memalpha.train.trainers.pairs import load_lines
-from memalpha.types import Completion, Observation, SampleRequest, Task
+from memalpha.types import Completion, Observation, SampleRequest, Task, TextTask
 
 MEASURED_TASKS = 4
 """Tasks whose prompts are measured; a step's others are taken as alike."""
@@ -185,7 +185,7 @@ def _measure_tasks(
         for index, chunk in enumerate(task.chunks):
             bare = policy.render(*writer_messages(Observation(chunk, "", ()), agent, writing.schema))
             view = min(agent.view_tokens, index * agent.max_new_tokens)
-            bound.append(Row(len(bare) + view, agent.max_new_tokens))
+            bound.append(Row(len(bare) + view, agent.thinking_tokens + agent.max_new_tokens))
     return _MeasuredTasks(bound, recorder.rows, entry_tokens, has_gold)
 
 
@@ -205,7 +205,7 @@ def _memory_workload(config: TrainConfig, policy: TransformersPolicy) -> Workloa
         notes.append(f"prompts were measured on {len(measured_tasks)} of a step's {len(tasks)} tasks")
     expected = _repeat(measured.expected, times)
     if not measured.has_gold:
-        expected = [Row(row.prompt, agent.max_new_tokens) for row in expected]
+        expected = [Row(row.prompt, agent.thinking_tokens + agent.max_new_tokens) for row in expected]
         notes.append("the tasks carry no gold operations: expected replies are not known, the most are taken")
     bound = _repeat(measured.bound, times)
     if config.algorithm == "erl":
@@ -264,7 +264,10 @@ def _reader_calls(
     reader = with_prompt_style(reader, policy)
     lengths = [len(policy.render(reader_messages(question, (), reader))) for question in questions]
     notes = round(reader.k * (entry_tokens + 4))
-    prompts = _repeat([Row(length + notes, reader.max_new_tokens) for length in lengths], count / len(lengths))
+    prompts = _repeat(
+        [Row(length + notes, reader.thinking_tokens + reader.max_new_tokens) for length in lengths],
+        count / len(lengths),
+    )
     return Calls(reader.policy or start, prompts)
 
 
@@ -321,7 +324,7 @@ def _imitation_workload(config: SFTConfig, policy: TransformersPolicy) -> Worklo
 def _text_workload(config: TextConfig, policy: TransformersPolicy) -> Workload:
     source = TextTaskSource(config)
     environment = build_environment(config)
-    engine: RolloutEngine = RolloutEngine(
+    engine = RolloutEngine[TextTask](
         policy,
         environment,
         system_prompt=config.system_prompt,
@@ -330,7 +333,7 @@ def _text_workload(config: TextConfig, policy: TransformersPolicy) -> Workload:
     )
     algorithm = build_algorithm(config)
     prompts = [len(policy.render(engine.first_request(task).messages)) for task in source.batch(0)]
-    most, notes = config.sampling.max_new_tokens, list(source.notes)
+    most, notes = config.sampling.thinking_tokens + config.sampling.max_new_tokens, list(source.notes)
     rows = [Row(prompt, most) for prompt in prompts for _ in range(config.sampling.group_size)]
     if not is_single_turn(environment):
         notes.append(f"an episode is taken to last all {config.max_turns} turns, each with a full reply")

@@ -100,6 +100,7 @@ def test_a_microbatch_allocates_what_the_plan_counts(
     assert counted == pytest.approx(_allocated_peak(step), rel=0.05)
 
 
+@pytest.mark.slow
 def test_layers_are_extrapolated_exactly(tmp_path: Path) -> None:
     shape = build_shape(str(_shape_folder(tmp_path, SHAPE | {"num_hidden_layers": 8})), "float32", ComputeConfig())
 
