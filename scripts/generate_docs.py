@@ -63,6 +63,7 @@ THEMES = {
         "mcp-host",
         "reading-cost",
         "chat-templates",
+        "smollm2",
         "overlap",
     ),
     "Search": ("locomo-retrieval", "retrieval-pools", "store-postgres-recall"),
