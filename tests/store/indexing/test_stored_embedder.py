@@ -176,6 +176,7 @@ def test_a_probe_has_four_decimals():
     assert probe == [float(f"{value:.4f}") for value in vector]
 
 
+@pytest.mark.sqlite
 def test_only_texts_without_a_stored_vector_are_embedded_each_once(tmp_path):
     texts_by_call = []
 
