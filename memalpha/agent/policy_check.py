@@ -31,7 +31,7 @@ _CALLS: tuple[tuple[str, dict[str, str]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class PolicyCheck:
-    """What a check found.
+    """Result of a check.
 
     Attributes:
         policy: Name of the policy.
@@ -95,8 +95,8 @@ def _check_template(policy: Any, config: AgentConfig, schema: MemorySchema) -> P
     prompt = policy.render_request(request)
     prompt_text = policy.tokenizer.decode(prompt, skip_special_tokens=False)
     is_full = config.prompt == "full"
-    shown = all(tool["function"]["name"] in prompt_text for tool in request.tools) if is_full else False
-    if is_full and not shown:
+    has_tools = all(tool["function"]["name"] in prompt_text for tool in request.tools) if is_full else False
+    if is_full and not has_tools:
         problems.append("its prompt shows no tools")
     read_back = _reads_back(policy, schema)
     if not read_back:
@@ -109,22 +109,22 @@ def _check_template(policy: Any, config: AgentConfig, schema: MemorySchema) -> P
             "max_new_tokens; set eos_token in its tokenizer, or eos_token_id in generation_config.json"
         )
     if chat.thinking == "always" and not config.thinking_tokens:
-        notes.append("it thinks before it replies whatever the template is told: set thinking_tokens")
+        notes.append("it thinks before it replies whatever the template is message: set thinking_tokens")
     room = None
     if policy.positions is not None:
         room = policy.positions - len(prompt) - config.view_tokens - config.thinking_tokens - config.max_new_tokens
         if room < MIN_CHUNK_TOKENS:
-            told = (
+            message = (
                 f"it takes {policy.positions} tokens, and a prompt of {len(prompt)}, view_tokens={config.view_tokens}, "
                 f"thinking_tokens={config.thinking_tokens} and max_new_tokens={config.max_new_tokens} leave "
                 f"{max(room, 0)} for a chunk: lower them"
             )
             # A memory that never fills its view works all the same.
-            (problems if room + config.view_tokens < MIN_CHUNK_TOKENS else notes).append(told)
+            (problems if room + config.view_tokens < MIN_CHUNK_TOKENS else notes).append(message)
     return PolicyCheck(
         policy.name,
         chat.family,
-        shown,
+        has_tools,
         read_back,
         chat.thinking,
         chat.call_format if is_full else config.prompt,

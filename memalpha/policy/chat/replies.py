@@ -54,8 +54,8 @@ class ReplyParser:
 
     def first_call(self, text: str) -> int:
         """Return where the first call of a text begins; -1 without one."""
-        found = re.search(self._calls.get("open_pattern") or re.escape(self._calls.get("open", "\0")), text)
-        return found.start() if found else -1
+        match = re.search(self._calls.get("open_pattern") or re.escape(self._calls.get("open", "\0")), text)
+        return match.start() if match else -1
 
     def last_call_end(self, text: str) -> int:
         """Return where the last call of a text ends."""
@@ -132,8 +132,8 @@ class ReplyParser:
         if not isinstance(name, str) or not isinstance(arguments, Mapping):
             return f"{OPEN}\n{region.get('name', '')}{body}\n{CLOSE}\n"
         if "name" in region:
-            known = types.get(name, {})
-            arguments = {key: _typed(argument, known.get(key)) for key, argument in arguments.items()}
+            kinds = types.get(name, {})
+            arguments = {key: _typed(argument, kinds.get(key)) for key, argument in arguments.items()}
         return format_call(name, arguments)
 
 

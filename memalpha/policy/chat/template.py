@@ -88,12 +88,12 @@ class ChatTemplate:
         Raises:
             PolicyError: if the template refuses the messages.
         """
-        shown = tools if tools and self.call_format != "text" else ()
-        if tools and not shown:
+        native_tools = tools if tools and self.call_format != "text" else ()
+        if tools and not native_tools:
             messages = _with_system(messages, describe_tools(tools))
         arguments = {"enable_thinking": thinking, "thinking": thinking, **(template_kwargs or {})}
         try:
-            text = self._apply(self._adapted(messages), shown, arguments)
+            text = self._apply(self._adapted(messages), native_tools, arguments)
         except _REFUSALS as error:
             raise PolicyError(f"the chat template of policy {self.name!r} refuses the prompt: {error}") from error
         if not thinking and _opens_thought(text):
@@ -178,7 +178,7 @@ class ChatTemplate:
 
     @cached_property
     def thinking(self) -> Thinking:
-        """What thinking does: nothing ("none"), a template argument turns it on ("switch"), the template opens every
+        """Effect of thinking: nothing ("none"), a template argument turns it on ("switch"), the template opens every
         thought and it is closed in the prompt ("closed"), or the model thinks in a channel of its own ("always").
         """
         messages = self._adapted([_system(_SYSTEM), _user(_USER)])
@@ -236,19 +236,19 @@ class ChatTemplate:
         rendered = self._rendered_probe(2) if self.shows_tools else None
         if rendered and _read_hermes(rendered) == list(_PROBE_CALLS):
             return "hermes", None, "hermes"
-        own = getattr(self.tokenizer, "response_template", None)
-        if not self.shows_tools and not own:
+        own_template = getattr(self.tokenizer, "response_template", None)
+        if not self.shows_tools and not own_template:
             return "text", None, "unknown"
         parsers = {
             family: ReplyParser(template)
-            for family, template in ({"its own": own} if own else self._known_templates()).items()
+            for family, template in ({"its own": own_template} if own_template else self._known_templates()).items()
         }
         for family, parser in parsers.items():
             if rendered and _reads_back(parser, rendered, _PROBE_CALLS):
                 return "native", parser, family
         single = self._rendered_probe(1)
         for family, parser in parsers.items():
-            if own or (single and _reads_back(parser, single, _PROBE_CALLS[:1])):
+            if own_template or (single and _reads_back(parser, single, _PROBE_CALLS[:1])):
                 return "text", parser, family
         return "text", None, "unknown"
 

@@ -26,7 +26,7 @@ SHOWN = 160
 
 
 class _Counts(NamedTuple):
-    """What a step's attempts came to: replies, those cut off, readable calls; answers with notes, empty, cut off."""
+    """Counts of a step's attempts: replies, those cut off, readable calls; answers with notes, empty, cut off."""
 
     replies: int = 0
     truncated: int = 0
