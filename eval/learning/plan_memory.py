@@ -105,6 +105,7 @@ def run_case(case: int) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Measure all cases, each in a process of its own, and write the page."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--case", type=int)
     arguments = parser.parse_args()

@@ -56,7 +56,6 @@ def train(
     prints tokens, memory, time and disk of the run, without loading the model's weights.
 
     Example: memalpha train demo seed=7 reward.beta=0.1 out=runs/seed-7
-    Example: memalpha train qwen.yaml --plan --gpu l4
 
     Raises:
         ConfigError: A setting does not fit.

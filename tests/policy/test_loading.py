@@ -68,7 +68,7 @@ def test_a_device_map_cannot_be_copied(folder):
 
 
 def test_the_keys_reach_every_model_of_a_run(folder):
-    keys = {"attn_implementation": "eager", "batch_tokens": 4096, "batch_rows": 7}
+    keys = {"attn_implementation": "eager", "batch_tokens": 4096, "decode_rows": 7}
     settings = build_config(TrainConfig, {"out": "unused", "policy": str(folder), **keys}, "test")
     for policy in (load_start(settings).policy, FrozenPolicies(settings).load(str(folder))):
         assert isinstance(policy, TransformersPolicy)
@@ -81,7 +81,7 @@ def test_the_keys_reach_every_model_of_a_run(folder):
 
 
 def test_small_batches_sample_the_same_tokens(folder):
-    small = load_policy(folder, batching=BatchConfig(batch_tokens=1, batch_rows=2))
+    small = load_policy(folder, batching=BatchConfig(batch_tokens=1, decode_rows=2))
     for first, second in zip(load_policy(folder).sample(requests()), small.sample(requests()), strict=True):
         assert first.completion_ids == second.completion_ids
 

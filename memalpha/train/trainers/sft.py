@@ -62,7 +62,8 @@ def sft_trainer(config: SFTConfig, directory: RunDirectory) -> Trainer:
     policy.set_prompt_style(config.agent.prompt)
     embedder = load_embedder(config.agent.embedder)
     writing = MemoryWriting(config.agent, policy.count_tokens, embedder)
-    check_policy(policy, config.agent, writing.schema).raise_if_broken()
+    if needs_tasks:
+        check_policy(policy, config.agent, writing.schema).raise_if_broken()
     if source is not None:
         source.check(policy, config.agent, writing.schema)
     engine = build_engine(policy, config, LossSettings(normalizer="token"), world)

@@ -39,7 +39,7 @@ class Rewards:
 def text(policy_path, tmp_path):
     base = {"out": str(tmp_path / "run"), "policy": str(policy_path), "max_new_tokens": 3, "group_size": 3}
     base |= {"tasks_per_step": 4, "schedule_steps": 4, "warmup_steps": 0, "eval_tasks": 1, "validation_tasks": 0}
-    base |= {"save_every": 1, "keep_checkpoints": 9, "learning_rate": 1e-2}
+    base |= {"save_every": 1, "keep_checkpoints": 9, "learning_rate": 1e-2, "stop_unreadable": False}
     return lambda **changes: build_config(TextConfig, merge(base, changes), "test")
 
 
