@@ -59,10 +59,10 @@ _USER_NAMES = ("chunk", "response_limit")
 
 def _tool(name: str, description: str, types: Sequence[str], required: int, **parameters: str) -> dict[str, Any]:
     """Return one tool; the first `required` parameters are required, beginning with `memory_type`."""
-    first, *others = parameters
+    first, *further = parameters
     properties = {
         first: {"type": "string", "description": parameters[first], "enum": [kind + _SUFFIX for kind in types]},
-        **{other: {"type": "string", "description": parameters[other]} for other in others},
+        **{other: {"type": "string", "description": parameters[other]} for other in further},
     }
     schema = {"type": "object", "properties": properties, "required": list(parameters)[:required]}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
@@ -190,14 +190,14 @@ def load_prompt(path: Path | None) -> Prompt:
         raise ConfigError(f"agent.prompt_file: {path} is neither YAML nor JSON: {error}") from error
     if not isinstance(data, Mapping) or set(data) != {"system", "user"}:
         raise ConfigError(f"agent.prompt_file: {path} must hold the texts 'system' and 'user', and nothing else")
-    for key, known, needed in (("system", _SYSTEM_NAMES, ("core", *KINDS)), ("user", _USER_NAMES, ("chunk",))):
+    for key, allowed, needed in (("system", _SYSTEM_NAMES, ("core", *KINDS)), ("user", _USER_NAMES, ("chunk",))):
         if not isinstance(data[key], str):
             raise ConfigError(f"agent.prompt_file: {path}: {key}: a text is needed")
         names = _PLACEHOLDER.findall(data[key])
         for name in names:
-            if name not in known:
+            if name not in allowed:
                 raise ConfigError(
-                    f"agent.prompt_file: {path}: {key}: no placeholder {{{{{name}}}}}: there are {', '.join(known)}"
+                    f"agent.prompt_file: {path}: {key}: no placeholder {{{{{name}}}}}: there are {', '.join(allowed)}"
                 )
         for name in needed:
             if name not in names:
@@ -235,10 +235,10 @@ def writer_messages(
         text = f"[{chunk.timestamp}]\n{text}"
     values = {"core": observation.core, "chunk": text, "response_limit": str(int(max_new_tokens * RESPONSE_SHARE))}
     for kind in KINDS:
-        shown = sum(entry.category == kind for entry in observation.entries)
+        visible = sum(entry.category == kind for entry in observation.entries)
         values[kind] = _lines(observation.entries, kind)
-        values[f"{kind}_shown"] = str(shown)
-        values[f"{kind}_total"] = str(max(observation.entry_counts.get(kind, 0), shown))
+        values[f"{kind}_shown"] = str(visible)
+        values[f"{kind}_total"] = str(max(observation.entry_counts.get(kind, 0), visible))
     advice = f"Your advice from an earlier attempt:\n{observation.advice}\n\n" if observation.advice else ""
     return (
         {"role": "system", "content": _fill(prompt.system, values) + wishes},

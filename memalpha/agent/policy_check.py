@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from memalpha.agent import mem_alpha
 from memalpha.agent.agent import build_request
-from memalpha.agent.parsing import format_call, parse_calls
+from memalpha.agent.styles import format_calls, parse_reply
 from memalpha.agent.tools import tool_schemas
 from memalpha.config import AgentConfig
 from memalpha.errors import PolicyError
 from memalpha.policy.base import Policy, with_prompt_style
 from memalpha.store.schema import MemorySchema, load_schema
-from memalpha.types import Chunk, Observation
+from memalpha.types import Chunk, Observation, ToolCall
 
 MIN_CHUNK_TOKENS = 64
 """Room that a prompt must leave for a chunk."""
@@ -41,7 +42,8 @@ class PolicyCheck:
         calls_read_back: Calls in the policy's own form are read as they were meant.
         thinking: "none", "switch" (off by default), "closed" (the template opens thoughts, which are closed at once),
             "always" (in a channel of its own) or "server" (an endpoint decides).
-        format: Form of its calls: "hermes", "native", "text" (spelled out in the prompt), "compact", or "server".
+        format: Form of its calls: "hermes", "native", "text" (spelled out in the prompt), "compact" or "mem-alpha" (of
+            that prompt style), or "server".
         prompt_tokens: Tokens of a writer's prompt with an empty memory and an empty chunk.
         chunk_room: Tokens left for a chunk beside a full view and a full reply; None: no limit is known.
         problems: What keeps the policy from working, in words.
@@ -94,11 +96,12 @@ def _check_template(policy: Any, config: AgentConfig, schema: MemorySchema) -> P
     request = build_request(Observation(Chunk(text="")), config, schema)
     prompt = policy.render_request(request)
     prompt_text = policy.tokenizer.decode(prompt, skip_special_tokens=False)
-    is_full = config.prompt == "full"
-    has_tools = all(tool["function"]["name"] in prompt_text for tool in request.tools) if is_full else False
-    if is_full and not has_tools:
+    is_full, is_compact = config.prompt == "full", config.prompt == "compact"
+    tools = request.tools or mem_alpha.TOOLS
+    has_tools = not is_compact and all(tool["function"]["name"] in prompt_text for tool in tools)
+    if not (has_tools or is_compact):
         problems.append("its prompt shows no tools")
-    read_back = _reads_back(policy, schema)
+    read_back = _reads_back(policy, config.prompt, schema)
     if not read_back:
         problems.append(
             f"calls in its form ({chat.call_format}) are not read back from its tokens: its tokenizer loses characters"
@@ -135,16 +138,17 @@ def _check_template(policy: Any, config: AgentConfig, schema: MemorySchema) -> P
     )
 
 
-def _reads_back(policy: Any, schema: MemorySchema) -> bool:
-    """Return True if two calls survive the policy's own form and its tokenizer."""
+def _reads_back(policy: Any, style: str, schema: MemorySchema) -> bool:
+    """Return True if two calls survive the style's and the policy's own form, and the tokenizer."""
     calls = [(name, dict(arguments)) for name, arguments in _CALLS]
     calls[0][1]["category"] = schema.category_names[0]
-    text = policy.chat.write_reply("".join(format_call(name, arguments) for name, arguments in calls))
+    reply = format_calls([ToolCall(name, arguments) for name, arguments in calls], style)
+    text = policy.chat.write_reply(reply)
     end = policy.chat.end_of_turn if policy.chat.reply_parser is not None else ""
     reply = policy.tokenizer.decode(
         _ids(policy, text + end), skip_special_tokens=False, clean_up_tokenization_spaces=False
     )
-    read = parse_calls(policy.chat.read_reply(reply, "", tool_schemas(schema)))
+    read = parse_reply(policy.chat.read_reply(reply, "", tool_schemas(schema)), style)
     return [(call.name, call.arguments) for call in read] == calls
 
 
@@ -155,7 +159,7 @@ def _ids(policy: Any, text: str) -> Sequence[int]:
 def _check_endpoint(policy: Any, config: AgentConfig, schema: MemorySchema) -> PolicyCheck:
     """Ask an endpoint for one reply to a chunk that holds facts."""
     [reply] = policy.sample([build_request(Observation(_PROBE_CHUNK), config, schema)])
-    calls = parse_calls(reply.text)
+    calls = parse_reply(reply.text, config.prompt)
     problems = []
     if not any(call.error is None for call in calls):
         cut = " (it was cut off)" if reply.stop_reason == "length" else ""

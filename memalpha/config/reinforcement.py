@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,9 +42,9 @@ class ReinforcementConfig(RolloutConfig):
         return self.sampling.tasks_per_step
 
     @property
+    @abstractmethod
     def reply_tokens(self) -> int:
-        """Most new tokens of one reply. Subclasses know it."""
-        raise NotImplementedError
+        """Most new tokens of one reply, thoughts included."""
 
     def _learns_from_single_rollouts(self) -> bool:
         return self.algorithm == "ppo" or ":" in self.algorithm

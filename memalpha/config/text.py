@@ -34,7 +34,7 @@ class TextConfig(ReinforcementConfig):
     @property
     def reply_tokens(self) -> int:
         """Most new tokens of one reply."""
-        return self.sampling.max_new_tokens
+        return self.sampling.thinking_tokens + self.sampling.max_new_tokens
 
     @model_validator(mode="after")
     def _check_environment(self) -> TextConfig:

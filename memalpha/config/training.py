@@ -65,8 +65,7 @@ class TrainConfig(ReinforcementConfig, RunConfig):
 
     @property
     def reply_tokens(self) -> int:
-        """Most new tokens of one reply."""
-        return self.agent.max_new_tokens
+        return self.agent.thinking_tokens + self.agent.max_new_tokens
 
     @model_validator(mode="after")
     def _check_prompts(self) -> TrainConfig:

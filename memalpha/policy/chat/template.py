@@ -110,16 +110,20 @@ class ChatTemplate:
         """
         in_thought = _opens_thought(prompt_end)
         if self.reply_parser is not None:
-            spelled_out = self.reply_parser.to_text(reply, tools, in_thought=in_thought, with_calls=False)
-            if self.call_format == "text" and OPEN in spelled_out.rpartition(END_THINK)[2]:
-                reply = spelled_out
-            else:
-                reply = self.reply_parser.to_text(reply, tools, in_thought=in_thought)
+            reply = self._read_family(self.reply_parser, reply, tools, in_thought)
         elif in_thought:
             reply = f"{THINK}\n{reply}"
-        while reply.endswith(self._end_tokens):
-            reply = next(reply.removesuffix(token) for token in self._end_tokens if reply.endswith(token))
+        while token := next((token for token in self._end_tokens if reply.endswith(token)), None):
+            reply = reply.removesuffix(token)
         return reply
+
+    def _read_family(self, parser: ReplyParser, reply: str, tools: Tools, in_thought: bool) -> str:
+        """Read a reply through the family's parser, but for calls that were asked for in plain text and came so."""
+        if self.call_format == "text":
+            spelled_out = parser.to_text(reply, tools, in_thought=in_thought, with_calls=False)
+            if OPEN in spelled_out.rpartition(END_THINK)[2]:
+                return spelled_out
+        return parser.to_text(reply, tools, in_thought=in_thought)
 
     def write_reply(self, text: str) -> str:
         """Return a reply with Hermes blocks in the family's own form, as a model is trained on it."""
@@ -130,6 +134,8 @@ class ChatTemplate:
             try:
                 call = json.loads(match[1])
             except ValueError:
+                return text
+            if not call.keys() >= {"name", "arguments"}:
                 return text
             content += text[position : match.start()]
             position = match.end()

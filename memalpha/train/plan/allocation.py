@@ -35,17 +35,17 @@ class StorageCounter(TorchDispatchMode):
     A number that code asks for (`item`) is 1, because fake tensors have none: every block of rows counts as trained.
 
     Args:
-        known: Tensors whose storages exist already.
+        existing: Tensors whose storages exist already.
 
     Attributes:
         live: Bytes that live now.
         peak: Most bytes that lived at once.
     """
 
-    def __init__(self, known: Iterator[torch.Tensor]) -> None:
+    def __init__(self, existing: Iterator[torch.Tensor]) -> None:
         super().__init__()
         self.live = self.peak = 0
-        self._known = {tensor.untyped_storage()._cdata for tensor in known}
+        self._known = {tensor.untyped_storage()._cdata for tensor in existing}
         self._counted: dict[int, Any] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -100,11 +100,11 @@ def extrapolate_layers(model: Any, measure: Callable[[], int]) -> int:
     layers = getattr(part, name)
     sizes = []
     try:
-        for kept in (few, more):
-            setattr(part, name, layers[:kept])
-            settings.num_hidden_layers = kept
+        for layer_count in (few, more):
+            setattr(part, name, layers[:layer_count])
+            settings.num_hidden_layers = layer_count
             if kinds is not None:
-                settings.layer_types = kinds[:kept]
+                settings.layer_types = kinds[:layer_count]
             sizes.append(measure())
     finally:
         setattr(part, name, layers)
@@ -203,13 +203,13 @@ def count_training(
     with mode:
         for parameter in trained:
             parameter.grad = torch.empty_like(parameter) if accumulated else None
-        held = [parameter.grad for parameter in trained if parameter.grad is not None]
-        counter = StorageCounter(iter([*module.parameters(), *module.buffers(), *held]))
+        earlier_gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
+        counter = StorageCounter(iter([*module.parameters(), *module.buffers(), *earlier_gradients]))
         with counter, _no_masks_for_tracing():
             passes()
         for parameter in trained:
             parameter.grad = None
-    return counter.peak + sum(gradient.nbytes for gradient in held), gradients
+    return counter.peak + sum(gradient.nbytes for gradient in earlier_gradients), gradients
 
 
 def count_prefill(model: Any, mode: FakeTensorMode, *, rows: int, width: int) -> int:

@@ -106,12 +106,12 @@ def plan_memory(config: LearnerConfig, model: ModelPlan, work: Workload, process
     phases: list[Phase] = []
     sampling = reading = None
     if work.rollouts:
-        sampling = _decoding_batch(config, model, work.rows, -(-work.rollouts // processes), work.shared)
+        sampling = _decoding_batch(model, work.rows, -(-work.rollouts // processes), work.shared)
         dtype = getattr(config, "sampling").dtype or _dtype_name(model)  # noqa: B009  # only runs that sample have it
         phases.append(Phase("sampling", base | _decoding_parts(model, sampling, dtype, config.compute.device)))
     if work.reader.policy in readers:
         reader = readers[work.reader.policy]
-        reading = _decoding_batch(config, reader, work.reader.rows, len(work.reader.rows), 1)
+        reading = _decoding_batch(reader, work.reader.rows, len(work.reader.rows), 1)
         parts = _decoding_parts(reader, reading, _dtype_name(reader), config.compute.device)
         phases.append(Phase("reading", base | parts))
     batches = _update_batches(config, work, processes)
@@ -130,7 +130,8 @@ def _frozen_models(config: LearnerConfig, work: Workload) -> dict[str, ModelPlan
     name = work.reader.policy
     if name is None or name.startswith(("openai:", "http://", "https://", "scripted:")):
         return {}
-    return {name: build_shape(name, config.compute.dtype, config.compute)}
+    batching = getattr(config, "sampling", None)
+    return {name: build_shape(name, config.compute.dtype, config.compute, batching=batching)}
 
 
 def _reference_bytes(config: LearnerConfig, model: ModelPlan) -> int:
@@ -149,11 +150,10 @@ def _copy_bytes(config: LearnerConfig, model: ModelPlan) -> int:
     return 0
 
 
-def _decoding_batch(config: LearnerConfig, model: ModelPlan, rows: Sequence[Row], wanted: int, shared: int) -> Batch:
+def _decoding_batch(model: ModelPlan, rows: Sequence[Row], most: int, shared: int) -> Batch:
     """Return the largest batch that the sampler takes of these rows."""
     longest = max(row.length for row in rows)
-    tokens = getattr(getattr(config, "sampling", None), "batch_tokens", None) or model.policy.batch_tokens
-    count = max(1, min(wanted, model.policy.batch_rows, tokens // longest))
+    count = max(1, min(most, model.policy.batch_rows, model.policy.batch_tokens // longest))
     return Batch(count, -(-count // shared), max(row.prompt for row in rows), longest)
 
 
@@ -173,10 +173,10 @@ def _decoding_parts(model: ModelPlan, batch: Batch, dtype: str, device: str) -> 
         return {"keys and values": slots, "passes": max(prefill, drawing)}
     count = partial(count_prefill, model.policy.model, model.mode, rows=batch.prompts, width=batch.prompt)
     peak = extrapolate_layers(model.policy.model, lambda: count())
-    kept = batch.prompts * (batch.prompt + ROOM) * model.cache_bytes(_dtype_name(model))
+    cached = batch.prompts * (batch.prompt + ROOM) * model.cache_bytes(_dtype_name(model))
     factor = kind.itemsize / model.policy.model.dtype.itemsize
-    peak, kept = int(factor * peak), int(factor * kept)
-    beside = max(peak - slots, kept, drawing, int(JOIN_SHARE * peak))
+    peak, cached = int(factor * peak), int(factor * cached)
+    beside = max(peak - slots, cached, drawing, int(JOIN_SHARE * peak))
     return {"keys and values": slots, "passes": beside}
 
 
@@ -211,9 +211,9 @@ def _learning_parts(
 
     def count_activations(rows: int, width: int, targets: int) -> int:
         if isinstance(config, RewardModelConfig):
-            peak, held = _count_reward(config, model, rows, width, accumulated)
+            peak, before = _count_reward(config, model, rows, width, accumulated)
         else:
-            peak, held = count_learning(
+            peak, before = count_learning(
                 model.trained,
                 model.mode,
                 config.compute,
@@ -223,7 +223,7 @@ def _learning_parts(
                 accumulated=accumulated,
                 values=work.has_values,
             )
-        return peak - held
+        return peak - before
 
     activations = max(
         extrapolate_layers(model.trained, partial(count_activations, *batch))  # negative: fewer than the gradients

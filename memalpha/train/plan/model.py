@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.pytorch_utils import Conv1D
 
 from memalpha.config import LearnerConfig, LoraConfig
-from memalpha.config.groups import LoadingConfig
+from memalpha.config.groups import BatchConfig, LoadingConfig
 from memalpha.errors import PolicyError
 from memalpha.hub import hub_reachable
 from memalpha.policy.base import SHIPPED_POLICIES
@@ -106,11 +106,17 @@ def plan_model(config: LearnerConfig) -> ModelPlan:
         PolicyError: config.json is not here, or of no causal language model.
     """
     dtype = config.compute.dtype if config.lora is not None else "float32"
-    return build_shape(config.policy, dtype, config.compute, config.lora, config.seed)
+    batching = getattr(config, "sampling", None)
+    return build_shape(config.policy, dtype, config.compute, config.lora, config.seed, batching)
 
 
 def build_shape(
-    name: str, dtype: str, loading: LoadingConfig, lora: LoraConfig | None = None, seed: int = 0
+    name: str,
+    dtype: str,
+    loading: LoadingConfig,
+    lora: LoraConfig | None = None,
+    seed: int = 0,
+    batching: BatchConfig | None = None,
 ) -> ModelPlan:
     """Build the shape of a policy on fake tensors.
 
@@ -120,6 +126,7 @@ def build_shape(
         loading: 4 bits and attention.
         lora: Adapters to train; None trains all weights.
         seed: Seed of the adapters.
+        batching: Most tokens and rows that it decodes together.
 
     Raises:
         PolicyError: config.json is not here, or of no causal language model.
@@ -132,6 +139,8 @@ def build_shape(
     except (ValueError, TypeError, RuntimeError, KeyError, AttributeError) as error:
         raise PolicyError(f"policy {name!r}: its config.json gives no model: {error}") from error
     policy = TransformersPolicy(model, tokenizer, name)
+    if batching is not None:
+        policy.batch_tokens, policy.batch_rows = batching.batch_tokens, batching.decode_rows
     parameters = policy.parameters
     trained: Any = model
     if lora is not None:

@@ -49,8 +49,8 @@ def format_plan(plan: Mapping[str, Any]) -> str:
             _line("a step", f"{total}, without evaluations"),
             _line("basis", f"{time['device']}: {time['basis']}"),
         ]
-    kept = f"{disk['checkpoints']} checkpoints of {format_bytes(disk['checkpoint_bytes'])}"
-    lines += ["", _line("disk", f"{format_bytes(disk['bytes'])}: {kept}")[2:]]
+    checkpoints = f"{disk['checkpoints']} checkpoints of {format_bytes(disk['checkpoint_bytes'])}"
+    lines += ["", _line("disk", f"{format_bytes(disk['bytes'])}: {checkpoints}")[2:]]
     lines += [f"note: {note}" for note in plan["notes"]]
     return "\n".join(lines)
 

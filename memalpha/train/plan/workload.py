@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from memalpha.agent.prompts import reader_messages, writer_messages
+from memalpha.agent.agent import build_request
+from memalpha.agent.prompts import reader_messages
 from memalpha.config import (
     AgentConfig,
     ReaderConfig,
@@ -143,7 +144,7 @@ class _LengthRecorder:
         """Return the script's replies."""
         replies = self._script.sample(requests)
         for request, reply in zip(requests, replies, strict=True):
-            prompt = len(self._policy.render(request.messages, request.tools))
+            prompt = len(self._policy.render_request(request))
             self.rows.append(Row(prompt, self.count_tokens(reply.text) + 1))
         return replies
 
@@ -183,7 +184,7 @@ def _measure_tasks(
     bound = []
     for task in tasks:
         for index, chunk in enumerate(task.chunks):
-            bare = policy.render(*writer_messages(Observation(chunk, "", ()), agent, writing.schema))
+            bare = policy.render_request(build_request(Observation(chunk, "", ()), agent, writing.schema))
             view = min(agent.view_tokens, index * agent.max_new_tokens)
             bound.append(Row(len(bare) + view, agent.thinking_tokens + agent.max_new_tokens))
     return _MeasuredTasks(bound, recorder.rows, entry_tokens, has_gold)
@@ -278,7 +279,10 @@ def _judge_calls(config: TrainConfig, questions: int, rollouts: int) -> Calls:
     count = (questions if config.reward.metric == "judge" else 0) + (
         rollouts if config.reward.content == "judge" else 0
     )
-    return Calls(", ".join(judge.judges), [Row(JUDGED_TOKENS, judge.max_new_tokens)] * (count * len(judge.judges)))
+    return Calls(
+        ", ".join(judge.judges),
+        [Row(JUDGED_TOKENS, judge.thinking_tokens + judge.max_new_tokens)] * (count * len(judge.judges)),
+    )
 
 
 def _imitation_workload(config: SFTConfig, policy: TransformersPolicy) -> Workload:
@@ -329,10 +333,12 @@ def _text_workload(config: TextConfig, policy: TransformersPolicy) -> Workload:
         environment,
         system_prompt=config.system_prompt,
         max_new_tokens=config.sampling.max_new_tokens,
+        thinking_tokens=config.sampling.thinking_tokens,
+        chat_template_kwargs=config.sampling.chat_template_kwargs,
         max_turns=config.max_turns,
     )
     algorithm = build_algorithm(config)
-    prompts = [len(policy.render(engine.first_request(task).messages)) for task in source.batch(0)]
+    prompts = [len(policy.render_request(engine.first_request(task))) for task in source.batch(0)]
     most, notes = config.sampling.thinking_tokens + config.sampling.max_new_tokens, list(source.notes)
     rows = [Row(prompt, most) for prompt in prompts for _ in range(config.sampling.group_size)]
     if not is_single_turn(environment):
@@ -392,5 +398,5 @@ def _row(sample: object) -> Row:
 
 def _repeat(rows: Sequence[Row], times: float) -> list[Row]:
     """Return the rows `times` times; a part of a time is the first rows."""
-    whole, rest = divmod(round(times * len(rows)), len(rows))
-    return [*(list(rows) * whole), *rows[:rest]]
+    repeats, rest = divmod(round(times * len(rows)), len(rows))
+    return [*(list(rows) * repeats), *rows[:rest]]

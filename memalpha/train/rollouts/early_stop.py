@@ -21,7 +21,7 @@ CHECKED_STEPS = 2
 UNREADABLE = ("malformed", "unknown_tool")
 """Codes of results whose call nobody could read."""
 
-SHOWN = 160
+EXAMPLE_CHARACTERS = 160
 """Characters of a reply that a message shows."""
 
 
@@ -118,8 +118,8 @@ class EarlyStop:
 
     def _reader_key(self) -> tuple[str, ReaderConfig]:
         assert isinstance(self.config, TrainConfig)
-        own = self.config.reward.reader
-        return ("reader", self.config.reader) if own is None else ("reward.reader", own)
+        reward_reader = self.config.reward.reader
+        return ("reader", self.config.reader) if reward_reader is None else ("reward.reader", reward_reader)
 
     @property
     def _reply_limit(self) -> str:
@@ -139,7 +139,7 @@ class EarlyStop:
 
     def _stop(self, reason: str, remedy: str) -> None:
         steps = " and ".join(map(str, self.steps))
-        example = " ".join(self._example.split())[:SHOWN]
+        example = " ".join(self._example.split())[:EXAMPLE_CHARACTERS]
         raise TrainingError(
             f"stopped after steps {steps}: {reason}. The first reply begins {example!r}. What to change, in a "
             f"new out: {remedy}. If it is meant so (random weights), set sampling.stop_unreadable=false"

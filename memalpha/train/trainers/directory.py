@@ -42,7 +42,7 @@ CHANGEABLE_ON_RESUME = frozenset(
     {
         *("out", "max_steps", "report_to", "checkpoint.save_steps", "checkpoint.save_total_limit"),
         *("compute.threads", "compute.device", "compute.sharding", "compute.device_map", "compute.offload_optimizer"),
-        *("sampling.batch_tokens", "sampling.batch_rows", "sampling.stop_unreadable"),
+        *("sampling.batch_tokens", "sampling.decode_rows", "sampling.stop_unreadable"),
     }
 )
 """Settings that may change when a run is resumed; all others must stay as recorded."""

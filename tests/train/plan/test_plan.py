@@ -132,6 +132,14 @@ def test_the_demo_plan_fits_its_model_and_writes_nothing(tmp_path: Path) -> None
     assert not out.exists()
 
 
+def test_rows_decoded_together_are_planned_as_set() -> None:
+    def cache(*overrides: str) -> int:
+        [sampling] = [phase for phase in _plan("demo", *overrides)["memory"]["phases"] if phase["name"] == "sampling"]
+        return sampling["parts"]["keys and values"]
+
+    assert cache("decode_rows=4") * 2 == cache("decode_rows=8") < cache()
+
+
 @pytest.mark.slow
 def test_a_model_of_four_billion_weights_is_planned_without_them(tmp_path: Path) -> None:
     policy = f"policy={_shape_folder(tmp_path, FOUR_BILLION)}"

@@ -19,7 +19,7 @@ from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.algorithms.grpo import GRPO
 from memalpha.train.api import train
 from memalpha.train.rollouts.memory_tasks import TaskSource
-from memalpha.train.trainers.directory import RunDirectory
+from memalpha.train.trainers.directory import CHANGEABLE_ON_RESUME, RunDirectory
 from memalpha.train.trainers.trainer import Trainer
 from memalpha.types import Chunk, Observation
 
@@ -288,3 +288,11 @@ def test_what_an_algorithm_brings_along_goes_with_it():
     erl = TrainConfig(out="x", algorithm="erl", erl={"algorithm": 1})
     assert erl.loss.scale_rewards == "batch"
     assert training_config(erl, {"erl": {"algorithm": 2}}).loss.scale_rewards == "group"
+
+
+@pytest.mark.parametrize("key", sorted(CHANGEABLE_ON_RESUME))
+def test_a_setting_that_may_change_on_resume_is_one(key):
+    fields, names = TrainConfig.model_fields, key.split(".")
+    for name in names[:-1]:
+        fields = fields[name].annotation.model_fields
+    assert names[-1] in fields
