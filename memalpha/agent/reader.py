@@ -19,6 +19,7 @@ from memalpha.agent.text_match import is_abstention
 from memalpha.config import ReaderConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.base import Policy
+from memalpha.policy.reply_cache import ReplyCache
 from memalpha.store.memory import Memory
 from memalpha.store.search.stemmer import stem
 from memalpha.store.slots import key_value
@@ -127,13 +128,20 @@ def retrieve(items: Sequence[Item], k: int, conflicts: Conflicts = "keep") -> li
 
 
 class PolicyReader:
-    """Read the k best entries with a frozen language model, and answer or abstain.
+    """Read the k best entries with a language model, and answer or abstain.
 
     The entries are dated and sorted oldest first.
+
+    Args:
+        policy: Policy that answers.
+        config: Prompt style, k, length of an answer. Default: the style `full`.
+        frozen: The policy's weights never change, so its answers are kept and equal prompts of later calls are not
+            sampled again (`policy.reply_cache`).
     """
 
-    def __init__(self, policy: Policy, config: ReaderConfig | None = None) -> None:
+    def __init__(self, policy: Policy, config: ReaderConfig | None = None, *, frozen: bool = False) -> None:
         self.policy = policy
+        self.cache = ReplyCache(policy) if frozen else None
         self.config = config or ReaderConfig(kind="policy")
         if self.config.cite and self.config.prompt == "compact":
             raise ConfigError("reader.cite: a policy prompted in the compact style answers in a word; leave it out")
@@ -145,7 +153,7 @@ class PolicyReader:
         return self.read(retrieve(items, k or self.config.k, self.conflicts))
 
     def read(self, items: Sequence[Reading]) -> list[Answer]:
-        """Return greedy answers; equal prompts are sampled once."""
+        """Return greedy answers; equal prompts are sampled once, those of a frozen policy once for all calls."""
         visible = apply_conflict_rule(items, self.conflicts)
         prompts: dict[tuple[str, ...], SampleRequest] = {}
         keys = []
@@ -159,7 +167,8 @@ class PolicyReader:
                     thinking_tokens=self.config.thinking_tokens,
                     chat_template_kwargs=self.config.chat_template_kwargs,
                 )
-        completions = self.policy.sample(list(prompts.values())) if prompts else []
+        sample = self.policy.sample if self.cache is None else self.cache.ask
+        completions = sample(list(prompts.values())) if prompts else []
         replies = dict(zip(prompts, completions, strict=True))
         answers = [self._answer(replies[key], item, "\n\n".join(key)) for key, item in zip(keys, visible, strict=True)]
         return mark_conflicts(answers, items) if self.conflicts == "refuse" else answers

@@ -256,4 +256,4 @@ def load_config_reader(config: EvalConfig) -> Reader:
         loading=config.compute,
         batching=config.sampling,
     )
-    return load_reader(with_prompt_style(settings, policy).model_copy(update={"policy": None}), policy)
+    return load_reader(with_prompt_style(settings, policy).model_copy(update={"policy": None}), policy, frozen=True)

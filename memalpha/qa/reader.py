@@ -7,18 +7,21 @@ from memalpha.agent.reader import Answer, ExtractiveReader, PolicyReader, Reader
 from memalpha.config import ReaderConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.base import Policy
+from memalpha.policy.endpoints.policy import EndpointPolicy
 from memalpha.policy.load import load_policy
 
 __all__ = ["Answer", "CopyReader", "ExtractiveReader", "PolicyReader", "Reader", "Reading", "load_reader"]
 
 
-def load_reader(config: ReaderConfig | str, policy: Policy | None = None) -> Reader:
+def load_reader(config: ReaderConfig | str, policy: Policy | None = None, *, frozen: bool = False) -> Reader:
     """Load the reader of a configuration, or by name: "extractive", "copy", or a policy.
 
     Args:
         config: Configuration, reader name, policy name or directory.
         policy: Policy that answers if `config.policy` names none. It must stay frozen while a writer trains against it.
             It is prompted in the style it was trained on unless the configuration sets `prompt`.
+        frozen: The weights of `policy` never change, so its answers are kept. A policy loaded here is always frozen. An
+            endpoint keeps its answers itself (`endpoint.cache`).
 
     Raises:
         ConfigError: The reader needs a policy and there is none.
@@ -31,9 +34,9 @@ def load_reader(config: ReaderConfig | str, policy: Policy | None = None) -> Rea
     if config.kind == "extractive":
         return ExtractiveReader(config)
     if config.policy is not None:
-        policy = load_policy(config.policy)
+        policy, frozen = load_policy(config.policy), True
     if policy is None:
         raise ConfigError("reader.policy: name the policy that answers (kind=policy), or use reader.kind=extractive")
     if "prompt" not in config.model_fields_set:
         config = config.model_copy(update={"prompt": getattr(policy, "prompt", "full")})
-    return PolicyReader(policy, config)
+    return PolicyReader(policy, config, frozen=frozen and not isinstance(policy, EndpointPolicy))

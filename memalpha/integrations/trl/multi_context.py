@@ -63,7 +63,7 @@ def memory_collector(config: TrainConfig) -> RolloutWorker[Task]:
     rewards = MemoryReward(config.reward.kept_in(config.out), policy.count_tokens)
     return RolloutWorker(
         memory_engine(policy, with_prompt_style(config.agent, policy), embedder),
-        MemoryScorer(load_reader(reader, reader_policy), rewards, embedder),
+        MemoryScorer(load_reader(reader, reader_policy, frozen=True), rewards, embedder),
         config,
     )
 

@@ -22,7 +22,9 @@ from memalpha.agent.parsing import after_thinking
 from memalpha.config import JudgeConfig
 from memalpha.errors import DataError, PolicyError
 from memalpha.policy.base import Policy
+from memalpha.policy.endpoints.policy import EndpointPolicy
 from memalpha.policy.load import load_policy
+from memalpha.policy.reply_cache import ReplyCache
 from memalpha.qa.scoring.judge_prompts import (
     BENCHMARKS,
     SYSTEM,
@@ -81,6 +83,8 @@ class Judge:
         max_new_tokens: Length of a reply.
         thinking_tokens: Budget of thoughts before it; 0 turns thinking off.
         chat_template_kwargs: Further arguments of the chat template.
+        frozen: The weights of the policies never change, so replies of models in this process are kept
+            (`policy.reply_cache`). An endpoint keeps its answers itself.
     """
 
     def __init__(
@@ -91,8 +95,11 @@ class Judge:
         max_new_tokens: int = 512,
         thinking_tokens: int = 0,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        frozen: bool = False,
     ) -> None:
         self.policies = list(policies)
+        in_process = [policy for policy in self.policies if frozen and not isinstance(policy, EndpointPolicy)]
+        self._caches = {id(policy): ReplyCache(policy) for policy in in_process}
         self.weights = list(weights or [1.0] * len(self.policies))
         self.max_new_tokens = max_new_tokens
         self._request = partial(
@@ -173,7 +180,9 @@ class Judge:
         return {prompt.prompt: pair for prompt, pair in zip(prompts, pairs, strict=True)}
 
     def _sample(self, policy: Policy, messages: Iterable[tuple[Mapping[str, str], ...]]) -> list[str]:
-        return [completion.text for completion in policy.sample([self._request(item) for item in messages])]
+        cache = self._caches.get(id(policy))
+        sample = policy.sample if cache is None else cache.ask
+        return [completion.text for completion in sample([self._request(item) for item in messages])]
 
     def _judgement(
         self, prompts: Sequence[JudgePrompt], verdicts_by_policy: Sequence[Mapping[str, tuple[str | None, str]]]
@@ -213,6 +222,7 @@ def _load_judge(text: str) -> Judge:
         max_new_tokens=config.max_new_tokens,
         thinking_tokens=config.thinking_tokens,
         chat_template_kwargs=config.chat_template_kwargs,
+        frozen=True,
     )
 
 

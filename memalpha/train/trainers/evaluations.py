@@ -53,7 +53,7 @@ class FrozenPolicies:
         """Load a reader; it refuses conflicts by default and uses the start policy if none is named."""
         policy = self.load(reader.policy or self.config.policy) if reader.kind == "policy" else None
         conflicts = reader.conflicts or "refuse"
-        return load_reader(reader.model_copy(update={"policy": None, "conflicts": conflicts}), policy)
+        return load_reader(reader.model_copy(update={"policy": None, "conflicts": conflicts}), policy, frozen=True)
 
     def with_trained_prompts(self, config: M, trained: Policy) -> M:
         """Return the settings with writer and readers prompted in the style that each policy was trained in.

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from memalpha.agent.policy_check import check_policy
-from memalpha.agent.reader import PolicyReader
+from memalpha.agent.reader import PolicyReader, Reader
 from memalpha.config import TrainConfig
 from memalpha.environments.engine import RolloutEngine
 from memalpha.environments.memory_writing import MemoryWriting, memory_engine
@@ -78,7 +78,7 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
         worker=worker,
         algorithm=algorithm,
         engine=engine,
-        attempt_metrics=partial(_attempt_metrics, policy.count_tokens, isinstance(training_reader, PolicyReader)),
+        attempt_metrics=partial(_attempt_metrics, policy.count_tokens, training_reader),
         trajectory_fields=_trajectory_fields,
         overlap=build_overlap(config, worker, algorithm, engine, display, reason),
         early_stop=EarlyStop(config, training_reader.name if isinstance(training_reader, PolicyReader) else None),
@@ -111,19 +111,21 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
 
 def _attempt_metrics(
     count_tokens: Callable[[str], int],
-    has_policy_reader: bool,
+    reader: Reader,
     records: Sequence[Record],
     attempts: Sequence[Trajectory],
     tasks: int,
 ) -> dict[str, Any]:
-    """Return accuracy, outcomes of operations, size of the memory, calls per attempt and cut reader answers."""
+    """Return accuracy, outcomes of operations, size of the memory, calls per attempt, cut and cached answers."""
     summary = summarize(records, attempts, count_tokens)
     names = ("reward", "accuracy", "answerable_accuracy", "valid_calls", "duplicates", "update_share")
     names += ("delete_share", "update_hit", "delete_hit", "memory_tokens")
     calls = sum(len(turn.calls) for trajectory in attempts for turn in trajectory.turns)
     metrics = {**{name: summary[name] for name in names}, "calls": calls / len(attempts)}
-    if has_policy_reader and records:
+    if isinstance(reader, PolicyReader) and records:
         metrics["reader_truncated"] = sum(record.truncated for record in records) / len(records)
+        if reader.cache is not None:
+            metrics["reader_cached"] = reader.cache.pop_hit_share()
     return metrics
 
 

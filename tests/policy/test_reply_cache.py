@@ -1,0 +1,124 @@
+"""Replies of frozen policies are sampled once, and equal those without a cache; a trained policy has no cache."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from tiny import tiny_policy
+
+from memalpha.agent.agent import default_reader
+from memalpha.agent.reader import PolicyReader
+from memalpha.config import AgentConfig, ReaderConfig
+from memalpha.policy.endpoints.policy import EndpointPolicy
+from memalpha.policy.reply_cache import ReplyCache
+from memalpha.qa.reader import load_reader
+from memalpha.qa.scoring.judge import Item, Judge
+from memalpha.store.embedding import HashEmbedder
+from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.schema import load_schema
+from memalpha.store.state import MemoryState
+from memalpha.types import Completion, SampleRequest
+
+
+class Counting:
+    """A policy that replies with the length of the prompt and keeps what it was asked."""
+
+    name = "counting"
+
+    def __init__(self):
+        self.asked = []
+
+    def sample(self, requests):
+        self.asked += requests
+        return [Completion(str(len(request.messages[0]["content"])), (1,), (2,), (-1.0,)) for request in requests]
+
+    def count_tokens(self, text):
+        return len(text)
+
+
+def request(text: str, **fields) -> SampleRequest:
+    return SampleRequest(({"role": "user", "content": text},), **fields)
+
+
+def test_equal_requests_are_sampled_once_over_all_calls():
+    policy = Counting()
+    cache = ReplyCache(policy)
+    assert [reply.text for reply in cache.ask([request("a"), request("bb"), request("a")])] == ["1", "2", "1"]
+    assert [reply.text for reply in cache.ask([request("bb"), request("ccc")])] == ["2", "3"]
+    assert [sent.messages[0]["content"] for sent in policy.asked] == ["a", "bb", "ccc"]
+    assert (cache.requests, cache.hits, len(cache)) == (5, 1, 3)
+    assert cache.pop_hit_share() == 0.2 and cache.pop_hit_share() is None
+
+
+def test_the_settings_of_a_request_are_part_of_its_key():
+    policy = Counting()
+    cache = ReplyCache(policy)
+    thinking_off = {"chat_template_kwargs": {"enable_thinking": False}}
+    for fields in ({}, {"max_new_tokens": 8}, {"thinking_tokens": 8}, thinking_off, {"tools": ({"name": "x"},)}):
+        cache.ask([request("a", **fields)])
+    assert len(policy.asked) == 5
+    cache.ask([request("a", key=(1, 2))])
+    assert len(policy.asked) == 5, "the key seeds noise, which a greedy reply has none of"
+
+
+def test_the_least_recently_used_reply_is_dropped():
+    policy = Counting()
+    cache = ReplyCache(policy, max_replies=2)
+    for text in ("a", "b", "a", "c", "a", "b"):
+        cache.ask([request(text)])
+        assert len(cache) <= 2
+    assert [sent.messages[0]["content"] for sent in policy.asked] == ["a", "b", "c", "b"]
+    assert [reply.text for reply in cache.ask([request(text * 5) for text in "defg"])] == ["5"] * 4
+
+
+def test_threads_may_share_a_cache():
+    cache, wrong = ReplyCache(Counting(), max_replies=8), []
+
+    def ask():
+        for number in range(300):
+            (reply,) = cache.ask([request("x" * (number % 20))])
+            if reply.text != str(number % 20):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and cache.requests == 1200 and len(cache) <= 8
+
+
+def test_only_a_frozen_reader_keeps_answers(policy_folder):
+    memory = WorkingMemory(MemoryState.empty(load_schema("mem-alpha")), HashEmbedder(8))
+    memory.insert("semantic", "city: Oslo")
+    for reader, calls in (
+        (PolicyReader(Counting()), 2),
+        (load_reader(ReaderConfig(kind="policy"), Counting()), 2),
+        (PolicyReader(Counting(), frozen=True), 1),
+        (load_reader(ReaderConfig(kind="policy"), Counting(), frozen=True), 1),
+    ):
+        first, second = reader.answer([("Where?", memory)]), reader.answer([("Where?", memory)])
+        assert len(reader.policy.asked) == calls and first == second
+    assert load_reader(str(policy_folder)).cache is not None, "loaded for reading alone"
+    assert default_reader(tiny_policy(), AgentConfig()).cache is None, "an agent's policy may be in training"
+    endpoint = EndpointPolicy("http://localhost:1/v1#reader")
+    assert load_reader(ReaderConfig(kind="policy"), endpoint, frozen=True).cache is None, "it has one of its own"
+
+
+def test_a_frozen_judge_keeps_replies():
+    item = Item("Where?", ("Oslo",), "Oslo, I think")
+    for frozen, calls in ((False, 4), (True, 2)):
+        policy = Counting()
+        judge = Judge([policy], frozen=frozen)
+        assert judge.judge([item]) == judge.judge([item])
+        assert len(policy.asked) == calls, "its replies are unreadable, so each is asked for once more"
+
+
+@pytest.fixture(scope="module")
+def policy_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("policy")
+    policy = tiny_policy()
+    policy.model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+    return folder
