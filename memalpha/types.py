@@ -314,7 +314,8 @@ class SampleRequest:
 
     `key` = (seed, step, task, rollout, turn) seeds its noise; roles other than "attempt" append a number. Temperature 0
     is greedy. With `thinking_tokens` the model may think first, at most that long, before the `max_new_tokens` of its
-    reply; 0 turns thinking off. `chat_template_kwargs` are further arguments of its chat template.
+    reply; 0 turns thinking off. `chat_template_kwargs` are further arguments of its chat template. Without
+    `native_calls` the prompt itself says in which form calls are written, and the model family's own is not looked for.
     """
 
     messages: tuple[Mapping[str, str], ...]
@@ -325,6 +326,7 @@ class SampleRequest:
     thinking_tokens: int = 0
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     observation: Observation | None = None
+    native_calls: bool = True
 
 
 @dataclass(frozen=True, slots=True)

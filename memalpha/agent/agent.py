@@ -203,11 +203,12 @@ def build_request(
         config.thinking_tokens,
         config.chat_template_kwargs,
         observation,
+        native_calls=config.form == "native",
     )
 
 
 def act(
-    memory: Memory, chunk: Chunk, completion: Completion, *, source: str | None = None, style: str = "full"
+    memory: Memory, chunk: Chunk, completion: Completion, *, source: str | None = None, form: str = "hermes"
 ) -> Turn:
     """Apply the tool calls of a completion to the memory, in order.
 
@@ -218,12 +219,12 @@ def act(
         chunk: the chunk that was read; its timestamp dates new entries.
         completion: the writer's reply.
         source: name of the conversation, stored with each operation.
-        style: prompt style of the writer, in which its calls are written.
+        form: form in which the writer's calls are written (`AgentConfig.reply_form`).
 
     Returns:
         The turn: calls, their results, and the operations that changed the memory.
     """
-    calls = parse_reply(completion.text, style)
+    calls = parse_reply(completion.text, form)
     outcomes = list(_execute_calls(memory, chunk, calls, source))
     operations = tuple(operation for _, operation in outcomes if operation is not None)
     return Turn(chunk.index, completion, calls, tuple(result for result, _ in outcomes), operations)
@@ -290,7 +291,7 @@ class MemoryAgent:
         """
         with self._turn:
             shown_chunk, completion = self._reply(chunk, timestamp)
-            return act(self.store, shown_chunk, completion, source=source, style=self.config.prompt)
+            return act(self.store, shown_chunk, completion, source=source, form=self.config.reply_form)
 
     def stream(
         self, text: Text | Iterable[Text], *, timestamp: str | None = None, source: str | None = None
@@ -312,7 +313,7 @@ class MemoryAgent:
         for chunk in _split(text):
             with self._turn:
                 shown_chunk, completion = self._reply(chunk, timestamp)
-            calls = parse_reply(completion.text, self.config.prompt)
+            calls = parse_reply(completion.text, self.config.reply_form)
             for _, operation in _execute_calls(self.store, shown_chunk, calls, source):
                 if operation is not None:
                     yield operation

@@ -12,6 +12,7 @@ from typing import Any
 
 from memalpha.agent import mem_alpha
 from memalpha.agent.agent import build_request
+from memalpha.agent.prompts import LINE_TOOLS
 from memalpha.agent.styles import format_calls, parse_reply
 from memalpha.agent.tools import tool_schemas
 from memalpha.config import AgentConfig
@@ -42,8 +43,8 @@ class PolicyCheck:
         calls_read_back: Calls in the policy's own form are read as they were meant.
         thinking: "none", "switch" (off by default), "closed" (the template opens thoughts, which are closed at once),
             "always" (in a channel of its own) or "server" (an endpoint decides).
-        format: Form of its calls: "hermes", "native", "text" (spelled out in the prompt), "compact" or "mem-alpha" (of
-            that prompt style), or "server".
+        format: Form of its calls: "hermes", "native", "text" (spelled out in the prompt), "lines", "compact" or
+            "mem-alpha" (of that prompt style), or "server".
         prompt_tokens: Tokens of a writer's prompt with an empty memory and an empty chunk.
         chunk_room: Tokens left for a chunk beside a full view and a full reply; None: no limit is known.
         problems: What keeps the policy from working, in words.
@@ -97,22 +98,20 @@ def _check_template(policy: Any, config: AgentConfig, schema: MemorySchema) -> P
     prompt = policy.render_request(request)
     prompt_text = policy.tokenizer.decode(prompt, skip_special_tokens=False)
     is_full, is_compact = config.prompt == "full", config.prompt == "compact"
-    tools = request.tools or mem_alpha.TOOLS
-    has_tools = not is_compact and all(tool["function"]["name"] in prompt_text for tool in tools)
+    has_tools = not is_compact and all(name in prompt_text for name in _tool_names(config, schema))
     if not (has_tools or is_compact):
         problems.append("its prompt shows no tools")
-    read_back = _reads_back(policy, config.prompt, schema)
+    form = config.form if config.form != "native" else chat.call_format if is_full else config.prompt
+    read_back = _reads_back(policy, config, schema)
     if not read_back:
-        problems.append(
-            f"calls in its form ({chat.call_format}) are not read back from its tokens: its tokenizer loses characters"
-        )
+        problems.append(f"calls in its form ({form}) are not read back from its tokens: its tokenizer loses characters")
     if not any(id in policy.eos_ids for id in _ids(policy, chat.end_of_turn)):
         notes.append(
             "its template marks the end of a reply with no token that ends sampling: replies may run on to "
             "max_new_tokens; set eos_token in its tokenizer, or eos_token_id in generation_config.json"
         )
     if chat.thinking == "always" and not config.thinking_tokens:
-        notes.append("it thinks before it replies whatever the template is message: set thinking_tokens")
+        notes.append("it thinks before it replies whatever its template is told: set thinking_tokens")
     room = None
     if policy.positions is not None:
         room = policy.positions - len(prompt) - config.view_tokens - config.thinking_tokens - config.max_new_tokens
@@ -130,7 +129,7 @@ def _check_template(policy: Any, config: AgentConfig, schema: MemorySchema) -> P
         has_tools,
         read_back,
         chat.thinking,
-        chat.call_format if is_full else config.prompt,
+        form,
         len(prompt),
         room,
         tuple(problems),
@@ -138,17 +137,28 @@ def _check_template(policy: Any, config: AgentConfig, schema: MemorySchema) -> P
     )
 
 
-def _reads_back(policy: Any, style: str, schema: MemorySchema) -> bool:
-    """Return True if two calls survive the style's and the policy's own form, and the tokenizer."""
+def _tool_names(config: AgentConfig, schema: MemorySchema) -> list[str]:
+    """Return the texts that a prompt must hold to show its tools."""
+    if config.form == "lines":
+        return [*LINE_TOOLS.values()]
+    tools = mem_alpha.TOOLS if config.prompt == "mem-alpha" else tool_schemas(schema)
+    return [tool["function"]["name"] for tool in tools]
+
+
+def _reads_back(policy: Any, config: AgentConfig, schema: MemorySchema) -> bool:
+    """Return True if two calls survive the writer's and the policy's own form, and the tokenizer."""
     calls = [(name, dict(arguments)) for name, arguments in _CALLS]
     calls[0][1]["category"] = schema.category_names[0]
-    reply = format_calls([ToolCall(name, arguments) for name, arguments in calls], style)
-    text = policy.chat.write_reply(reply)
+    is_native = config.form == "native"
+    reply = format_calls([ToolCall(name, arguments) for name, arguments in calls], config.reply_form)
+    text = policy.chat.write_reply(reply) if is_native else reply
     end = policy.chat.end_of_turn if policy.chat.reply_parser is not None else ""
     reply = policy.tokenizer.decode(
         _ids(policy, text + end), skip_special_tokens=False, clean_up_tokenization_spaces=False
     )
-    read = parse_reply(policy.chat.read_reply(reply, "", tool_schemas(schema)), style)
+    read = parse_reply(
+        policy.chat.read_reply(reply, "", tool_schemas(schema), native_calls=is_native), config.reply_form
+    )
     return [(call.name, call.arguments) for call in read] == calls
 
 
@@ -159,7 +169,7 @@ def _ids(policy: Any, text: str) -> Sequence[int]:
 def _check_endpoint(policy: Any, config: AgentConfig, schema: MemorySchema) -> PolicyCheck:
     """Ask an endpoint for one reply to a chunk that holds facts."""
     [reply] = policy.sample([build_request(Observation(_PROBE_CHUNK), config, schema)])
-    calls = parse_reply(reply.text, config.prompt)
+    calls = parse_reply(reply.text, config.reply_form)
     problems = []
     if not any(call.error is None for call in calls):
         cut = " (it was cut off)" if reply.stop_reason == "length" else ""

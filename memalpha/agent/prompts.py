@@ -4,6 +4,8 @@
 chat template. `compact` is for the tiny policy: one bare user message, no tools. The tiny policy was trained on its
 exact bytes, so they must not change. `mem-alpha` is for Mem-alpha's checkpoints (`agent.mem_alpha`); its reflection is
 that of `full`.
+
+Calls are written in one of three forms: `native` to the model's chat template, `hermes` blocks, or `lines`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from memalpha.agent import mem_alpha
 from memalpha.agent.citations import INSTRUCTION
 from memalpha.agent.tools import tool_schemas
 from memalpha.config import AgentConfig, ReaderConfig
+from memalpha.policy.chat.tool_text import describe_tools
 from memalpha.store.schema import MemorySchema
 from memalpha.types import Hit, MemoryEntry, Observation, Question, ViewEntry
 
@@ -28,16 +31,34 @@ _WRITER_SYSTEM = """\
 You keep the long-term memory of a conversation. The conversation reaches you one part at a time. You never see \
 earlier parts again, and later, questions are answered from the memory alone: what is needed then must be in it.
 
-For each part, decide what to change and do it with tool calls only:
-- memory_insert stores one new fact or event per call, short and complete in itself: say who or what it is about, \
+For each part, decide what to change and do it with {deed} only:
+- {insert} stores one new fact or event per call, short and complete in itself: say who or what it is about, \
 and write dates out instead of "yesterday".
-- memory_update replaces an entry that is no longer right. Use the id shown in the memory. Never keep two entries that \
+- {update} replaces an entry that is no longer right. Use the id shown in the memory. Never keep two entries that \
 contradict each other.
-- memory_delete removes an entry that is no longer true and has no new value, or that the user wants forgotten.
-- core_memory_update rewrites the core memory: the few things that matter in every part.
-- memory_skip says that this part holds nothing worth remembering.
-Do not store greetings, small talk, guesses, or what the memory already holds. Make as many calls as needed, in one \
+- {delete} removes an entry that is no longer true and has no new value, or that the user wants forgotten.
+- {core} rewrites the core memory: the few things that matter in every part.
+- {skip} says that this part holds nothing worth remembering.
+Do not store greetings, small talk, guesses, or what the memory already holds. Make as many {deeds} as needed, in one \
 reply.\
+"""
+
+_CALLS = {
+    "deed": "tool calls",
+    "deeds": "calls",
+    "insert": "memory_insert",
+    "update": "memory_update",
+    "delete": "memory_delete",
+    "core": "core_memory_update",
+    "skip": "memory_skip",
+}
+LINE_TOOLS = {"insert": "+CATEGORY TEXT", "update": "~ID TEXT", "delete": "-ID", "core": "=TEXT", "skip": "A full stop"}
+"""How the prompt names the calls of the line form."""
+_LINES = {**LINE_TOOLS, "deed": "lines of these forms", "deeds": "lines"}
+_LINE_RULES = """
+
+A line begins with its mark, without a blank after it. A fact of another date than the conversation's has it before \
+the text, as in +CATEGORY @2024-05-01 TEXT.\
 """
 
 _REFLECTION_SYSTEM = """\
@@ -105,7 +126,7 @@ def writer_messages(
 
     Returns:
         Messages and tool schemas. The compact style has no tools, because its policy was trained without them; in the
-        style mem-alpha they are part of the system message.
+        style mem-alpha, and in the forms hermes and lines, the system message says how to call them.
     """
     wishes = f"\n\nInstructions of the user on what to remember:\n{config.instructions}" if config.instructions else ""
     if config.prompt == "mem-alpha":
@@ -120,11 +141,14 @@ def writer_messages(
     kinds = "\n".join(f"- {category.name}: {category.description}" for category in schema.categories)
     date = f" ({chunk.timestamp})" if chunk.timestamp else ""
     advice = f"Your advice from an earlier attempt:\n{observation.advice}\n\n" if observation.advice else ""
+    tools = tool_schemas(schema)
+    system = _WRITER_SYSTEM.format(**(_LINES if config.form == "lines" else _CALLS))
+    rules = {"native": "", "hermes": f"\n\n{describe_tools(tools)}", "lines": _LINE_RULES}[config.form]
     messages = (
-        {"role": "system", "content": f"{_WRITER_SYSTEM}\n\nCategories of entries:\n{kinds}{wishes}"},
+        {"role": "system", "content": f"{system}{rules}\n\nCategories of entries:\n{kinds}{wishes}"},
         {"role": "user", "content": f"{view}\n\n{advice}New part of the conversation{date}:\n{chunk.render()}"},
     )
-    return messages, tool_schemas(schema)
+    return messages, tools if config.form == "native" else ()
 
 
 def reflection_messages(

@@ -122,7 +122,7 @@ def execute(
         The result, and the operation as logged; None if the memory did not change.
     """
     if call.error:
-        return ToolResult(call, False, call.error, "not a readable tool call: write JSON with name and arguments"), None
+        return ToolResult(call, False, call.error, "not a readable call"), None
     model = TOOLS.get(call.name)
     if model is None or (model is CoreUpdate and not memory.schema.core):
         return ToolResult(call, False, "unknown_tool", f"no tool {call.name!r}; there are: {', '.join(TOOLS)}"), None

@@ -64,6 +64,14 @@ MEM_ALPHA_AGENT = {"view_tokens": 3072, "view_related": 0, "view_recent": 5, "ma
 """Defaults of an agent with `prompt: mem-alpha`: what the checkpoints were trained with (prompts of 6,144 tokens)."""
 
 
+def reply_form(prompt: str, form: str) -> str:
+    """Return the form in which a writer's reply is read: "mem-alpha", "lines" or "hermes".
+
+    Native calls are Hermes here: a policy gives the calls of every model family in that form.
+    """
+    return prompt if prompt == "mem-alpha" else "lines" if form == "lines" else "hermes"
+
+
 class AgentConfig(ChatConfig):
     """Prompt of the writer and its view of the memory.
 
@@ -78,6 +86,11 @@ class AgentConfig(ChatConfig):
         description="prompt style; compact is the tiny policies', mem-alpha that of Mem-alpha's checkpoints "
         "(agent.mem_alpha)",
     )
+    form: Literal["native", "hermes", "lines"] = Field(
+        default="native",
+        description="form of its calls: native, as the model's chat template writes them; hermes, JSON blocks that the "
+        "prompt spells out; lines, one short line a call (agent.lines)",
+    )
     prompt_file: Path | None = Field(
         default=None,
         description="prompt=mem-alpha: YAML or JSON file with the texts `system` and `user`, in place of ours",
@@ -89,6 +102,11 @@ class AgentConfig(ChatConfig):
     instructions: str | None = Field(
         default=None, description="your own words on what to remember, shown to the writer with every chunk"
     )
+
+    @property
+    def reply_form(self) -> str:
+        """Form in which the writer's reply is read: "mem-alpha", "lines" or "hermes"."""
+        return reply_form(self.prompt, self.form)
 
     @field_validator("instructions")
     @classmethod
@@ -111,6 +129,8 @@ class AgentConfig(ChatConfig):
     def _check_style(self) -> AgentConfig:
         if self.instructions is not None and self.prompt == "compact":
             raise ValueError(f"instructions: {HIDDEN_INSTRUCTIONS}")
+        if self.form != "native" and self.prompt == "mem-alpha":
+            raise ValueError(f"form: prompt=mem-alpha has a form of its own, not {self.form}; leave it out")
         if self.prompt_file is not None and self.prompt != "mem-alpha":
             raise ValueError(f"prompt_file: has no effect with prompt={self.prompt}; leave it out")
         if self.prompt == "mem-alpha" and self.view_related:

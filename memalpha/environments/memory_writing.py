@@ -150,8 +150,8 @@ class WritingEpisode:
         return len(self.task.chunks)
 
     def _apply(self, reply: str) -> Step:
-        chunk, style = self.task.chunks[self._index], self.writing.config.prompt
-        turn = act(self.memory, chunk, Completion(reply), source=self.task.id, style=style)
+        chunk, form = self.task.chunks[self._index], self.writing.config.reply_form
+        turn = act(self.memory, chunk, Completion(reply), source=self.task.id, form=form)
         self._index += 1
         self._not_embedded.update((operation.id, None) for operation in turn.operations if operation.id)
         return Step(None, self._index == self.turns, None, turn.calls, turn.results, turn.operations)

@@ -49,7 +49,7 @@ class Policy(Protocol):
 
 
 def with_prompt_style(settings: S, policy: Policy) -> S:
-    """Return `settings` with the policy's prompt style unless they set one explicitly.
+    """Return `settings` with the policy's prompt style and form of calls unless they set them explicitly.
 
     A style has defaults of its own for settings that are not set. Readers of `mem-alpha` policies are prompted as
     `full`: those policies were trained to write only.
@@ -57,14 +57,19 @@ def with_prompt_style(settings: S, policy: Policy) -> S:
     Raises:
         ConfigError: Settings do not fit the policy's style, such as instructions with the compact one.
     """
-    if "prompt" in settings.model_fields_set:
-        return settings
     style = getattr(policy, "prompt", "full")
     if isinstance(settings, ReaderConfig):
+        if "prompt" in settings.model_fields_set:
+            return settings
         return settings.model_copy(update={"prompt": reader_style(style)})
-    if style == "compact" and settings.instructions is not None:
+    values = {"prompt": style, "form": getattr(policy, "form", "native"), **settings.model_dump(exclude_unset=True)}
+    if "form" not in settings.model_fields_set and values["prompt"] == "mem-alpha":
+        del values["form"]
+    if values.keys() == settings.model_fields_set:
+        return settings
+    if values["prompt"] == "compact" and settings.instructions is not None:
         raise ConfigError(f"agent.instructions: policy {policy.name!r}: {HIDDEN_INSTRUCTIONS}")
-    return build_config(type(settings), {**settings.model_dump(exclude_unset=True), "prompt": style}, "agent")
+    return build_config(type(settings), values, "agent")
 
 
 def reader_style(style: str) -> Literal["full", "compact"]:

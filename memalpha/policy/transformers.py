@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from memalpha.config.common import reply_form
 from memalpha.config.groups import LoadingConfig
 from memalpha.errors import PolicyError, PromptTooLong, install_command
 from memalpha.policy.chat.template import ChatTemplate
@@ -33,6 +34,8 @@ from memalpha.types import Completion, SampleRequest
 
 STYLE_KEY = "memalpha_prompt"
 STYLES = ("full", "compact", "mem-alpha")
+FORM_KEY = "memalpha_form"
+FORMS = ("native", "hermes", "lines")
 KNOWN_STYLES = {"YuWangX/Memalpha-4B": "mem-alpha"}
 """Prompt styles of published checkpoints, whose files name none."""
 
@@ -40,8 +43,8 @@ KNOWN_STYLES = {"YuWangX/Memalpha-4B": "mem-alpha"}
 class TransformersPolicy:
     """Sample from `model`, which the learner updates in place.
 
-    `prompt` is the prompt style that the model was trained on. It is read under "memalpha_prompt" from config.json,
-    then tokenizer_config.json, and defaults to "full".
+    `prompt` is the prompt style that the model was trained on, and `form` the form of its calls. They are read under
+    "memalpha_prompt" and "memalpha_form" from config.json, then tokenizer_config.json; defaults: "full", "native".
 
     Args:
         model: causal language model; it is put into evaluation mode.
@@ -69,7 +72,8 @@ class TransformersPolicy:
         self.tokenizer = tokenizer
         self.name = name
         self.chat = ChatTemplate(tokenizer, name)
-        self.prompt = _prompt_style(model, tokenizer, name)
+        self.prompt = _trained_on(STYLE_KEY, STYLES, model, tokenizer, name, KNOWN_STYLES.get(name, "full"))
+        self.form = _trained_on(FORM_KEY, FORMS, model, tokenizer, name, "native")
         self.batch_tokens = batch_tokens
         self.batch_rows = batch_rows
         self.positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
@@ -123,12 +127,20 @@ class TransformersPolicy:
         """
         self._sampling_dtype = getattr(torch, dtype)
 
-    def set_prompt_style(self, style: str) -> None:
-        """Set the prompt style that the weights are trained in; `save` writes it to both configurations."""
-        if style != self.prompt:
-            self.prompt = style
-            setattr(self.model.config, STYLE_KEY, style)
-            self.tokenizer.init_kwargs[STYLE_KEY] = style
+    @property
+    def reply_form(self) -> str:
+        """Form in which its replies are read: "mem-alpha", "lines" or "hermes"."""
+        return reply_form(self.prompt, self.form)
+
+    def set_prompt_style(self, style: str, form: str = "native") -> None:
+        """Set prompt style and form of calls that the weights are trained in; `save` writes both configurations."""
+        changes = {STYLE_KEY: style} if style != self.prompt else {}
+        if form != self.form:
+            changes[FORM_KEY] = form
+        self.prompt, self.form = style, form
+        for key, value in changes.items():
+            setattr(self.model.config, key, value)
+            self.tokenizer.init_kwargs[key] = value
 
     def save(self, folder: str | Path) -> None:
         """Write a plain transformers directory (weights, configuration, tokenizer)."""
@@ -235,7 +247,7 @@ class TransformersPolicy:
         )
         prompt_ends = self._decode([row.prompt[-PROMPT_END:] for row in rows])
         return [
-            self.chat.read_reply(reply, prompt_end, row.request.tools)
+            self.chat.read_reply(reply, prompt_end, row.request.tools, native_calls=row.request.native_calls)
             for reply, prompt_end, row in zip(replies, prompt_ends, rows, strict=True)
         ]
 
@@ -313,13 +325,20 @@ def _adapter_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase | None:
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
-def _prompt_style(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> str:
-    """Return the prompt style from the model's or the tokenizer's configuration, or that of a published checkpoint."""
-    candidates = (getattr(model.config, STYLE_KEY, None), tokenizer.init_kwargs.get(STYLE_KEY), KNOWN_STYLES.get(name))
-    style = next((style for style in candidates if style is not None), "full")
-    if style not in STYLES:
-        raise PolicyError(f"policy {name!r}: {STYLE_KEY} {style!r} in its config.json is none of {', '.join(STYLES)}")
-    return style
+def _trained_on(
+    key: str,
+    choices: Sequence[str],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    default: str,
+) -> str:
+    """Return the value of `key` in the model's configuration, else in the tokenizer's, else the default."""
+    candidates = (getattr(model.config, key, None), tokenizer.init_kwargs.get(key))
+    value = next((value for value in candidates if value is not None), default)
+    if value not in choices:
+        raise PolicyError(f"policy {name!r}: {key} {value!r} in its config.json is none of {', '.join(choices)}")
+    return value
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> frozenset[int]:

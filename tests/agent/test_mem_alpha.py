@@ -42,7 +42,7 @@ def insert(content, kind="semantic_memory", **more) -> str:
 
 def outcomes(*replies: str, into: WorkingMemory | None = None) -> list[tuple[str, str]]:
     target = into or memory()
-    turns = [act(target, CHUNK, Completion(reply), style="mem-alpha") for reply in replies]
+    turns = [act(target, CHUNK, Completion(reply), form="mem-alpha") for reply in replies]
     return [(result.call.name, result.code) for turn in turns for result in turn.results]
 
 
@@ -173,7 +173,7 @@ def test_published_rewards_count_calls_as_their_executor_does():
         "Done",
     ]
     store = memory()
-    turns = tuple(act(store, CHUNK, Completion(reply), style="mem-alpha") for reply in replies)
+    turns = tuple(act(store, CHUNK, Completion(reply), form="mem-alpha") for reply in replies)
     trajectory = Trajectory(
         Task(id="t", chunks=(CHUNK,) * len(replies)), 0, turns, states=(store.state,) * len(replies), reward=None
     )

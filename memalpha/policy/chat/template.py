@@ -100,25 +100,28 @@ class ChatTemplate:
             text += f"\n{END_THINK}\n\n" if text.endswith(THINK) else f"{END_THINK}\n\n"
         return text
 
-    def read_reply(self, reply: str, prompt_end: str, tools: Tools = ()) -> str:
+    def read_reply(self, reply: str, prompt_end: str, tools: Tools = (), *, native_calls: bool = True) -> str:
         """Return a reply with thoughts in `<think>` tags and calls as Hermes blocks.
 
         Args:
             reply: decoded completion, with the token that ended it if there is a `reply_parser`.
             prompt_end: the last characters of its prompt, which may have opened a thought.
             tools: tools of the prompt, whose parameters' types some families' forms do not show.
+            native_calls: look for calls in the family's own form; False leaves them as they are.
         """
         in_thought = _opens_thought(prompt_end)
         if self.reply_parser is not None:
-            reply = self._read_family(self.reply_parser, reply, tools, in_thought)
+            reply = self._read_family(self.reply_parser, reply, tools, in_thought, native_calls)
         elif in_thought:
             reply = f"{THINK}\n{reply}"
         while token := next((token for token in self._end_tokens if reply.endswith(token)), None):
             reply = reply.removesuffix(token)
         return reply
 
-    def _read_family(self, parser: ReplyParser, reply: str, tools: Tools, in_thought: bool) -> str:
+    def _read_family(self, parser: ReplyParser, reply: str, tools: Tools, in_thought: bool, native_calls: bool) -> str:
         """Read a reply through the family's parser, but for calls that were asked for in plain text and came so."""
+        if not native_calls:
+            return parser.to_text(reply, in_thought=in_thought, with_calls=False)
         if self.call_format == "text":
             spelled_out = parser.to_text(reply, tools, in_thought=in_thought, with_calls=False)
             if OPEN in spelled_out.rpartition(END_THINK)[2]:

@@ -158,13 +158,13 @@ def render_messages(
         raise DataError(f"{source}: {error}") from error
 
 
-def reply_text(value: Any, source: str, style: str = "full") -> str:
+def reply_text(value: Any, source: str, form: str = "hermes") -> str:
     """Return the text of a reply, which is a text or one assistant message.
 
     Args:
         value: Value of the field.
         source: file:line and field for errors.
-        style: Prompt style of the policy, in which tool calls are written.
+        form: Form in which the policy writes tool calls (`reply_form`).
 
     Raises:
         DataError: The value is neither.
@@ -174,16 +174,16 @@ def reply_text(value: Any, source: str, style: str = "full") -> str:
     messages = validate_messages(value, source)
     if len(messages) != 1 or messages[0]["role"] != "assistant":
         raise DataError(f"{source}: give a text or one message of the assistant")
-    return format_message(messages[0], source, style)
+    return format_message(messages[0], source, form)
 
 
-def format_message(message: Mapping[str, Any], source: str, style: str = "full") -> str:
+def format_message(message: Mapping[str, Any], source: str, form: str = "hermes") -> str:
     """Format an assistant message: its content, then its tool calls as the agent's parser reads them.
 
     Args:
         message: Assistant message, with `tool_calls` or without.
         source: file:line and field for errors.
-        style: Prompt style of the policy, in which tool calls are written.
+        form: Form in which the policy writes tool calls (`reply_form`).
 
     Raises:
         DataError: A tool call is invalid.
@@ -192,7 +192,7 @@ def format_message(message: Mapping[str, Any], source: str, style: str = "full")
     if any(call.error for call in calls):
         raise DataError(f"{source}.tool_calls: each is an object with a function of name and arguments")
     content = message.get("content") or ""
-    return content + format_calls(calls, style) if calls else content
+    return content + format_calls(calls, form) if calls else content
 
 
 def encode_reply(policy: TransformersPolicy, text: str, source: str) -> tuple[int, ...]:
@@ -206,15 +206,17 @@ def encode_reply(policy: TransformersPolicy, text: str, source: str) -> tuple[in
     Raises:
         DataError: The reply is empty or holds an end token, or its tool calls cannot be parsed back from the ids.
     """
-    ids = encode(policy, policy.chat.write_reply(text))
+    is_native = policy.form == "native"
+    ids = encode(policy, policy.chat.write_reply(text) if is_native else text)
     if not ids:
         raise DataError(f"{source}: the completion is empty: there is nothing to learn from")
     if policy.eos_ids & set(ids):
         raise DataError(f"{source}: the completion holds an end token of policy {policy.name!r}: take it out")
     end = end_of_turn_id(policy)
-    read = policy.chat.read_reply(decode(policy, [*ids, end] if policy.chat.reply_parser else ids), "")
-    styles = ("full", policy.prompt)
-    if any(_call_tuples(parse_reply(read, style)) != _call_tuples(parse_reply(text, style)) for style in styles):
+    reply = decode(policy, [*ids, end] if policy.chat.reply_parser else ids)
+    read = policy.chat.read_reply(reply, "", native_calls=is_native)
+    forms = ("hermes", policy.reply_form)
+    if any(_call_tuples(parse_reply(read, form)) != _call_tuples(parse_reply(text, form)) for form in forms):
         raise DataError(
             f"{source}: the tokenizer of policy {policy.name!r} does not give the completion's tool calls back: it "
             "loses characters of them"

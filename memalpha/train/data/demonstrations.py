@@ -54,15 +54,15 @@ class Demonstrator:
     Args:
         script: The scripted writer.
         policy: Policy whose tokens and template are used.
-        style: Prompt style of the writer; the calls are written in it.
+        form: Form in which its calls are written (`AgentConfig.reply_form`).
     """
 
-    def __init__(self, script: ScriptedPolicy, policy: TransformersPolicy, style: str = "full") -> None:
+    def __init__(self, script: ScriptedPolicy, policy: TransformersPolicy, form: str = "hermes") -> None:
         self.name = script.name
         self.count_tokens = policy.count_tokens
         self._script = script
         self._policy = policy
-        self._style = style
+        self._form = form
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
         """Return the script's replies with the ids of prompts and replies; they have no log-probs."""
@@ -75,8 +75,8 @@ class Demonstrator:
                 else self.name
             )
             text = reply.text
-            if self._style == "mem-alpha":
-                text = format_calls(parse_calls(text), self._style, observation.entries if observation else ())
+            if self._form != "hermes":
+                text = format_calls(parse_calls(text), self._form, observation.entries if observation else ())
             ids = encode_reply(self._policy, text, source)
             prompt = self._policy.render_request(request)
             check_room(self._policy, len(prompt) + len(ids), source)
@@ -276,10 +276,10 @@ def _prompts_and_replies(
         for index in replies:
             field = f"messages[{index}]"
             prompt = render_messages(policy, messages[:index], tools, f"{source}: {field}")
-            yield prompt, format_message(messages[index], f"{source}: {field}", policy.prompt), field
+            yield prompt, format_message(messages[index], f"{source}: {field}", policy.reply_form), field
         return
     for key in ("prompt", "completion"):
         if key not in value:
             raise DataError(f"{source}: {key}: missing")
     ids = encode_prompt(value["prompt"], tools, policy, source)
-    yield ids, reply_text(value["completion"], f"{source}: completion", policy.prompt), "completion"
+    yield ids, reply_text(value["completion"], f"{source}: completion", policy.reply_form), "completion"

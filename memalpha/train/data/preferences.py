@@ -67,7 +67,7 @@ def read_pairs(path: Path, policy: TransformersPolicy) -> list[Pair]:
     """
     pairs = []
     for source, value in read_objects(path, _KEYS):
-        line = parse_preference_line(value, source, policy.prompt)
+        line = parse_preference_line(value, source, policy.reply_form)
         if isinstance(line.prompt, str):
             prompt = encode(policy, line.prompt)
         else:
@@ -152,13 +152,13 @@ class PreferenceLine:
     field: str = "prompt"
 
 
-def parse_preference_line(value: Mapping[str, Any], source: str, style: str = "full") -> PreferenceLine:
+def parse_preference_line(value: Mapping[str, Any], source: str, form: str = "hermes") -> PreferenceLine:
     """Validate one line and return its parts.
 
     Args:
         value: The line.
         source: file:line for errors.
-        style: Prompt style of the policy, in which tool calls are written.
+        form: Form in which the policy writes tool calls (`reply_form`).
 
     Raises:
         DataError: The line is invalid.
@@ -169,7 +169,7 @@ def parse_preference_line(value: Mapping[str, Any], source: str, style: str = "f
     tools = validate_tools(value, source)
     if "prompt" in value:
         prompt = validate_prompt(value["prompt"], tools, source)
-        replies = (reply_text(value[key], f"{source}: {key}", style) for key in ("chosen", "rejected"))
+        replies = (reply_text(value[key], f"{source}: {key}", form) for key in ("chosen", "rejected"))
         return PreferenceLine(prompt, tools, *replies)
     if isinstance(value["chosen"], str) or isinstance(value["rejected"], str):
         raise DataError(f"{source}: prompt: missing (only chats may hold it themselves)")
@@ -180,6 +180,6 @@ def parse_preference_line(value: Mapping[str, Any], source: str, style: str = "f
     if chats["chosen"][:-1] != chats["rejected"][:-1]:
         raise DataError(f"{source}: rejected: what stands before its last message is not what chosen has there")
     chosen, rejected = (
-        format_message(chat[-1], f"{source}: {key}[{len(chat) - 1}]", style) for key, chat in chats.items()
+        format_message(chat[-1], f"{source}: {key}[{len(chat) - 1}]", form) for key, chat in chats.items()
     )
     return PreferenceLine(chats["chosen"][:-1], tools, chosen, rejected, "chosen")

@@ -107,7 +107,7 @@ def reward_examples_fingerprint(examples: Sequence[RewardExample]) -> str:
 def _parse_comparison(
     value: Mapping[str, Any], policy: TransformersPolicy, objectives: Sequence[str], source: str
 ) -> ComparedReplies:
-    line = parse_preference_line(value, source, policy.prompt)
+    line = parse_preference_line(value, source, policy.reply_form)
     if line.chosen == line.rejected:
         raise DataError(f"{source}: rejected: is the same reply as chosen, which prefers nothing: leave the line out")
     chosen, rejected = (
@@ -131,7 +131,7 @@ def _parse_rating(
     if ("score" in value) == ("scores" in value):
         raise DataError(f"{source}: scores: give either score, a number, or scores by objective")
     tools = validate_tools(value, source)
-    reply = reply_text(value["completion"], f"{source}: completion", policy.prompt)
+    reply = reply_text(value["completion"], f"{source}: completion", policy.reply_form)
     row = _encode_row(policy, validate_prompt(value["prompt"], tools, source), reply, tools, source)
     if "score" in value:
         if len(objectives) > 1:

@@ -56,7 +56,7 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
     config = settle_defaults(config, start, display)
     policies = FrozenPolicies(config)
     config = policies.with_trained_prompts(config, policy)
-    policy.set_prompt_style(config.agent.prompt)
+    policy.set_prompt_style(config.agent.prompt, config.agent.form)
     embedder = load_embedder(config.agent.embedder)
     rewards = MemoryReward(config.reward.kept_in(config.out), policy.count_tokens)
     reader = policies.load_reader(config.reader)

@@ -98,7 +98,7 @@ def reflection_demo_rows(
         rows += [cross_entropy_sample(prompt, ids, task=task.id, rollout=candidate.attempt.rollout)] * 2
         starts.append(Start(retry_task(candidate, operations), candidate.task_index, candidate.attempt.rollout, advice))
         memory.add(advice)
-    demonstrator = Demonstrator(ScriptedPolicy("oracle"), policy, writing.config.prompt)
+    demonstrator = Demonstrator(ScriptedPolicy("oracle"), policy, writing.config.reply_form)
     oracle = memory_engine(demonstrator, writing.config, writing.embedder, writing.schema)
     retry_rows, retries_left_out = imitation_rows(oracle.run(starts, role="retry"))
     return [*rows, *retry_rows], left_out + retries_left_out

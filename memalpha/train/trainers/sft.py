@@ -59,7 +59,7 @@ def sft_trainer(config: SFTConfig, directory: RunDirectory) -> Trainer:
     config = settle_defaults(config, start, display)
     policies = FrozenPolicies(config)
     config = policies.with_trained_prompts(config, policy)
-    policy.set_prompt_style(config.agent.prompt)
+    policy.set_prompt_style(config.agent.prompt, config.agent.form)
     embedder = load_embedder(config.agent.embedder)
     writing = MemoryWriting(config.agent, policy.count_tokens, embedder)
     if needs_tasks:

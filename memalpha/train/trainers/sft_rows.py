@@ -155,7 +155,7 @@ def load_fixed_rows(
         else:
             script = ScriptedPolicy("oracle" if config.source == "gold" else config.source.removeprefix("scripted:"))
             engine = memory_engine(
-                Demonstrator(script, policy, config.agent.prompt), config.agent, writing.embedder, writing.schema
+                Demonstrator(script, policy, config.agent.reply_form), config.agent, writing.embedder, writing.schema
             )
             (rows, left_out), (held_out, _) = (
                 imitation_rows(trajectory for group in groups for trajectory in group.trajectories)

@@ -1,0 +1,99 @@
+r"""Line form of the writer's calls: one call a line, a fifth of the tokens of Hermes JSON.
+
+| line | call |
+|---|---|
+| `+CATEGORY content` | memory_insert; `+CATEGORY @2024-05-01 content` has a timestamp of its own |
+| `~ID content` | memory_update |
+| `-ID` | memory_delete |
+| `=content` | core_memory_update |
+| `.` | memory_skip |
+
+Inside contents `\n` and `\r` are line breaks, `\\` is a backslash, and `\@` begins a content with an at sign. Blank
+lines are ignored, any other line is one `ToolCall` with error "malformed". No text raises.
+
+A reply that begins with a Hermes block is read as Hermes: scripted writers and endpoints reply so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from memalpha.agent.parsing import after_thinking, malformed_call, parse_calls
+from memalpha.errors import DataError
+from memalpha.policy.hermes import OPEN
+from memalpha.types import ToolCall, is_iso_time
+
+SKIP = "."
+
+_ESCAPE = re.compile(r"\\([nr\\@])")
+_ESCAPED = {"n": "\n", "r": "\r", "\\": "\\", "@": "@"}
+
+
+def parse_lines(text: str) -> tuple[ToolCall, ...]:
+    """Return the calls of a reply in order; `()` if it has none.
+
+    A leading `<think>` part is skipped.
+    """
+    reply = text[after_thinking(text) :]
+    if reply.lstrip().startswith(OPEN):
+        return parse_calls(reply)
+    return tuple(_read_line(line.strip()) for line in re.split(r"[\r\n]+", reply) if line.strip())
+
+
+def format_lines(calls: Sequence[ToolCall]) -> str:
+    """Return the reply that makes these calls.
+
+    Raises:
+        DataError: A call has an argument that the form cannot write, such as an importance.
+    """
+    return "\n".join(map(_format_call, calls))
+
+
+def _read_line(line: str) -> ToolCall:
+    mark, rest = line[0], line[1:]
+    if line == SKIP:
+        return ToolCall("memory_skip", {}, raw=line)
+    if mark == "=":
+        return ToolCall("core_memory_update", {"content": _unescape(rest.strip())}, raw=line)
+    subject, _, content = rest.partition(" ")
+    if not subject or mark not in "+~-" or (mark == "-" and content):
+        return malformed_call(line)
+    if mark == "-":
+        return ToolCall("memory_delete", {"id": subject}, raw=line)
+    content = content.strip()
+    if mark == "~":
+        return ToolCall("memory_update", {"id": subject, "content": _unescape(content)}, raw=line)
+    arguments = {"category": subject, "content": _unescape(content)}
+    date, _, dated = content.partition(" ")
+    if date.startswith("@") and is_iso_time(date[1:]):
+        arguments |= {"content": _unescape(dated.strip()), "timestamp": date[1:]}
+    return ToolCall("memory_insert", arguments, raw=line)
+
+
+def _format_call(call: ToolCall) -> str:
+    match call.name, dict(call.arguments):
+        case "memory_insert", {"category": str(category), "content": str(content), **further} if not (
+            further.keys() - {"timestamp"}
+        ):
+            timestamp = further.get("timestamp")
+            date = f"@{timestamp.replace(' ', 'T')} " if timestamp else ""
+            return f"+{category} {date}{_escape(content)}"
+        case "memory_update", {"id": str(id), "content": str(content), **further} if not further:
+            return f"~{id} {_escape(content)}"
+        case "memory_delete", {"id": str(id), **further} if not further:
+            return f"-{id}"
+        case "core_memory_update", {"content": str(content), **further} if not further:
+            return f"={_escape(content)}"
+        case "memory_skip", _:
+            return SKIP
+    raise DataError(f"the line form cannot write {call.name} with {', '.join(call.arguments) or 'no arguments'}")
+
+
+def _escape(content: str) -> str:
+    text = content.strip().replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    return f"\\{text}" if text.startswith("@") else text
+
+
+def _unescape(content: str) -> str:
+    return _ESCAPE.sub(lambda match: _ESCAPED[match[1]], content)
