@@ -133,11 +133,17 @@ class ComputeConfig(LoadingConfig):
 
 
 class CheckpointConfig(Config):
-    """Checkpoints of a run."""
+    """Checkpoints of a run, and the time after which it stops with one."""
 
     save_steps: int = Field(default=10, gt=0, description="steps between checkpoints")
     save_total_limit: int = Field(
         default=2, gt=0, description="newest checkpoints kept beside the best (sampling.keep_tokens keeps all)"
+    )
+    max_minutes: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="stop after the step that ends this many minutes after the start of this process, with a "
+        "checkpoint and the final evaluation; the same command resumes; never changes the schedule",
     )
 
 

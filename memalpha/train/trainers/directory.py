@@ -41,6 +41,7 @@ STOP_FILE = "stopped.json"
 CHANGEABLE_ON_RESUME = frozenset(
     {
         *("out", "max_steps", "report_to", "checkpoint.save_steps", "checkpoint.save_total_limit"),
+        "checkpoint.max_minutes",
         *("compute.threads", "compute.device", "compute.sharding", "compute.device_map", "compute.offload_optimizer"),
         *("sampling.batch_tokens", "sampling.decode_rows", "sampling.stop_unreadable"),
     }

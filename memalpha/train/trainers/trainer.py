@@ -14,6 +14,7 @@ Every process knows all results; only the main process writes files and logs.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from contextlib import closing, nullcontext
@@ -130,6 +131,7 @@ class Trainer:
         self.step = 0
         self.is_consistent = not self.is_distributed  # True while this process may save a checkpoint on its own
         self.minutes_before = self.learning_minutes_before = self.learning_minutes = 0.0
+        self.is_out_of_time = False
         self.best: dict[str, Any] | None = None
         self.final: dict[str, Any] | None = None
 
@@ -206,13 +208,24 @@ class Trainer:
             open_trackers(self.config, self.step, self.world.is_main) as trackers,
             self.display.training_progress(self.step, stop) as show_step,
         ):
-            while self.step < stop:
+            while self.step < stop and not self.is_out_of_time:
                 # A single process may drop a prepared batch at any time; several processes must stop together.
                 with defer_interrupt(self.display.log, self.world) if self.is_distributed else nullcontext():
                     metrics = self._run_step(stop, start_time)
                 if trackers is not None:
                     trackers.log(metrics)
-                show_step(self.step, metrics, self.learning_minutes / (self.step - first_step) * (stop - self.step))
+                minutes_left = self.learning_minutes / (self.step - first_step) * (stop - self.step)
+                show_step(self.step, metrics, min(minutes_left, self._allowed_minutes_left()))
+        if self.is_out_of_time:
+            limit = self.config.checkpoint.max_minutes
+            self.display.log(
+                f"stopped after step {self.step} of {stop}: max_minutes={limit:g} have passed; the same command resumes"
+            )
+
+    def _allowed_minutes_left(self) -> float:
+        """Return the minutes until `checkpoint.max_minutes`: 0 when they have passed, infinity without a limit."""
+        limit = self.config.checkpoint.max_minutes
+        return math.inf if limit is None else max(0.0, limit - (time.monotonic() - self.start.time) / 60)
 
     def _run_step(self, stop: int, start_time: float) -> dict[str, Any]:
         step_start = time.monotonic()
@@ -232,6 +245,8 @@ class Trainer:
             if self.training_step.keeps_all_checkpoints or is_due or self._is_best():
                 self._save()
             self.is_consistent = not self.is_distributed
+            if self.config.checkpoint.max_minutes is not None and self.step < stop:
+                self.is_out_of_time = self.world.run_on_main(self._allowed_minutes_left) == 0
         return metrics
 
     def _finish(self) -> dict[str, Any]:
@@ -252,6 +267,7 @@ class Trainer:
             "policy_parameters": self.start.policy.parameters,
             "minutes": self._minutes(),
             "learning_minutes": self.learning_minutes_before + self.learning_minutes,
+            **({"stopped_by": "max_minutes"} if self.is_out_of_time else {}),
             **results,
         }
         self.directory.write_summary(summary)

@@ -111,3 +111,16 @@ def test_the_parts_are_called_in_order_and_their_states_restored(small):
         assert steps == [0, 1, 2, 3]
     again, calls = run(config)
     assert again == summary and calls == ["close"], "a finished run trains nothing"
+
+
+def test_a_run_out_of_time_stops_with_its_evaluation_and_resumes(small):
+    config = small(save_every=100, validate_every=2, max_minutes=1e-9)
+    for step in range(1, 4):
+        summary, calls = run(config)
+        assert summary is not None and (summary["steps"], summary["stopped_by"]) == (step, "max_minutes")
+        assert calls[-3:] == [f"prepare {step - 1}", f"validate {step}", "close"], "the end is evaluated"
+        assert (config.out / "checkpoints" / f"step-{step}").is_dir()
+    summary, _ = run(small(save_every=100, validate_every=2, max_minutes=60))
+    assert summary is not None and (summary["steps"], summary["total"]) == (4, 0 + 1 + 2 + 3)
+    assert "stopped_by" not in summary, "the last step ended it"
+    assert run(config)[0] == summary, "a finished run stays finished"
