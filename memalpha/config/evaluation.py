@@ -17,7 +17,7 @@ from memalpha.config.common import (
     ReaderConfig,
     WorldConfig,
 )
-from memalpha.config.groups import BatchConfig, LoadingConfig
+from memalpha.config.groups import EvalSamplingConfig, LoadingConfig
 
 EVAL_K = 20
 """Default number of passages that a searching system shows for a question."""
@@ -58,7 +58,7 @@ class EvalConfig(Config):
     judge: JudgeConfig | None = Field(default=None, description="language models that judge answers")
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="precision of writers and reader")
     compute: LoadingConfig = LoadingConfig()
-    sampling: BatchConfig = BatchConfig()
+    sampling: EvalSamplingConfig = EvalSamplingConfig()
     agent: AgentConfig = AgentConfig()
     reader: ReaderConfig = Field(
         default=ReaderConfig(k=EVAL_K), description="reader.k: passages that a searching system shows (default 20)"

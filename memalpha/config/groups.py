@@ -197,6 +197,16 @@ class BatchConfig(Config):
     decode_rows: int = Field(default=128, gt=0, description="most rows decoded together")
 
 
+class EvalSamplingConfig(BatchConfig):
+    """Sampling of an evaluation, and the check of its reader."""
+
+    stop_unreadable: bool = Field(
+        default=True,
+        description="stop an evaluation if the first answers of a reader's language model are all empty or over 90 % "
+        "cut off; false goes on",
+    )
+
+
 class SamplingConfig(BatchConfig):
     """Rollouts of a task."""
 

@@ -23,6 +23,7 @@ from memalpha.policy.base import Policy
 from memalpha.policy.endpoints.policy import EndpointPolicy
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import load_reader
+from memalpha.qa.reader_check import with_check
 from memalpha.qa.records import Record
 from memalpha.qa.report import Report, estimate_tokens, make_report
 from memalpha.qa.scoring.memory import score_groups, texts_to_embed
@@ -229,6 +230,7 @@ def evaluate(
     seed: int = 0,
     name: str | None = None,
     progress: Callable[[int, int], None] | None = None,
+    check_reader: bool = True,
 ) -> Report:
     """Build a fresh memory for every task, greedily, and ask its questions.
 
@@ -245,9 +247,11 @@ def evaluate(
         seed: Seed of the rollouts.
         name: Name of the report. Default: the policy's.
         progress: Called with (chunks read, all chunks).
+        check_reader: Stop if the first answers of the reader's language model are all empty, or most are cut off.
 
     Raises:
         DataError: No task has a question.
+        EvaluationError: The reader cannot answer (`qa.reader_check`).
     """
     if not any(task.questions for task in tasks):
         raise DataError("nothing to evaluate: " + ("no task has a question" if tasks else "the data set is empty"))
@@ -259,6 +263,7 @@ def evaluate(
     config = config or AgentConfig(prompt=getattr(policy, "prompt", "full"))
     reader = load_reader(reader) if isinstance(reader, str) else reader or default_reader(policy, config)
     embedder = embedder or load_embedder(config.embedder)
-    scorer = MemoryScorer(reader, MemoryReward(reward or RewardConfig(), count_tokens), embedder)
+    rewards = MemoryReward(reward or RewardConfig(), count_tokens)
+    scorer = MemoryScorer(with_check(reader, check_reader), rewards, embedder)
     engine = memory_engine(policy, config, embedder, schema)
     return Evaluator(engine, scorer).evaluate(name or policy.name, tasks, seed, progress)

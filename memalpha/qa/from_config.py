@@ -21,7 +21,7 @@ from memalpha.config import (
     shipped_configs,
     training_config,
 )
-from memalpha.config.groups import BatchConfig, LoadingConfig
+from memalpha.config.groups import EvalSamplingConfig, LoadingConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.base import with_prompt_style
 from memalpha.policy.load import load_policy
@@ -99,7 +99,11 @@ def load_run_settings(run: Path, overrides: Mapping[str, Any] | None = None) -> 
         "device": run_config.compute.device,
         "dtype": run_config.compute.dtype,
         "compute": {name: getattr(run_config.compute, name) for name in LoadingConfig.model_fields},
-        "sampling": {name: getattr(run_config.sampling, name) for name in BatchConfig.model_fields},
+        "sampling": {
+            name: getattr(run_config.sampling, name)
+            for name in EvalSamplingConfig.model_fields
+            if hasattr(run_config.sampling, name)
+        },
     }
     if run_config.evaluation.data is not None:
         fields["data"] = run_config.evaluation.data
@@ -194,6 +198,7 @@ def _run_systems(
         judge=_load_judge(config),
         progress=progress,
         on_report=save_report,
+        check_reader=config.sampling.stop_unreadable,
     )
 
 

@@ -18,6 +18,7 @@ from memalpha.config import EVAL_K, AgentConfig
 from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.qa.error_analysis import ceiling_accuracy, classified, evidence_recall, waterfall
 from memalpha.qa.memory_reward import conversation_tokens
+from memalpha.qa.reader_check import truncated_share, with_check
 from memalpha.qa.records import Record
 from memalpha.qa.report import Report, estimate_tokens, summarize
 from memalpha.qa.scoring.cited import cited_scores, evidence_notes
@@ -62,6 +63,7 @@ def run_systems(
     judge: Judge | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     on_report: Callable[[Report], None] | None = None,
+    check_reader: bool = True,
 ) -> list[Report]:
     """Evaluate `systems` and return one report for each, in their order.
 
@@ -78,10 +80,12 @@ def run_systems(
         judge: Judge that judges all answers in addition.
         progress: Called with (system, chunks read, all chunks).
         on_report: Called with each report as soon as it is complete.
+        check_reader: Stop if the first answers of the reader's language model are all empty, or most are cut off.
 
     Raises:
         DataError: No task has a question, or two tasks have the same id.
         ConfigError: A system is named twice, budget or k is below 1, or a metric is unknown or lacks its judge.
+        EvaluationError: The reader cannot answer (`qa.reader_check`), or a system raised.
     """
     if not any(task.questions for task in tasks):
         raise DataError("nothing to evaluate: " + ("no task has a question" if tasks else "the data set is empty"))
@@ -98,7 +102,7 @@ def run_systems(
     embedder = load_embedder(embedder) if isinstance(embedder, str) else embedder
     settings = SystemSettings(budget, k, embedder, agent or AgentConfig())
     embedder.encode(list(dict.fromkeys(question.question for task in tasks for question in task.questions)))
-    run = _Evaluation(tasks, reader, settings, judge)
+    run = _Evaluation(tasks, with_check(reader, check_reader), settings, judge)
     bills_before = _collect_bills(None, reader, judge)
     ceiling = run.ceiling()
     ceiling_bills = _bill_difference(bills_before, _collect_bills(None, reader, judge))
@@ -212,6 +216,7 @@ class _Evaluation:
             "conflicts": _conflict_rule(self.reader, [item for _, item in questions]),
             "metric": "+".join(sorted({metric_of(item.question) for _, item in questions})),
             "budget": self.settings.budget,
+            "reader_truncated": truncated_share(self.reader, records),
             **summarize(records, trajectories),
             **self._system_metrics(records),
         }

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.agent.reader import Reader
-from memalpha.errors import ConfigError, EvaluationError
+from memalpha.errors import ConfigError
 from memalpha.qa.error_analysis import with_error_classes
 from memalpha.qa.memory_reward import MemoryReward, conversation_tokens, memory_tokens
+from memalpha.qa.reader_check import truncated_share
 from memalpha.qa.records import Record, save_records
 from memalpha.qa.scoring.gold import ChangesById, count_changes_by_id
 from memalpha.qa.scoring.judge_scores import UnjudgedAnswer
@@ -20,10 +21,6 @@ from memalpha.types import Trajectory, TrajectoryGroup
 
 CHANGED = ("updated", "retracted")
 """Kinds of questions (`Question.meta["kind"]`) that have a stale answer (`meta["stale"]`)."""
-
-
-MAX_TRUNCATED = 0.9
-"""Share of replies or answers cut at their token limit above which a model counts as unable to reply."""
 
 
 def estimate_tokens(text: str) -> int:
@@ -120,24 +117,6 @@ def _ratio(total: float, count: int) -> float | None:
     return total / count if count else None
 
 
-def check_reader_answers(reader: str, records: Iterable[Record]) -> None:
-    """Raise an error if the reader answered no question that entries were retrieved for.
-
-    A reader whose text always comes out empty earns every memory the same reward, so nothing can be learnt from it. A
-    wrong answer, or one that says that it is unknown, is an answer.
-
-    Raises:
-        EvaluationError: Entries were retrieved for some questions, and all answers to these are empty.
-    """
-    answers = [record.answer for record in records if record.retrieved]
-    if answers and not any(answer.strip() for answer in answers):
-        raise EvaluationError(
-            f"reader {reader}: all {len(answers)} answers to questions with retrieved entries are empty, so no "
-            "memory can earn a reward: raise reader.max_new_tokens (a model that thinks first may never come to its "
-            "answer), check reader.prompt, or choose another reader.policy or reader.kind"
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Report:
     """Hold the evaluation of one system.
@@ -231,6 +210,8 @@ def make_report(
         rewards: Reward that scored; it names the metric and counts tokens.
     """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    setup = {"reader": reader.name, "metric": rewards.config.metric}
+    setup: dict[str, Any] = {"reader": reader.name, "metric": rewards.config.metric}
+    truncated = truncated_share(reader, records)
+    setup |= {} if truncated is None else {"reader_truncated": truncated}
     summary = {**setup, **summarize(records, trajectories, rewards.count_tokens)}
     return Report(name, summary, tuple(with_error_classes(groups, records)), tuple(groups))

@@ -48,8 +48,10 @@ def run_directory(path: Path, **settings) -> Path:
 
 def test_a_run_directory_stands_for_its_own_evaluation(tmp_path):
     settings = {"policy": "some/start", "agent": {"max_new_tokens": 7}, "reward": {"metric": "f1"}}
-    run = run_directory(tmp_path / "run", **settings, reader={"kind": "policy", "k": 3}, eval_data="held.jsonl")
+    reader, sampling = {"kind": "policy", "k": 3}, {"stop_unreadable": False}
+    run = run_directory(tmp_path / "run", **settings, reader=reader, sampling=sampling, eval_data="held.jsonl")
     config = load_run_settings(run)
+    assert not config.sampling.stop_unreadable, "random weights may be evaluated as they were trained"
     assert (config.benchmark, config.data, config.limit) == ("tasks", "held.jsonl", None)
     assert config.systems == (str(run / "checkpoints" / "best"),)
     assert (config.agent.max_new_tokens, config.metric) == (7, "f1")

@@ -26,6 +26,8 @@ def whimsical(prompt: str, body: Mapping[str, Any]) -> str:
 class HostileServer:
     """Server that answers `reply(prompt, body)` (a text or a message) unless `fault` names a fault.
 
+    A message may hold its own `finish_reason`.
+
     `fault(prompt, nth)` is called for the nth attempt (from 1) of a prompt. `seen` counts attempts and `answered`
     complete answers by prompt (the last message). `usage` makes the token usage of an answer. `models` None: no list
     of models.
@@ -129,7 +131,8 @@ class HostileServer:
             return self._send(writer, int(status), {"error": {"message": "not now"}}, extra=extra)
         reply = self.reply(prompt, body)
         message = reply if isinstance(reply, dict) else {"role": "assistant", "content": reply}
-        answer: dict[str, Any] = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+        finish_reason = message.get("finish_reason", "stop")
+        answer: dict[str, Any] = {"choices": [{"index": 0, "message": message, "finish_reason": finish_reason}]}
         if (usage := self.usage(prompt, str(message.get("content")))) is not None:
             answer["usage"] = usage
         if fault == "half":

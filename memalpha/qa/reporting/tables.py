@@ -23,7 +23,7 @@ SUMMARY = "summary"
 """Name of the file that holds the summaries of all systems."""
 COLUMNS = (
     "accuracy", "score", "answerable_accuracy", "stale_rate", "ceiling", "ceiling_n", "ceiling_answered",
-    "evidence_recall", "evidence_recall@10", "tokens", "memory_tokens", "unjudged",
+    "evidence_recall", "evidence_recall@10", "tokens", "memory_tokens", "reader_truncated", "unjudged",
 )  # fmt: skip
 _TERMINAL_HEADS = {
     "score": "score", "answerable_accuracy": "answerable", "stale_rate": "stale", "ceiling_answered": "of the same",
@@ -60,7 +60,8 @@ def as_markdown(reports: Sequence[Report]) -> str:
     header, rows = table_rows(reports)
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(format_cell(value) for value in row) + " |" for row in rows]
-    return "\n\n".join([_common_setup(reports), "\n".join(lines), *_unjudged_notes(reports)]) + "\n"
+    notes = [*_unjudged_notes(reports), *_truncated_notes(reports)]
+    return "\n\n".join([_common_setup(reports), "\n".join(lines), *notes]) + "\n"
 
 
 def print_table(reports: Sequence[Report]) -> None:
@@ -95,7 +96,7 @@ def print_table(reports: Sequence[Report]) -> None:
         by_ability_table.add_row(report.name, *map(format_cell, by_ability))
     console.print(overall)
     console.print(by_ability_table)
-    for line in _unjudged_notes(reports):
+    for line in (*_unjudged_notes(reports), *_truncated_notes(reports)):
         console.print(line)
 
 
@@ -122,6 +123,16 @@ def _unjudged_notes(reports: Sequence[Report]) -> list[str]:
         f"answers; they are in no figure and no denominator (eval/{file_stem(report.name)}.unjudged.json)"
         for report in reports
         if (unjudged := report.summary.get("unjudged"))
+    ]
+
+
+def _truncated_notes(reports: Sequence[Report]) -> list[str]:
+    """Return a note per system on answers that the reader could not end."""
+    return [
+        f"{report.name}: {truncated:,} of {len(report.records):,} answers were cut at reader.max_new_tokens, "
+        "which may make them wrong: raise it, or set reader.thinking_tokens for a model that thinks first"
+        for report in reports
+        if report.summary.get("reader_truncated") and (truncated := sum(record.truncated for record in report.records))
     ]
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from memalpha.config import ReaderConfig, ReinforcementConfig, TrainConfig
+from memalpha.agent.reader import PolicyReader
+from memalpha.config import ReinforcementConfig, TrainConfig
 from memalpha.errors import TrainingError
+from memalpha.qa.reader_check import MAX_TRUNCATED, AnswerCounts, find_reader_fault
 from memalpha.qa.records import Record
-from memalpha.qa.report import MAX_TRUNCATED
 from memalpha.types import Trajectory
 
 CHECKED_STEPS = 2
@@ -26,14 +27,11 @@ EXAMPLE_CHARACTERS = 160
 
 
 class _Counts(NamedTuple):
-    """Counts of a step's attempts: replies, those cut off, readable calls; answers with notes, empty, cut off."""
+    """Counts of a step's attempts: replies, those cut off, readable calls."""
 
     replies: int = 0
     truncated: int = 0
     readable: int = 0
-    answers: int = 0
-    empty: int = 0
-    answers_truncated: int = 0
 
 
 class EarlyStop:
@@ -41,13 +39,13 @@ class EarlyStop:
 
     Args:
         config: Settings of the run; `sampling.stop_unreadable` turns the check off.
-        reader: Name of the reader that gives the reward, if a policy answers; None otherwise.
+        reader: Reader that gives the reward, if a policy answers; None otherwise.
     """
 
-    def __init__(self, config: ReinforcementConfig, reader: str | None = None) -> None:
+    def __init__(self, config: ReinforcementConfig, reader: PolicyReader | None = None) -> None:
         self.config, self.reader = config, reader
         self.steps: list[int] = []
-        self._counts = _Counts()
+        self._counts, self._answers = _Counts(), AnswerCounts()
         self._example = ""
 
     def check(self, step: int, attempts: Sequence[Trajectory[Any]], records: Sequence[Record]) -> None:
@@ -65,24 +63,17 @@ class EarlyStop:
         if len(self.steps) == CHECKED_STEPS or not self.config.sampling.stop_unreadable:
             return
         self.steps.append(step)
-        step_counts = self._count(attempts, records)
-        self._counts = _Counts(*(sum(pair) for pair in zip(self._counts, step_counts, strict=True)))
         turns = [turn for attempt in attempts for turn in attempt.turns]
-        self._example = self._example or next((turn.completion.text for turn in turns), "")
-        if len(self.steps) == CHECKED_STEPS:
-            self._judge(self._counts)
-
-    def _count(self, attempts: Sequence[Trajectory[Any]], records: Sequence[Record]) -> _Counts:
-        turns = [turn for attempt in attempts for turn in attempt.turns]
-        answers = [record for record in records if record.retrieved] if self._writes_memory else []
-        return _Counts(
+        step_counts = (
             len(turns),
             sum(turn.completion.stop_reason == "length" for turn in turns),
             sum(result.code not in UNREADABLE for turn in turns for result in turn.results),
-            len(answers),
-            sum(not record.answer.strip() for record in answers),
-            sum(record.truncated for record in answers),
         )
+        self._counts = _Counts(*(sum(pair) for pair in zip(self._counts, step_counts, strict=True)))
+        self._answers = self._answers.plus(AnswerCounts.of(records))
+        self._example = self._example or next((turn.completion.text for turn in turns), "")
+        if len(self.steps) == CHECKED_STEPS:
+            self._judge(self._counts)
 
     @property
     def _writes_memory(self) -> bool:
@@ -100,26 +91,10 @@ class EarlyStop:
                 f"see `memalpha check-policy {self.config.policy}`, which says how this model must be asked; "
                 "agent.thinking_tokens=0 turns thinking off; or teach the calls first (`memalpha train sft`)",
             )
-        if self.reader is None or not counts.answers:
-            return
-        key, reader = self._reader_key()
-        limit = f"{key}.max_new_tokens={reader.max_new_tokens}"
-        remedy = (
-            f"raise {key}.max_new_tokens, turn thinking off ({key}.thinking_tokens=0) or give it a budget there, and "
-            f"see `memalpha check-policy {reader.policy or self.config.policy}`"
-        )
-        if counts.empty == counts.answers:
-            self._stop(f"reader {self.reader}: all {counts.answers} answers are empty ({limit})", remedy)
-        if counts.answers_truncated > MAX_TRUNCATED * counts.answers:
-            self._stop(
-                f"reader {self.reader}: {counts.answers_truncated} of {counts.answers} answers were cut at {limit}",
-                remedy,
-            )
-
-    def _reader_key(self) -> tuple[str, ReaderConfig]:
-        assert isinstance(self.config, TrainConfig)
-        reward_reader = self.config.reward.reader
-        return ("reader", self.config.reader) if reward_reader is None else ("reward.reader", reward_reader)
+        if self.reader is not None and isinstance(self.config, TrainConfig):
+            key = "reader" if self.config.reward.reader is None else "reward.reader"
+            if fault := find_reader_fault(self._answers, self.reader, key):
+                self._stop(*fault)
 
     @property
     def _reply_limit(self) -> str:

@@ -17,8 +17,9 @@ from memalpha.environments.memory_writing import MemoryWriting, memory_engine
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import Evaluator, MemoryScorer
 from memalpha.qa.memory_reward import MemoryReward
+from memalpha.qa.reader_check import check_reader_answers
 from memalpha.qa.records import Record
-from memalpha.qa.report import Report, check_reader_answers, summarize
+from memalpha.qa.report import Report, summarize
 from memalpha.qa.reporting.example import add_walks, choose_examples, write_examples
 from memalpha.store.embedding import load_embedder
 from memalpha.train.algorithms import build_algorithm
@@ -81,7 +82,7 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
         attempt_metrics=partial(_attempt_metrics, policy.count_tokens, training_reader),
         trajectory_fields=_trajectory_fields,
         overlap=build_overlap(config, worker, algorithm, engine, display, reason),
-        early_stop=EarlyStop(config, training_reader.name if isinstance(training_reader, PolicyReader) else None),
+        early_stop=EarlyStop(config, training_reader if isinstance(training_reader, PolicyReader) else None),
     )
     scorer = MemoryScorer(reader, rewards, embedder)
     baselines = {
@@ -104,7 +105,7 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
         start=start,
         engine=engine,
         training_step=training_step,
-        evaluations=MemoryEvaluations(evaluations, baselines, reader.name),
+        evaluations=MemoryEvaluations(evaluations, baselines, reader, config.sampling.stop_unreadable),
         display=display,
     )
 
@@ -139,11 +140,18 @@ class MemoryEvaluations(Evaluations):
     Args:
         tasks: Evaluations of the trained policy.
         baselines: Evaluators of scripted policies.
-        reader: Name of the reader.
+        reader: The reader.
+        stop_unreadable: Stop before training if the reader cannot answer.
     """
 
-    def __init__(self, tasks: TaskEvaluations, baselines: Mapping[str, Evaluator[Task]], reader: str) -> None:
-        self.tasks, self.baselines, self.reader = tasks, baselines, reader
+    def __init__(
+        self,
+        tasks: TaskEvaluations,
+        baselines: Mapping[str, Evaluator[Task]],
+        reader: Reader,
+        stop_unreadable: bool = True,
+    ) -> None:
+        self.tasks, self.baselines, self.reader, self.stop_unreadable = tasks, baselines, reader, stop_unreadable
         self.folder = tasks.directory.path / "eval"
 
     def before(self) -> None:
@@ -168,14 +176,15 @@ class MemoryEvaluations(Evaluations):
         reports: dict[str, Report] = {}
         if not missing:
             reports = {name: tasks.evaluate(name, evaluator) for name, evaluator in self.baselines.items()}
-        records = (record for report in (before, *reports.values()) for record in report.records)
-        check_reader_answers(self.reader, records)
+        if self.stop_unreadable:
+            records = (record for report in (before, *reports.values()) for record in report.records)
+            check_reader_answers(self.reader, records)
         if reports:
             ceiling = reports["oracle"].summary["answerable_accuracy"]
             if ceiling is not None and ceiling < MIN_READER_CEILING:
                 log(
-                    f"{self.reader} answers {ceiling:.0%} of the answerable questions from the oracle's memory, and no "
-                    "training gets above that: see reader.kind, reader.policy, reward.metric and "
+                    f"{self.reader.name} answers {ceiling:.0%} of the answerable questions from the oracle's memory, "
+                    "and no training gets above that: see reader.kind, reader.policy, reward.metric and "
                     "docs/start/own-data.md"
                 )
 

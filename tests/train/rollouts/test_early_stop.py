@@ -130,7 +130,7 @@ def test_the_runs_reader_that_only_thinks_stops_before_the_first_step(small, mon
     load = "memalpha.train.trainers.evaluations.load_policy"
     monkeypatch.setattr(load, lambda *args, **options: Scripted("<think> Let me see", "length"))
     config = small(**CHECKED, reader={"kind": "policy", "policy": "http://reader", "prompt": "full"})
-    with pytest.raises(EvaluationError, match=r"all \d+ answers .* are empty.*max_new_tokens"):
+    with pytest.raises(EvaluationError, match=r"all \d+ answers are empty \(reader\.max_new_tokens=32\)"):
         train(config)
     assert not (config.out / "metrics.jsonl").exists()
 
