@@ -23,7 +23,11 @@ CURVES: tuple[Curve, ...] = (
         "Cross-entropy",
         "Per completion token, in nats: rows of each step; points: rows held out.",
         (0.0, None),
-        (("train_loss", "training", "before"), ("validation_loss", "validation", "after")),
+        (
+            ("train_loss", "training", "before"),
+            ("validation_loss", "validation", "after"),
+            ("validation_content_loss", "validation, contents", "extra"),
+        ),
     ),
     (
         "Preferences",

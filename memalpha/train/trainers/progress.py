@@ -65,7 +65,12 @@ STEP_METRICS = {
     "calls": ".1f",
     "entropy": ".2f",
 }
-VALIDATION_METRICS = {"validation_accuracy": ".2f", "validation_loss": ".3f", "validation_pair_loss": ".3f"}
+VALIDATION_METRICS = {
+    "validation_accuracy": ".2f",
+    "validation_loss": ".3f",
+    "validation_content_loss": ".3f",
+    "validation_pair_loss": ".3f",
+}
 
 
 def format_metrics(metrics: Mapping[str, Any], minutes_left: float) -> str:

@@ -10,8 +10,8 @@ can start the other. Loss and gradient equal those of TRL's SFTTrainer on the sa
 (tests/train/trainers/test_sft.py).
 
 Validation is the cross-entropy of held-out rows: those of the validation tasks, or of the last fifth of a file's lines
-or of a run's tasks, at most `validation_tasks`. With `source=best` it is the accuracy on the validation tasks, because
-the rows are the policy's own.
+or of a run's tasks, at most `validation_tasks`. Beside it stands that of the tokens of contents alone. With
+`source=best` it is the accuracy on the validation tasks, because the rows are the policy's own.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from memalpha.errors import ConfigError
 from memalpha.qa.evaluate import Evaluator, MemoryScorer
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.store.embedding import load_embedder
+from memalpha.train.data.content_tokens import content_tokens
 from memalpha.train.data.samples import TrainingSample
 from memalpha.train.learner.engine import Engine, scheduled_learning_rate
 from memalpha.train.learner.losses import LossSettings
@@ -97,7 +98,9 @@ def sft_trainer(config: SFTConfig, directory: RunDirectory) -> Trainer:
         start=start,
         engine=engine,
         training_step=ImitationStep(config, engine, rows, sampling),
-        evaluations=ImitationEvaluations(engine, held_out, tasks),
+        evaluations=ImitationEvaluations(
+            engine, held_out, [content_tokens(policy, row, config.agent.reply_form) for row in held_out], tasks
+        ),
         display=display,
     )
 
@@ -161,14 +164,19 @@ class ImitationEvaluations(Evaluations):
     Args:
         engine: Measures the loss.
         held_out: Rows that validate.
+        content: True (T,) for the completion tokens of each row that hold contents.
         tasks: Evaluations on tasks; validation tasks take the place of rows.
     """
 
     def __init__(
-        self, engine: Engine, held_out: Sequence[TrainingSample], tasks: TaskEvaluations | None = None
+        self,
+        engine: Engine,
+        held_out: Sequence[TrainingSample],
+        content: Sequence[np.ndarray],
+        tasks: TaskEvaluations | None = None,
     ) -> None:
-        self.engine, self.held_out, self.tasks = engine, held_out, tasks
-        self.start_loss: float | None = None
+        self.engine, self.held_out, self.content, self.tasks = engine, held_out, content, tasks
+        self.start_losses: dict[str, float] = {}
 
     def before(self) -> None:
         """Evaluate the held-out tasks, if any."""
@@ -179,20 +187,24 @@ class ImitationEvaluations(Evaluations):
         """Return minus the loss on held-out rows, or the accuracy on validation tasks."""
         if self.tasks is not None and self.tasks.validation:
             return self.tasks.validate(step, metrics)
-        loss = self.held_out_loss()
-        if loss is None:
-            return None
-        metrics["validation_loss"] = loss
-        if step == 0:
-            self.start_loss = loss
-        return -loss
-
-    def held_out_loss(self) -> float | None:
-        """Return the mean cross-entropy per completion token of the validation rows, in nats; None without any."""
         if not self.held_out:
             return None
-        logprobs = np.concatenate(self.engine.forward(self.held_out))
-        return -float(logprobs.mean(dtype=np.float64))
+        losses = self.held_out_losses()
+        metrics |= losses
+        if step == 0:
+            self.start_losses = losses
+        return -losses["validation_loss"]
+
+    def held_out_losses(self) -> dict[str, float]:
+        """Return the mean cross-entropy of the validation rows per completion token, in nats, by metric.
+
+        `validation_content_loss` is that of the tokens of contents; it is missing if no row has any.
+        """
+        logprobs, is_content = np.concatenate(self.engine.forward(self.held_out)), np.concatenate(self.content)
+        losses = {"validation_loss": -float(logprobs.mean(dtype=np.float64))}
+        if is_content.any():
+            losses["validation_content_loss"] = -float(logprobs[is_content].mean(dtype=np.float64))
+        return losses
 
     def summary(self) -> dict[str, Any]:
         """Return the evaluations before and after, and the losses on held-out rows."""
@@ -200,17 +212,17 @@ class ImitationEvaluations(Evaluations):
         if self.tasks is not None and self.tasks.held_out:
             summary |= self.tasks.summary()
         if self.held_out:
-            summary["before"]["validation_loss"] = self.start_loss
-            summary["after"]["validation_loss"] = self.held_out_loss()
+            summary["before"] |= self.start_losses
+            summary["after"] |= self.held_out_losses()
         return summary
 
     def state(self) -> dict[str, Any]:
-        """Return the loss before training."""
-        return {"start_loss": self.start_loss}
+        """Return the losses before training."""
+        return {"start_losses": self.start_losses}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the loss before training."""
-        self.start_loss = state["start_loss"]
+        """Restore the losses before training."""
+        self.start_losses = state["start_losses"]
 
 
 def _check_source(source: str) -> None:

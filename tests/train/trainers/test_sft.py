@@ -18,6 +18,7 @@ from memalpha.errors import CheckpointError, ConfigError, DataError, TrainingErr
 from memalpha.policy.load import load_policy
 from memalpha.report.page import write_report
 from memalpha.train.api import train
+from memalpha.train.data.content_tokens import content_tokens
 from memalpha.train.data.samples import cross_entropy_sample
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.loss_weights import normalize
@@ -119,23 +120,28 @@ def test_a_run_writes_what_is_promised(supervised):
 def test_the_losses_written_are_means_over_completion_tokens(supervised, policy_path):
     settings = supervised(source="gold", validation_tasks=1, max_steps=1)
     summary = train(settings)
-    model = load_policy(policy_path).model.double()
+    policy = load_policy(policy_path)
+    model = policy.model.double()
     results = lines(settings.out / "rows.jsonl")
     held_out = {row["task"] for row in results if row["validation"]}
     assert len(held_out) == 1 and not held_out & {row["task"] for row in results if not row["validation"]}
 
-    def loss(rows: list[dict]) -> float:
-        total, count = 0.0, 0
+    def loss(rows: list[dict], *, of_contents: bool = False) -> float:
+        losses = []
         for row in rows:
             ids, start = row["prompt_ids"] + row["completion_ids"], len(row["prompt_ids"])
             with torch.no_grad():
                 logits = model(input_ids=torch.tensor([ids])).logits[0, start - 1 : -1]
-            total -= float(torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[start:])[:, None]).sum())
-            count += len(ids) - start
-        return total / count
+            logprobs = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[start:])[:, None])[:, 0]
+            mask = content_tokens(policy, cross_entropy_sample(ids[:start], ids[start:]), "hermes")
+            losses += (-logprobs[torch.from_numpy(mask)] if of_contents else -logprobs).tolist()
+        return float(np.mean(losses))
 
     assert summary["before"]["validation_loss"] == pytest.approx(
         loss([r for r in results if r["validation"]]), rel=1e-5
+    )
+    assert summary["before"]["validation_content_loss"] == pytest.approx(
+        loss([r for r in results if r["validation"]], of_contents=True), rel=1e-5
     )
     first = [shuffled_item([row for row in results if not row["validation"]], number, "0|-1") for number in range(4)]
     [line] = lines(settings.out / "metrics.jsonl")
@@ -166,7 +172,7 @@ def test_every_row_is_visited_once_a_pass_in_a_new_order(supervised, monkeypatch
 
 def test_the_weights_that_validate_best_are_kept(supervised, monkeypatch):
     losses = iter([3.0, 1.0, 2.0, 1.5])
-    monkeypatch.setattr(sft.ImitationEvaluations, "held_out_loss", lambda run: next(losses))
+    monkeypatch.setattr(sft.ImitationEvaluations, "held_out_losses", lambda run: {"validation_loss": next(losses)})
     summary = train(supervised())
     assert summary["best_step"] == 2
     assert summary["before"] == {"validation_loss": 3.0} and summary["after"] == {"validation_loss": 1.5}
