@@ -113,9 +113,30 @@ def settle_defaults(config: C, start: RunStart, display: Display) -> C:
             f"learning rate {settled.optimizer.learning_rate:g}: the default for {trained} of a model of "
             f"{parameters:,} (set learning_rate for another)"
         )
-    for note in settings_of_small_models(settled, parameters):
+    notes = settings_of_small_models(settled, parameters)
+    uses_cpu = torch.device(config.compute.device).type == "cpu" and config.compute.device_map is None
+    if uses_cpu and config.compute.dtype == "bfloat16" and (slowdown := bfloat16_slowdown()) > 1.5:
+        notes.append(
+            f"dtype=bfloat16: products take {slowdown:.0f} times as long as in float32 on this CPU, which has no "
+            "instructions for them: leave it out"
+        )
+    for note in notes:
         display.log(note)
     return settled
+
+
+def bfloat16_slowdown() -> float:
+    """Measure how many times as long as in float32 a matrix product takes in bfloat16 on this CPU."""
+    seconds = []
+    for dtype in (torch.float32, torch.bfloat16):
+        factors = torch.ones(2, 256, 256, dtype=dtype)
+        times = []
+        for _ in range(3):
+            start = time.perf_counter()
+            torch.nn.functional.linear(factors[0], factors[1])
+            times.append(time.perf_counter() - start)
+        seconds.append(min(times))
+    return seconds[1] / seconds[0]
 
 
 def settings_of_small_models(config: LearnerConfig, parameters: int) -> list[str]:
