@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
-import re
 from dataclasses import replace
-from importlib import resources
 
 import pytest
+from recipes import add_prompt_tokens
 from run_kinds import small_config
 from tiny import rewriting, tiny_model, tiny_tokenizer
 from typer.testing import CliRunner
 
 from memalpha import evaluate, load_policy, train
-from memalpha.agent import mem_alpha
-from memalpha.agent.agent import MemoryAgent, build_request
+from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.qwen_agent import ARGS, FUNCTION, RESULT, format_block
 from memalpha.agent.styles import parse_reply
 from memalpha.cli import app
-from memalpha.config import AgentConfig, SFTConfig, TrainConfig, WorldConfig, training_config
+from memalpha.config import AgentConfig, SFTConfig, TrainConfig, WorldConfig
 from memalpha.config.common import MEM_ALPHA_AGENT
 from memalpha.policy.transformers import KNOWN_STYLES, TransformersPolicy
-from memalpha.store.schema import load_schema
 from memalpha.store.store import MemoryStore
-from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.tasks.synthetic import worlds as synthetic
-from memalpha.types import Chunk, Observation
 
 AGENT = {"prompt": "mem-alpha", "embedder": "hash"}
 REPLY = "\n".join([
@@ -39,12 +33,8 @@ REPLY = "\n".join([
 
 def make_policy(name: str) -> TransformersPolicy:
     """Make a random tiny Qwen3 of bytes; the fixed lines of the prompts are one token each, so it is fast."""
-    tokenizer, prompt = tiny_tokenizer(), mem_alpha.DEFAULT_PROMPT
-    plain = TransformersPolicy(tiny_model(), tokenizer, "bytes")
-    request = build_request(Observation(Chunk(text=".")), AgentConfig(), load_schema("mem-alpha"))
-    full = str(tokenizer.decode(plain.render_request(request))).splitlines()
-    pieces = [piece for text in (prompt.system, prompt.user) for piece in re.split(r"\{\{\w+\}\}", text)]
-    tokenizer.add_tokens([piece for piece in [*pieces, *full] if len(piece) > 9])
+    tokenizer = tiny_tokenizer()
+    add_prompt_tokens(tokenizer)
     return TransformersPolicy(tiny_model(vocab=len(tokenizer)), tokenizer, name)
 
 
@@ -158,29 +148,3 @@ def test_a_run_of_another_model_records_the_style_that_it_trains(policy_path, tm
     train(config, max_steps=1)
     [saved] = (tmp_path / "run" / "checkpoints").glob("step-1")
     assert load_policy(saved).prompt == "mem-alpha"
-
-
-@pytest.mark.parametrize(("recipe", "style"), [("mem-alpha", "mem-alpha"), ("mem-alpha-repaired", "full")])
-def test_a_recipe_starts(checkpoint, recorded, tmp_path, recipe, style):
-    """The first step, with hardware, model, data and sizes shrunk and the servers replaced; the method stays."""
-    text = resources.files("memalpha").joinpath("config", "presets", f"{recipe}.yaml").read_text(encoding="utf-8")
-    assert text.startswith("# Not run on real hardware")
-    save_jsonl(synthetic.tasks(WorldConfig(), 0, 0, 6), tmp_path / "train.jsonl")
-    save_jsonl(synthetic.tasks(WorldConfig(split="test"), 0, 0, 1), tmp_path / "test.jsonl")
-    shrunk = {
-        "policy": str(checkpoint),
-        "out": str(tmp_path / "run"),
-        "data": str(tmp_path / "train.jsonl"),
-        "evaluation": {"data": str(tmp_path / "test.jsonl"), "validation_tasks": 1},
-        "agent": {"embedder": "hash", "view_tokens": 400, "max_new_tokens": 12},
-        "reader": {"kind": "extractive"},
-        "reward": {"metric": "exact", "content": "gold", "judge": None},
-        "sampling": {"tasks_per_step": 2, "group_size": 3},
-        "optimizer": {"minibatches": 2},
-        "compute": {"device": "cpu", "dtype": "float32", "sharding": "ddp"},
-    }
-    config = training_config(recipe, shrunk)
-    assert config.agent.prompt == style and training_config(recipe).optimizer.learning_rate == 1e-6
-    train(config, max_steps=1)
-    first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
-    assert first["sampled_tokens"] and math.isfinite(first["reward"]) and math.isfinite(first["loss"])
