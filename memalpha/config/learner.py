@@ -31,6 +31,12 @@ class LoraConfig(Config):
     target_modules: Literal["all-linear"] | tuple[str, ...] = Field(
         default="all-linear", description="names of the layers to adapt; all-linear leaves out the output embedding"
     )
+    layers: int | None = Field(
+        default=None,
+        gt=0,
+        description="adapt only this many last layers: those below keep no activations and get no backward pass "
+        "(default: all)",
+    )
 
 
 class LearnerConfig(Config):

@@ -41,7 +41,7 @@ def add_lora(
 
     Raises:
         ConfigError: A target module does not exist, is in `modules_to_save`, or is the output embedding. The learner
-            projects hidden states itself, so that one takes no adapter.
+            projects hidden states itself, so that one takes no adapter. Or the model has fewer layers than `layers`.
     """
     head = model.get_output_embeddings()
     layers = {path: part for path, part in model.named_modules() if isinstance(part, torch.nn.Linear | Conv1D)}
@@ -55,14 +55,18 @@ def add_lora(
             if not any(_matches(path, target) for path in adaptable):
                 available = ", ".join(sorted({path.rpartition(".")[2] for path in adaptable}))
                 raise ConfigError(f"lora.target_modules: {name!r} has no linear layer {target!r}; it has {available}")
-    elif modules_to_save:  # peft excludes them from "all-linear" by their usual names only
+    elif modules_to_save or config.layers is not None:
+        # peft excludes saved modules from "all-linear" by their usual names only, and limits layers of named ones.
         targets = tuple(sorted({path.rpartition(".")[2] for path in adaptable}))
+    stack, first = last_layers(model, config.layers, name) if config.layers is not None else (None, 0)
     settings = PeftLoraConfig(
         task_type=task_type,
         r=config.r,
         lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # peft accepts floats too
         target_modules=targets if isinstance(targets, str) else list(targets),
         modules_to_save=list(modules_to_save) or None,
+        layers_to_transform=None if stack is None else list(range(first, first + (config.layers or 0))),
+        layers_pattern=stack,
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft uses deprecated names of transformers
@@ -71,6 +75,30 @@ def add_lora(
     settings.base_model_name_or_path = name
     assert isinstance(adapted, PeftModel)
     return adapted
+
+
+def last_layers(model: PreTrainedModel, count: int, name: str) -> tuple[str, int]:
+    """Return the name of the attribute that holds the model's layers, and the index of the first of the last `count`.
+
+    Args:
+        model: The base model.
+        count: Number of last layers.
+        name: Name of the model in error messages.
+
+    Raises:
+        ConfigError: The model has fewer layers, or no single list of layers.
+    """
+    settings = model.config.get_text_config()
+    stacks = [
+        path.rpartition(".")[2]
+        for path, part in model.named_modules()
+        if isinstance(part, torch.nn.ModuleList) and len(part) == settings.num_hidden_layers
+    ]
+    if len(stacks) != 1:
+        raise ConfigError(f"lora.layers: {name!r} does not keep its layers in one list: leave it out")
+    if count > settings.num_hidden_layers:
+        raise ConfigError(f"lora.layers: {name!r} has {settings.num_hidden_layers} layers, not {count}")
+    return stacks[0], settings.num_hidden_layers - count
 
 
 def _matches(path: str, target: str) -> bool:

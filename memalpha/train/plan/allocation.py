@@ -73,7 +73,7 @@ class StorageCounter(TorchDispatchMode):
         self._counted[key] = weakref.ref(storage, forget)
 
 
-def extrapolate_layers(model: Any, measure: Callable[[], int]) -> int:
+def extrapolate_layers(model: Any, measure: Callable[[], int], last: int | None = None) -> int:
     """Return `measure()` for the whole model, from two smaller ones if it has many layers.
 
     Memory is linear in the number of equal layers; a pass through dozens of fake ones takes half a minute.
@@ -81,6 +81,7 @@ def extrapolate_layers(model: Any, measure: Callable[[], int]) -> int:
     Args:
         model: Fake model; a few of its layers are taken out while `measure` runs.
         measure: Counts bytes of the model as it then is.
+        last: Only this many last layers use memory; None: all.
     """
     base = unwrap_peft(model)
     settings: Any = base.config.get_text_config()
@@ -101,17 +102,17 @@ def extrapolate_layers(model: Any, measure: Callable[[], int]) -> int:
     sizes = []
     try:
         for layer_count in (few, more):
-            setattr(part, name, layers[:layer_count])
+            setattr(part, name, layers[:layer_count] if last is None else layers[-layer_count:])
             settings.num_hidden_layers = layer_count
             if kinds is not None:
-                settings.layer_types = kinds[:layer_count]
+                settings.layer_types = kinds[:layer_count] if last is None else kinds[-layer_count:]
             sizes.append(measure())
     finally:
         setattr(part, name, layers)
         settings.num_hidden_layers = count
         if kinds is not None:
             settings.layer_types = kinds
-    return sizes[1] + (count - more) * (sizes[1] - sizes[0]) // (more - few)
+    return sizes[1] + ((last or count) - more) * (sizes[1] - sizes[0]) // (more - few)
 
 
 @contextmanager

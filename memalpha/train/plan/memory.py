@@ -226,7 +226,9 @@ def _learning_parts(
         return peak - before
 
     activations = max(
-        extrapolate_layers(model.trained, partial(count_activations, *batch))  # negative: fewer than the gradients
+        extrapolate_layers(  # negative: fewer than the gradients
+            model.trained, partial(count_activations, *batch), None if config.lora is None else config.lora.layers
+        )
         for batch in largest
     )
     peak = max(gradients, gradients + activations)

@@ -38,8 +38,10 @@ def plan_time(
         phases["reading"] = _decoding_seconds(model, reader_rows, memory.reading, device, 1) / processes
     if work.scorings:
         phases["scoring"] = work.scorings * _forward_flops(model, rows) / device.flops / processes
-    passes = 2 if config.lora is not None else 3  # no gradients of frozen weights
+    passes = 2.0 if config.lora is not None else 3.0  # no gradients of frozen weights
     passes += config.compute.gradient_checkpointing
+    if config.lora is not None and config.lora.layers is not None:
+        passes = 1 + (passes - 1) * config.lora.layers / model.layers
     iterations = getattr(config.optimizer, "num_iterations", 1)
     learning = passes * work.trained * iterations * _forward_flops(model, rows) / device.flops / processes
     optimizer = work.updates * OPTIMIZER_BYTES * model.trained_parameters / device.bandwidth

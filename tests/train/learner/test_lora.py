@@ -74,3 +74,34 @@ def test_frozen_weights_rest_in_bfloat16_and_adapters_in_float32():
         grads.append(torch.cat([part.grad.flatten() for part in learner.trainable.values()]))
         assert grads[-1].dtype == torch.float32
     assert relative_error(grads[1], grads[0]) < 0.1
+
+
+@pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16"}, {"gradient_checkpointing": True}])
+def test_adapters_of_the_last_layers_get_the_gradient_they_get_among_all(settings):
+    model, rows = sampled_rows(10)
+    all_layers = Engine(add_lora(copy.deepcopy(model), LoraConfig(r=4), "tiny"), config(**settings))
+    top = Engine(add_lora(model, LoraConfig(r=4, layers=1), "tiny"), config(**settings))
+    assert {name.split("layers.")[1][0] for name in top.trainable} == {"1"} and len(top.trainable) == 7 * 2
+    for name, parameter in top.trainable.items():
+        parameter.data.copy_(all_layers.trainable[name].data)
+    has_graph = []
+    for learner in (all_layers, top):
+        layer = learner.model.get_base_model().model.layers[1]
+        layer.input_layernorm.register_forward_pre_hook(lambda _, inputs: has_graph.append(inputs[0].requires_grad))
+        learner.forward_backward(rows)
+    count = len(has_graph) // 2
+    assert has_graph == [True] * count + [False] * count, "the layers below the adapters have no graph"
+    for name, parameter in top.trainable.items():
+        assert torch.equal(parameter.grad, all_layers.trainable[name].grad), name
+
+
+def test_too_many_last_layers_are_refused_and_adapters_load_again(tmp_path):
+    with pytest.raises(ConfigError, match=r"lora\.layers: 'tiny' has 2 layers, not 3"):
+        add_lora(tiny_model(), LoraConfig(layers=3), "tiny")
+    model, rows = sampled_rows(6)
+    learner = Engine(add_lora(copy.deepcopy(model), LoraConfig(r=4, layers=1), "tiny"), config())
+    learner.update(rows, 1e-2)
+    learner.write(tmp_path)
+    loaded = peft.PeftModel.from_pretrained(model, tmp_path, is_trainable=True)
+    for ours, theirs in zip(learner.forward(rows), Engine(loaded, config()).forward(rows), strict=True):
+        assert (ours == theirs).all()

@@ -114,6 +114,20 @@ def test_layers_are_extrapolated_exactly(tmp_path: Path) -> None:
     assert extrapolate_layers(shape.trained, count) == pytest.approx(whole, rel=0.02)
     assert len(shape.policy.model.model.layers) == shape.layers == 8
     assert held < whole
+    adapted = build_shape(
+        str(_shape_folder(tmp_path, SHAPE | {"num_hidden_layers": 12})),
+        "float32",
+        ComputeConfig(),
+        LoraConfig(r=4, layers=8),
+    )
+
+    def count_adapted() -> int:
+        peak, gradients = count_learning(
+            adapted.trained, adapted.mode, ComputeConfig(), rows=2, width=40, targets=20, accumulated=True
+        )
+        return peak - gradients
+
+    assert extrapolate_layers(adapted.trained, count_adapted, last=8) == pytest.approx(count_adapted(), rel=0.02)
 
 
 def test_the_demo_plan_fits_its_model_and_writes_nothing(tmp_path: Path) -> None:
