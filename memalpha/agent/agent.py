@@ -386,18 +386,26 @@ def _split(text: Text | Iterable[Text]) -> Iterable[Text]:
     return (text,) if isinstance(text, Chunk) else text
 
 
-def prompted_config(config: AgentConfig, policy: Policy) -> AgentConfig:
+def prompted_config(config: AgentConfig, policy: Policy, schema: str | None = None) -> AgentConfig:
     """Return `config` in the policy's own prompt style, unless it sets one.
 
+    Args:
+        config: settings of the writer.
+        policy: the writer.
+        schema: categories of the memory to come, to check the style against before there is one.
+
     Raises:
-        ConfigError: if `config` holds instructions that the policy cannot see.
+        ConfigError: if `config` holds instructions that the policy cannot see, or the style cannot show such a memory.
     """
     if config.instructions is not None and isinstance(policy, ScriptedPolicy):
         raise ConfigError(
             f"agent.instructions: {policy.name} follows rules and reads no instructions; leave them out, or name a "
             "model as the writer"
         )
-    return with_prompt_style(config, policy)
+    config = with_prompt_style(config, policy)
+    if schema is not None:
+        check_style(config, load_schema(schema))
+    return config
 
 
 def _check_names(config: AgentConfig, store: Memory) -> None:
@@ -416,11 +424,24 @@ def _check_names(config: AgentConfig, store: Memory) -> None:
         )
 
 
-def default_reader(policy: Policy, config: AgentConfig) -> Reader:
+def default_reader(policy: Policy, config: AgentConfig, reader: ReaderConfig | None = None) -> Reader:
     """Return the default reader of a policy.
 
     This is the policy itself in the same prompt style, or `ExtractiveReader` for a scripted policy.
+
+    Args:
+        policy: the writer, which also reads.
+        config: its settings as a writer; they name the style.
+        reader: its settings as a reader; their style wins.
+
+    Raises:
+        ConfigError: if there are settings of a reader, and the policy is scripted.
     """
     if isinstance(policy, ScriptedPolicy):
+        if reader is not None:
+            raise ConfigError(f"reader: {policy.name} follows rules and cannot be prompted: leave its settings out")
         return ExtractiveReader()
-    return PolicyReader(policy, ReaderConfig(kind="policy", prompt=reader_style(config.prompt)))
+    settings = reader or ReaderConfig(kind="policy")
+    if "prompt" not in settings.model_fields_set:
+        settings = settings.model_copy(update={"prompt": reader_style(config.prompt)})
+    return PolicyReader(policy, settings)

@@ -11,13 +11,14 @@ from memalpha.cli.options import (
     AsJson,
     EmbedderName,
     StoreFile,
+    WriterSettings,
     format_entry,
     open_store,
+    parse_writer_settings,
     print_result,
     read_chunks,
     read_text,
 )
-from memalpha.config import AgentConfig, build_config, parse_overrides
 from memalpha.errors import DataError
 from memalpha.tasks.formats.jsonl import load_jsonl
 
@@ -100,9 +101,7 @@ def check_policy(
     policy: Annotated[
         str, typer.Argument(metavar="NAME", help="A policy: a directory, a hub id, a run directory, an endpoint.")
     ],
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Keys of AgentConfig, as in a run's agent.")
-    ] = None,
+    settings: WriterSettings = None,
     as_json: AsJson = False,
 ) -> None:
     """Check that a model can write a memory, before anything is trained or read.
@@ -114,12 +113,13 @@ def check_policy(
     Example: memalpha check-policy Qwen/Qwen3-4B --set max_new_tokens=512
 
     Raises:
+        ConfigError: A setting does not fit.
         PolicyError: The policy cannot be loaded, or cannot write a memory.
     """
     from memalpha.agent import policy_check
     from memalpha.policy.load import load_policy
 
-    config = build_config(AgentConfig, parse_overrides(overrides or []), "--set")
+    config = parse_writer_settings(settings)
     result = policy_check.check_policy(load_policy(policy, device="meta"), config)
     print_result(result.as_json(), as_json, "\n".join(_format_check(result)))
     result.raise_if_broken()

@@ -6,13 +6,13 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from memalpha.config import AgentConfig
+from memalpha.config import AgentConfig, ReaderConfig, build_config, parse_overrides
 from memalpha.errors import ConfigError, DataError, StoreError
 from memalpha.store.validation import check_timestamp
 from memalpha.tasks.formats.jsonl import load_jsonl
@@ -47,6 +47,14 @@ AsOf = Annotated[
 ]
 Instructions = Annotated[
     str | None, typer.Option(metavar="TEXT", help="Your words on what to remember, shown to the writer.")
+]
+WriterSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A key of AgentConfig, as in a run's agent: prompt, max_new_tokens, thinking_tokens ...; repeat for more.",
+    ),
 ]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Configuration overrides; dots for nested keys.")
@@ -85,11 +93,58 @@ def parse_json_object(option: str, text: str | None) -> dict[str, Any] | None:
     return value
 
 
-def parse_instructions(text: str | None) -> AgentConfig:
-    """Return the writer's settings with the user's instructions; raise ConfigError if they are blank."""
-    if text is not None and not text.strip():
+def parse_writer_settings(pairs: Sequence[str] | None) -> AgentConfig:
+    """Return the writer's settings of `--set`.
+
+    Args:
+        pairs: Words `key=value`; a key may also be written as in a run, `agent.key`.
+
+    Raises:
+        ConfigError: A key is unknown, or a value does not fit.
+    """
+    return build_config(AgentConfig, parse_overrides([pair.removeprefix("agent.") for pair in pairs or ()]), "--set")
+
+
+def parse_store_writer(pairs: Sequence[str] | None, instructions: str | None) -> AgentConfig:
+    """Return the settings of a writer that fills a store: `--set` and `--instructions`.
+
+    Args:
+        pairs: Words `key=value` of `--set`.
+        instructions: The user's words of `--instructions`.
+
+    Raises:
+        ConfigError: A setting does not fit, is given twice, or belongs to the store.
+    """
+    settings = parse_writer_settings(pairs)
+    for name, option in (("memory_schema", "--schema"), ("embedder", "--embedder")):
+        if name in settings.model_fields_set:
+            raise ConfigError(f"--set {name}: belongs to the store, not to its writer: use {option}")
+    if instructions is None:
+        return settings
+    if not instructions.strip():
         raise ConfigError("instructions: empty: say what to remember, or leave them out")
-    return AgentConfig(instructions=text)
+    if settings.instructions is not None:
+        raise ConfigError("--set instructions: given by --instructions too: leave one out")
+    fields = settings.model_dump(exclude_unset=True)
+    return build_config(AgentConfig, {**fields, "instructions": instructions}, "--set")
+
+
+def parse_reader_settings(pairs: Sequence[str] | None) -> ReaderConfig | None:
+    """Return the settings of the policy as a reader; None without any.
+
+    Args:
+        pairs: Words `key=value` of `--set`; a key may also be written as in a run, `reader.key`.
+
+    Raises:
+        ConfigError: A key is unknown, a value does not fit, or an option of its own says the same.
+    """
+    if not pairs:
+        return None
+    fields = parse_overrides([pair.removeprefix("reader.") for pair in pairs])
+    for name, remedy in (("kind", "name the model with --policy"), ("policy", "use --policy"), ("k", "use -k")):
+        if name in fields:
+            raise ConfigError(f"--set {name}: is not set here: {remedy}")
+    return build_config(ReaderConfig, {"kind": "policy", **fields}, "--set")
 
 
 def resolve_position(text: str | None, memory: MemoryStore, option: str = "--as-of") -> int | str | None:

@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from memalpha.cli.options import EmbedderName, Instructions, Namespace, SchemaName, StoreFile, parse_instructions
+from memalpha.cli.options import (
+    EmbedderName,
+    Instructions,
+    Namespace,
+    SchemaName,
+    StoreFile,
+    parse_reader_settings,
+    parse_store_writer,
+)
 from memalpha.errors import ConfigError
 
 
@@ -31,6 +39,14 @@ def serve(
         int, typer.Option("--chunk", min=1, help="Maximum characters that the writer reads at once.")
     ] = 4000,
     instructions: Instructions = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A key of AgentConfig, as in a run's agent, or reader.KEY of ReaderConfig; repeat for more.",
+        ),
+    ] = None,
     schema: SchemaName = None,
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
@@ -65,21 +81,28 @@ def serve(
     token = None if http is None else read_token(token_file)
     if address is not None:
         check_token_needed(address[0], token)
-    settings = parse_instructions(instructions)
-    if instructions is not None and read_only:
-        raise ConfigError("instructions: a memory served read-only has no writer; leave them out")
+    reader_pairs = [pair for pair in settings or () if pair.startswith("reader.")]
+    writer_pairs = [pair for pair in settings or () if not pair.startswith("reader.")]
+    config, reader = parse_store_writer(writer_pairs, instructions), parse_reader_settings(reader_pairs)
+    if read_only and (instructions is not None or writer_pairs):
+        name = "instructions" if instructions is not None else f"--set {writer_pairs[0]}"
+        raise ConfigError(f"{name}: a memory served read-only has no writer; leave them out")
+    if reader is not None and policy is None:
+        raise ConfigError(f"--set {reader_pairs[0]}: a setting of the model that answers: name it with --policy")
     if policy is None and not read_only:
         raise ConfigError("policy: name the writer, --policy RUN or MODEL, or use --read-only")
     with quiet_stdout():  # model libraries print while they load
-        from memalpha.agent.agent import prompted_config
+        from memalpha.agent.agent import default_reader, prompted_config
         from memalpha.policy.load import load_policy
         from memalpha.store.store import MemoryStore
 
         writer = None if policy is None else load_policy(policy)
         if writer is not None:
-            settings = prompted_config(settings, writer)  # before a store is created
+            new_schema = None if read_only else schema or config.memory_schema
+            config = prompted_config(config, writer, new_schema)  # before a store is created
+            default_reader(writer, config, reader)
         memory = MemoryStore.open(store, schema, embedder, namespace, create=not read_only)
-    service = MemoryService(memory, writer, chunk_size=chunk_size, read_only=read_only, config=settings)
+    service = MemoryService(memory, writer, chunk_size=chunk_size, read_only=read_only, config=config, reader=reader)
     if address is None:
         serve_stdio(service)
     else:

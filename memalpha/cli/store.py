@@ -18,16 +18,19 @@ from memalpha.cli.options import (
     SchemaName,
     StoreFile,
     Where,
+    WriterSettings,
     format_entry,
     open_store,
-    parse_instructions,
     parse_json_object,
+    parse_reader_settings,
+    parse_store_writer,
     print_result,
     read_chunks,
     resolve_position,
     to_json_value,
 )
-from memalpha.errors import DuplicateContent, PolicyError, PromptTooLong, StoreError
+from memalpha.config import AgentConfig
+from memalpha.errors import ConfigError, DuplicateContent, PolicyError, PromptTooLong, StoreError
 from memalpha.store.validation import check_timestamp
 from memalpha.types import Operation
 
@@ -46,6 +49,7 @@ def read(
     timestamp: Annotated[str | None, typer.Option(help="ISO date of the text.")] = None,
     chunk_size: Annotated[int, typer.Option("--chunk", min=1, help="Maximum characters of a chunk.")] = 4000,
     instructions: Instructions = None,
+    settings: WriterSettings = None,
     namespace: Namespace = "default",
     as_json: AsJson = False,
 ) -> None:
@@ -56,6 +60,7 @@ def read(
     Example: memalpha read ana.db chat.txt --policy add_all --timestamp 2024-05-01
 
     Raises:
+        ConfigError: A setting does not fit, or the writer cannot use it.
         DataError: The file cannot be read or is empty.
         PolicyError: The policy cannot be loaded, or a chunk is too long for it.
         StoreError: The store cannot be opened.
@@ -65,10 +70,11 @@ def read(
 
     # Check every input before a store is created.
     chunks, writer = read_chunks(file, timestamp, chunk_size), load_policy(policy)
-    settings = prompted_config(parse_instructions(instructions), writer)
+    config = parse_store_writer(settings, instructions)
+    config = prompted_config(config, writer, schema or config.memory_schema)
     results = []
     with open_store(store, embedder, namespace, schema=schema, create=True) as memory:
-        agent = MemoryAgent(writer, memory, settings)
+        agent = MemoryAgent(writer, memory, config)
         for index, chunk in enumerate(chunks):
             try:
                 results += agent.read(chunk, source=str(file)).results
@@ -192,29 +198,45 @@ def ask(
     policy: Annotated[
         str | None, typer.Option(help="The model that answers (default: an extractive reader without a model).")
     ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A key of ReaderConfig, as in a run's reader: max_new_tokens, thinking_tokens ...; repeat for more.",
+        ),
+    ] = None,
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
     as_json: AsJson = False,
 ) -> None:
     """Answer a question from STORE alone.
 
-    Prints `unknown` if STORE has no answer.
+    Prints `unknown` if STORE has no answer. A note on stderr says if the answer was cut off.
 
     Example: memalpha ask ana.db "Where does Ana live?" --policy Qwen/Qwen3-4B
 
     Raises:
+        ConfigError: A setting does not fit.
         PolicyError: The policy cannot be loaded or asked.
         StoreError: There is no store.
     """
-    from memalpha.agent.agent import MemoryAgent
+    from memalpha.agent.agent import default_reader, prompted_config
     from memalpha.agent.reader import ExtractiveReader
     from memalpha.policy.load import load_policy
 
+    reader_settings = parse_reader_settings(settings)
+    if reader_settings is not None and policy is None:
+        raise ConfigError("--set: settings of the model that answers: name it with --policy")
     with open_store(store, embedder, namespace) as memory:
+        reader = ExtractiveReader()
         if policy:
-            answer = MemoryAgent(load_policy(policy), memory).ask(question, k)
-        else:
-            answer = ExtractiveReader().answer([(question, memory)], k=k)[0]
+            model = load_policy(policy)
+            reader = default_reader(model, prompted_config(AgentConfig(), model), reader_settings)
+        [answer] = reader.answer([(question, memory)], k=k)
+    if answer.truncated:
+        remedy = "raise it with --set max_new_tokens=N, or set thinking_tokens=N for a model that thinks first"
+        typer.echo(f"memalpha: the answer was cut at max_new_tokens: {remedy}", err=True)
     print_result(to_json_value(answer), as_json, "unknown" if answer.abstained else answer.text)
 
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, ParamSpec, TypeVar
 
-from memalpha.agent.agent import MemoryAgent
+from memalpha.agent.agent import MemoryAgent, default_reader
 from memalpha.agent.reader import Answer, ExtractiveReader
 from memalpha.agent.tools import execute
-from memalpha.config import AgentConfig
+from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.errors import (
     ConfigError,
     DuplicateContent,
@@ -72,6 +72,7 @@ class MemoryService:
         chunk_size: int = 4000,
         read_only: bool = False,
         config: AgentConfig | None = None,
+        reader: ReaderConfig | None = None,
     ) -> None:
         """Take ownership of `store`.
 
@@ -82,15 +83,18 @@ class MemoryService:
                 context window.
             read_only: Refuse writes. Without a policy, an extractive reader answers questions.
             config: Sizes of the writer's prompts and the user's instructions.
+            reader: Settings of the policy as a reader.
 
         Raises:
-            ConfigError: there is no policy and `read_only` is False, or the policy cannot see the instructions.
+            ConfigError: there is no policy and `read_only` is False, or the policy cannot use the settings.
         """
         if policy is None and not read_only:
             raise ConfigError("policy: a writer is needed, unless the memory is served read-only")
         self._store, self._chunk_size = store, chunk_size
         self._agent = None if policy is None else MemoryAgent(policy, store, config)
         self._reader = ExtractiveReader() if self._agent is None else self._agent.reader
+        if self._agent is not None and reader is not None:
+            self._reader = default_reader(self._agent.policy, self._agent.config, reader)
         self._policy_lock = Lock()  # the policy writes in one thread and answers in another
         self._write_pool = ThreadPoolExecutor(1, "memalpha-write")
         self._ask_pool = ThreadPoolExecutor(1, "memalpha-ask")
