@@ -44,7 +44,7 @@ BELOW["__init__"] = frozenset(BELOW) - {"cli", "__main__"}  # lazily: see test_i
 MODEL_LIBRARIES = {"torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "sentence_transformers"}
 MODEL_MODULES = (
     *("policy.transformers", "policy.reward_head", "policy.reward_model", "policy.model_files", "policy.kv_cache"),
-    *("policy.chat", "policy.decoding", "policy.decoding_rows", "policy.flat_qwen3"),
+    *("policy.chat", "policy.decoding", "policy.decoding_rows", "policy.flat_qwen3", "policy.smol.convert"),
     *("store.embedding", "train", "integrations"),
 )
 """Modules and packages that may import them."""
@@ -53,7 +53,18 @@ MAX_LINES = 450
 MAX_MODULES_IN_FOLDER = 18
 
 OPTIONAL_LIBRARIES = MODEL_LIBRARIES | {
-    *("anthropic", "datasets", "huggingface_hub", "jsonschema", "langgraph", "math_verify", "mcp", "mem0", "openai"),
+    *(
+        "anthropic",
+        "datasets",
+        "filelock",
+        "huggingface_hub",
+        "jsonschema",
+        "langgraph",
+        "math_verify",
+        "mcp",
+        "mem0",
+        "openai",
+    ),
     *("pyarrow", "referencing", "regex", "rich", "rouge_score", "uvicorn", "wandb"),
 }
 """Heavy or optional libraries: functions may import them."""
@@ -74,12 +85,13 @@ LAZY_IMPORTS = {
     "integrations.server.run": "its transports need fastapi or mcp, which are optional",
     "policy.base": "the back ends load torch or an endpoint's client",
     "policy.load": "the back ends load torch or an endpoint's client",
+    "policy.smol.fetch": "converting needs torch and gguf, and only the first call converts",
     "rewards.base": "each kind of reward loads libraries of its own",
     "store.open": "PostgreSQL needs psycopg, which is optional",
     "tasks.synthetic": "old name of `worlds.tasks`, loaded when somebody uses it",
 }
 """Modules whose functions may import modules of memalpha, and why."""
-MAX_LAZY_IMPORTS = {"__init__": 1, "cli": 42, "integrations": 4, "policy": 8, "rewards": 8, "store": 4, "tasks": 1}
+MAX_LAZY_IMPORTS = {"__init__": 1, "cli": 42, "integrations": 4, "policy": 10, "rewards": 8, "store": 4, "tasks": 1}
 """Import statements of memalpha modules inside functions, per room."""
 
 

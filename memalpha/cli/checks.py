@@ -99,7 +99,7 @@ def doctor(
 
 def check_policy(
     policy: Annotated[
-        str, typer.Argument(metavar="NAME", help="A policy: a directory, a hub id, a run directory, an endpoint.")
+        str, typer.Argument(metavar="NAME", help="A policy: smol, a directory, a hub id, a run directory, an endpoint.")
     ],
     settings: WriterSettings = None,
     as_json: AsJson = False,

@@ -42,7 +42,7 @@ def read(
     store: StoreFile,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A text, or a task file (.jsonl); - reads stdin.")],
     policy: Annotated[
-        str, typer.Option(help="The writer: add_all, heuristic, tiny, a run directory, an endpoint, a hub id.")
+        str, typer.Option(help="The writer: add_all, heuristic, smol, tiny, a run, an endpoint, a hub id.")
     ],
     schema: SchemaName = None,
     embedder: EmbedderName = None,

@@ -24,6 +24,9 @@ ADAPTER_CONFIG = "adapter_config.json"
 SHIPPED_POLICIES = ("babi", "tiny", "tiny-text")
 """Policies whose weights come with the package."""
 
+NAMED_POLICIES = (*SHIPPED_POLICIES, "smol", "smol-base")
+"""Names that never stand for a directory; smol and its base need `memalpha fetch smol`."""
+
 
 _OPENAI_MODEL = re.compile(r"(gpt|chatgpt)-|o[1-9](-|$)", re.IGNORECASE)
 _OTHER_HOSTED_MODEL = re.compile(r"(claude|gemini|mistral|deepseek|grok|command|sonar)-", re.IGNORECASE)

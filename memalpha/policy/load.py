@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 from memalpha.config import EndpointConfig
 from memalpha.config.groups import BatchConfig, LoadingConfig
 from memalpha.errors import ConfigError, PolicyError, install_command
-from memalpha.policy.base import ADAPTER_CONFIG, SHIPPED_POLICIES, Policy, endpoint_hint
+from memalpha.policy.base import ADAPTER_CONFIG, NAMED_POLICIES, SHIPPED_POLICIES, Policy, endpoint_hint
+from memalpha.policy.smol.base_model import (
+    SMOL,
+    SMOL_BASE,
+    check_adapter,
+    check_base,
+    find_adapter,
+    find_base,
+)
 
 if TYPE_CHECKING:
     from memalpha.policy.reward_model import RewardModel
@@ -38,9 +46,10 @@ def load_policy(
     merged into its base, which is loaded by the same rules. Scripted policies need no torch.
 
     Args:
-        name: "tiny", "tiny-text" or "babi" (shipped weights); "add_all", "heuristic" or "scripted:KIND"; a transformers
-            directory or hub id; a run directory; or an endpoint (`http://host:port/v1#model`, `openai:MODEL`). An
-            endpoint is contacted to check that it serves the model.
+        name: "tiny", "tiny-text" or "babi" (shipped weights); "smol" (a shipped adapter) or "smol-base", which need
+            `memalpha fetch smol` once; "add_all", "heuristic" or "scripted:KIND"; a transformers directory or hub id;
+            a run directory; or an endpoint (`http://host:port/v1#model`, `openai:MODEL`). An endpoint is contacted to
+            check that it serves the model.
         dtype: torch dtype of the weights.
         device: torch device of the weights; "meta" loads tokenizer and configuration only, to render prompts.
         endpoint: request settings; used for endpoints only.
@@ -77,20 +86,18 @@ def load_policy(
             f"policy {text!r} needs {error.name}: {install_command('train')} (scripted:... policies need nothing). "
             f"{endpoint_hint(text)}"
         ) from error
-    base, *adapters = _adapter_chain(text if text in SHIPPED_POLICIES else str(_resolve_checkpoint(Path(text))))
-    if base in SHIPPED_POLICIES:
-        with resources.as_file(resources.files("memalpha") / "weights" / base) as path:
-            if not path.is_dir():
-                raise PolicyError(f"this installation lacks the weights of {base!r}: make them from scratch first")
-            policy = TransformersPolicy.from_pretrained(path, dtype=dtype, device=device, loading=loading)
-    else:
-        try:
-            policy = TransformersPolicy.from_pretrained(base, dtype=dtype, device=device, loading=loading)
-        except PolicyError as error:
-            if not adapters:
-                raise
-            raise PolicyError(f"{adapters[0]} holds a LoRA adapter for {base!r}, its base: {error}") from error
-    for folder in adapters:
+    base, *adapters = adapter_chain(text)
+    try:
+        if base == SMOL_BASE:
+            check_base(find_base())
+        policy = TransformersPolicy.from_pretrained(policy_path(base), dtype=dtype, device=device, loading=loading)
+    except PolicyError as error:
+        if not adapters or adapters[0] == SMOL:
+            raise
+        raise PolicyError(f"{adapters[0]} holds a LoRA adapter for {base!r}, its base: {error}") from error
+    for adapter in adapters:
+        folder = Path(policy_path(adapter))
+        check_adapter(folder, base, Path(policy_path(base)))
         policy = policy.with_tokenizer(folder) if device == "meta" else merge_adapter(policy, folder)
     policy.name = text
     if batching is not None:
@@ -124,11 +131,11 @@ def load_reward_model(name: str | Path, *, dtype: str = "float32", device: str =
     from memalpha.policy.model_files import is_reward_model
     from memalpha.policy.transformers import TransformersPolicy
 
-    if str(name) in SHIPPED_POLICIES:
+    if str(name) in NAMED_POLICIES:
         raise PolicyError(
             f"{str(name)!r} is a policy: train a reward model on it (memalpha train reward policy={name})"
         )
-    *bases, folder = _adapter_chain(str(_resolve_checkpoint(Path(name))) if Path(name).is_dir() else str(name))
+    *bases, folder = adapter_chain(name)
     if not bases:
         return load_from_directory(folder, dtype, device)
     try:
@@ -147,15 +154,25 @@ def absolute_policy_name(name: str) -> str:
 
     A directory becomes its absolute path, a run directory the path of its checkpoint.
     """
-    return (
-        name if name in SHIPPED_POLICIES or not Path(name).is_dir() else str(_resolve_checkpoint(Path(name)).resolve())
-    )
+    return name if name in NAMED_POLICIES or not Path(name).is_dir() else str(_resolve_checkpoint(Path(name)).resolve())
 
 
-def find_base(name: str | Path) -> str:
-    """Return the shipped name, directory or hub id of the base model of `name`: itself, if it is no adapter."""
-    text = str(name)
-    return _adapter_chain(text if text in SHIPPED_POLICIES else str(_resolve_checkpoint(Path(text))))[0]
+def policy_path(name: str) -> str:
+    """Return the directory of a named policy; a directory or hub id is returned unchanged.
+
+    Raises:
+        PolicyError: The weights of a named policy are not here.
+    """
+    if name == SMOL_BASE:
+        return str(find_base())
+    if name == SMOL:
+        return str(find_adapter())
+    if name not in SHIPPED_POLICIES:
+        return name
+    folder = Path(str(resources.files("memalpha"))) / "weights" / name
+    if not folder.is_dir():
+        raise PolicyError(f"this installation lacks the weights of {name!r}: make them from scratch first")
+    return str(folder)
 
 
 def _resolve_checkpoint(folder: Path) -> Path:
@@ -174,13 +191,17 @@ def _resolve_checkpoint(folder: Path) -> Path:
     return checkpoints / f"step-{max(steps)}"
 
 
-def _adapter_chain(name: str) -> list[str]:
+def adapter_chain(name: str | Path) -> list[str]:
     """Return the base model of `name`, then its adapters in merge order.
 
-    The last item is `name` itself. A model without adapters gives a chain of one.
+    The last item is `name` itself, or the checkpoint of a run directory. A model without adapters gives a chain of one.
+
+    Raises:
+        PolicyError: An adapter's configuration does not name its base.
     """
-    chain = [name]
-    while chain[0] not in SHIPPED_POLICIES and (path := Path(chain[0]) / ADAPTER_CONFIG).is_file():
+    text = str(name)
+    chain = [text if text in NAMED_POLICIES else str(_resolve_checkpoint(Path(text)))]
+    while (path := Path(policy_path(chain[0])) / ADAPTER_CONFIG).is_file():
         try:
             base = json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"]
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -21,7 +21,7 @@ from transformers.utils import logging as hf_logging
 from memalpha.config.groups import LoadingConfig
 from memalpha.errors import ConfigError, PolicyError, install_command
 from memalpha.hub import hub_reachable
-from memalpha.policy.base import ADAPTER_CONFIG, SHIPPED_POLICIES, endpoint_hint
+from memalpha.policy.base import ADAPTER_CONFIG, NAMED_POLICIES, endpoint_hint
 
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 """Values of `compute.device_map`."""
@@ -76,7 +76,7 @@ def load_model(
             raise PolicyError(f"{path} is a run directory: give it to load_policy, or name one of its checkpoints")
         shipped, remote = "", ""
         if label == "policy":
-            shipped = f"{', '.join(SHIPPED_POLICIES)}, "
+            shipped = f"{', '.join(NAMED_POLICIES)}, "
             remote = f". {endpoint_hint(str(path))}"
         raise PolicyError(
             f"no {label} at {str(path)!r}: expected {shipped}a directory with config.json, weights and tokenizer, or a "

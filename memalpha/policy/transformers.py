@@ -30,6 +30,7 @@ from memalpha.policy.model_files import (
     load_adapter,
     load_model,
 )
+from memalpha.policy.smol.base_model import read_adapter_record
 from memalpha.types import Completion, SampleRequest
 
 STYLE_KEY = "memalpha_prompt"
@@ -116,8 +117,8 @@ class TransformersPolicy:
         return cls(model, tokenizer, str(path))
 
     def with_tokenizer(self, folder: str | Path) -> TransformersPolicy:
-        """Return this policy with the tokenizer of `folder`, an adapter's directory, if it has one."""
-        return TransformersPolicy(self.model, _adapter_tokenizer(folder) or self.tokenizer, str(folder))
+        """Return this policy with the tokenizer and prompt style that are in `folder`, an adapter's directory."""
+        return _with_files_of(folder, self.model, self.tokenizer)
 
     def set_sampling_dtype(self, dtype: str) -> None:
         """Sample with a copy of the weights in `dtype`, made whenever requests enter an idle queue.
@@ -294,8 +295,8 @@ class TransformersPolicy:
 def merge_adapter(base: TransformersPolicy, folder: str | Path) -> TransformersPolicy:
     """Merge the LoRA adapter of `folder` into the weights of `base` in place.
 
-    A tokenizer in `folder` replaces that of `base`. Adapters of a base in 4 bits stay in its layers. Raises
-    `PolicyError` if the adapter cannot be read or does not fit this base.
+    A tokenizer in `folder` replaces that of `base`, and so does a recorded prompt style. Adapters of a base in 4 bits
+    stay in its layers. Raises `PolicyError` if the adapter cannot be read or does not fit this base.
     """
     try:
         import peft
@@ -313,16 +314,20 @@ def merge_adapter(base: TransformersPolicy, folder: str | Path) -> TransformersP
         # Weights in 4 bits would be rounded again: their adapters stay in the layers.
         is_merged = not is_quantized(base.model)
         model: Any = tuned.merge_and_unload().requires_grad_(True) if is_merged else tuned.get_base_model()
-        tokenizer = _adapter_tokenizer(folder) or base.tokenizer
+        return _with_files_of(folder, model, base.tokenizer)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise PolicyError(f"cannot merge the LoRA adapter of {folder} into {base.name!r}: {error}") from error
+
+
+def _with_files_of(folder: str | Path, model: Any, tokenizer: PreTrainedTokenizerBase) -> TransformersPolicy:
+    """Return a policy named `folder` with the tokenizer, if there is one, and the prompt style recorded there."""
+    if (Path(folder) / "tokenizer_config.json").is_file():
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if (record := read_adapter_record(Path(folder))) is not None:
+        for key, value in ((STYLE_KEY, record.prompt), (FORM_KEY, record.form)):
+            setattr(model.config, key, value)
+            tokenizer.init_kwargs[key] = value
     return TransformersPolicy(model, tokenizer, str(folder))
-
-
-def _adapter_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase | None:
-    if not (Path(folder) / "tokenizer_config.json").is_file():
-        return None
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 def _trained_on(

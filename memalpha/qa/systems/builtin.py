@@ -11,7 +11,7 @@
 | `oracle`      | the evidence turns of the question: the reader's accuracy on them is its ceiling                    |
 | `facts`       | a task's own facts (`Task.meta["observations"]`) as an imported memory; the k best                  |
 | `heuristic`   | a writer by rule (`policy.heuristic`)                                                               |
-| a policy      | a writer: "tiny", "scripted:KIND", a checkpoint's directory, a hub id, an endpoint                  |
+| a policy      | a writer: "smol", "tiny", "scripted:KIND", a checkpoint's directory, a hub id, an endpoint          |
 | `a.module:factory` | a custom system: the factory returns an object with the three methods of `System`              |
 
 A factory is called once per task. It gets the evaluation's `embedder` and `k` if it takes these keywords.
@@ -34,7 +34,7 @@ from memalpha.config import AgentConfig, EndpointConfig
 from memalpha.config.groups import BatchConfig, LoadingConfig
 from memalpha.environments.memory_writing import memory_engine
 from memalpha.errors import ConfigError, EvaluationError, MemalphaError
-from memalpha.policy.base import SHIPPED_POLICIES, Policy, with_prompt_style
+from memalpha.policy.base import NAMED_POLICIES, Policy, with_prompt_style
 from memalpha.policy.load import ENDPOINT_PREFIXES, load_policy
 from memalpha.qa.memory_reward import memory_tokens
 from memalpha.qa.report import estimate_tokens
@@ -336,11 +336,11 @@ def load_system(
     if (
         name != "heuristic"
         and re.fullmatch(r"[\w.-]+", name)
-        and name not in SHIPPED_POLICIES
+        and name not in NAMED_POLICIES
         and not Path(name).exists()
     ):
         raise ConfigError(
-            f"no system {name!r}: there are {', '.join(BUILT_IN)}; a policy: {', '.join(SHIPPED_POLICIES)}, "
+            f"no system {name!r}: there are {', '.join(BUILT_IN)}; a policy: {', '.join(NAMED_POLICIES)}, "
             "scripted:KIND, a directory, owner/name on a hub, an endpoint; and your own as package.module:factory"
         )
     policy = "scripted:heuristic" if name == "heuristic" else name

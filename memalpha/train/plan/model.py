@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ from memalpha.config import LearnerConfig, LoraConfig
 from memalpha.config.groups import BatchConfig, LoadingConfig
 from memalpha.errors import PolicyError
 from memalpha.hub import hub_reachable
-from memalpha.policy.base import SHIPPED_POLICIES
 from memalpha.policy.flat_qwen3 import supports_flat
-from memalpha.policy.load import find_base
+from memalpha.policy.load import adapter_chain, policy_path
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.plan.allocation import fake_tensors
@@ -131,7 +129,8 @@ def build_shape(
     Raises:
         PolicyError: config.json is not here, or of no causal language model.
     """
-    settings, tokenizer, notes = _read_files(find_base(name))
+    base, *adapters = adapter_chain(name)
+    settings, tokenizer, notes = _read_files(policy_path(base))
     try:
         with torch.device("meta"):
             kernel = {"attn_implementation": "eager"} if loading.attn_implementation == "eager" else {}
@@ -139,6 +138,9 @@ def build_shape(
     except (ValueError, TypeError, RuntimeError, KeyError, AttributeError) as error:
         raise PolicyError(f"policy {name!r}: its config.json gives no model: {error}") from error
     policy = TransformersPolicy(model, tokenizer, name)
+    for adapter in adapters:
+        policy = policy.with_tokenizer(policy_path(adapter))
+    policy.name = name
     if batching is not None:
         policy.batch_tokens, policy.batch_rows = batching.batch_tokens, batching.decode_rows
     parameters = policy.parameters
@@ -186,9 +188,6 @@ def _packed_parameters(model: Any) -> set[int]:
 
 def _read_files(name: str) -> tuple[Any, Any, list[str]]:
     """Return the configuration and the tokenizer of a policy, and notes."""
-    if name in SHIPPED_POLICIES:
-        with resources.as_file(resources.files("memalpha") / "weights" / name) as path:
-            return AutoConfig.from_pretrained(path), AutoTokenizer.from_pretrained(path), []
     try:
         settings = _from_hub(AutoConfig, name)
     except (OSError, ValueError) as error:

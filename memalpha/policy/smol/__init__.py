@@ -1,0 +1,1 @@
+"""SmolLM2-135M-Instruct: the base of the writer `smol`, made from a package of the Python registry."""
