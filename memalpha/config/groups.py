@@ -118,6 +118,11 @@ class ComputeConfig(LoadingConfig):
         default=False, description="recompute each layer in the backward pass instead of keeping its activations"
     )
     microbatch_tokens: int = Field(default=4096, gt=0, description="padded tokens per forward pass")
+    share_prefixes: bool = Field(
+        default=False,
+        description="compute each common prefix of a micro-batch's rows once, forward and backward (a group's prompt, "
+        "the instructions of all); same gradients up to the order of sums; needs attn_implementation sdpa",
+    )
     head_tokens: int = Field(
         default=1024, gt=0, description="completion tokens whose logits are computed at a time, to limit memory"
     )

@@ -165,16 +165,20 @@ class MicroBatch:
 
     Right padding under a causal model needs no mask: no trained position sees what comes after it. Rollouts of a sharp
     policy often agree, so samples of equal tokens share one of the B rows; their advantages stay apart. Attributes
-    after `kl` are None if no sample has them.
+    after `kl` are None if no sample has them. With `data.prefix_trees` a row holds the nodes of a tree.
 
     Attributes:
         input_ids: Token ids (B, L), each row without its last token.
+        depths: Positions (B, L) of a tree's nodes in their rows; None for plain rows.
+        attended: True (B, 1, L, L) where a tree's node attends to another; None for plain rows.
         positions: Indices (N,) into the flattened hidden states that predict `targets`.
         sample: Index (N,) of the sample of each token.
         targets: Token ids (N,).
     """
 
     input_ids: torch.Tensor
+    depths: torch.Tensor | None
+    attended: torch.Tensor | None
     positions: torch.Tensor
     sample: torch.Tensor
     targets: torch.Tensor
@@ -224,8 +228,21 @@ def _tokens(sample: TrainingSample) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return sample.prompt_ids, sample.completion_ids
 
 
-def pack(samples: Sequence[TrainingSample], device: torch.device | str = "cpu") -> MicroBatch:
-    """Pad distinct rows to the right and flatten the completion tokens of all samples, in the order given."""
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Token ids (B, L) of a micro-batch, and the flat indices that predict each sample's completion.
+
+    `depths` and `attended` are those of `MicroBatch`.
+    """
+
+    input_ids: np.ndarray
+    positions: Sequence[np.ndarray]
+    depths: np.ndarray | None = None
+    attended: np.ndarray | None = None
+
+
+def padded_rows(samples: Sequence[TrainingSample]) -> Layout:
+    """Lay out distinct rows, padded to the right."""
     width = max(sample.length for sample in samples) - 1
     rows = {ids: row for row, ids in enumerate(dict.fromkeys(map(_tokens, samples)))}
     input_ids = np.zeros((len(rows), width), dtype=np.int64)
@@ -235,6 +252,20 @@ def pack(samples: Sequence[TrainingSample], device: torch.device | str = "cpu") 
     for sample in samples:
         first = rows[_tokens(sample)] * width + len(sample.prompt_ids) - 1
         positions.append(np.arange(first, first + len(sample.completion_ids)))
+    return Layout(input_ids, positions)
+
+
+def pack(
+    samples: Sequence[TrainingSample], device: torch.device | str = "cpu", layout: Layout | None = None
+) -> MicroBatch:
+    """Return the micro-batch of samples; completion tokens are flat, in the order given.
+
+    Args:
+        samples: Token rows.
+        device: Device of the tensors.
+        layout: Where tokens are computed; default: `padded_rows`.
+    """
+    layout = layout or padded_rows(samples)
 
     def flat(values: Iterable[np.ndarray]) -> torch.Tensor:
         return torch.from_numpy(np.concatenate(list(values))).to(device)
@@ -249,8 +280,10 @@ def pack(samples: Sequence[TrainingSample], device: torch.device | str = "cpu") 
     counts = [len(sample.completion_ids) for sample in samples]
     temperatures = np.repeat(np.array([sample.temperature for sample in samples], dtype=np.float32), counts)
     return MicroBatch(
-        input_ids=torch.from_numpy(input_ids).to(device),
-        positions=flat(positions),
+        input_ids=torch.from_numpy(layout.input_ids).to(device),
+        depths=None if layout.depths is None else torch.from_numpy(layout.depths).to(device),
+        attended=None if layout.attended is None else torch.from_numpy(layout.attended).to(device),
+        positions=flat(layout.positions),
         sample=flat([np.repeat(np.arange(len(samples)), counts)]),
         targets=flat(np.array(sample.completion_ids, dtype=np.int64) for sample in samples),
         temperature=torch.from_numpy(temperatures).to(device),

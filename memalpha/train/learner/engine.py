@@ -21,12 +21,13 @@ from transformers.pytorch_utils import Conv1D
 
 from memalpha.config import LearnerConfig
 from memalpha.errors import TrainingError
-from memalpha.train.data.samples import TrainingSample, pack, split_micro_batches
+from memalpha.train.data.prefix_trees import split_tree_batches, tree_layout
+from memalpha.train.data.samples import MicroBatch, TrainingSample, pack, split_micro_batches
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.learner.loss_weights import StreamCount, has_weight, normalize
 from memalpha.train.learner.losses import LOSS_SUMS, ImportanceMode, LossSettings, importance_weights, loss_sum
 from memalpha.train.learner.model_state import BaseEngine
-from memalpha.train.learner.token_logprobs import TokenScorer, check_head
+from memalpha.train.learner.token_logprobs import TokenScorer, check_head, check_trees
 
 
 def scheduled_learning_rate(step: int, config: LearnerConfig) -> float:
@@ -59,6 +60,7 @@ class Engine(BaseEngine):
 
     Raises:
         PolicyError: The model's logits are not those of its output embedding.
+        ConfigError: `share_prefixes` is set, and the model cannot attend along trees.
     """
 
     def __init__(
@@ -72,6 +74,8 @@ class Engine(BaseEngine):
         world: World = SINGLE_PROCESS,
     ) -> None:
         check_head(model)
+        if config.compute.share_prefixes:
+            check_trees(model)
         super().__init__(model, config, world)
         self.loss = loss
         trained = self.trained
@@ -122,11 +126,9 @@ class Engine(BaseEngine):
         """Return one of the scorer's outputs per row, without a gradient."""
         rows_by_index: list[tuple[int, np.ndarray]] = []
         with torch.no_grad():
-            for part, is_live in self.world.assign_microbatches(
-                split_micro_batches(samples, self.config.compute.microbatch_tokens)
-            ):
-                batch = pack([samples[i] for i in part], self._device)
-                result = scorer(batch.input_ids, batch.positions, batch.targets, batch.temperature)[output]
+            for part, is_live in self.world.assign_microbatches(self._split(samples)):
+                batch = self._pack([samples[i] for i in part])
+                result = _score(scorer, batch)[output]
                 values = result.float().cpu().split([len(samples[i].completion_ids) for i in part])
                 rows_by_index += [(i, row.numpy()) for i, row in zip(part, values, strict=True) if is_live]
         by_index = dict(self.world.gather(rows_by_index))
@@ -189,14 +191,11 @@ class Engine(BaseEngine):
         samples = [sample for sample in samples if has_weight(sample)]
         totals: dict[str, float] = dict.fromkeys(["loss", *LOSS_SUMS], 0.0)
         log_ratios: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
-        microbatches = self.world.assign_microbatches(
-            split_micro_batches(samples, self.config.compute.microbatch_tokens)
-        )
+        microbatches = self.world.assign_microbatches(self._split(samples))
         for number, (part, is_live) in enumerate(microbatches, start=1):
-            batch = pack([samples[i] for i in part], self._device)
+            batch = self._pack([samples[i] for i in part])
             with self.world.accumulate(self.scorer, number == len(microbatches)):
-                scored = self.scorer(batch.input_ids, batch.positions, batch.targets, batch.temperature)
-                logprobs, entropy, values = scored
+                logprobs, entropy, values = _score(self.scorer, batch)
                 loss, sums, log_ratio = loss_sum(logprobs, entropy, batch, self.loss, values)
                 (loss * self.world.size if is_live else loss * 0).backward()
             if is_live:
@@ -239,6 +238,16 @@ class Engine(BaseEngine):
         stats = self.forward_backward(self.normalized(samples))
         return {**stats, "grad_norm": self.optim_step(rate), "learning_rate": rate}
 
+    def _split(self, samples: Sequence[TrainingSample]) -> list[list[int]]:
+        compute = self.config.compute
+        split = split_tree_batches if compute.share_prefixes else split_micro_batches
+        return split(samples, compute.microbatch_tokens)
+
+    def _pack(self, samples: Sequence[TrainingSample]) -> MicroBatch:
+        compute = self.config.compute
+        layout = tree_layout(samples, compute.microbatch_tokens) if compute.share_prefixes else None
+        return pack(samples, self._device, layout)
+
     def _make_scorer(self, model: Any, *, values: bool = False) -> TokenScorer:
         config = self.config
         return TokenScorer(
@@ -248,6 +257,11 @@ class Engine(BaseEngine):
             checkpointing=config.compute.gradient_checkpointing,
             values=values,
         )
+
+
+def _score(scorer: nn.Module, batch: MicroBatch) -> Any:
+    trees = () if batch.depths is None else (batch.depths, batch.attended)
+    return scorer(batch.input_ids, batch.positions, batch.targets, batch.temperature, *trees)
 
 
 def _cast_linear_layers(model: nn.Module) -> None:

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from memalpha.errors import ConfigError, PolicyError
+from memalpha.policy.kv_cache import has_plain_cache
 
 
 def unwrap_peft(model: Any) -> PreTrainedModel:
@@ -58,7 +59,13 @@ class TokenScorer(nn.Module):
         self._layers = checkpointed_layers(model) if checkpointing else []
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: torch.Tensor,
+        depths: torch.Tensor | None = None,
+        attended: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Compute log-probs, entropies and values of N target tokens; all carry a gradient.
 
@@ -67,6 +74,8 @@ class TokenScorer(nn.Module):
             positions: Indices (N,) into the flattened hidden states that predict `targets`.
             targets: Token ids (N,).
             temperature: Sampling temperature (N,) that divides the logits.
+            depths: Positions (B, L) of the nodes of trees; None for plain rows.
+            attended: True (B, 1, L, L) where a node attends to another; None for plain rows.
 
         Returns:
             Log-probs (N,), entropies (N,), and values (N,) before the targets, None without a value head. float32 at
@@ -75,7 +84,8 @@ class TokenScorer(nn.Module):
         model = unwrap_peft(self.model)
         precision = torch.autocast(input_ids.device.type, torch.bfloat16) if self.autocast else nullcontext()
         with precision, recompute_activations(self._layers):
-            hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+            trees = {} if depths is None else {"position_ids": depths, "attention_mask": attended}
+            hidden = model.base_model(input_ids=input_ids, use_cache=False, **trees).last_hidden_state
         head: Any = model.get_output_embeddings()
         # With a device map the last layers may be elsewhere than the inputs and the head.
         selected = hidden.flatten(0, 1).index_select(0, positions.to(hidden.device)).to(positions.device)
@@ -148,6 +158,37 @@ def check_head(model: nn.Module) -> None:
         raise PolicyError(
             f"{type(base).__name__} changes its logits after the output embedding; the learner projects completion "
             "positions itself and cannot train this architecture"
+        )
+
+
+def check_trees(model: nn.Module) -> None:
+    """Check that the model computes two rows with a common prefix as one tree (`data.prefix_trees`).
+
+    Other attention than sdpa, sliding windows and state-space layers cannot.
+
+    Raises:
+        ConfigError: They cannot; names the setting.
+    """
+    base: Any = unwrap_peft(model)
+    rows = torch.tensor([[0, 1, 2, 3, 4], [0, 1, 2, 5, 6]], device=base.device)
+    rows = rows * 7 % base.config.get_text_config().vocab_size
+    nodes, depths = torch.cat([rows[0], rows[1, 3:]])[None], torch.tensor([[0, 1, 2, 3, 4, 3, 4]], device=base.device)
+    attended = torch.ones(7, 7, dtype=torch.bool, device=base.device).tril()
+    attended[5:, 3:5] = False
+    is_same = base.config._attn_implementation == "sdpa" and has_plain_cache(base)
+    if is_same:
+        with torch.no_grad():
+            expected = base.base_model(input_ids=rows, use_cache=False).last_hidden_state.float()
+            tree = base.base_model(
+                input_ids=nodes, position_ids=depths, attention_mask=attended[None, None], use_cache=False
+            ).last_hidden_state.float()
+        expected = torch.cat([expected[0], expected[1, 3:]])
+        tolerance = 0.1 if base.dtype == torch.bfloat16 else 1e-3
+        is_same = torch.allclose(tree[0], expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
+    if not is_same:
+        raise ConfigError(
+            f"compute.share_prefixes: {type(base).__name__} cannot attend along a tree of rows (it needs plain "
+            "attention with attn_implementation=sdpa): leave it out"
         )
 
 

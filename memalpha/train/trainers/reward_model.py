@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from memalpha.config import RewardModelConfig
-from memalpha.errors import DataError
+from memalpha.errors import ConfigError, DataError
 from memalpha.policy.load import absolute_policy_name
 from memalpha.policy.reward_head import Head, add_reward_head
 from memalpha.policy.transformers import TransformersPolicy
@@ -54,8 +54,13 @@ def build_reward_engine(policy: TransformersPolicy, config: RewardModelConfig, w
         policy: Policy at its start weights.
         config: Pooling, objectives, adapters and optimizer.
         world: Processes of the run.
+
+    Raises:
+        ConfigError: A device map with several processes, or `share_prefixes`.
     """
     check_device_map(config, world)
+    if config.compute.share_prefixes:
+        raise ConfigError("compute.share_prefixes: a reward model scores whole rows, one by one: leave it out")
     head = Head(config.pooling, config.objectives)
     model = add_reward_head(policy.model, head, policy.tokenizer, config.policy)
     if config.lora is not None:
