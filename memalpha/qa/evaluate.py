@@ -19,7 +19,7 @@ from memalpha.config import AgentConfig, RewardConfig
 from memalpha.environments.engine import RolloutEngine
 from memalpha.environments.memory_writing import memory_engine
 from memalpha.errors import DataError
-from memalpha.policy.base import Policy
+from memalpha.policy.base import Policy, with_prompt_style
 from memalpha.policy.endpoints.policy import EndpointPolicy
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import load_reader
@@ -260,7 +260,7 @@ def evaluate(
     if isinstance(system, MemoryAgent):
         config, reader, schema = config or system.config, reader or system.reader, system.store.schema
         embedder = embedder or system.store.load_embedder()
-    config = config or AgentConfig(prompt=getattr(policy, "prompt", "full"))
+    config = config or with_prompt_style(AgentConfig(), policy)
     reader = load_reader(reader) if isinstance(reader, str) else reader or default_reader(policy, config)
     embedder = embedder or load_embedder(config.embedder)
     rewards = MemoryReward(reward or RewardConfig(), count_tokens)

@@ -6,9 +6,8 @@ from memalpha.agent.copying_reader import CopyReader
 from memalpha.agent.reader import Answer, ExtractiveReader, PolicyReader, Reader, Reading
 from memalpha.config import ReaderConfig
 from memalpha.errors import ConfigError
-from memalpha.policy.base import Policy
-from memalpha.policy.endpoints.policy import EndpointPolicy
-from memalpha.policy.load import load_policy
+from memalpha.policy.base import Policy, with_prompt_style
+from memalpha.policy.load import ENDPOINT_PREFIXES, load_policy
 
 __all__ = ["Answer", "CopyReader", "ExtractiveReader", "PolicyReader", "Reader", "Reading", "load_reader"]
 
@@ -37,6 +36,6 @@ def load_reader(config: ReaderConfig | str, policy: Policy | None = None, *, fro
         policy, frozen = load_policy(config.policy), True
     if policy is None:
         raise ConfigError("reader.policy: name the policy that answers (kind=policy), or use reader.kind=extractive")
-    if "prompt" not in config.model_fields_set:
-        config = config.model_copy(update={"prompt": getattr(policy, "prompt", "full")})
-    return PolicyReader(policy, config, frozen=frozen and not isinstance(policy, EndpointPolicy))
+    return PolicyReader(
+        policy, with_prompt_style(config, policy), frozen=frozen and not policy.name.startswith(ENDPOINT_PREFIXES)
+    )
