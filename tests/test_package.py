@@ -57,8 +57,9 @@ def test_the_wheel_contains_every_file_of_the_package(wheel: Path) -> None:
     for needed in ("config/presets/demo.yaml", "weights/tiny/model.safetensors", "report/template.html", "py.typed"):
         assert f"memalpha/{needed}" in inside
     weights = sum(size for name, size in inside.items() if name.startswith("memalpha/weights/tiny/"))
+    smol = sum(size for name, size in inside.items() if name.startswith("memalpha/weights/smol/"))
     static = sum(size for name, size in inside.items() if name.startswith("memalpha/store/static/"))
-    assert 0 < weights <= 4 * 2**20 and 0 < static <= 8 * 2**20
+    assert 0 < weights <= 4 * 2**20 and 0 < static <= 8 * 2**20 and smol <= 12_100_000
 
 
 @pytest.mark.slow

@@ -320,9 +320,11 @@ def merge_adapter(base: TransformersPolicy, folder: str | Path) -> TransformersP
 
 
 def _with_files_of(folder: str | Path, model: Any, tokenizer: PreTrainedTokenizerBase) -> TransformersPolicy:
-    """Return a policy named `folder` with the tokenizer, if there is one, and the prompt style recorded there."""
+    """Return a policy named `folder` with the tokenizer, or chat template, and the prompt style that are there."""
     if (Path(folder) / "tokenizer_config.json").is_file():
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    elif (template := Path(folder) / "chat_template.jinja").is_file():
+        tokenizer.chat_template = template.read_text(encoding="utf-8")
     if (record := read_adapter_record(Path(folder))) is not None:
         for key, value in ((STYLE_KEY, record.prompt), (FORM_KEY, record.form)):
             setattr(model.config, key, value)

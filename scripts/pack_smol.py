@@ -1,0 +1,242 @@
+"""Pack the adapter of a trained run as the shipped policy smol: `scripts/pack_smol.py RUN --command "memalpha …"`.
+
+Takes the best checkpoint of a run directory, or a checkpoint. If its base is another run's adapter (supervised, then
+reinforced), the adapters of all runs become one: their factors are concatenated, which is exact but for rounding, or
+cut to `--rank` by singular values. Writes the folder with
+
+- `adapter_model.safetensors`, bfloat16, at most 12 MB, and `adapter_config.json` with `smol-base` as its base,
+- `memalpha.json`: SHA-256 of the base's GGUF file and of the adapter, prompt style, form of calls, and of each run its
+  command, algorithm, steps and rows,
+- the tokenizer's files, or its chat template, if they differ from the base's.
+
+Prints the relative error of the packed update, ||packed - trained|| / ||trained|| over all adapted weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from memalpha.errors import MemalphaError, PolicyError
+from memalpha.policy.base import ADAPTER_CONFIG
+from memalpha.policy.load import adapter_chain, load_policy, policy_path
+from memalpha.policy.smol.base_model import (
+    ADAPTER_WEIGHTS,
+    GGUF_SHA256,
+    RECORD,
+    SMOL_BASE,
+    adapter_folder,
+    file_sha256,
+)
+from memalpha.policy.smol.convert import has_same_weights
+from memalpha.policy.transformers import TransformersPolicy
+
+MAX_BYTES = 12_000_000
+A, B = ".lora_A.weight", ".lora_B.weight"
+PREFIX = "base_model.model."
+UNSUPPORTED = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save", "trainable_token_indices")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """Update `b @ a` of one weight, in float64: a (rank, in), b (out, rank)."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+
+    def cut(self, rank: int) -> Factors:
+        """Return the best approximation of a rank, by singular values."""
+        left, left_factor = torch.linalg.qr(self.b)
+        right, right_factor = torch.linalg.qr(self.a.T)
+        u, singular_values, v = torch.linalg.svd(left_factor @ right_factor.T, full_matrices=False)
+        root = singular_values[:rank].sqrt()
+        return Factors(root[:, None] * (v[:rank] @ right.T), (left @ u[:, :rank]) * root)
+
+    def padded(self, rank: int) -> Factors:
+        """Return the same update with factors of a larger rank."""
+        more = rank - len(self.a)
+        return Factors(
+            torch.nn.functional.pad(self.a, (0, 0, 0, more)),
+            torch.nn.functional.pad(self.b, (0, more)),
+        )
+
+
+def read_factors(folder: Path) -> dict[str, Factors]:
+    """Return an adapter's updates by the name of the layer that they belong to; the scale is in `b`.
+
+    Raises:
+        PolicyError: The adapter is no plain LoRA.
+    """
+    config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    if unsupported := [key for key in UNSUPPORTED if config.get(key)]:
+        raise PolicyError(f"{folder / ADAPTER_CONFIG}: {unsupported[0]} cannot be packed: only plain LoRA")
+    tensors = load_file(folder / ADAPTER_WEIGHTS)
+    names = {name.removesuffix(A) for name in tensors if name.endswith(A)}
+    if tensors.keys() != {name + suffix for name in names for suffix in (A, B)}:
+        raise PolicyError(f"{folder / ADAPTER_WEIGHTS} holds more than the factors of LoRA")
+    scale = config["lora_alpha"] / config["r"]
+    return {
+        name.removeprefix(PREFIX): Factors(tensors[name + A].double(), tensors[name + B].double() * scale)
+        for name in sorted(names)
+    }
+
+
+def combine(adapters: list[dict[str, Factors]], rank: int | None) -> tuple[dict[str, Factors], dict[str, Factors]]:
+    """Return the sum of adapters, exactly and with all factors of one rank.
+
+    Args:
+        adapters: Updates of each adapter, by layer.
+        rank: Rank to cut to; None cuts nothing.
+    """
+    layers = list(dict.fromkeys(name for adapter in adapters for name in adapter))
+    exact = {}
+    for name in layers:
+        parts = [adapter[name] for adapter in adapters if name in adapter]
+        exact[name] = Factors(torch.cat([part.a for part in parts]), torch.cat([part.b for part in parts], dim=1))
+    cut = {
+        name: update if rank is None or len(update.a) <= rank else update.cut(rank) for name, update in exact.items()
+    }
+    width = max(len(update.a) for update in cut.values())
+    return exact, {name: update.padded(width) for name, update in cut.items()}
+
+
+def relative_error(exact: Mapping[str, Factors], tensors: Mapping[str, torch.Tensor]) -> float:
+    """Return ||packed - exact|| / ||exact|| over all layers."""
+    error = total = 0.0
+    for name, update in exact.items():
+        trained = update.b @ update.a
+        packed = tensors[PREFIX + name + B].double() @ tensors[PREFIX + name + A].double()
+        error += float((packed - trained).square().sum())
+        total += float(trained.square().sum())
+    return math.sqrt(error / total) if total else 0.0
+
+
+def describe_run(checkpoint: Path, command: str | None) -> dict[str, Any]:
+    """Return what a checkpoint was trained with: algorithm, steps, rows or rollouts, minutes, commit, command."""
+    state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+    config = yaml.safe_load((checkpoint.parent.parent / "config.yaml").read_text(encoding="utf-8"))
+    algorithm, step = config.get("algorithm", "grpo"), state["step"]
+    run: dict[str, Any] = {"algorithm": algorithm, "steps": step, "seed": config["seed"]}
+    if algorithm == "sft":
+        run["rows"] = step * config["optimizer"]["batch_rows"]
+    else:
+        run["rollouts"] = step * config["sampling"]["tasks_per_step"] * config["sampling"]["group_size"]
+    run |= {"learning_minutes": round(state["learning_minutes"], 1), "commit": state["software"]["commit"]}
+    return run | ({"command": command} if command else {})
+
+
+def write_adapter_config(folder: Path, layers: list[str], rank: int) -> None:
+    """Write peft's configuration of factors whose scale is 1."""
+    config = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=layers, task_type="CAUSAL_LM", inference_mode=True)
+    config.base_model_name_or_path = SMOL_BASE
+    config.save_pretrained(str(folder))
+    path = folder / ADAPTER_CONFIG
+    values = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**values, "target_modules": layers}, indent=1) + "\n", encoding="utf-8")
+
+
+def copy_tokenizer(checkpoint: Path, base: Path, out: Path) -> None:
+    """Copy the tokenizer of a checkpoint if its tokens differ from the base's, else its chat template if it differs."""
+    changed = [name for name in TOKENIZER_FILES if _content(checkpoint / name) not in (None, _content(base / name))]
+    for name in TOKENIZER_FILES if "tokenizer.json" in changed else {"chat_template.jinja"} & {*changed}:
+        if (checkpoint / name).is_file():
+            shutil.copy(checkpoint / name, out / name)
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
+
+
+def pack(run: str | Path, out: Path, commands: list[str], rank: int | None = None) -> float:
+    """Write the folder of the shipped adapter.
+
+    Args:
+        run: Run directory or checkpoint.
+        out: Folder to write; an older one is replaced.
+        commands: Command of each run of the chain, the first run first.
+        rank: Rank to cut to; None keeps the sum of the ranks.
+
+    Returns:
+        Relative error of the packed update.
+
+    Raises:
+        PolicyError: The base is not `smol-base`, the adapters cannot be packed, or the result is larger than 12 MB.
+    """
+    base, *names = adapter_chain(run)
+    if not names:
+        raise PolicyError(f"{run} holds no LoRA adapter: train with lora={{r: 16}}")
+    if not has_same_weights(Path(policy_path(base))):
+        raise PolicyError(f"{names[0]}: its base {base!r} holds other weights than {SMOL_BASE!r}: train on {SMOL_BASE}")
+    folders = [Path(policy_path(name)) for name in names]
+    if commands and len(commands) != len(folders):
+        raise PolicyError(f"{len(commands)} commands for {len(folders)} runs ({', '.join(names)}): give one for each")
+    exact, packed = combine([read_factors(folder) for folder in folders], rank)
+    tensors = {
+        f"{PREFIX}{name}{suffix}": factor.bfloat16().contiguous()
+        for name, update in packed.items()
+        for suffix, factor in ((A, update.a), (B, update.b))
+    }
+    policy = load_policy(run, device="meta")
+    assert isinstance(policy, TransformersPolicy)
+    partial = out.with_name(f".{out.name}.part")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    save_file(tensors, partial / ADAPTER_WEIGHTS, {"format": "pt"})
+    size = (partial / ADAPTER_WEIGHTS).stat().st_size
+    width = len(next(iter(packed.values())).a)
+    if size > MAX_BYTES:
+        shutil.rmtree(partial)
+        raise PolicyError(f"rank {width} takes {size:,} bytes, more than {MAX_BYTES:,}: cut it with --rank")
+    write_adapter_config(partial, list(packed), width)
+    copy_tokenizer(folders[-1], Path(policy_path(SMOL_BASE)), partial)
+    error = relative_error(exact, tensors)
+    record = {
+        "base": SMOL_BASE,
+        "gguf_sha256": GGUF_SHA256,
+        "memalpha_prompt": policy.prompt,
+        "memalpha_form": policy.form,
+        "adapter_sha256": file_sha256(partial / ADAPTER_WEIGHTS),
+        "rank": width,
+        "packing_error": float(f"{error:.3g}"),
+        "runs": [
+            describe_run(folder.resolve(), command)
+            for folder, command in zip(folders, commands or [None] * len(folders), strict=True)
+        ],
+    }
+    (partial / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    shutil.rmtree(out, ignore_errors=True)
+    partial.replace(out)
+    return error
+
+
+def main() -> None:
+    """Pack an adapter and print what was written."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, metavar="RUN_OR_CHECKPOINT")
+    parser.add_argument("--out", type=Path, default=adapter_folder(), help="folder to write (default: the package's)")
+    parser.add_argument("--rank", type=int, help="cut the sum of the adapters to this rank")
+    parser.add_argument("--command", action="append", default=[], help="command of a run, the first run first")
+    options = parser.parse_args()
+    try:
+        error = pack(options.run, options.out, options.command, options.rank)
+    except MemalphaError as problem:
+        raise SystemExit(f"pack_smol: {problem}") from problem
+    for path in sorted(options.out.iterdir()):
+        print(f"{path.stat().st_size:>12,}  {path}")
+    print(f"relative error of the update: {error:.2e}")
+
+
+if __name__ == "__main__":
+    main()
