@@ -3,11 +3,12 @@
     python eval/learning/plan_memory.py            # all cases; writes eval/results/plan-memory.md
     python eval/learning/plan_memory.py --case 0   # one case in this process, as JSON
 
-Random-weight Qwen3 models with the tokenizer of tiny-text train two steps of `memalpha train arithmetic`, each case in
-a fresh process. The measure is the kernel's: the highest resident size (VmHWM) of the run minus the resident size
-before it, after the same run on a model of 0.7 million weights, which imports all libraries. glibc keeps freed blocks
-by default; MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ of 64 KiB make it return them, so that the resident size
-is what the run holds. The plan has no constants that were fitted to these cases.
+Random-weight models with the tokenizer of tiny-text train two steps of `memalpha train arithmetic`, each case in a
+fresh process: three Qwen3 in float32, and SmolLM2-135M's Llama in float32 and bfloat16. The measure is the kernel's:
+the highest resident size (VmHWM) of the run minus the resident size before it, after the same run on a model of 0.7
+million weights, which imports all libraries. glibc keeps freed blocks by default; MALLOC_MMAP_THRESHOLD_ and
+MALLOC_TRIM_THRESHOLD_ of 64 KiB make it return them, so that the resident size is what the run holds. The plan
+has no constants that were fitted to these cases.
 """
 
 from __future__ import annotations
@@ -24,12 +25,21 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-SIZES: dict[str, dict[str, int]] = {
+SIZES: dict[str, dict[str, Any]] = {
     "20M": {"hidden_size": 384, "intermediate_size": 1152, "num_hidden_layers": 8, "vocab_size": 12000},
     "54M": {"hidden_size": 576, "intermediate_size": 1600, "num_hidden_layers": 11, "vocab_size": 24000},
     "118M": {"hidden_size": 640, "intermediate_size": 1792, "num_hidden_layers": 22, "vocab_size": 32000},
+    "135M": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "vocab_size": 49152},
 }
-CASES = [(size, lora, checkpointing) for size in SIZES for lora in (False, True) for checkpointing in (False, True)]
+HEADS = {"135M": (9, 3)}
+"""Query heads and key-value heads of a size; default: 8 and 4."""
+CASES = [
+    (size, lora, checkpointing, dtype)
+    for size in SIZES
+    for dtype in (("float32", "bfloat16") if size == "135M" else ("float32",))
+    for lora in (False, True)
+    for checkpointing in (False, True)
+]
 OVERRIDES = [
     *("sampling.group_size=4", "sampling.tasks_per_step=4", "sampling.max_new_tokens=96", "max_steps=2"),
     *("evaluation.tasks=2", "evaluation.validation_tasks=0", "compute.microbatch_tokens=1024"),
@@ -49,34 +59,36 @@ def measure(case: int) -> dict[str, Any]:
     """Run one case in this process and return planned and measured bytes."""
     import peft  # noqa: F401  # part of the imports, not of the run
     import torch
-    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen3Config
 
     from memalpha.config import parse_overrides, training_config
     from memalpha.train.api import train
     from memalpha.train.plan import plan_run
 
-    size, lora, checkpointing = CASES[case]
+    size, lora, checkpointing, dtype = CASES[case]
+    heads, shared_heads = HEADS.get(size, (8, 4))
+    kind = LlamaConfig if size == "135M" else Qwen3Config
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         policy, out = Path(folder) / "policy", Path(folder) / "run"
         with resources.as_file(resources.files("memalpha") / "weights" / "tiny-text") as tiny:
             AutoTokenizer.from_pretrained(tiny).save_pretrained(policy)
-        config = Qwen3Config(
+        config = kind(
             **SIZES[size],
-            num_attention_heads=8,
-            num_key_value_heads=4,
+            num_attention_heads=heads,
+            num_key_value_heads=shared_heads,
             head_dim=64,
             tie_word_embeddings=True,
             max_position_embeddings=2048,
             eos_token_id=1,
             pad_token_id=0,
         )
-        model = Qwen3ForCausalLM(config)
+        model = AutoModelForCausalLM.from_config(config)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         model.save_pretrained(policy)
         del model
         overrides = [*OVERRIDES, f"policy={policy}", f"out={out}", *(["lora={r: 16}"] if lora else [])]
-        overrides.append(f"compute.gradient_checkpointing={str(checkpointing).lower()}")
+        overrides += [f"compute.gradient_checkpointing={str(checkpointing).lower()}", f"compute.dtype={dtype}"]
         settings = training_config("arithmetic", parse_overrides(overrides))
         if os.environ.get("PLAN_ONLY"):
             plan = plan_run(settings)
@@ -115,10 +127,10 @@ def main() -> None:
     rows = []
     for case in range(len(CASES)):
         result = run_case(case)
-        _, lora, checkpointing = result["case"]
+        _, lora, checkpointing, dtype = result["case"]
         peak = max(result["phases"], key=lambda phase: phase["bytes"])["name"]
         rows.append(
-            f"| {result['parameters'] / 1e6:.0f}M | {'LoRA r 16' if lora else 'all weights'} | "
+            f"| {result['parameters'] / 1e6:.0f}M | {'LoRA r 16' if lora else 'all weights'} | {dtype} | "
             f"{'yes' if checkpointing else 'no'} | {peak} | {result['planned'] / 1e6:.0f} | "
             f"{result['measured'] / 1e6:.0f} | {result['error']:+.1%} |"
         )
@@ -127,10 +139,10 @@ def main() -> None:
         "# Planned and measured memory",
         "",
         "`python eval/learning/plan_memory.py`, " + f"{platform.machine()}, {os.cpu_count()} cores, Python "
-        f"{platform.python_version()}; float32 on CPU, two steps of `arithmetic` each.",
+        f"{platform.python_version()}; on CPU, two steps of `arithmetic` each.",
         "",
-        "| model | trained | checkpointing | planned peak | planned MB | measured MB | error |",
-        "|---|---|---|---|---|---|---|",
+        "| model | trained | dtype | checkpointing | planned peak | planned MB | measured MB | error |",
+        "|---|---|---|---|---|---|---|---|",
         *rows,
     ]
     RESULT.write_text("\n".join(text) + "\n", encoding="utf-8")
