@@ -10,6 +10,8 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from memalpha.errors import PolicyError
+
 IDLE_BYTES = 1 << 26
 """Most memory that stays reserved without rows: to fill new memory with zeros costs a tiny model a twentieth."""
 ROOM = 64
@@ -26,25 +28,25 @@ class _PreallocatedLayer(DynamicLayer):
         """Append the new states and return views of all keys and values."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            self.length, self.store = 0, None
-        end = self.length + key_states.shape[-2]
-        if self.store is None or self.store.shape[-2] < end:
-            batch, heads, _, width = key_states.shape
-            grown = key_states.new_empty(2, batch, heads, end + ROOM, width)
-            if self.store is not None:
-                grown[..., : self.length, :] = self.store[..., : self.length, :]
-            self.store = grown
-        self.store[0, ..., self.length : end, :] = key_states
-        self.store[1, ..., self.length : end, :] = value_states
+            self.length, self.stores = 0, None
+        end, states = self.length + key_states.shape[-2], (key_states, value_states)
+        if self.stores is None or self.stores[0].shape[-2] < end:
+            # Keys and values may differ in width (multi-head latent attention of DeepSeek).
+            grown = [state.new_empty(*state.shape[:2], end + ROOM, state.shape[-1]) for state in states]
+            for new, old in zip(grown, self.stores or (), strict=False):
+                new[..., : self.length, :] = old[..., : self.length, :]
+            self.stores = grown
+        for store, state in zip(self.stores, states, strict=True):
+            store[..., self.length : end, :] = state
         self.length = end
-        self.keys, self.values = self.store[0, ..., :end, :], self.store[1, ..., :end, :]
+        self.keys, self.values = (store[..., :end, :] for store in self.stores)
         return self.keys, self.values
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Select (or repeat) rows of the batch."""
-        if self.is_initialized and self.store is not None:
-            self.store = self.store.index_select(1, beam_idx)
-            self.keys, self.values = self.store[0, ..., : self.length, :], self.store[1, ..., : self.length, :]
+        if self.is_initialized and self.stores is not None:
+            self.stores = [store.index_select(0, beam_idx) for store in self.stores]
+            self.keys, self.values = (store[..., : self.length, :] for store in self.stores)
 
 
 def make_cache(model: PreTrainedModel) -> DynamicCache:
@@ -61,8 +63,18 @@ def cache_argument(model: Any) -> str:
     """Return the name under which the model's forward pass takes its cache.
 
     Pure state-space models (Mamba) take `cache_params`, and ignore `past_key_values` without a word.
+
+    Raises:
+        PolicyError: It takes neither (RWKV): a step would see its own token only.
     """
-    return "cache_params" if "cache_params" in signature(model.forward).parameters else "past_key_values"
+    parameters = signature(model.forward).parameters
+    name = "cache_params" if "cache_params" in parameters else "past_key_values"
+    if name in parameters or "input_ids" not in parameters:
+        return name
+    raise PolicyError(
+        f"{type(model).__name__} keeps its state in a form of its own, which cannot be sampled here: take a model with "
+        "attention, or a Mamba"
+    )
 
 
 def has_plain_cache(model: PreTrainedModel) -> bool:

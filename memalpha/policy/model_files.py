@@ -14,7 +14,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+)
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
@@ -35,6 +41,28 @@ def is_reward_model(path: str | Path) -> bool:
         return False
     architectures = config.get("architectures") if isinstance(config, dict) else None
     return bool(architectures) and str(architectures[0]).endswith("ForSequenceClassification")
+
+
+def check_writes_text(config: Any, name: str | Path, label: str = "policy") -> None:
+    """Raise `PolicyError` if a configuration is not of a causal language model.
+
+    Args:
+        config: The model's configuration.
+        name: Name of the model in the message.
+        label: Word for the model in the message.
+    """
+    kind, reason = config.model_type, ""
+    if getattr(config, "is_encoder_decoder", False):
+        reason = "an encoder-decoder model"
+    elif getattr(config, "is_decoder", None) is False:  # configurations of decoders lack the key, or set it
+        reason = "an encoder, which writes no text"
+    elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(config, "auto_map", None):
+        reason = "no model that AutoModelForCausalLM of this transformers loads"
+    if reason:
+        raise PolicyError(
+            f"{label} {str(name)!r}: its config.json is of type {kind!r}, {reason}: take a decoder-only language "
+            "model, such as a Qwen3, Llama or Gemma"
+        )
 
 
 def load_model(
@@ -98,7 +126,7 @@ def load_model(
         if loading.attn_implementation is not None and _names_attention(error, loading.attn_implementation):
             raise ConfigError(
                 f"compute.attn_implementation: {loading.attn_implementation!r} does not work for {label} "
-                f"{str(path)!r} ({_first_sentence(error)}): try sdpa or eager, or leave it out"
+                f"{str(path)!r} ({first_sentence(error)}): try sdpa or eager, or leave it out"
             ) from error
         raise PolicyError(f"cannot load {label} {str(path)!r}: {error}") from error
     if "device_map" in kwargs:
@@ -116,10 +144,13 @@ def _load(
     path: str | Path, dtype: str, *, offline: bool, kind: Any = AutoModelForCausalLM, **kwargs: Any
 ) -> tuple[Any, PreTrainedTokenizerBase]:
     with hide_progress_bars():
+        if kind is AutoModelForCausalLM:
+            check_writes_text(AutoConfig.from_pretrained(path, local_files_only=offline), path)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=offline)
-        model, loading_info = kind.from_pretrained(
+        loaded: Any = kind.from_pretrained(
             path, dtype=getattr(torch, dtype), local_files_only=offline, output_loading_info=True, **kwargs
         )
+        model, loading_info = loaded
     if missing_keys := sorted(loading_info["missing_keys"]):  # transformers would initialize them randomly
         raise ValueError(f"its weights are not those of its config.json: they lack {missing_keys[0]}")
     return model, tokenizer
@@ -167,7 +198,7 @@ def _four_bit_settings(dtype: str, device: str) -> Any:
         kernels.quantize_4bit(torch.zeros(64, 64, device=device), quant_type="nf4", compress_statistics=True)
     except (RuntimeError, NotImplementedError, ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"compute.load_in_4bit: bitsandbytes does not work on device {device!r} here ({_first_sentence(error)}): "
+            f"compute.load_in_4bit: bitsandbytes does not work on device {device!r} here ({first_sentence(error)}): "
             "install a build for it, or leave load_in_4bit out"
         ) from error
     return BitsAndBytesConfig(
@@ -193,7 +224,8 @@ def _names_attention(error: Exception, name: str) -> bool:
     return any(word in text for word in ("attn_implementation", "attention", "flash", name.lower()))
 
 
-def _first_sentence(error: Exception) -> str:
+def first_sentence(error: Exception) -> str:
+    """Return the first sentence of an error's message, on one line."""
     return " ".join(str(error).split()).partition(". ")[0].rstrip(".")
 
 
@@ -203,6 +235,8 @@ def _load_shape(
     """Return the model without weights, and its tokenizer."""
     with torch.device("meta"):
         config = AutoConfig.from_pretrained(path, local_files_only=offline)
+        if kind is AutoModelForCausalLM:
+            check_writes_text(config, path)
         model = kind.from_config(config, dtype=getattr(torch, dtype))
     with suppress(OSError):  # most small models have no such file
         model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=offline)

@@ -19,6 +19,11 @@ from transformers.pytorch_utils import Conv1D
 from memalpha.config import LoraConfig
 from memalpha.errors import ConfigError
 
+MAMBA_TYPES = frozenset({"falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"})
+"""Model types in which peft refuses adapters on `MAMBA_FUSED`."""
+MAMBA_FUSED = frozenset({"out_proj", "conv1d"})
+"""Linear layers whose weights Mamba's kernels read themselves, past any adapter."""
+
 
 def add_lora(
     model: PreTrainedModel,
@@ -55,9 +60,14 @@ def add_lora(
             if not any(_matches(path, target) for path in adaptable):
                 available = ", ".join(sorted({path.rpartition(".")[2] for path in adaptable}))
                 raise ConfigError(f"lora.target_modules: {name!r} has no linear layer {target!r}; it has {available}")
+    elif model.config.model_type in MAMBA_TYPES:
+        targets = tuple(sorted({path.rpartition(".")[2] for path in adaptable} - MAMBA_FUSED))
     elif modules_to_save or config.layers is not None:
         # peft excludes saved modules from "all-linear" by their usual names only, and limits layers of named ones.
         targets = tuple(sorted({path.rpartition(".")[2] for path in adaptable}))
+    if model.config.model_type in MAMBA_TYPES and MAMBA_FUSED.intersection(targets):
+        fused = ", ".join(sorted(MAMBA_FUSED.intersection(targets)))
+        raise ConfigError(f"lora.target_modules: {fused} of {name!r} is fused into a kernel and takes no adapter")
     stack, first = last_layers(model, config.layers, name) if config.layers is not None else (None, 0)
     settings = PeftLoraConfig(
         task_type=task_type,

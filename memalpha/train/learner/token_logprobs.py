@@ -28,6 +28,15 @@ def unwrap_peft(model: Any) -> PreTrainedModel:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def find_trunk(model: Any) -> Any:
+    """Return the part of a causal language model below its output embedding.
+
+    transformers' `base_model` is the model itself where the prefix in its class names another attribute (Llama 4).
+    """
+    trunk = model.base_model
+    return trunk if trunk is not model else next(part for part in model.children() if isinstance(part, PreTrainedModel))
+
+
 class TokenScorer(nn.Module):
     """Compute log-probs, entropies and values of completion tokens.
 
@@ -85,7 +94,7 @@ class TokenScorer(nn.Module):
         precision = torch.autocast(input_ids.device.type, torch.bfloat16) if self.autocast else nullcontext()
         with precision, recompute_activations(self._layers):
             trees = {} if depths is None else {"position_ids": depths, "attention_mask": attended}
-            hidden = model.base_model(input_ids=input_ids, use_cache=False, **trees).last_hidden_state
+            hidden = find_trunk(model)(input_ids=input_ids, use_cache=False, **trees).last_hidden_state
         head: Any = model.get_output_embeddings()
         # With a device map the last layers may be elsewhere than the inputs and the head.
         selected = hidden.flatten(0, 1).index_select(0, positions.to(hidden.device)).to(positions.device)
@@ -147,7 +156,7 @@ def check_head(model: nn.Module) -> None:
     head, is_same = base.get_output_embeddings(), False
     if isinstance(head, nn.Linear):
         with torch.no_grad():
-            projected = PROBE_SCALE * head(base.base_model(input_ids=probe, use_cache=False).last_hidden_state)
+            projected = PROBE_SCALE * head(find_trunk(base)(input_ids=probe, use_cache=False).last_hidden_state)
             hook = head.register_forward_hook(lambda *call: call[-1] * PROBE_SCALE)
             logits = base(input_ids=probe, use_cache=False).logits
             hook.remove()

@@ -16,15 +16,20 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only
 from transformers import masking_utils
+from transformers.integrations import moe
 
 from memalpha.config.groups import ComputeConfig
-from memalpha.policy.kv_cache import make_cache
+from memalpha.errors import PolicyError
+from memalpha.policy.kv_cache import cache_argument, make_cache
+from memalpha.policy.model_files import first_sentence
 from memalpha.train.learner.token_logprobs import TokenScorer, unwrap_peft
 
 EQUAL_LAYERS, MIXED_LAYERS = 3, 6
 """Layers of the smaller model from which a larger one is extrapolated; 6 hold the usual periods of mixed layers."""
+SCANNED_TOKENS = 8
+"""Tokens of the shorter row from which a state-space model's memory is extrapolated."""
 _LOCAL_SCALAR = torch.ops.aten._local_scalar_dense.default
 _DEVICE = torch.ops.prim.device.default
 
@@ -115,6 +120,22 @@ def extrapolate_layers(model: Any, measure: Callable[[], int], last: int | None 
     return sizes[1] + ((last or count) - more) * (sizes[1] - sizes[0]) // (more - few)
 
 
+def extrapolate_width(model: Any, measure: Callable[[int], int], width: int) -> int:
+    """Return `measure(width)`, from two short rows if the model is a state-space one.
+
+    Its memory is linear in the tokens, and transformers' plain form of it takes a step for each.
+
+    Args:
+        model: Fake model.
+        measure: Counts bytes of a pass over rows of some tokens.
+        width: Tokens of a row.
+    """
+    if cache_argument(model) == "past_key_values" or width <= 2 * SCANNED_TOKENS:
+        return measure(width)
+    less, more = measure(SCANNED_TOKENS), measure(2 * SCANNED_TOKENS)
+    return more + round((width / SCANNED_TOKENS - 2) * (more - less))
+
+
 @contextmanager
 def _no_masks_for_tracing() -> Iterator[None]:
     """Let transformers leave out the causal mask, as it does for real tensors: for fake ones it builds one."""
@@ -125,6 +146,58 @@ def _no_masks_for_tracing() -> Iterator[None]:
         yield
     finally:
         masks.is_tracing = is_tracing
+
+
+@contextmanager
+def _fake_passes(model: Any) -> Iterator[None]:
+    """Let a model run on fake tensors, and name the model where it cannot.
+
+    Experts take transformers' plain product of groups: torch's kernel for fake tensors knows bfloat16 only. Both have
+    the same inputs and outputs.
+    """
+    can_use_kernel = getattr(moe, "_can_use_grouped_mm", None)
+    moe._can_use_grouped_mm = lambda *_: False  # type: ignore[attr-defined]
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
+        name = type(unwrap_peft(model)).__name__
+        raise PolicyError(
+            f"a pass of {name} cannot be counted ({type(error).__name__}: {first_sentence(error)}): its config.json "
+            "does not fit, or its architecture or this transformers needs real tensors; run without a plan, or take "
+            "another policy"
+        ) from error
+    finally:
+        moe._can_use_grouped_mm = can_use_kernel  # type: ignore[attr-defined]
+
+
+def count_cache(model: Any, mode: FakeTensorMode, *, width: int) -> int:
+    """Return the bytes that a row of `width` tokens leaves in the cache: keys and values, or states.
+
+    Args:
+        model: Fake model.
+        mode: Mode that it was made in.
+        width: Tokens of the row.
+    """
+    with mode, torch.no_grad(), _fake_passes(model):
+        cache = make_cache(model)
+        _run_prefill(model, cache, 1, width)
+        contents = [value for layer in cache.layers for name, value in vars(layer).items() if name != "stores"]
+        tensors = [value for value in tree_flatten(contents)[0] if isinstance(value, torch.Tensor)]
+        return sum(tensor.nbytes for tensor in tensors)
+
+
+def _run_prefill(model: Any, cache: Any, rows: int, width: int) -> None:
+    ids = torch.zeros(rows, width, dtype=torch.long)
+    mask = torch.ones(rows, width, dtype=torch.long)
+    positions = (mask.cumsum(1) - 1).clamp_min(0)
+    model(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=positions,
+        use_cache=True,
+        logits_to_keep=1,
+        **{cache_argument(model): cache},
+    )
 
 
 @contextmanager
@@ -206,7 +279,7 @@ def count_training(
             parameter.grad = torch.empty_like(parameter) if accumulated else None
         earlier_gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
         counter = StorageCounter(iter([*module.parameters(), *module.buffers(), *earlier_gradients]))
-        with counter, _no_masks_for_tracing():
+        with counter, _no_masks_for_tracing(), _fake_passes(getattr(module, "model", module)):
             passes()
         for parameter in trained:
             parameter.grad = None
@@ -217,17 +290,7 @@ def count_prefill(model: Any, mode: FakeTensorMode, *, rows: int, width: int) ->
     """Return the peak bytes beside the weights of a prefill of `rows` prompts of `width` tokens."""
     with mode, torch.no_grad():
         counter = StorageCounter(iter([*model.parameters(), *model.buffers()]))
-        with counter:
+        with counter, _fake_passes(model):
             cache: Any = make_cache(model)
-            ids = torch.zeros(rows, width, dtype=torch.long)
-            mask = torch.ones(rows, width, dtype=torch.long)
-            positions = (mask.cumsum(1) - 1).clamp_min(0)
-            model(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
+            _run_prefill(model, cache, rows, width)
         return counter.peak

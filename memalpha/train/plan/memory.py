@@ -14,12 +14,18 @@ from memalpha.config import LearnerConfig, RewardModelConfig
 from memalpha.policy.flat_qwen3 import PACK_TOKENS
 from memalpha.policy.kv_cache import ROOM
 from memalpha.train.data.samples import split_micro_batches
-from memalpha.train.learner.token_logprobs import checkpointed_layers, recompute_activations, unwrap_peft
+from memalpha.train.learner.token_logprobs import (
+    checkpointed_layers,
+    find_trunk,
+    recompute_activations,
+    unwrap_peft,
+)
 from memalpha.train.plan.allocation import (
     count_learning,
     count_prefill,
     count_training,
     extrapolate_layers,
+    extrapolate_width,
 )
 from memalpha.train.plan.devices import GPU_PROCESS_BYTES
 from memalpha.train.plan.model import ModelPlan, build_shape
@@ -138,7 +144,7 @@ def _reference_bytes(config: LearnerConfig, model: ModelPlan) -> int:
     """Return the bytes of a frozen copy: with bfloat16 its linear layers are cast, the embeddings are not."""
     if config.compute.dtype != "bfloat16":
         return model.bytes
-    return model.bytes - 2 * model.layer_parameters
+    return model.bytes - 2 * model.linear_parameters
 
 
 def _copy_bytes(config: LearnerConfig, model: ModelPlan) -> int:
@@ -163,7 +169,7 @@ def _decoding_parts(model: ModelPlan, batch: Batch, dtype: str, device: str) -> 
     columns = -(-batch.longest // ROOM) * ROOM
     if batch.rows * columns > model.policy.batch_tokens:
         columns = batch.longest
-    slots = batch.rows * columns * model.cache_bytes(dtype)
+    slots = batch.rows * model.cache_bytes(dtype, columns)
     vocabulary = int(model.config.vocab_size)
     # Logits, their float32 copy and log-softmax, and two float64 arrays of the cumulative sum.
     drawing = batch.rows * vocabulary * ((kind.itemsize if kind.itemsize < 4 else 0) + 4 + 4 + 16)
@@ -171,9 +177,13 @@ def _decoding_parts(model: ModelPlan, batch: Batch, dtype: str, device: str) -> 
         inner = getattr(model.config, "intermediate_size", 4 * model.config.hidden_size)
         prefill = PACK_TOKENS * (4 * int(model.config.hidden_size) + 3 * int(inner)) * kind.itemsize
         return {"keys and values": slots, "passes": max(prefill, drawing)}
-    count = partial(count_prefill, model.policy.model, model.mode, rows=batch.prompts, width=batch.prompt)
-    peak = extrapolate_layers(model.policy.model, lambda: count())
-    cached = batch.prompts * (batch.prompt + ROOM) * model.cache_bytes(_dtype_name(model))
+    base = model.policy.model
+
+    def count(width: int) -> int:
+        return extrapolate_layers(base, lambda: count_prefill(base, model.mode, rows=batch.prompts, width=width))
+
+    peak = extrapolate_width(base, count, batch.prompt)
+    cached = batch.prompts * model.cache_bytes(_dtype_name(model), batch.prompt + ROOM)
     factor = kind.itemsize / model.policy.model.dtype.itemsize
     peak, cached = int(factor * peak), int(factor * cached)
     beside = max(peak - slots, cached, drawing, int(JOIN_SHARE * peak))
@@ -225,11 +235,14 @@ def _learning_parts(
             )
         return peak - before
 
-    activations = max(
-        extrapolate_layers(  # negative: fewer than the gradients
-            model.trained, partial(count_activations, *batch), None if config.lora is None else config.lora.layers
-        )
-        for batch in largest
+    last = None if config.lora is None else config.lora.layers
+
+    def count_batch(rows: int, targets: int, width: int) -> int:
+        return extrapolate_layers(model.trained, partial(count_activations, rows, width, targets), last)
+
+    activations = max(  # negative: fewer than the gradients
+        extrapolate_width(model.policy.model, partial(count_batch, rows, targets), width)
+        for rows, width, targets in largest
     )
     peak = max(gradients, gradients + activations)
     parts = {"gradients": gradients // shard, "activations": peak - gradients}
@@ -243,7 +256,7 @@ def _count_reward(
 ) -> tuple[int, int]:
     """Count a micro-batch of a reward model: the trunk, and a head of a few outputs."""
     layers = checkpointed_layers(model.trained) if config.compute.gradient_checkpointing else []
-    trunk: Any = unwrap_peft(model.trained).base_model
+    trunk = find_trunk(unwrap_peft(model.trained))
 
     def passes() -> None:
         ids = torch.zeros(rows, width, dtype=torch.long)

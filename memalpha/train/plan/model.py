@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,17 @@ from memalpha.config.groups import BatchConfig, LoadingConfig
 from memalpha.errors import PolicyError
 from memalpha.hub import hub_reachable
 from memalpha.policy.flat_qwen3 import supports_flat
+from memalpha.policy.kv_cache import has_plain_cache
 from memalpha.policy.load import adapter_chain, policy_path
+from memalpha.policy.model_files import check_writes_text
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.learner.lora import add_lora
-from memalpha.train.plan.allocation import fake_tensors
+from memalpha.train.plan.allocation import count_cache, extrapolate_layers, fake_tensors
 
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in NF4: 4 bits, and for 64 weights a scale of 8 bits, for 256 scales one of 32 bits."""
+PROBED_TOKENS = 16
+"""Tokens of the rows from which the size of the cache is known."""
 CHARACTERS_PER_TOKEN = 4
 """Estimate where the policy's tokenizer is not here."""
 
@@ -49,6 +54,7 @@ class ModelPlan:
     trained_parameters: int
     bytes_by_dtype: Mapping[str, int]
     notes: tuple[str, ...] = field(default=())
+    _cache_sizes: dict[int, int] = field(default_factory=dict, repr=False)
 
     @property
     def bytes(self) -> int:
@@ -66,11 +72,34 @@ class ModelPlan:
         return int(self.config.vocab_size * self.config.hidden_size)
 
     @property
-    def layer_parameters(self) -> int:
-        """Weights of all matrices that each token passes, without input and output embedding."""
+    def linear_parameters(self) -> int:
+        """Weights of all linear layers but the output embedding."""
         head = self.policy.model.get_output_embeddings()
         linear = {id(part): part for part in self.policy.model.modules() if isinstance(part, torch.nn.Linear | Conv1D)}
         return sum(part.weight.numel() for part in linear.values() if part is not head)
+
+    @property
+    def expert_parameters(self) -> int:
+        """Weights of all experts: transformers keeps a layer's experts in tensors of three dimensions."""
+        experts = {id(weight): weight for weight in self.policy.model.parameters() if weight.dim() == 3}
+        return sum(weight.numel() for weight in experts.values() if weight.shape[0] == self._experts)
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of all matrices, without input and output embedding."""
+        return self.linear_parameters + self.expert_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Weights of the matrices that a token passes, without the embeddings: of the experts, those it is sent to."""
+        if not self._experts:
+            return self.linear_parameters
+        chosen = _first_number(self.config, "num_experts_per_tok", "top_k_experts", "moe_topk") or self._experts
+        return self.linear_parameters + self.expert_parameters * min(chosen, self._experts) // self._experts
+
+    @property
+    def _experts(self) -> int:
+        return _first_number(self.config, "num_local_experts", "n_routed_experts", "num_experts")
 
     @property
     def layers(self) -> int:
@@ -79,15 +108,35 @@ class ModelPlan:
 
     @property
     def attention_width(self) -> int:
-        """Width of all query heads together."""
-        width = getattr(self.config, "head_dim", None) or self.config.hidden_size // self.config.num_attention_heads
-        return int(width * self.config.num_attention_heads)
+        """Width of all query heads together; 0 for a model without attention."""
+        heads = _first_number(self.config, "num_attention_heads")
+        if not heads:
+            return 0
+        return heads * (_first_number(self.config, "head_dim") or int(self.config.hidden_size) // heads)
 
-    def cache_bytes(self, dtype: str) -> int:
-        """Return the bytes of one token's keys and values in all layers."""
-        heads = getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
-        width = self.attention_width // self.config.num_attention_heads
-        return 2 * self.layers * int(heads) * width * getattr(torch, dtype).itemsize
+    def cache_bytes(self, dtype: str, tokens: int) -> int:
+        """Return the bytes of the keys, values and states of a row in all layers.
+
+        They are counted: layers may keep a window, a latent or a state of fixed size.
+
+        Args:
+            dtype: torch dtype of the sampler.
+            tokens: Tokens of the row.
+        """
+        model = self.policy.model
+        factor = getattr(torch, dtype).itemsize / model.dtype.itemsize
+        if has_plain_cache(model):
+            return round(factor * tokens * self._cached_bytes(PROBED_TOKENS) / PROBED_TOKENS)
+        if _first_number(self.config, "sliding_window"):
+            return round(factor * self._cached_bytes(tokens))
+        less, more = self._cached_bytes(PROBED_TOKENS), self._cached_bytes(2 * PROBED_TOKENS)
+        return round(factor * (more + (tokens / PROBED_TOKENS - 2) * (more - less)))
+
+    def _cached_bytes(self, tokens: int) -> int:
+        if tokens not in self._cache_sizes:
+            model = self.policy.model
+            self._cache_sizes[tokens] = extrapolate_layers(model, partial(count_cache, model, self.mode, width=tokens))
+        return self._cache_sizes[tokens]
 
     def uses_flat_sampler(self, dtype: str, device: str) -> bool:
         """Return True if the sampler decodes with fused copies of the weights."""
@@ -131,6 +180,7 @@ def build_shape(
     """
     base, *adapters = adapter_chain(name)
     settings, tokenizer, notes = _read_files(policy_path(base))
+    check_writes_text(settings, name)
     try:
         with torch.device("meta"):
             kernel = {"attn_implementation": "eager"} if loading.attn_implementation == "eager" else {}
@@ -177,6 +227,12 @@ def _make_fake(model: torch.nn.Module) -> None:
         for name, buffer in list(module._buffers.items()):
             if buffer is not None:
                 module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+
+
+def _first_number(settings: Any, *names: str) -> int:
+    """Return the first of these settings that is a positive number; 0 without any."""
+    numbers = (getattr(settings, name, None) for name in names)
+    return next((int(number) for number in numbers if isinstance(number, int) and number > 0), 0)
 
 
 def _packed_parameters(model: Any) -> set[int]:

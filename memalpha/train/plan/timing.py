@@ -55,7 +55,7 @@ def _forward_flops(model: ModelPlan, rows: Sequence[Row]) -> float:
     pairs = sum(row.length**2 for row in rows) / 2
     replies = sum(row.completion for row in rows)
     attention = 4 * pairs * model.attention_width * model.layers
-    return 2 * model.layer_parameters * tokens + attention + 2 * model.head_parameters * replies
+    return 2 * model.active_parameters * tokens + attention + 2 * model.head_parameters * replies
 
 
 def _decoding_seconds(model: ModelPlan, rows: Sequence[Row], batch: Batch, device: Device, shared: int) -> float:
@@ -63,14 +63,15 @@ def _decoding_seconds(model: ModelPlan, rows: Sequence[Row], batch: Batch, devic
     prompts = rows[::shared]
     tokens = sum(row.prompt for row in prompts)
     pairs = sum(row.prompt**2 for row in prompts) / 2
-    prefill = (2 * model.layer_parameters * tokens + 4 * pairs * model.attention_width * model.layers) / device.flops
+    prefill = (2 * model.active_parameters * tokens + 4 * pairs * model.attention_width * model.layers) / device.flops
     steps = sum(row.completion for row in rows) / batch.rows
     weights = model.layer_parameters + model.head_parameters
+    active = model.active_parameters + model.head_parameters
     size = model.policy.model.dtype.itemsize
     context = sum(row.prompt + row.completion / 2 for row in rows) / len(rows)
-    cache = batch.rows * context * model.cache_bytes(str(model.policy.model.dtype).removeprefix("torch."))
+    cache = batch.rows * model.cache_bytes(str(model.policy.model.dtype).removeprefix("torch."), round(context))
     if device.weights_per_second is not None:
         step = weights / device.weights_per_second + cache / device.bandwidth
     else:
-        step = max((weights * size + cache) / device.bandwidth, 2 * weights * batch.rows / device.flops)
+        step = max((weights * size + cache) / device.bandwidth, 2 * active * batch.rows / device.flops)
     return prefill + steps * max(step, device.layer_seconds * model.layers)
