@@ -187,8 +187,8 @@ def check_trees(model: nn.Module) -> None:
     is_same = base.config._attn_implementation == "sdpa" and has_plain_cache(base)
     if is_same:
         with torch.no_grad():
-            expected = base.base_model(input_ids=rows, use_cache=False).last_hidden_state.float()
-            tree = base.base_model(
+            expected = find_trunk(base)(input_ids=rows, use_cache=False).last_hidden_state.float()
+            tree = find_trunk(base)(
                 input_ids=nodes, position_ids=depths, attention_mask=attended[None, None], use_cache=False
             ).last_hidden_state.float()
         expected = torch.cat([expected[0], expected[1, 3:]])
