@@ -1,0 +1,174 @@
+"""Make the supervised rows of the SmolLM2 writer: `scripts/make_smol_rows.py --count 8000 --seed 0 --out rows.jsonl`.
+
+Each line is `{"prompt": [{"role": "user", "content": …}], "completion": …}`, as `memalpha train sft source=FILE` reads
+it: prompts in the compact style, completions in the line form. Equal options give equal bytes. The declared mixture:
+
+| part | share | rows |
+|---|---|---|
+| demo | .27 | the demo world, training values, 60 % pseudo-words, drills |
+| paraphrase | .21 | the demo world in training phrasings of `smol.paraphrases` |
+| dialogue | .31 | two people who talk over months (`smol.dialogues`), facts as sentences |
+| full | .05 | the full world, sessions cut into short chunks |
+| babi | .08 | streams of bAbI's training stories |
+| passages | .08 | XQuAD (every second article), HotpotQA (even-numbered questions), FriendsQA (dev) |
+
+A fifth of each part but `full` are reader rows. Rows longer than `MAX_TOKENS` are dropped, and so are duplicates. The
+order is random: every part occurs from the first rows on.
+
+`--held-out TASKS.jsonl --count 60` writes tasks told in held-out phrasings, which no row uses, for evaluation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+from random import Random
+
+from smol.dialogues import dialogue_rows
+from smol.passages import load_passages, passage_rows
+from smol.rows import SmolRow
+from smol.worlds import babi_rows, demo_rows, full_rows, held_out_tasks, paraphrase_rows
+
+from memalpha.errors import DataError, MemalphaError
+from memalpha.tasks.formats.jsonl import save_jsonl
+
+SHARES = {"demo": 0.27, "paraphrase": 0.21, "dialogue": 0.31, "full": 0.05, "babi": 0.08, "passages": 0.08}
+"""Share of each part among all rows."""
+READER_SHARE = 0.2
+"""Share of reader rows in every part that has them."""
+WITHOUT_READER = ("full",)
+MAX_TOKENS = 600
+MAX_COMPLETION = 160
+MAX_PROMPT = {"full": 450, "babi": 450, "passages": 450}
+DATA = Path(__file__).parents[1] / ".." / "shared" / "data"
+
+RowSource = Callable[[int, int], Iterable[SmolRow]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write rows, or held-out tasks; print the realised mixture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="file of the rows")
+    parser.add_argument("--held-out", type=Path, help="file of tasks in held-out phrasings; no rows are made")
+    parser.add_argument("--count", type=int, default=8000, help="number of rows, or of held-out tasks")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--data", type=Path, default=DATA, help="folder of xquad_en, hotpotqa_small and friendsqa")
+    parser.add_argument("--without-passages", action="store_true", help="leave the passages out")
+    parser.add_argument("--tokenizer", help="folder of SmolLM2's tokenizer; default: 4 characters count as a token")
+    arguments = parser.parse_args(argv)
+    if (arguments.out is None) == (arguments.held_out is None):
+        parser.error("give either --out or --held-out")
+    try:
+        if arguments.held_out is not None:
+            save_jsonl(held_out_tasks(arguments.count, arguments.seed), arguments.held_out)
+            return 0
+        data = None if arguments.without_passages else arguments.data
+        rows, statistics = make_rows(arguments.count, arguments.seed, data, token_counter(arguments.tokenizer))
+    except MemalphaError as error:
+        print(error, file=sys.stderr)
+        return 2
+    arguments.out.write_text("".join(json.dumps(row.to_json()) + "\n" for row in rows), encoding="utf-8")
+    print(statistics)
+    return 0
+
+
+def token_counter(folder: str | None) -> Callable[[str], int]:
+    """Return a function that counts the tokens of a text.
+
+    Args:
+        folder: Folder of a transformers tokenizer; None counts a quarter of the characters.
+    """
+    if folder is None:
+        return lambda text: -(-len(text) // 4)
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def make_rows(
+    total: int, seed: int, data: Path | None, count_tokens: Callable[[str], int]
+) -> tuple[list[SmolRow], str]:
+    """Return shuffled rows in the declared mixture, and a Markdown table of what was made.
+
+    Args:
+        total: Number of rows.
+        seed: Seed of all rows.
+        data: Folder of the passages; None leaves them out.
+        count_tokens: Token counter for the limits.
+
+    Raises:
+        DataError: A file of the passages is missing.
+    """
+    sources: dict[str, RowSource] = {
+        "demo": demo_rows,
+        "paraphrase": paraphrase_rows,
+        "dialogue": dialogue_rows,
+        "full": full_rows,
+        "babi": babi_rows,
+    }
+    if data is not None:
+        sources["passages"] = partial(passage_rows, load_passages(data))
+    weight = sum(SHARES.get(part, 0) for part in sources)
+    rows: list[SmolRow] = []
+    table = ["| part | rows | reader rows | prompt tokens | completion tokens | skips | too long | duplicates |"]
+    table.append("|---" * 8 + "|")
+    for part, source in sources.items():
+        if not SHARES.get(part):
+            continue
+        part_rows, dropped, lengths = _part_rows(part, source, round(total * SHARES[part] / weight), seed, count_tokens)
+        rows += part_rows
+        readers = sum(row.kind == "reader" for row in part_rows)
+        skips = sum(row.completion == "." for row in part_rows)
+        means = [sum(column) / max(1, len(lengths)) for column in zip(*(lengths or [(0, 0)]), strict=True)]
+        table.append(
+            f"| {part} | {len(part_rows)} | {readers} | {means[0]:.0f} | {means[1]:.1f} | {skips} "
+            f"| {dropped['long']} | {dropped['duplicate']} |"
+        )
+    Random(f"smol|order|{seed}").shuffle(rows)
+    return rows, "\n".join(table)
+
+
+def _part_rows(
+    part: str, source: RowSource, total: int, seed: int, count_tokens: Callable[[str], int]
+) -> tuple[list[SmolRow], Counter[str], list[tuple[int, int]]]:
+    """Return the rows of one part, counts of dropped rows, and (prompt, completion) tokens of each row."""
+    readers = 0 if part in WITHOUT_READER else round(total * READER_SHARE)
+    quota = {"writer": total - readers, "reader": readers}
+    rows: list[SmolRow] = []
+    lengths: list[tuple[int, int]] = []
+    dropped: Counter[str] = Counter()
+    prompts: set[str] = set()
+    for row in _numbered_rows(source, seed):
+        if not any(quota.values()):
+            return rows, dropped, lengths
+        if not quota[row.kind]:
+            continue
+        size = count_tokens(row.prompt), count_tokens(row.completion)
+        if sum(size) > MAX_TOKENS or size[1] > MAX_COMPLETION or size[0] > MAX_PROMPT.get(part, MAX_TOKENS):
+            dropped["long"] += 1
+        elif row.prompt in prompts:
+            dropped["duplicate"] += 1
+            if dropped["duplicate"] > 20 * total:
+                raise DataError(f"part {part}: only {len(rows)} different rows of {total}: ask for fewer with --count")
+        else:
+            prompts.add(row.prompt)
+            quota[row.kind] -= 1
+            rows.append(row)
+            lengths.append(size)
+    return rows, dropped, lengths
+
+
+def _numbered_rows(source: RowSource, seed: int) -> Iterator[SmolRow]:
+    for index in count():
+        yield from source(seed, index)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
