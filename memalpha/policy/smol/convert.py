@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def convert(gguf: Path, out: Path) -> None:
         try:
             model.to(torch.bfloat16).save_pretrained(out)
         except SafetensorError as error:  # a disk that is full, or a limit of the file's size
-            raise OSError(str(error)) from error
+            raise OSError(errno.ENOSPC, str(error)) from error
     tokenizer.save_pretrained(out)
     if weights_sha256(out) != WEIGHTS_SHA256:
         raise PolicyError(
