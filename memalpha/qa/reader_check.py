@@ -122,8 +122,16 @@ def check_reader_answers(reader: Reader, records: Iterable[Record]) -> None:
     """Check the answers of a whole evaluation before training starts from it.
 
     Raises:
-        EvaluationError: All answers of a language model are empty, or most are cut off. No memory could earn a reward.
+        EvaluationError: All answers are empty, or most of a language model's are cut off. No memory could earn a
+            reward.
     """
+    records = list(records)
+    counts = AnswerCounts.of(records)
+    if counts.answers and counts.empty == counts.answers and not isinstance(reader, PolicyReader):
+        raise EvaluationError(
+            f"reader {reader.name}: all {counts.answers} answers to questions with retrieved entries are empty, so no "
+            "memory can earn a reward: choose another reader.kind"
+        )
     if isinstance(reader, PolicyReader) and (fault := find_reader_fault(AnswerCounts.of(records), reader)):
         raise EvaluationError(
             f"{fault.reason}, so no memory can earn a reward. What to change: {fault.remedy}. If it is meant so, set "
