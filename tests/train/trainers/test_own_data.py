@@ -48,9 +48,9 @@ def test_a_reader_that_is_the_limit_is_spoken_of(small, policy_path, capfd):
 @pytest.mark.parametrize("gold", [True, False])
 def test_a_reader_that_never_answers_stops_the_run(small, monkeypatch, gold):
     """Every memory would earn the same, the oracle's as well, and hours would teach nothing."""
-    answer = ExtractiveReader.answer
+    read = ExtractiveReader.read
     monkeypatch.setattr(
-        ExtractiveReader, "answer", lambda *args, **options: [replace(a, text="") for a in answer(*args, **options)]
+        ExtractiveReader, "read", lambda *args, **options: [replace(a, text="") for a in read(*args, **options)]
     )
     changes = {"agent": {"max_new_tokens": 40}, "policy": "tiny", "eval_tasks": 1}
     if not gold:  # then only the memories that the start itself writes can tell
