@@ -191,7 +191,7 @@ class SFTEvaluationConfig(MemoryEvaluationConfig):
 
 
 class BatchConfig(Config):
-    """Memory of a sampler in this process."""
+    """Memory of a sampler in this process, and which replies it gives up."""
 
     batch_tokens: int = Field(
         default=65536,
@@ -200,6 +200,11 @@ class BatchConfig(Config):
         "holds as many tokens",
     )
     decode_rows: int = Field(default=128, gt=0, description="most rows decoded together")
+    stop_repeats: bool = Field(
+        default=False,
+        description="cut a reply that writes the same tokens three times or more in a row, over at least 24 tokens; it "
+        "counts as truncated",
+    )
 
 
 class EvalSamplingConfig(BatchConfig):

@@ -30,6 +30,24 @@ JOIN_SHARE = 0.25
 """Waiting rows enter when they are this share of the running ones: a prefill costs about as much as a step."""
 
 
+REPEATS = 3
+"""Equal blocks in a row that end a reply with `stop_repeats`."""
+
+REPEATED_TOKENS = 24
+"""Least tokens that these blocks have together: shorter ones repeat in good replies too."""
+
+
+def ends_in_repeats(ids: Sequence[int]) -> bool:
+    """Return True if the ids end in `REPEATS` or more equal blocks of at least `REPEATED_TOKENS` together."""
+    for length in range(1, len(ids) // REPEATS + 1):
+        if ids[-1] != ids[-1 - length]:
+            continue
+        span = max(REPEATS * length, REPEATED_TOKENS)
+        if span <= len(ids) and ids[len(ids) - span + length :] == ids[len(ids) - span : -length]:
+            return True
+    return False
+
+
 class ThoughtEnd(NamedTuple):
     """Ids around a thought: the ones that open and close it, and those that are forced after its budget."""
 
@@ -103,6 +121,7 @@ class DecodingQueue:
             share their tokens.
         batch_rows: most rows under way.
         batch_tokens: most rows x (prompt + new tokens of the longest) under way, unless one row alone needs more.
+        stop_repeats: end replies that repeat themselves (`ends_in_repeats`) as if they had no tokens left.
     """
 
     def __init__(
@@ -115,6 +134,7 @@ class DecodingQueue:
         *,
         batch_rows: int,
         batch_tokens: int,
+        stop_repeats: bool = False,
     ) -> None:
         self._encode = encode
         self._decode = decode
@@ -123,6 +143,7 @@ class DecodingQueue:
         self.thought_end = thought_end
         self.batch_rows = batch_rows
         self.batch_tokens = batch_tokens
+        self.stop_repeats = stop_repeats
         self._submitted = 0
         self.close()
 
@@ -191,7 +212,9 @@ class DecodingQueue:
         return count if count >= JOIN_SHARE * running else 0
 
     def _has_ended(self, row: _Row) -> bool:
-        return row.ids[-1] in self.eos_ids or len(row.ids) >= row.most
+        if row.ids[-1] in self.eos_ids or len(row.ids) >= row.most:
+            return True
+        return self.stop_repeats and ends_in_repeats(row.ids)
 
     def _remove(self, ended: Sequence[int]) -> list[tuple[int, Completion]]:
         """Take the rows of these indices out of the batch and return their completions."""

@@ -54,7 +54,7 @@ def load_policy(
         device: torch device of the weights; "meta" loads tokenizer and configuration only, to render prompts.
         endpoint: request settings; used for endpoints only.
         loading: 4 bits, device map and attention of a transformers model. Adapters of a base in 4 bits are not merged.
-        batching: most tokens and rows that a transformers model decodes together.
+        batching: most tokens and rows that a transformers model decodes together, and which replies it cuts.
 
     Returns:
         The policy, with `name` as its name.
@@ -102,6 +102,7 @@ def load_policy(
     policy.name = text
     if batching is not None:
         policy.batch_tokens, policy.batch_rows = batching.batch_tokens, batching.decode_rows
+        policy.stop_repeats = batching.stop_repeats
     return policy
 
 

@@ -77,6 +77,7 @@ class TransformersPolicy:
         self.form = _trained_on(FORM_KEY, FORMS, model, tokenizer, name, "native")
         self.batch_tokens = batch_tokens
         self.batch_rows = batch_rows
+        self.stop_repeats = False
         self.positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._sampling_dtype: torch.dtype | None = None
         self._flat: FlatQwen3 | None = None
@@ -205,6 +206,7 @@ class TransformersPolicy:
             self._thought_end,
             batch_rows=self.batch_rows,
             batch_tokens=self.batch_tokens,
+            stop_repeats=self.stop_repeats,
         )
 
     def _make_rows(self) -> DecodingRows:

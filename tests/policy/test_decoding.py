@@ -10,6 +10,7 @@ from tiny import VOCABULARY, nudged, tiny_llama, tiny_model, tiny_policy, tiny_t
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Lfm2Config, Lfm2ForCausalLM
 
 from memalpha.errors import PromptTooLong
+from memalpha.policy.decoding import ends_in_repeats
 from memalpha.policy.decoding_rows import PaddedRows, SlotRows
 from memalpha.policy.flat_qwen3 import FlatRows
 from memalpha.policy.kv_cache import KeyValueSlots, has_plain_cache
@@ -319,3 +320,36 @@ def test_the_largest_uniform_stays_inside_the_vocabulary(total):
     cdf = torch.tensor([[0.5, total, total]], dtype=torch.float64)
     largest = torch.tensor([[1 - 2.0**-53]], dtype=torch.float64)
     assert int(torch.searchsorted(cdf, largest * cdf[:, -1:], right=True)) == 1
+
+
+@pytest.mark.parametrize(
+    ("ids", "is_repeated"),
+    [
+        ([1] * 24, True),
+        ([1] * 23, False),
+        ([5, 6] + [1, 2, 3, 4] * 6, True),
+        ([1, 2, 3, 4] * 6 + [1], True),
+        ([1, 2, 3, 4] * 6 + [9], False),
+        (list(range(10)) * 3, True),
+        (list(range(10)) * 2 + list(range(9)), False),
+        ([], False),
+    ],
+)
+def test_three_equal_blocks_of_24_tokens_are_a_repetition(ids, is_repeated):
+    assert ends_in_repeats(ids) is is_repeated
+
+
+def test_a_reply_that_repeats_itself_is_cut_and_counts_as_truncated():
+    policy = tiny_policy()
+    requests = [request("x" * length, length, temperature=0.0, new=120) for length in range(1, 9)]
+    whole = policy.sample(requests)
+    policy.stop_repeats = True
+    cut = policy.sample(requests)
+    assert any(len(ours.completion_ids) < len(theirs.completion_ids) for ours, theirs in zip(cut, whole, strict=True))
+    for ours, theirs in zip(cut, whole, strict=True):
+        count = len(ours.completion_ids)
+        assert ours.completion_ids == theirs.completion_ids[:count]
+        assert ours.logprobs == pytest.approx(theirs.logprobs[:count], abs=1e-5)
+        assert not any(ends_in_repeats(theirs.completion_ids[:end]) for end in range(count))
+        if count < len(theirs.completion_ids):
+            assert ends_in_repeats(ours.completion_ids) and ours.stop_reason == "length"
