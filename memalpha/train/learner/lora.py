@@ -51,6 +51,8 @@ def add_lora(
     head = model.get_output_embeddings()
     layers = {path: part for path, part in model.named_modules() if isinstance(part, torch.nn.Linear | Conv1D)}
     adaptable = [path for path, part in layers.items() if part is not head and path not in modules_to_save]
+    # Llama 4's router is a linear layer that returns two results, which an adapter cannot add to.
+    routers = {path.rpartition(".")[2] for path in adaptable if type(layers[path]).__name__.endswith("Router")}
     targets = config.target_modules
     if targets != "all-linear":
         for target in targets:
@@ -60,8 +62,9 @@ def add_lora(
             if not any(_matches(path, target) for path in adaptable):
                 available = ", ".join(sorted({path.rpartition(".")[2] for path in adaptable}))
                 raise ConfigError(f"lora.target_modules: {name!r} has no linear layer {target!r}; it has {available}")
-    elif model.config.model_type in MAMBA_TYPES:
-        targets = tuple(sorted({path.rpartition(".")[2] for path in adaptable} - MAMBA_FUSED))
+    elif model.config.model_type in MAMBA_TYPES or routers:
+        fused = MAMBA_FUSED if model.config.model_type in MAMBA_TYPES else frozenset[str]()
+        targets = tuple(sorted({path.rpartition(".")[2] for path in adaptable} - routers - fused))
     elif modules_to_save or config.layers is not None:
         # peft excludes saved modules from "all-linear" by their usual names only, and limits layers of named ones.
         targets = tuple(sorted({path.rpartition(".")[2] for path in adaptable}))

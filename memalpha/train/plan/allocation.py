@@ -97,8 +97,9 @@ def extrapolate_layers(model: Any, measure: Callable[[], int], last: int | None 
         for name, child in part.named_children()
         if isinstance(child, torch.nn.ModuleList) and len(child) == count
     ]
-    kinds = getattr(settings, "layer_types", None)
-    few = MIXED_LAYERS if kinds is not None and len(set(kinds)) > 1 else EQUAL_LAYERS
+    kinds = getattr(settings, "layer_types", None) or ()
+    has_own_kinds = bool(kinds) and "layer_types" in vars(settings)  # others follow from the number of layers
+    few = MIXED_LAYERS if len(set(kinds)) > 1 else EQUAL_LAYERS
     more = 2 * few
     if count <= more or len(stacks) != 1:
         return measure()
@@ -109,13 +110,13 @@ def extrapolate_layers(model: Any, measure: Callable[[], int], last: int | None 
         for layer_count in (few, more):
             setattr(part, name, layers[:layer_count] if last is None else layers[-layer_count:])
             settings.num_hidden_layers = layer_count
-            if kinds is not None:
+            if has_own_kinds:
                 settings.layer_types = kinds[:layer_count] if last is None else kinds[-layer_count:]
             sizes.append(measure())
     finally:
         setattr(part, name, layers)
         settings.num_hidden_layers = count
-        if kinds is not None:
+        if has_own_kinds:
             settings.layer_types = kinds
     return sizes[1] + ((last or count) - more) * (sizes[1] - sizes[0]) // (more - few)
 
@@ -149,25 +150,33 @@ def _no_masks_for_tracing() -> Iterator[None]:
 
 
 @contextmanager
-def _fake_passes(model: Any) -> Iterator[None]:
-    """Let a model run on fake tensors, and name the model where it cannot.
+def _no_kernels_of_experts() -> Iterator[None]:
+    """Let experts take transformers' plain product of groups: torch's kernel for fake tensors knows bfloat16 only.
 
-    Experts take transformers' plain product of groups: torch's kernel for fake tensors knows bfloat16 only. Both have
-    the same inputs and outputs.
+    Both have the same inputs and outputs.
     """
     can_use_kernel = getattr(moe, "_can_use_grouped_mm", None)
     moe._can_use_grouped_mm = lambda *_: False  # type: ignore[attr-defined]
     try:
         yield
+    finally:
+        moe._can_use_grouped_mm = can_use_kernel  # type: ignore[attr-defined]
+
+
+@contextmanager
+def explain_failures(model: Any) -> Iterator[None]:
+    """Re-raise what an architecture raises in the block as `PolicyError` that names the model.
+
+    Any code of transformers may run there, on fake tensors that it was not written for.
+    """
+    try:
+        yield
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
         name = type(unwrap_peft(model)).__name__
         raise PolicyError(
-            f"a pass of {name} cannot be counted ({type(error).__name__}: {first_sentence(error)}): its config.json "
-            "does not fit, or its architecture or this transformers needs real tensors; run without a plan, or take "
-            "another policy"
+            f"{name} cannot be planned ({type(error).__name__}: {first_sentence(error)}): its config.json does not "
+            "fit, or its architecture or this transformers needs real tensors; run without a plan, or take another one"
         ) from error
-    finally:
-        moe._can_use_grouped_mm = can_use_kernel  # type: ignore[attr-defined]
 
 
 def count_cache(model: Any, mode: FakeTensorMode, *, width: int) -> int:
@@ -178,7 +187,7 @@ def count_cache(model: Any, mode: FakeTensorMode, *, width: int) -> int:
         mode: Mode that it was made in.
         width: Tokens of the row.
     """
-    with mode, torch.no_grad(), _fake_passes(model):
+    with mode, torch.no_grad(), _no_kernels_of_experts():
         cache = make_cache(model)
         _run_prefill(model, cache, 1, width)
         contents = [value for layer in cache.layers for name, value in vars(layer).items() if name != "stores"]
@@ -279,7 +288,7 @@ def count_training(
             parameter.grad = torch.empty_like(parameter) if accumulated else None
         earlier_gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
         counter = StorageCounter(iter([*module.parameters(), *module.buffers(), *earlier_gradients]))
-        with counter, _no_masks_for_tracing(), _fake_passes(getattr(module, "model", module)):
+        with counter, _no_masks_for_tracing(), _no_kernels_of_experts():
             passes()
         for parameter in trained:
             parameter.grad = None
@@ -290,7 +299,7 @@ def count_prefill(model: Any, mode: FakeTensorMode, *, rows: int, width: int) ->
     """Return the peak bytes beside the weights of a prefill of `rows` prompts of `width` tokens."""
     with mode, torch.no_grad():
         counter = StorageCounter(iter([*model.parameters(), *model.buffers()]))
-        with counter, _fake_passes(model):
+        with counter, _no_kernels_of_experts():
             cache: Any = make_cache(model)
             _run_prefill(model, cache, rows, width)
         return counter.peak

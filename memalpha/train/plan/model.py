@@ -23,7 +23,7 @@ from memalpha.policy.load import adapter_chain, policy_path
 from memalpha.policy.model_files import check_writes_text
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.learner.lora import add_lora
-from memalpha.train.plan.allocation import count_cache, extrapolate_layers, fake_tensors
+from memalpha.train.plan.allocation import count_cache, explain_failures, extrapolate_layers, fake_tensors
 
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in NF4: 4 bits, and for 64 weights a scale of 8 bits, for 256 scales one of 32 bits."""
@@ -196,7 +196,7 @@ def build_shape(
     parameters = policy.parameters
     trained: Any = model
     if lora is not None:
-        with torch.device("meta"):
+        with torch.device("meta"), explain_failures(model):
             trained = add_lora(model, lora, name, seed)
         for parameter in trained.parameters():
             if parameter.requires_grad:

@@ -10,6 +10,7 @@ import torch
 
 from memalpha.config import LearnerConfig
 from memalpha.config.training import AnyTraining
+from memalpha.train.plan.allocation import explain_failures
 from memalpha.train.plan.devices import Device, is_present, measure_device, published_gpu
 from memalpha.train.plan.memory import MemoryPlan, Phase, plan_memory
 from memalpha.train.plan.model import ModelPlan, plan_model
@@ -37,7 +38,7 @@ def plan_run(config: AnyTraining, *, gpu: str | None = None, processes: int | No
     Raises:
         ConfigError: The settings do not fit, or the GPU is not known.
         DataError: The data are missing or do not fit.
-        PolicyError: The policy's config.json is not here.
+        PolicyError: The policy's config.json is not here, writes no text, or cannot be planned.
     """
     processes = processes or int(os.environ.get("WORLD_SIZE", "1"))
     config = resolve_init_from(config)
@@ -45,15 +46,14 @@ def plan_run(config: AnyTraining, *, gpu: str | None = None, processes: int | No
         config = config.replace(device="cuda")
     model = plan_model(config)
     work = plan_workload(config, model.policy)
-    memory = plan_memory(config, model, work, processes)
-    device = _choose_device(config, model, memory, gpu)
+    with explain_failures(model.trained):
+        memory = plan_memory(config, model, work, processes)
+        device = _choose_device(config, model, memory, gpu)
+        seconds = None if device is None else plan_time(config, model, work, memory, device, processes)
     capacity = device.memory if device is not None else None
     notes = [*model.notes, *work.notes]
-    seconds = None
     if device is None:
         notes.append(f"device {config.compute.device!r} is not here: --gpu NAME gives its memory and speed")
-    else:
-        seconds = plan_time(config, model, work, memory, device, processes)
     return {
         "kind": work.kind,
         "policy": config.policy,

@@ -90,6 +90,16 @@ def test_a_plan_counts_any_decoder(name, lora, tmp_path):
     assert 0 < plan["memory"]["peak"]["bytes"] < 10**10 and plan["time"]["step_seconds"] > 0
 
 
+def test_a_tall_mamba_is_extrapolated_from_fewer_layers(tmp_path):
+    """Its kinds of layers follow from their number, and cannot be set."""
+    tall = MambaConfig(vocab_size=512, hidden_size=32, num_hidden_layers=12, state_size=4, eos_token_id=0)
+    sizes = []
+    for layers, config in ((2, MODELS["mamba"]), (12, tall)):
+        folder = tmp_path / str(layers)
+        sizes.append(build_shape(write_config(config, folder), "float32", LoadingConfig()).cache_bytes("float32", 99))
+    assert sizes[1] == 6 * sizes[0] > 0
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_kinds_are_refused_in_words(name, tmp_path):
     config, message = REFUSED[name]
@@ -105,7 +115,7 @@ def test_other_kinds_are_refused_in_words(name, tmp_path):
 
 def test_a_config_that_does_not_fit_its_architecture_names_it(tmp_path):
     config = Qwen3MoeConfig(**SMALL, num_experts=2, num_experts_per_tok=8, moe_intermediate_size=16, head_dim=8)
-    with pytest.raises(PolicyError, match=r"a pass of Qwen3MoeForCausalLM cannot be counted \(RuntimeError: k not in"):
+    with pytest.raises(PolicyError, match=r"Qwen3MoeForCausalLM cannot be planned \(RuntimeError: k not in"):
         plan_run(settings(write_config(config, tmp_path)), gpu="h100")
 
 
