@@ -110,7 +110,9 @@ def test_evaluate_raises_and_can_be_told_to_go_on():
         check_reader_answers(reader(THINKS), report.records)
     floor = evaluate(writer, conversations, config=CONFIG)
     assert "reader_truncated" not in floor.summary, "a rule is never cut"
-    check_reader_answers(ExtractiveReader(), report.records)
+    check_reader_answers(ExtractiveReader(), floor.records)
+    with pytest.raises(EvaluationError, match=r"reader extractive.*are empty.*reader\.kind"):
+        check_reader_answers(ExtractiveReader(), report.records)
     half = evaluate(writer, conversations, reader(CUT, ANSWERS), config=CONFIG)
     assert half.summary["reader_truncated"] == 1 / len(half.records)
 

@@ -48,11 +48,11 @@ def test_a_reader_that_is_the_limit_is_spoken_of(small, policy_path, capfd):
 @pytest.mark.parametrize("gold", [True, False])
 def test_a_reader_that_never_answers_stops_the_run(small, monkeypatch, gold):
     """Every memory would earn the same, the oracle's as well, and hours would teach nothing."""
-    read = ExtractiveReader.read
+    answer = ExtractiveReader.answer
     monkeypatch.setattr(
-        ExtractiveReader, "read", lambda *args, **options: [replace(a, text="") for a in read(*args, **options)]
+        ExtractiveReader, "answer", lambda *args, **options: [replace(a, text="") for a in answer(*args, **options)]
     )
-    changes = {"agent": {"max_new_tokens": 40}, "policy": "tiny", "eval_tasks": 1}
+    changes = {"agent": {"max_new_tokens": 40}, "policy": "tiny", "eval_tasks": 1, "stop_unreadable": True}
     if not gold:  # then only the memories that the start itself writes can tell
         generate = synthetic.tasks
         bare = {"gold_operations": ()}
