@@ -1,4 +1,4 @@
-r"""Line form of the writer's calls: one call a line, a fifth of the tokens of Hermes JSON.
+r"""Line form of the writer's calls: one call a line. SmolLM2 needs a fifth of the tokens of Hermes JSON for it.
 
 | line | call |
 |---|---|

@@ -19,7 +19,7 @@ from memalpha.agent.text_match import is_abstention
 from memalpha.config import ReaderConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.base import Policy
-from memalpha.policy.reply_cache import ReplyCache
+from memalpha.policy.reply_cache import cache_frozen
 from memalpha.store.memory import Memory
 from memalpha.store.search.stemmer import stem
 from memalpha.store.slots import key_value
@@ -141,7 +141,7 @@ class PolicyReader:
 
     def __init__(self, policy: Policy, config: ReaderConfig | None = None, *, frozen: bool = False) -> None:
         self.policy = policy
-        self.cache = ReplyCache(policy) if frozen else None
+        self.cache = cache_frozen(policy) if frozen else None
         self.config = config or ReaderConfig(kind="policy")
         if self.config.cite and self.config.prompt == "compact":
             raise ConfigError("reader.cite: a policy prompted in the compact style answers in a word; leave it out")

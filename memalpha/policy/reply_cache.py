@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from threading import Lock
 
 from memalpha.policy.base import Policy
+from memalpha.policy.load import ENDPOINT_PREFIXES
 from memalpha.types import Completion, SampleRequest
 
 MAX_REPLIES = 4096
@@ -81,6 +82,11 @@ class ReplyCache:
                 self._replies.popitem(last=False)
 
 
+def cache_frozen(policy: Policy) -> ReplyCache | None:
+    """Return a cache for a frozen policy; None for an endpoint, which keeps its answers itself (`endpoint.cache`)."""
+    return None if policy.name.startswith(ENDPOINT_PREFIXES) else ReplyCache(policy)
+
+
 def _request_key(request: SampleRequest) -> bytes:
     """Return the SHA-256 of all that a greedy reply depends on."""
     fields = (
@@ -89,5 +95,6 @@ def _request_key(request: SampleRequest) -> bytes:
         request.max_new_tokens,
         request.thinking_tokens,
         dict(request.chat_template_kwargs),
+        request.native_calls,
     )
     return hashlib.sha256(json.dumps(fields, sort_keys=True, default=repr).encode()).digest()

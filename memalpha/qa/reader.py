@@ -7,7 +7,7 @@ from memalpha.agent.reader import Answer, ExtractiveReader, PolicyReader, Reader
 from memalpha.config import ReaderConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.base import Policy, with_prompt_style
-from memalpha.policy.load import ENDPOINT_PREFIXES, load_policy
+from memalpha.policy.load import load_policy
 
 __all__ = ["Answer", "CopyReader", "ExtractiveReader", "PolicyReader", "Reader", "Reading", "load_reader"]
 
@@ -36,6 +36,4 @@ def load_reader(config: ReaderConfig | str, policy: Policy | None = None, *, fro
         policy, frozen = load_policy(config.policy), True
     if policy is None:
         raise ConfigError("reader.policy: name the policy that answers (kind=policy), or use reader.kind=extractive")
-    return PolicyReader(
-        policy, with_prompt_style(config, policy), frozen=frozen and not policy.name.startswith(ENDPOINT_PREFIXES)
-    )
+    return PolicyReader(policy, with_prompt_style(config, policy), frozen=frozen)

@@ -118,21 +118,26 @@ class CheckedReader:
             )
 
 
-def check_reader_answers(reader: Reader, records: Iterable[Record]) -> None:
+def check_reader_answers(reader: Reader, records: Iterable[Record], *, stop_unreadable: bool = True) -> None:
     """Check the answers of a whole evaluation before training starts from it.
+
+    Args:
+        reader: The reader.
+        records: Records of the evaluation.
+        stop_unreadable: Check a language model's answers; those of a rule are always checked.
 
     Raises:
         EvaluationError: All answers are empty, or most of a language model's are cut off. No memory could earn a
             reward.
     """
-    records = list(records)
     counts = AnswerCounts.of(records)
-    if counts.answers and counts.empty == counts.answers and not isinstance(reader, PolicyReader):
-        raise EvaluationError(
-            f"reader {reader.name}: all {counts.answers} answers to questions with retrieved entries are empty, so no "
-            "memory can earn a reward: choose another reader.kind"
-        )
-    if isinstance(reader, PolicyReader) and (fault := find_reader_fault(AnswerCounts.of(records), reader)):
+    if not isinstance(reader, PolicyReader):
+        if counts.answers and counts.empty == counts.answers:
+            raise EvaluationError(
+                f"reader {reader.name}: all {counts.answers} answers to questions with retrieved entries are empty, so "
+                "no memory can earn a reward: choose another reader.kind"
+            )
+    elif stop_unreadable and (fault := find_reader_fault(counts, reader)):
         raise EvaluationError(
             f"{fault.reason}, so no memory can earn a reward. What to change: {fault.remedy}. If it is meant so, set "
             "sampling.stop_unreadable=false"

@@ -27,7 +27,7 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class AdapterRecord:
-    """What an adapter was trained on, from `memalpha.json` in its folder.
+    """Base, prompt style and form of calls that an adapter was trained on, from `memalpha.json` in its folder.
 
     Attributes:
         gguf_sha256: SHA-256 of the GGUF file that its base was made from.

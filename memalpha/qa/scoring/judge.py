@@ -22,9 +22,8 @@ from memalpha.agent.parsing import after_thinking
 from memalpha.config import JudgeConfig
 from memalpha.errors import DataError, PolicyError
 from memalpha.policy.base import Policy
-from memalpha.policy.endpoints.policy import EndpointPolicy
 from memalpha.policy.load import load_policy
-from memalpha.policy.reply_cache import ReplyCache
+from memalpha.policy.reply_cache import cache_frozen
 from memalpha.qa.scoring.judge_prompts import (
     BENCHMARKS,
     SYSTEM,
@@ -98,8 +97,7 @@ class Judge:
         frozen: bool = False,
     ) -> None:
         self.policies = list(policies)
-        in_process = [policy for policy in self.policies if frozen and not isinstance(policy, EndpointPolicy)]
-        self._caches = {id(policy): ReplyCache(policy) for policy in in_process}
+        self._caches = {id(policy): cache_frozen(policy) if frozen else None for policy in self.policies}
         self.weights = list(weights or [1.0] * len(self.policies))
         self.max_new_tokens = max_new_tokens
         self._request = partial(
@@ -180,7 +178,7 @@ class Judge:
         return {prompt.prompt: pair for prompt, pair in zip(prompts, pairs, strict=True)}
 
     def _sample(self, policy: Policy, messages: Iterable[tuple[Mapping[str, str], ...]]) -> list[str]:
-        cache = self._caches.get(id(policy))
+        cache = self._caches[id(policy)]
         sample = policy.sample if cache is None else cache.ask
         return [completion.text for completion in sample([self._request(item) for item in messages])]
 

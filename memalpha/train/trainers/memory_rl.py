@@ -176,9 +176,8 @@ class MemoryEvaluations(Evaluations):
         reports: dict[str, Report] = {}
         if not missing:
             reports = {name: tasks.evaluate(name, evaluator) for name, evaluator in self.baselines.items()}
-        if self.stop_unreadable:
-            records = (record for report in (before, *reports.values()) for record in report.records)
-            check_reader_answers(self.reader, records)
+        records = (record for report in (before, *reports.values()) for record in report.records)
+        check_reader_answers(self.reader, records, stop_unreadable=self.stop_unreadable)
         if reports:
             ceiling = reports["oracle"].summary["answerable_accuracy"]
             if ceiling is not None and ceiling < MIN_READER_CEILING:

@@ -52,7 +52,7 @@ def test_a_reader_that_never_answers_stops_the_run(small, monkeypatch, gold):
     monkeypatch.setattr(
         ExtractiveReader, "answer", lambda *args, **options: [replace(a, text="") for a in answer(*args, **options)]
     )
-    changes = {"agent": {"max_new_tokens": 40}, "policy": "tiny", "eval_tasks": 1, "stop_unreadable": True}
+    changes = {"agent": {"max_new_tokens": 40}, "policy": "tiny", "eval_tasks": 1}
     if not gold:  # then only the memories that the start itself writes can tell
         generate = synthetic.tasks
         bare = {"gold_operations": ()}
