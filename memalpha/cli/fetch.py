@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Literal
@@ -33,13 +33,11 @@ def fetch(
     Raises:
         PolicyError: It cannot be downloaded, checked, converted or written.
     """
-    os.environ.setdefault("TQDM_DISABLE", "1")  # transformers would draw a bar across ours
-
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     started_at = time.monotonic()
-    console = Console(stderr=True)
+    console = Console(file=sys.stderr)  # this very stream: the conversion redirects sys.stderr
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task("", total=None)

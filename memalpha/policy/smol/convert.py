@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,8 @@ def convert(gguf: Path, out: Path) -> None:
     """
     with hide_progress_bars():
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        with redirect_stderr(io.StringIO()):  # transformers draws a bar of tqdm's that no switch of its own hides
+            loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
         # A model that was loaded from GGUF cannot be saved: its weights go into a clean one.
         config = LlamaConfig(**{key: value for key, value in loaded.config.to_dict().items() if key not in NOT_CONFIG})
         model: Any = LlamaForCausalLM(config)
