@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from memalpha import evaluate, load_policy, load_tasks
-from memalpha.agent.agent import prompted_config
+from memalpha.agent.prompts import prompted_config
 from memalpha.config import AgentConfig, ReaderConfig, WorldConfig
 from memalpha.qa.reader import load_reader
 from memalpha.tasks.synthetic import worlds

@@ -8,24 +8,32 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import RLock
-from typing import TypeVar
+from typing import TypeVar, cast
 
-from memalpha.agent.prompts import CORE_CUT, check_style, render_view, writer_messages
-from memalpha.agent.reader import Answer, ExtractiveReader, PolicyReader, Reader
+from memalpha.agent.prompts import (
+    CORE_CUT,
+    check_store_names,
+    check_style,
+    prompted_config,
+    render_view,
+    writer_messages,
+)
+from memalpha.agent.reader import Answer, Reader, default_reader
 from memalpha.agent.styles import parse_reply
 from memalpha.agent.tools import execute
-from memalpha.config import AgentConfig, ReaderConfig
-from memalpha.errors import ConfigError
-from memalpha.policy.base import Policy, reader_style, with_prompt_style
+from memalpha.config import AgentConfig
+from memalpha.errors import ConfigError, DataError
+from memalpha.policy.base import Policy
 from memalpha.policy.load import load_policy
-from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.memory import Memory
-from memalpha.store.schema import MemorySchema, load_schema
+from memalpha.store.schema import MemorySchema
 from memalpha.store.validation import check_timestamp
 from memalpha.tasks.chunking import split_text
+from memalpha.tasks.formats.messages import Messages, chunk_messages, is_messages
 from memalpha.types import (
     Chunk,
     Completion,
@@ -271,46 +279,73 @@ class MemoryAgent:
         self.policy = load_policy(policy) if isinstance(policy, str | Path) else policy
         self.store = store
         self.config = prompted_config(config or AgentConfig(), self.policy)
-        _check_names(self.config, store)
+        check_store_names(self.config, store)
         check_style(self.config, store.schema)
         self.reader = reader or default_reader(self.policy, self.config)
-        self._chunks = 0
+        self.chunks_read = 0
         self._turn = RLock()
         self._thread: ThreadPoolExecutor | None = None
 
-    def read(self, chunk: Text, *, timestamp: str | None = None, source: str | None = None) -> Turn:
+    def read(self, chunk: Text | Messages, *, timestamp: str | None = None, source: str | None = None) -> Turn:
         """Read one chunk: call the policy once and apply its tool calls.
 
+        Chat messages of several days, or of more than `MAX_CHUNK_CHARACTERS`, are several chunks. The turn then has the
+        calls, results and operations of all of them, and the last completion.
+
         Args:
-            chunk: a text or a `Chunk`.
-            timestamp: ISO 8601 date of a text; a `Chunk` has its own.
+            chunk: a text, a `Chunk`, or chat messages: `[{"role": "user", "content": "..."}]`, with `name` and
+                `timestamp` if there are any. Content blocks of OpenAI's and Anthropic's APIs are read too.
+            timestamp: ISO 8601 date of a text, or of messages without one; a `Chunk` has its own.
             source: name of the conversation, stored with each operation.
 
         Returns:
             The turn: calls, their results, and the operations that changed the memory.
+
+        Raises:
+            DataError: a message is invalid, or none has words of a user or an assistant.
+            PolicyError: the policy did not answer; earlier chunks stay written.
         """
+        if isinstance(chunk, str | Chunk):
+            return self._read_chunk(chunk, timestamp, source)
+        with self._turn:
+            turns = [self._read_chunk(part, None, source) for part in self._message_chunks(chunk, timestamp)]
+        if not turns:
+            raise DataError("messages: no words of a user or an assistant: there is nothing to read")
+        return replace(
+            turns[-1],
+            calls=tuple(call for turn in turns for call in turn.calls),
+            results=tuple(result for turn in turns for result in turn.results),
+            operations=tuple(operation for turn in turns for operation in turn.operations),
+        )
+
+    def _read_chunk(self, chunk: Text, timestamp: str | None, source: str | None) -> Turn:
         with self._turn:
             shown_chunk, completion = self._reply(chunk, timestamp)
             return act(self.store, shown_chunk, completion, source=source, form=self.config.reply_form)
 
+    def _message_chunks(self, messages: object, timestamp: str | None) -> list[Chunk]:
+        if not is_messages(messages):
+            raise DataError("a text, a Chunk or a list of chat messages is needed: [{'role': 'user', 'content': ...}]")
+        return chunk_messages(messages, timestamp=timestamp, size=MAX_CHUNK_CHARACTERS, first_index=self.chunks_read)
+
     def stream(
-        self, text: Text | Iterable[Text], *, timestamp: str | None = None, source: str | None = None
+        self, text: Text | Messages | Iterable[Text], *, timestamp: str | None = None, source: str | None = None
     ) -> Iterator[Operation]:
         """Read chunk by chunk and yield each operation after it is applied.
 
         In a `MemoryStore`, a yielded operation is on disk. Reading stops when the caller stops iterating.
 
         Args:
-            text: a text, a `Chunk`, or an iterable of them. A text is cut into chunks of at most
-                `MAX_CHUNK_CHARACTERS`. Each item of an iterable is one chunk, fetched after the chunks before it are
-                read.
-            timestamp: ISO 8601 date of texts; a `Chunk` has its own.
+            text: a text, a `Chunk`, chat messages (see `read`), or an iterable of texts and chunks. A text is cut into
+                chunks of at most `MAX_CHUNK_CHARACTERS`. Each item of an iterable is one chunk, fetched after the
+                chunks before it are read.
+            timestamp: ISO 8601 date of texts and of messages without one; a `Chunk` has its own.
             source: name of the conversation, stored with each operation.
 
         Yields:
             The operations that changed the memory, as logged.
         """
-        for chunk in _split(text):
+        for chunk in self._split(text, timestamp):
             with self._turn:
                 shown_chunk, completion = self._reply(chunk, timestamp)
             calls = parse_reply(completion.text, self.config.reply_form)
@@ -322,12 +357,12 @@ class MemoryAgent:
         """Answer from the `k` nearest entries, which are listed in `Answer.hits`."""
         return self.reader.answer([(question, self.store)], k=k)[0]
 
-    async def aread(self, chunk: Text, *, timestamp: str | None = None, source: str | None = None) -> Turn:
+    async def aread(self, chunk: Text | Messages, *, timestamp: str | None = None, source: str | None = None) -> Turn:
         """Run `read` in the agent's thread.
 
         Args:
-            chunk: a text or a `Chunk`.
-            timestamp: ISO 8601 date of a text.
+            chunk: a text, a `Chunk` or chat messages.
+            timestamp: ISO 8601 date of a text, or of messages without one.
             source: name of the conversation.
 
         Returns:
@@ -341,7 +376,7 @@ class MemoryAgent:
 
     async def astream(
         self,
-        text: Text | Iterable[Text] | AsyncIterable[Text],
+        text: Text | Messages | Iterable[Text] | AsyncIterable[Text],
         *,
         timestamp: str | None = None,
         source: str | None = None,
@@ -349,8 +384,8 @@ class MemoryAgent:
         """Run `stream` in the agent's thread; `text` may be an asynchronous iterable.
 
         Args:
-            text: a text, a `Chunk`, or an iterable of them.
-            timestamp: ISO 8601 date of texts.
+            text: a text, a `Chunk`, chat messages, or an iterable of texts and chunks.
+            timestamp: ISO 8601 date of texts, or of messages without one.
             source: name of the conversation.
 
         Yields:
@@ -365,83 +400,23 @@ class MemoryAgent:
             async for operation in self.astream((chunk,), timestamp=timestamp, source=source):
                 yield operation
 
+    def _split(self, text: Text | Messages | Iterable[Text], timestamp: str | None) -> Iterable[Text]:
+        if isinstance(text, str):
+            return split_text(text, MAX_CHUNK_CHARACTERS)
+        if isinstance(text, Chunk):
+            return (text,)
+        return self._message_chunks(text, timestamp) if is_messages(text) else cast(Iterable[Text], text)
+
     def _reply(self, chunk: Text, timestamp: str | None) -> tuple[Chunk, Completion]:
         """Return the chunk with its index, and the policy's completion for it."""
         if isinstance(chunk, str):
-            chunk = Chunk(text=chunk, timestamp=timestamp, index=self._chunks)
+            chunk = Chunk(text=chunk, timestamp=timestamp, index=self.chunks_read)
         observation = observe(self.store, chunk, self.config, self.policy.count_tokens)
         [completion] = self.policy.sample([build_request(observation, self.config, self.store.schema)])
-        self._chunks += 1
+        self.chunks_read += 1
         return chunk, completion
 
     async def _run_in_thread(self, work: Callable[[], T]) -> T:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "memalpha-agent")
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-
-def _split(text: Text | Iterable[Text]) -> Iterable[Text]:
-    if isinstance(text, str):
-        return split_text(text, MAX_CHUNK_CHARACTERS)
-    return (text,) if isinstance(text, Chunk) else text
-
-
-def prompted_config(config: AgentConfig, policy: Policy, schema: str | None = None) -> AgentConfig:
-    """Return `config` in the policy's own prompt style, unless it sets one.
-
-    Args:
-        config: settings of the writer.
-        policy: the writer.
-        schema: categories of the memory to come, to check the style against before there is one.
-
-    Raises:
-        ConfigError: if `config` holds instructions that the policy cannot see, or the style cannot show such a memory.
-    """
-    if config.instructions is not None and isinstance(policy, ScriptedPolicy):
-        raise ConfigError(
-            f"agent.instructions: {policy.name} follows rules and reads no instructions; leave them out, or name a "
-            "model as the writer"
-        )
-    config = with_prompt_style(config, policy)
-    if schema is not None:
-        check_style(config, load_schema(schema))
-    return config
-
-
-def _check_names(config: AgentConfig, store: Memory) -> None:
-    """Raise ConfigError if `config` names another schema or embedder than the store's."""
-    if "memory_schema" in config.model_fields_set:
-        schema = load_schema(config.memory_schema)
-        if not schema.is_compatible_with(store.schema):
-            raise ConfigError(
-                f"memory_schema: the store has schema {store.schema.describe()}, not {schema.describe()}: leave it "
-                "out, or open another store"
-            )
-    if "embedder" in config.model_fields_set and config.embedder != store.embedder:
-        raise ConfigError(
-            f"embedder: the store was made with {store.embedder!r}, not {config.embedder!r}: leave it out, or open "
-            "another store"
-        )
-
-
-def default_reader(policy: Policy, config: AgentConfig, reader: ReaderConfig | None = None) -> Reader:
-    """Return the default reader of a policy.
-
-    This is the policy itself in the same prompt style, or `ExtractiveReader` for a scripted policy.
-
-    Args:
-        policy: the writer, which also reads.
-        config: its settings as a writer; they name the style.
-        reader: its settings as a reader; their style wins.
-
-    Raises:
-        ConfigError: if there are settings of a reader, and the policy is scripted.
-    """
-    if isinstance(policy, ScriptedPolicy):
-        if reader is not None:
-            raise ConfigError(f"reader: {policy.name} follows rules and cannot be prompted: leave its settings out")
-        return ExtractiveReader()
-    settings = reader or ReaderConfig(kind="policy")
-    if "prompt" not in settings.model_fields_set:
-        settings = settings.model_copy(update={"prompt": reader_style(config.prompt)})
-    return PolicyReader(policy, settings)

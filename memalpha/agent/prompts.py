@@ -17,8 +17,12 @@ from memalpha.agent import mem_alpha
 from memalpha.agent.citations import INSTRUCTION
 from memalpha.agent.tools import tool_schemas
 from memalpha.config import AgentConfig, ReaderConfig
+from memalpha.errors import ConfigError
+from memalpha.policy.base import Policy, with_prompt_style
 from memalpha.policy.chat.tool_text import describe_tools
-from memalpha.store.schema import MemorySchema
+from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.store.memory import Memory
+from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.types import Hit, MemoryEntry, Observation, Question, ViewEntry
 
 Message = dict[str, str]
@@ -228,3 +232,41 @@ def _age(entry: MemoryEntry) -> tuple[str, int]:
 
 def _one_line(text: str) -> str:
     return " ".join(text.splitlines()) if "\n" in text or "\r" in text else text
+
+
+def prompted_config(config: AgentConfig, policy: Policy, schema: str | None = None) -> AgentConfig:
+    """Return `config` in the policy's own prompt style, unless it sets one.
+
+    Args:
+        config: settings of the writer.
+        policy: the writer.
+        schema: categories of the memory to come, to check the style against before there is one.
+
+    Raises:
+        ConfigError: if `config` holds instructions that the policy cannot see, or the style cannot show such a memory.
+    """
+    if config.instructions is not None and isinstance(policy, ScriptedPolicy):
+        raise ConfigError(
+            f"agent.instructions: {policy.name} follows rules and reads no instructions; leave them out, or name a "
+            "model as the writer"
+        )
+    config = with_prompt_style(config, policy)
+    if schema is not None:
+        check_style(config, load_schema(schema))
+    return config
+
+
+def check_store_names(config: AgentConfig, store: Memory) -> None:
+    """Raise `ConfigError` if `config` names another schema or embedder than the store's."""
+    if "memory_schema" in config.model_fields_set:
+        schema = load_schema(config.memory_schema)
+        if not schema.is_compatible_with(store.schema):
+            raise ConfigError(
+                f"memory_schema: the store has schema {store.schema.describe()}, not {schema.describe()}: leave it "
+                "out, or open another store"
+            )
+    if "embedder" in config.model_fields_set and config.embedder != store.embedder:
+        raise ConfigError(
+            f"embedder: the store was made with {store.embedder!r}, not {config.embedder!r}: leave it out, or open "
+            "another store"
+        )

@@ -16,10 +16,11 @@ from memalpha.agent.conflict_rule import answer_slot, in_conflict, keep_newest
 from memalpha.agent.parsing import after_thinking
 from memalpha.agent.prompts import ABSTAIN, order_notes, question_with_choices, reader_messages
 from memalpha.agent.text_match import is_abstention
-from memalpha.config import ReaderConfig
+from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.errors import ConfigError
-from memalpha.policy.base import Policy
+from memalpha.policy.base import Policy, reader_style
 from memalpha.policy.reply_cache import cache_frozen
+from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.memory import Memory
 from memalpha.store.search.stemmer import stem
 from memalpha.store.slots import key_value
@@ -278,3 +279,26 @@ def _extract(question: str, hits: Iterable[Hit]) -> str:
         elif question_stems & _stems(key):
             return value
     return ABSTAIN
+
+
+def default_reader(policy: Policy, config: AgentConfig, reader: ReaderConfig | None = None) -> Reader:
+    """Return the default reader of a policy.
+
+    This is the policy itself in the same prompt style, or `ExtractiveReader` for a scripted policy.
+
+    Args:
+        policy: the writer, which also reads.
+        config: its settings as a writer; they name the style.
+        reader: its settings as a reader; their style wins.
+
+    Raises:
+        ConfigError: if there are settings of a reader, and the policy is scripted.
+    """
+    if isinstance(policy, ScriptedPolicy):
+        if reader is not None:
+            raise ConfigError(f"reader: {policy.name} follows rules and cannot be prompted: leave its settings out")
+        return ExtractiveReader()
+    settings = reader or ReaderConfig(kind="policy")
+    if "prompt" not in settings.model_fields_set:
+        settings = settings.model_copy(update={"prompt": reader_style(config.prompt)})
+    return PolicyReader(policy, settings)

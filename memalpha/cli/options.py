@@ -16,6 +16,7 @@ from memalpha.config import AgentConfig, ReaderConfig, build_config, parse_overr
 from memalpha.errors import ConfigError, DataError, StoreError
 from memalpha.store.validation import check_timestamp
 from memalpha.tasks.formats.jsonl import load_jsonl
+from memalpha.tasks.formats.messages import is_message_file, load_messages
 from memalpha.types import Chunk, MemoryEntry
 
 if TYPE_CHECKING:
@@ -181,17 +182,23 @@ def read_text(file: Path) -> str:
 
 
 def read_chunks(file: Path, timestamp: str | None, size: int = 4000) -> list[Chunk]:
-    """Return the chunks of a task file, or of a text cut at line ends.
+    """Return the chunks of a task file, of chat messages, or of a text cut at line ends.
 
     Args:
-        file: A text, a task file (`.jsonl`), or `-` for stdin.
-        timestamp: ISO date of the text; a task file has its own.
-        size: Maximum characters of a chunk of a text.
+        file: A text, a task file (`.jsonl`), chat messages (a message a line in `.jsonl`, a list in `.json`), or `-`
+            for a text on stdin.
+        timestamp: ISO date of the text, or of messages without one; a task file has its own.
+        size: Maximum characters of a chunk of a text or of messages.
 
     Raises:
         DataError: the file cannot be read, or is empty.
     """
     check_timestamp(timestamp)
+    if file.suffix == ".json" or (file.suffix == ".jsonl" and is_message_file(file)):
+        chunks = load_messages(file, timestamp=timestamp, size=size)
+        if not chunks:
+            raise DataError(f"{file}: no message has words of a user or an assistant: there is nothing to read")
+        return chunks
     if file.suffix == ".jsonl":
         return [chunk for task in load_jsonl(file) for chunk in task.chunks]
     pieces: list[str] = []

@@ -40,20 +40,23 @@ if TYPE_CHECKING:
 
 def read(
     store: StoreFile,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A text, or a task file (.jsonl); - reads stdin.")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="Text, chat messages (.json, .jsonl) or tasks; - is stdin."),
+    ],
     policy: Annotated[
         str, typer.Option(help="The writer: add_all, heuristic, smol, tiny, a run, an endpoint, a hub id.")
     ],
     schema: SchemaName = None,
     embedder: EmbedderName = None,
-    timestamp: Annotated[str | None, typer.Option(help="ISO date of the text.")] = None,
+    timestamp: Annotated[str | None, typer.Option(help="ISO date of the text, or of messages without one.")] = None,
     chunk_size: Annotated[int, typer.Option("--chunk", min=1, help="Maximum characters of a chunk.")] = 4000,
     instructions: Instructions = None,
     settings: WriterSettings = None,
     namespace: Namespace = "default",
     as_json: AsJson = False,
 ) -> None:
-    """Write a text into STORE with a policy.
+    """Write a text or chat messages into STORE with a policy.
 
     The policy reads the text chunk by chunk, each in a fresh context. A missing STORE is created.
 

@@ -13,8 +13,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from memalpha.agent.agent import MemoryAgent, default_reader
-from memalpha.agent.reader import Answer, Conflicts, Item, Reader, Reading
+from memalpha.agent.agent import MemoryAgent
+from memalpha.agent.reader import Answer, Conflicts, Item, Reader, Reading, default_reader
 from memalpha.config import AgentConfig, RewardConfig
 from memalpha.environments.engine import RolloutEngine
 from memalpha.environments.memory_writing import memory_engine

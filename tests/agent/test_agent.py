@@ -11,7 +11,7 @@ from memalpha.agent.parsing import format_call
 from memalpha.agent.prompts import CORE_CUT, render_view
 from memalpha.config import AgentConfig
 from memalpha.environments import Start, memory_engine
-from memalpha.errors import ConfigError, InvalidContent
+from memalpha.errors import ConfigError, DataError, InvalidContent
 from memalpha.policy.sampling_keys import noise_key
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.embedding import HashEmbedder
@@ -295,3 +295,31 @@ def test_engine_embeds_a_step_in_one_batch():
     tasks = [_task(str(n), *(f"fact {n} {m}" for m in range(4))) for n in range(3)]
     memory_engine(ScriptedPolicy("add-all"), config, CachedEmbedder(inner)).roll_out(tasks, 2)
     assert inner.calls == 2  # chunks 2 and 3: before, every entry is recent and nothing is searched
+
+
+MESSAGES = [
+    {"role": "user", "content": [{"type": "text", "text": "I live in Porto."}], "timestamp": "2024-05-01"},
+    {"role": "assistant", "content": "A fine city."},
+    {"role": "user", "content": "I have a dog.", "timestamp": "2024-05-03"},
+]
+
+
+def test_chat_messages_are_read_and_streamed():
+    store = MemoryStore.open(":memory:", embedder="hash")
+    agent = MemoryAgent("add_all", store)
+    agent.read("Tom: Hello.")
+    turn = agent.read(MESSAGES, source="chat-7")
+    assert [(entry.content, entry.timestamp, entry.chunk, entry.source) for entry in store.list()[1:]] == [
+        ("I live in Porto.", "2024-05-01", 1, "chat-7"),
+        ("I have a dog.", "2024-05-03", 2, "chat-7"),
+    ]
+    assert len(turn.calls) == len(turn.results) == len(turn.operations) == 2 and turn.chunk == 2
+    streamed = MemoryAgent("add_all", MemoryStore.open(":memory:", embedder="hash")).stream(MESSAGES)
+    assert [operation.content for operation in streamed] == ["I live in Porto.", "I have a dog."]
+    with pytest.raises(DataError, match=r"messages\[0\]\.content: is missing"):
+        agent.read([{"role": "user"}])
+    for nothing in ([], {"role": "user"}, None):
+        with pytest.raises(DataError, match="a list of chat messages is needed"):
+            agent.read(nothing)
+    with pytest.raises(DataError, match="no words of a user"):
+        agent.read([{"role": "system", "content": "Be kind."}])

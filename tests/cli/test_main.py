@@ -314,6 +314,19 @@ def test_read_writes_every_chunk_in_order(memalpha, tmp_path: Path) -> None:
     assert {entry["source"] for entry in entries} == {str(text)}
 
 
+def test_read_takes_chat_messages(memalpha, tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "I live in Porto."}, {"role": "assistant", "content": "A fine city."}]
+    lines, value, store = tmp_path / "chat.jsonl", tmp_path / "chat.json", tmp_path / "chat.db"
+    lines.write_text("\n".join(map(json.dumps, messages)), encoding="utf-8")
+    value.write_text(json.dumps(messages[1:]), encoding="utf-8")
+    assert memalpha("read", store, lines, "--policy", "add_all", "--timestamp", "2024-05-01")[0] == 0
+    [entry] = json.loads(memalpha("show", store, "--json")[1])["entries"]
+    assert (entry["content"], entry["timestamp"]) == ("I live in Porto.", "2024-05-01")
+    value.write_text(json.dumps([{"role": "system", "content": "Be kind."}]), encoding="utf-8")
+    code, _, err = memalpha("read", store, value, "--policy", "add_all")
+    assert code == 2 and "no message has words of a user" in err
+
+
 def test_read_prints_a_lone_surrogate(memalpha, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     half = '{"category": "semantic", "content": "x \\ud83d ü"}'
     text = f'<tool_call>{{"name": "memory_insert", "arguments": {half}}}</tool_call>'

@@ -7,8 +7,7 @@ import threading
 import pytest
 from tiny import tiny_policy
 
-from memalpha.agent.agent import default_reader
-from memalpha.agent.reader import PolicyReader
+from memalpha.agent.reader import PolicyReader, default_reader
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.policy.endpoints.policy import EndpointPolicy
 from memalpha.policy.reply_cache import ReplyCache

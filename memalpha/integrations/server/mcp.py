@@ -57,6 +57,8 @@ _HINTS = {
     "memory_read": {"destructive_hint": True, "idempotent_hint": False},
 }
 
+_SCHEMA_KEYS = ("type", "minimum", "maximum", "maxLength", "maxItems", "items")
+
 _INSTRUCTIONS = """\
 A long-term memory of short facts and events. Search it before you answer from memory. To store what a conversation or \
 a text holds, pass it to memory_read as it is: a writer trained for that decides what to keep, update and delete. \
@@ -150,7 +152,7 @@ def _schema(model: type[RequestModel], categories: tuple[str, ...]) -> dict[str,
     properties = {}
     for name, field in schema["properties"].items():
         kind = next((option for option in field.get("anyOf", ()) if option["type"] != "null"), field)
-        properties[name] = {key: kind[key] for key in ("type", "minimum", "maximum", "maxLength") if key in kind}
+        properties[name] = {key: kind[key] for key in _SCHEMA_KEYS if key in kind}
         properties[name] |= {key: field[key] for key in ("description", "default") if field.get(key) is not None}
         if name == "category":
             properties[name] |= {"enum": list(categories)}

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from memalpha.store.filters import format_utc, parse_time
 from memalpha.types import Hit, MemoryEntry, Operation, ToolResult
 
 MAX_TEXT = 200_000
 """Maximum characters of a text to read."""
+MAX_MESSAGES = 10_000
+"""Maximum number of chat messages to read."""
 MAX_CONTENT = 20_000
 """Maximum characters of an entry's content."""
 MAX_QUERY = 4_000
@@ -130,11 +132,23 @@ class RequestModel(BaseModel):
 
 # The docstrings and field descriptions of the next three are those of the MCP tools, which language models read.
 class ReadRequest(RequestModel):
-    """Let the writer read a text and write down what is worth remembering."""
+    """Let the writer read a text, or chat messages, and write down what is worth remembering."""
 
-    text: Text = Field(description="the text or conversation, as it is, one line a turn")
-    timestamp: Time | None = Field(default=None, description="ISO date of the text")
+    text: Text | None = Field(default=None, description="the text or conversation, as it is, one line a turn")
+    messages: list[JsonObject] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_MESSAGES,
+        description="instead of text: chat messages with role, content and, if known, name and timestamp",
+    )
+    timestamp: Time | None = Field(default=None, description="ISO date of the text, or of messages without one")
     source: Label | None = Field(default=None, description="a name for the text, kept with what is written")
+
+    @model_validator(mode="after")
+    def _one_form(self) -> ReadRequest:
+        if (self.text is None) == (self.messages is None):
+            raise ValueError("give either 'text' or 'messages'")
+        return self
 
 
 class SearchRequest(RequestModel):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -18,12 +18,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, ParamSpec, TypeVar
 
-from memalpha.agent.agent import MemoryAgent, default_reader
-from memalpha.agent.reader import Answer, ExtractiveReader
+from memalpha.agent.agent import MemoryAgent
+from memalpha.agent.reader import Answer, ExtractiveReader, default_reader
 from memalpha.agent.tools import execute
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.errors import (
     ConfigError,
+    DataError,
     DuplicateContent,
     InvalidContent,
     MemalphaError,
@@ -34,6 +35,7 @@ from memalpha.errors import (
 )
 from memalpha.integrations.server.schemas import (
     MAX_CONTENT,
+    MAX_TEXT,
     CallOutcome,
     EntryPage,
     ListRequest,
@@ -47,7 +49,8 @@ from memalpha.store.filters import Where, parse_filter
 from memalpha.store.schema import MemorySchema
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.chunking import split_text
-from memalpha.types import Hit, MemoryEntry, Operation, ToolCall, ToolResult, Turn
+from memalpha.tasks.formats.messages import chunk_messages
+from memalpha.types import Chunk, Hit, MemoryEntry, Operation, ToolCall, ToolResult, Turn
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -118,16 +121,20 @@ class MemoryService:
     # ------------------------------------------------------------------------------------------------ the writer
 
     async def read(self, request: ReadRequest, *, source: str, progress: Progress | None = None) -> ReadResponse:
-        """Let the policy read a text, chunk by chunk.
+        """Let the policy read a text or chat messages, chunk by chunk.
 
         Edits of other clients may come between two chunks. If a chunk fails, the chunks before it stay written.
 
         Args:
-            request: Text, timestamp and source.
+            request: Text or messages, timestamp and source.
             source: Source of the entries if the request names none.
             progress: Awaited with (chunks read, chunks) if there are several.
+
+        Raises:
+            ServiceError: A message is invalid, or none has words of a user or an assistant.
         """
-        chunks, outcomes = split_text(request.text, self._chunk_size), []
+        outcomes: list[CallOutcome] = []
+        chunks = self._split(request)
         for index, chunk in enumerate(chunks):
             try:
                 turn = await self._write(self._read_chunk, chunk, request.timestamp, request.source or source)
@@ -139,9 +146,25 @@ class MemoryService:
                 await progress(index + 1, len(chunks))
         return ReadResponse(len(chunks), tuple(outcomes))
 
-    def _read_chunk(self, text: str, timestamp: str | None, source: str) -> Turn:
+    def _split(self, request: ReadRequest) -> Sequence[str | Chunk]:
+        if request.text is not None:
+            return split_text(request.text, self._chunk_size)
+        try:
+            chunks = chunk_messages(request.messages or (), timestamp=request.timestamp, size=self._chunk_size)
+        except DataError as error:
+            raise ServiceError("invalid_arguments", str(error)) from error
+        size = sum(len(turn.text) for chunk in chunks for turn in chunk.turns)
+        if not chunks:
+            raise ServiceError("invalid_arguments", "messages: no words of a user or an assistant")
+        if size > MAX_TEXT:
+            raise ServiceError("invalid_arguments", f"messages: of {size} characters; {MAX_TEXT} is the limit")
+        return chunks
+
+    def _read_chunk(self, text: str | Chunk, timestamp: str | None, source: str) -> Turn:
         """Let the agent read a chunk; it numbers chunks across requests, so that no two share an index."""
         assert self._agent is not None
+        if isinstance(text, Chunk):
+            text = text.model_copy(update={"index": self._agent.chunks_read})
         with self._policy_lock:
             return self._agent.read(text, timestamp=timestamp, source=source)
 

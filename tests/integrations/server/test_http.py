@@ -93,6 +93,21 @@ def test_read_and_pages_of_entries(store):
     assert store.list()[-1].chunk == reading["chunks"], "no two chunks of a source have one place"
 
 
+def test_chat_messages_are_read(store):
+    web = served(store, load_policy("scripted:add-all"))
+    web.post("/v1/read", json={"text": "Hello."})
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "I live in Porto."}], "timestamp": "2024-05-01"},
+        {"role": "assistant", "content": "A fine city."},
+        {"role": "user", "content": "I have a dog.", "timestamp": "2024-05-03"},
+    ]
+    assert web.post("/v1/read", json={"messages": messages, "source": "chat-7"}).json()["chunks"] == 2
+    assert [(entry.content, entry.timestamp, entry.chunk) for entry in store.list()[1:]] == [
+        ("I live in Porto.", "2024-05-01", 1),
+        ("I have a dog.", "2024-05-03", 2),
+    ]
+
+
 def test_a_lone_surrogate_in_metadata_is_escaped(store):
     entry = store.insert("semantic", "Ana lives in Porto.", metadata={"half": "\ud800"})
     client, id = served(store), quote(entry.id)
@@ -126,6 +141,13 @@ def test_an_export_can_be_imported(store, tmp_path):
         ("POST", "/v1/search", {"query": "x", "k": 101}, 422, "less than or equal to 100"),
         ("POST", "/v1/search", {"query": "x", "as_of": -1}, 422, "body.as_of: Input should be greater"),
         ("POST", "/v1/read", {"text": "x" * (MAX_TEXT + 1)}, 422, "at most 200000 characters"),
+        ("POST", "/v1/read", {}, 422, "either 'text' or 'messages'"),
+        ("POST", "/v1/read", {"text": "x", "messages": [{}]}, 422, "either 'text' or 'messages'"),
+        ("POST", "/v1/read", {"messages": []}, 422, "body.messages"),
+        ("POST", "/v1/read", {"messages": [{"role": "user"}]}, 422, "messages[0].content: is missing"),
+        ("POST", "/v1/read", {"messages": [{"role": "user", "content": "a\x00"}]}, 422, "NUL"),
+        ("POST", "/v1/read", {"messages": [{"role": "system", "content": "a"}]}, 422, "no words of a user"),
+        ("POST", "/v1/read", {"messages": [{"role": "user", "content": "x" * 150000}] * 2}, 422, "200000 is the limit"),
         ("GET", "/v1/entries?catgory=semantic", None, 422, "query.catgory: there is no such parameter"),
         ("GET", "/v1/entries?after=nobody", None, 404, "nobody"),
         ("GET", "/v1/nothing", None, 404, "Not Found"),

@@ -151,21 +151,32 @@ def test_read_reports_progress(store):
 def test_pages_and_limits(store):
     for number in range(3):
         store.insert("semantic", f"fact {number}")
-    first, second, unknown, large, empty, float_ = calls(
+    first, second, unknown, large, empty, role, float_ = calls(
         store,
         ("memory_list", {"limit": 2}),
         ("memory_list", {"limit": 2, "after": store.list()[1].id}),
         ("memory_search", {"query": "fact", "category": "nonsense"}),
         ("memory_insert", {"category": "semantic", "content": "x" * 20_001}),
         ("memory_read", {"text": " "}),
+        ("memory_read", {"messages": [{"role": "human", "content": "I live in Porto."}]}),
         ("memory_search", {"query": "fact", "k": 2.0}),
     )
     assert [entry["content"] for entry in first.structured_content["entries"]] == ["fact 0", "fact 1"]
     assert first.structured_content["next"] and second.structured_content["next"] is None
     assert len(float_.structured_content["hits"]) == 2
-    failed = [(item.is_error, item.structured_content["code"]) for item in (unknown, large, empty)]
-    assert failed == [(True, "unknown_category"), (True, "invalid_arguments"), (True, "invalid_arguments")]
+    failed = [(item.is_error, item.structured_content["code"]) for item in (unknown, large, empty, role)]
+    assert failed == [(True, "unknown_category"), *[(True, "invalid_arguments")] * 3]
+    assert "messages[0].role: is 'human'" in role.structured_content["message"]
     assert store.snapshot() == 3
+
+
+def test_chat_messages_are_read(store):
+    messages = [{"role": "user", "content": "I live in Porto."}, {"role": "assistant", "content": "A fine city."}]
+    [read] = calls(store, ("memory_read", {"messages": messages, "timestamp": "2024-05-01"}))
+    assert [item["code"] for item in read.structured_content["results"]] == ["inserted"]
+    assert [entry.content for entry in store.list()] == ["I live in Porto."]
+    field = listed(MemoryService(store, load_policy("add_all")))["memory_read"].input_schema["properties"]["messages"]
+    assert field["type"] == "array" and field["items"]["type"] == "object" and field["maxItems"] == 10_000
 
 
 class Failing(ScriptedPolicy):

@@ -1,0 +1,100 @@
+"""Chat messages become chunks of turns; errors name message and field."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from memalpha.errors import DataError
+from memalpha.tasks.formats.messages import chunk_messages, is_message_file, load_messages
+
+CHAT = [
+    {"role": "system", "content": "You are kind.", "timestamp": "2024-05-01"},
+    {"role": "user", "content": "I moved to Porto.", "name": "Ana", "timestamp": "2024-05-01T10:00"},
+    {"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]},
+    {"role": "tool", "content": "18 degrees", "tool_call_id": "c"},
+    {"role": "assistant", "content": "It is warm there."},
+    {"role": "user", "content": "My dog is called Rex.", "timestamp": "2024-05-02T09:00"},
+]
+
+
+def turns(messages, **options):
+    return [
+        (chunk.timestamp, [(turn.speaker, turn.text) for turn in chunk.turns])
+        for chunk in chunk_messages(messages, **options)
+    ]
+
+
+def test_users_and_assistants_are_read_a_chunk_a_day():
+    assert turns(CHAT) == [
+        ("2024-05-01", [("Ana", "I moved to Porto."), ("assistant", "It is warm there.")]),
+        ("2024-05-02T09:00", [("user", "My dog is called Rex.")]),
+    ]
+    assert [chunk.index for chunk in chunk_messages(CHAT, first_index=3)] == [3, 4]
+
+
+def test_content_blocks_of_both_apis():
+    openai = [{"type": "input_text", "text": "Look:"}, {"type": "input_image", "image_url": "data:"}]
+    anthropic = [
+        {"type": "tool_result", "tool_use_id": "t", "content": "secret"},
+        {"type": "text", "text": "I like tea.", "cache_control": {"type": "ephemeral"}},
+    ]
+    answer = [{"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "text", "text": "Noted."}]
+    messages = [
+        {"role": "user", "content": openai},
+        {"role": "user", "content": anthropic},
+        {"role": "assistant", "content": answer, "id": "m", "type": "message", "stop_reason": "end_turn"},
+    ]
+    assert turns(messages, timestamp="2024-05-01") == [
+        ("2024-05-01", [("user", "Look:"), ("user", "I like tea."), ("assistant", "Noted.")])
+    ]
+    assert turns([{"role": "assistant", "content": None, "tool_calls": []}]) == []
+
+
+def test_long_messages_are_split_within_the_size():
+    words = " ".join(f"word{number}" for number in range(200))
+    chunks = chunk_messages([{"role": "user", "content": words}] * 2, size=400)
+    assert len(chunks) > 4 and all(len(chunk.render()) <= 400 for chunk in chunks)
+    assert " ".join(turn.text for chunk in chunks for turn in chunk.turns) == f"{words} {words}"
+
+
+USER = {"role": "user", "content": "x"}
+WRONG = {
+    r"messages\[1\]: a message is an object": "hello",
+    r"messages\[1\]\.text: no field": {"role": "user", "text": "x"},
+    r"messages\[1\]\.role: is missing": {"content": "x"},
+    r"messages\[1\]\.role: is 'human'": {"role": "human", "content": "x"},
+    r"messages\[1\]\.content: is missing": {"role": "user"},
+    r"messages\[1\]\.content: a text or a list": {"role": "user", "content": 5},
+    r"messages\[1\]\.content\[0\]\.type: is missing": {"role": "user", "content": [{"text": "x"}]},
+    r"messages\[1\]\.content\[0\]\.type: 'txt' is unknown": {"role": "user", "content": [{"type": "txt"}]},
+    r"messages\[1\]\.content\[1\]\.text: a text is needed": {"role": "user", "content": ["a", {"type": "text"}]},
+    r"messages\[1\]\.timestamp: 'May' is no ISO": {**USER, "timestamp": "May"},
+    r"messages\[1\]\.timestamp: 5 is no ISO": {**USER, "timestamp": 5},
+    r"messages\[1\]\.name: a name": {**USER, "name": " "},
+    r"messages\[1\]\.name: 'Assistant' is a role": {**USER, "name": "Assistant"},
+}
+
+
+@pytest.mark.parametrize(("error", "message"), WRONG.items())
+def test_errors_name_message_and_field(error, message):
+    with pytest.raises(DataError, match=error):
+        chunk_messages([USER, message])
+
+
+def test_files_of_messages(tmp_path: Path):
+    lines, value, wrapped = tmp_path / "chat.jsonl", tmp_path / "chat.json", tmp_path / "wrapped.json"
+    lines.write_text("\n\n".join(map(json.dumps, CHAT)), encoding="utf-8")
+    value.write_text(json.dumps(CHAT, indent=1), encoding="utf-8")
+    wrapped.write_text(json.dumps({"messages": CHAT}), encoding="utf-8")
+    assert is_message_file(lines) and load_messages(lines) == load_messages(value) == load_messages(wrapped)
+    assert load_messages(value) == chunk_messages(CHAT)
+    lines.write_text(json.dumps(USER) + "\n" + json.dumps({"role": "user"}), encoding="utf-8")
+    with pytest.raises(DataError, match=r"chat\.jsonl:2\.content: is missing"):
+        load_messages(lines)
+    value.write_text("{}", encoding="utf-8")
+    with pytest.raises(DataError, match=r"chat\.json: a list of messages is needed"):
+        load_messages(value)
+    assert not is_message_file(tmp_path / "missing.jsonl") and not is_message_file(value)
