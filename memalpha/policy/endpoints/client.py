@@ -12,10 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import threading
 import time
-import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent import futures
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -36,6 +34,7 @@ from memalpha.policy.endpoints.accounting import (
     plausible_count,
 )
 from memalpha.policy.endpoints.cache import AnswerCache, answer_key
+from memalpha.policy.endpoints.loop import LoopThread
 from memalpha.policy.endpoints.rate_limit import Window, backoff, retry_after
 
 OPENAI = "https://api.openai.com/v1"
@@ -124,9 +123,7 @@ class EndpointClient:
         self._quiet_until = 0.0
         self._rng = Random()
         self._flying: dict[str, asyncio.Task[Reply]] = {}
-        self._lock = threading.Lock()
-        self._waiting: set[futures.Future[Any]] = set()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = LoopThread(name)
         self._http: httpx.AsyncClient | None = None
         self._slots = asyncio.Semaphore(self.config.concurrency)
         self._queue = asyncio.Lock()
@@ -139,69 +136,36 @@ class EndpointClient:
         A request is a chat-completion body without its `model`. Raises `PolicyError` if a request is refused or all its
         tries fail. Requests in flight are then awaited and cached.
         """
-        return self._run(self._ask(requests)) if requests else []
+        return self._thread.run(self._ask(requests)) if requests else []
 
     def start(self, request: Mapping[str, Any], batch: RequestBatch) -> futures.Future[Reply]:
         """Ask in the background; the future raises `PolicyError`, or `CancelledError` after `give_up`.
 
         An error of the request ends those of the same `batch` that are not yet sent.
         """
-        return self._start(self._answer(request, batch))
+        return self._thread.start(self._answer(request, batch))
 
     def check(self) -> None:
         """Raise `PolicyError` unless the server responds, accepts the key and has the model.
 
         The check is free if the server lists the model; otherwise it costs an answer of one token.
         """
-        self._run(self._check())
+        self._thread.run(self._check())
 
     def give_up(self) -> None:
         """End every running `ask` with a `PolicyError`.
 
         Nothing more is sent; requests in flight are finished and cached.
         """
-        with self._lock:
-            waiting = list(self._waiting)
-        for future in waiting:
-            future.cancel()
+        self._thread.cancel()
 
     def close(self) -> None:
         """Close the thread, the connections and the cache; the client cannot be reused."""
-        with self._lock:
-            loop, self._loop = self._loop, None
-        if loop is not None:
-            if self._http is not None:
-                asyncio.run_coroutine_threadsafe(self._http.aclose(), loop).result()
-            self._stop()
+        self._thread.close(None if self._http is None else self._http.aclose())
         if self.cache is not None:
             self.cache.close()
 
     # ------------------------------------------------------------------------------------------------- in the loop
-
-    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        future = self._start(work)
-        try:
-            return future.result()
-        except futures.CancelledError:
-            raise PolicyError(f"{self.name}: stopped") from None
-        finally:
-            future.cancel()  # a Ctrl-C may have ended the wait
-
-    def _start(self, work: Coroutine[Any, Any, Any]) -> futures.Future[Any]:
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                thread = threading.Thread(target=self._loop.run_forever, name=f"memalpha {self.model}", daemon=True)
-                thread.start()
-                self._stop = weakref.finalize(self, _stop_loop, self._loop, thread)
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
-            self._waiting.add(future)
-        future.add_done_callback(self._forget)
-        return future
-
-    def _forget(self, future: futures.Future[Any]) -> None:
-        with self._lock:
-            self._waiting.discard(future)
 
     async def _ask(self, requests: Sequence[Mapping[str, Any]]) -> list[Reply]:
         batch = RequestBatch()
@@ -414,22 +378,6 @@ def _read_key(name: str, config: EndpointConfig) -> str | None:
     if not (key.isascii() and key.isprintable()):
         raise PolicyError(f"{name}: the key in {variable} holds characters that no key has")
     return key
-
-
-def _stop_loop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    """Stop a client's thread and cancel its pending requests."""
-
-    async def give_up() -> None:
-        pending = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
-        loop.stop()
-
-    asyncio.run_coroutine_threadsafe(give_up(), loop)
-    if thread is not threading.current_thread():
-        thread.join()
-        loop.close()
 
 
 def _message(data: Mapping[str, Any]) -> Mapping[str, Any] | None:

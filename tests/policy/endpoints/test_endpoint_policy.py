@@ -96,7 +96,7 @@ def test_a_queue_returns_answers_as_they_come(tmp_path):
         assert [found[ticket] for ticket in range(4)] == policy.sample([ask("slow"), ask("a"), ask("a"), ask("b")])
         bill = policy.statistics()
         assert bill["paid"] == 3 and bill["shared"] == 1 + 1 - bill["cached"] + 3
-        assert not policy.client._waiting
+        assert not policy.client._thread.waiting
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
@@ -124,7 +124,7 @@ def test_a_queues_error_ends_what_is_not_sent(tmp_path):
         assert set(server.seen) == {"good", "bad"}
         assert policy.sample([ask("good")])[0].text == "echo good"
         assert server.seen["good"] == 1, "it was cached"
-        assert not policy.client._waiting
+        assert not policy.client._thread.waiting
 
 
 @pytest.mark.parametrize("how", ["close", "give_up"])
