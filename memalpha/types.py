@@ -337,7 +337,8 @@ class Completion:
     without token ids (scripted policies, endpoints). Those cannot be trained. `stop_reason` is "eos" or "length".
     `text` is a view of the ids that reads the same for every model family: thoughts in `<think>` tags, tool calls as
     Hermes blocks. `forced` is the range of ids that were not sampled but written by the policy, to end a thought that
-    was longer than its budget; nothing is learnt from them.
+    was longer than its budget; nothing is learnt from them. `weights_step` is the training step whose weights a server
+    sampled with; None where the policy has its weights in this process.
     """
 
     text: str
@@ -347,6 +348,7 @@ class Completion:
     temperature: float = 0.0
     stop_reason: Literal["eos", "length"] = "eos"
     forced: tuple[int, int] = (0, 0)
+    weights_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

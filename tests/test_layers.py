@@ -65,7 +65,7 @@ OPTIONAL_LIBRARIES = MODEL_LIBRARIES | {
         "mem0",
         "openai",
     ),
-    *("pyarrow", "referencing", "regex", "rich", "rouge_score", "uvicorn", "wandb"),
+    *("pyarrow", "referencing", "regex", "rich", "rouge_score", "uvicorn", "vllm", "wandb"),
 }
 """Heavy or optional libraries: functions may import them."""
 PLATFORM_LIBRARIES = {"resource", "select"}

@@ -22,15 +22,14 @@ from memalpha.config.groups import (
     SHORT_NAMES,
     CheckpointConfig,
     ComputeConfig,
-    CurriculumConfig,
     LossConfig,
     OptimizerConfig,
-    RLSamplingConfig,
     expand_short_names,
 )
 from memalpha.config.learner import LearnerConfig, LoraConfig, RolloutConfig
 from memalpha.config.preferences import PreferenceConfig, RewardModelConfig
 from memalpha.config.reinforcement import ReinforcementConfig
+from memalpha.config.sampling import CurriculumConfig, RLSamplingConfig
 from memalpha.config.text import TextConfig
 from memalpha.config.training import (
     RunConfig,

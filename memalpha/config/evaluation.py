@@ -17,7 +17,8 @@ from memalpha.config.common import (
     ReaderConfig,
     WorldConfig,
 )
-from memalpha.config.groups import EvalSamplingConfig, LoadingConfig
+from memalpha.config.groups import LoadingConfig
+from memalpha.config.sampling import EvalSamplingConfig
 
 EVAL_K = 20
 """Default number of passages that a searching system shows for a question."""

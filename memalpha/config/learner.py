@@ -16,11 +16,11 @@ from memalpha.config.groups import (
     EvaluationConfig,
     OptimizerConfig,
     RowsOptimizerConfig,
-    SamplingConfig,
     TaskEvaluationConfig,
     expand_short_names,
 )
 from memalpha.config.learning_rate import default_learning_rate
+from memalpha.config.sampling import SamplingConfig
 
 
 class LoraConfig(Config):

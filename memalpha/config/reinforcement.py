@@ -9,8 +9,9 @@ from typing import Any
 from pydantic import BaseModel, Field, ModelWrapValidatorHandler, field_validator, model_validator
 
 from memalpha.config.algorithms import VETTED, ERLSettings, PPOConfig, RolloutDPOConfig
-from memalpha.config.groups import LossConfig, RLOptimizerConfig, RLSamplingConfig, expand_short_names
+from memalpha.config.groups import LossConfig, RLOptimizerConfig, expand_short_names
 from memalpha.config.learner import RolloutConfig
+from memalpha.config.sampling import RLSamplingConfig
 
 RECORDED_LOSS_CONSTANT = 16.0
 """`loss_constant` of the shipped configurations, and of the settings that earlier runs recorded.
@@ -139,6 +140,24 @@ class ReinforcementConfig(RolloutConfig):
         for setting, applies in impossible.items():
             if sampling.resample_flat and applies:
                 raise ValueError(f"sampling.resample_flat: has no use with {setting}; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _check_sampler(self) -> ReinforcementConfig:
+        """Refuse settings that only a sampler in this process has."""
+        sampling = self.sampling
+        if sampling.sampler is None:
+            return self
+        thinking = [getattr(group, "thinking_tokens", 0) for group in (sampling, getattr(self, "agent", None))]
+        local_settings = {
+            "algorithm=erl": self.algorithm == "erl",
+            "sampling.dtype": sampling.dtype is not None,
+            "sampling.stop_repeats": sampling.stop_repeats,
+            "thinking_tokens": any(thinking),
+        }
+        for setting, applies in local_settings.items():
+            if applies:
+                raise ValueError(f"sampler: {setting} needs the sampler of this process; leave one of them out")
         return self
 
     @model_validator(mode="after")

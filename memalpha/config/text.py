@@ -6,9 +6,10 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from memalpha.config.groups import CurriculumConfig, DatasetConfig, TaskEvaluationConfig, TextSamplingConfig
+from memalpha.config.groups import DatasetConfig, TaskEvaluationConfig
 from memalpha.config.reinforcement import ReinforcementConfig
 from memalpha.config.rewards import RewardPart
+from memalpha.config.sampling import CurriculumConfig, TextSamplingConfig
 
 
 class TextConfig(ReinforcementConfig):

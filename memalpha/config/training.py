@@ -18,16 +18,11 @@ from memalpha.config.common import (
     WorldConfig,
 )
 from memalpha.config.files import build_config, merge, read_config, shipped_configs
-from memalpha.config.groups import (
-    MemoryEvaluationConfig,
-    MemorySamplingConfig,
-    RowsOptimizerConfig,
-    SFTEvaluationConfig,
-    expand_short_names,
-)
+from memalpha.config.groups import MemoryEvaluationConfig, RowsOptimizerConfig, SFTEvaluationConfig, expand_short_names
 from memalpha.config.learner import RolloutConfig, check_one_length
 from memalpha.config.preferences import PreferenceConfig, RewardModelConfig
 from memalpha.config.reinforcement import ReinforcementConfig
+from memalpha.config.sampling import MemorySamplingConfig
 from memalpha.config.text import TextConfig
 from memalpha.errors import ConfigError
 

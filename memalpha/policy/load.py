@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memalpha.config import EndpointConfig
-from memalpha.config.groups import BatchConfig, LoadingConfig
+from memalpha.config.groups import LoadingConfig
+from memalpha.config.sampling import BatchConfig
 from memalpha.errors import ConfigError, PolicyError, install_command
 from memalpha.policy.base import ADAPTER_CONFIG, NAMED_POLICIES, SHIPPED_POLICIES, Policy, endpoint_hint
 from memalpha.policy.smol.base_model import (

@@ -27,6 +27,12 @@ def sampling_uniforms(key: Sequence[int], steps: int) -> np.ndarray:
     return (upper + lower * 2.0**-29) * 2.0**-24
 
 
+def request_seed(key: Sequence[int]) -> int:
+    """Return the seed, from 0 to 2**31 - 1, that a server gets for a request with this key."""
+    words = hashlib.sha256(repr(tuple(int(part) for part in key)).encode()).digest()
+    return int.from_bytes(words[:4]) >> 1
+
+
 def _words(seed: bytes, count: int) -> np.ndarray:
     """Return the first `count` 32-bit words of a seed's stream."""
     return np.frombuffer(hashlib.shake_256(seed).digest(4 * count), dtype="<u4")

@@ -199,8 +199,8 @@ class TransformersPolicy:
     def open_queue(self) -> DecodingQueue:
         """Return an empty queue; the weights must not change while it has requests under way."""
         return DecodingQueue(
-            self._prompt_ids,
-            self._completion_text,
+            self.prompt_ids,
+            self.completion_texts,
             self._make_rows,
             self.eos_ids,
             self._thought_end,
@@ -237,12 +237,13 @@ class TransformersPolicy:
         self._twin, self._twin_of = twin.to(dtype).requires_grad_(False), self.model
         return self._twin
 
-    def _prompt_ids(self, requests: Sequence[SampleRequest]) -> list[list[int]]:
+    def prompt_ids(self, requests: Sequence[SampleRequest]) -> list[list[int]]:
+        """Return the prompt ids of requests. Raises `PromptTooLong` for one without room for a full reply."""
         prompts = self._encode([self._text(request) for request in requests])
         self._check_room(requests, prompts)
         return prompts
 
-    def _completion_text(self, rows: Sequence[CompletedIds]) -> list[str]:
+    def completion_texts(self, rows: Sequence[CompletedIds]) -> list[str]:
         """Return the text of completions, read as their family writes replies."""
         keep_end = self.chat.reply_parser is not None
         replies = self._decode(

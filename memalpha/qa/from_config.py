@@ -21,7 +21,8 @@ from memalpha.config import (
     shipped_configs,
     training_config,
 )
-from memalpha.config.groups import EvalSamplingConfig, LoadingConfig
+from memalpha.config.groups import LoadingConfig
+from memalpha.config.sampling import EvalSamplingConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.base import with_prompt_style
 from memalpha.policy.load import load_policy

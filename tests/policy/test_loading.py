@@ -18,7 +18,8 @@ from transformers import (
 )
 
 from memalpha.config import TrainConfig, build_config
-from memalpha.config.groups import BatchConfig, LoadingConfig
+from memalpha.config.groups import LoadingConfig
+from memalpha.config.sampling import BatchConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.decoding_rows import PaddedRows
 from memalpha.policy.load import load_policy

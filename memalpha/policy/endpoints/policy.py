@@ -5,7 +5,6 @@ It returns text and tool calls without token ids, so it cannot be trained.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
@@ -17,6 +16,7 @@ from memalpha.errors import PolicyError
 from memalpha.policy.endpoints.accounting import Reply, estimate_tokens
 from memalpha.policy.endpoints.client import EndpointClient, RequestBatch
 from memalpha.policy.hermes import CLOSE, OPEN
+from memalpha.policy.noise import request_seed
 from memalpha.types import Completion, SampleRequest
 
 
@@ -64,8 +64,7 @@ class EndpointPolicy:
         if request.tools:
             body["tools"] = [dict(tool) for tool in request.tools]
         if request.temperature > 0 and request.key:
-            words = hashlib.sha256(repr(tuple(int(part) for part in request.key)).encode()).digest()
-            body["seed"] = int.from_bytes(words[:4]) >> 1
+            body["seed"] = request_seed(request.key)
         return body
 
 

@@ -31,7 +31,8 @@ from traceback import extract_tb
 from typing import Any, Protocol, cast
 
 from memalpha.config import AgentConfig, EndpointConfig
-from memalpha.config.groups import BatchConfig, LoadingConfig
+from memalpha.config.groups import LoadingConfig
+from memalpha.config.sampling import BatchConfig
 from memalpha.environments.memory_writing import memory_engine
 from memalpha.errors import ConfigError, EvaluationError, MemalphaError
 from memalpha.policy.base import NAMED_POLICIES, Policy, with_prompt_style

@@ -40,6 +40,7 @@ class BaseEngine:
         self.model = model.eval()
         self.config = config.with_learning_rate(count_parameters(model))
         self.world = world
+        self.weights_step = 0
         self._cast_weights(model)
         # FSDP shards in place, so shard a copy: sampler and checkpoints need the full weights.
         self.trained = copy.deepcopy(model) if world.size > 1 and config.compute.sharding == "fsdp" else model

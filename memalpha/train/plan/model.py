@@ -14,7 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.pytorch_utils import Conv1D
 
 from memalpha.config import LearnerConfig, LoraConfig
-from memalpha.config.groups import BatchConfig, LoadingConfig
+from memalpha.config.groups import LoadingConfig
+from memalpha.config.sampling import BatchConfig
 from memalpha.errors import PolicyError
 from memalpha.hub import hub_reachable
 from memalpha.policy.flat_qwen3 import supports_flat

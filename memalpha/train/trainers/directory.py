@@ -21,6 +21,7 @@ import yaml
 from pydantic import ValidationError
 
 from memalpha.config import LearnerConfig
+from memalpha.config.sampling import SamplerConfig
 from memalpha.errors import CheckpointError, ConfigError
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
@@ -44,6 +45,7 @@ CHANGEABLE_ON_RESUME = frozenset(
         "checkpoint.max_minutes",
         *("compute.threads", "compute.device", "compute.sharding", "compute.device_map", "compute.offload_optimizer"),
         *("sampling.batch_tokens", "sampling.decode_rows", "sampling.stop_unreadable"),
+        *(f"sampling.sampler.{name}" for name in SamplerConfig.model_fields),
     }
 )
 """Settings that may change when a run is resumed; all others must stay as recorded."""
@@ -203,11 +205,14 @@ class RunDirectory:
 
     def load_checkpoint(self, step: int, engine: BaseEngine) -> dict[str, Any]:
         """Restore weights, optimizer and RNG after `step` steps and return the saved state."""
-        return load_checkpoint(self.checkpoint(step), engine)
+        state = load_checkpoint(self.checkpoint(step), engine)
+        engine.weights_step = step
+        return state
 
     def load_weights(self, step: int, engine: BaseEngine) -> None:
         """Restore the weights after `step` steps."""
         load_weights(self.checkpoint(step), engine)
+        engine.weights_step = step
 
     def prune_checkpoints(self, newest: int, also: Iterable[int] = ()) -> None:
         """Delete old checkpoints (main process only).
@@ -303,4 +308,6 @@ def _flatten_settings(settings: dict[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         flat |= {f"{key}.{name}": part for name, part in value.items()} if isinstance(value, dict) else {key: value}
+    if isinstance(sampler := flat.get("sampling.sampler"), dict):
+        flat |= {"sampling.sampler": "a server"} | {f"sampling.sampler.{name}": part for name, part in sampler.items()}
     return flat

@@ -110,6 +110,7 @@ class ReinforcementStep(TrainingStep):
         overlap: Runs the step in parts; None runs it as a whole.
         component_prefix: Prefix of the reward components' names in metrics.jsonl.
         early_stop: Stops the run if its first steps cannot teach anything.
+        sampler_metrics: Returns metrics of a sampler apart from the learner; called once a step, in every process.
     """
 
     log_files = ("turns.jsonl", "trajectories.jsonl")
@@ -128,12 +129,14 @@ class ReinforcementStep(TrainingStep):
         overlap: OverlapPipeline | None = None,
         component_prefix: str = "",
         early_stop: EarlyStop | None = None,
+        sampler_metrics: Callable[[], dict[str, float]] = dict,
     ) -> None:
         self.config, self.directory, self.tasks = config, directory, tasks
         self.worker, self.algorithm, self.engine = worker, algorithm, engine
         self.attempt_metrics, self.trajectory_fields = attempt_metrics, trajectory_fields
         self.overlap, self.component_prefix = overlap, component_prefix
         self.early_stop = early_stop or EarlyStop(config)
+        self.sampler_metrics = sampler_metrics
         self.scheduled_steps = config.optimizer.schedule_steps
         self.keeps_all_checkpoints = config.sampling.keep_tokens
         self.position = 0
@@ -179,6 +182,7 @@ class ReinforcementStep(TrainingStep):
             }
             if annotation.state is not None:
                 self.algorithm.state = annotation.state
+        metrics |= self.sampler_metrics()
         self.algorithm.finish_step(metrics)
         self._write_trajectories(groups, samples, step)
         self.position += count
@@ -331,6 +335,7 @@ class ReinforcementStep(TrainingStep):
                     else None,
                     "reward": reward,
                     "ok": all(result.ok for result in turn.results),
+                    "weights_step": step if turn.completion.weights_step is None else turn.completion.weights_step,
                 }
                 for sample, turn, reward in turns
             ),

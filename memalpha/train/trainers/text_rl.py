@@ -14,6 +14,7 @@ from memalpha.config.imports import import_object
 from memalpha.environments.base import is_single_turn
 from memalpha.environments.engine import RolloutEngine
 from memalpha.errors import ConfigError, DataError
+from memalpha.policy.base import Policy
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.evaluate import Evaluator
 from memalpha.qa.records import Record
@@ -24,6 +25,7 @@ from memalpha.train.rollouts.curriculum import Curriculum
 from memalpha.train.rollouts.text_inputs import PythonInputs, build_environment
 from memalpha.train.rollouts.text_reflection import FeedbackFunction, TextReflection, check_feedback_function
 from memalpha.train.rollouts.text_tasks import TextTaskSource
+from memalpha.train.rollouts.weight_sync import CANARY_PROMPTS, connect_sampler, make_sampler
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.evaluations import TaskEvaluations
@@ -53,7 +55,8 @@ def text_trainer(config: TextConfig, directory: RunDirectory, inputs: PythonInpu
     config = settle_defaults(config, start, display)
     for note in source.notes:
         display.log(note)
-    rollouts, evaluated = (_rollout_engine(policy, environment, config) for _ in range(2))
+    sampler = make_sampler(policy, config)
+    rollouts, evaluated = (_rollout_engine(sampler, environment, config) for _ in range(2))
     reflection = config.erl and TextReflection(scorer, config.erl, policy.count_tokens, feedback)
     worker = RolloutWorker(rollouts, scorer, config, world, reflection)
     algorithm = build_algorithm(config)
@@ -62,6 +65,7 @@ def text_trainer(config: TextConfig, directory: RunDirectory, inputs: PythonInpu
     if config.curriculum is not None:
         tasks = Curriculum(config.curriculum, source.tasks_of_level, config.tasks_per_step, config.seed)
     engine = build_algorithm_engine(policy, config, algorithm, world)
+    canary = [rollouts.first_request(task) for task in source.batch(0)[:CANARY_PROMPTS]]
     reason = "the environment gives its rewards while it is played"
     training_step = ReinforcementStep(
         config,
@@ -74,6 +78,7 @@ def text_trainer(config: TextConfig, directory: RunDirectory, inputs: PythonInpu
         trajectory_fields=_trajectory_fields,
         component_prefix="rewards/",
         overlap=build_overlap(config, worker, algorithm, engine, display, reason),
+        sampler_metrics=connect_sampler(sampler, engine, config, canary, directory.path),
     )
     directory.claim(config)
     return Trainer(
@@ -95,7 +100,7 @@ def text_trainer(config: TextConfig, directory: RunDirectory, inputs: PythonInpu
     )
 
 
-def _rollout_engine(policy: TransformersPolicy, environment: Any, config: TextConfig) -> RolloutEngine[TextTask]:
+def _rollout_engine(policy: Policy, environment: Any, config: TextConfig) -> RolloutEngine[TextTask]:
     return RolloutEngine(
         policy,
         environment,

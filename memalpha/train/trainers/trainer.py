@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from memalpha.config import LearnerConfig
-from memalpha.errors import CheckpointError, TrainingError
+from memalpha.errors import CheckpointError, PolicyError, TrainingError
 from memalpha.policy.load import absolute_policy_name
 from memalpha.train.interrupt import CoordinatedInterrupt, defer_interrupt
 from memalpha.train.learner.model_state import BaseEngine
@@ -156,6 +156,9 @@ class Trainer:
             except KeyboardInterrupt as interrupt:
                 self._handle_interrupt(is_coordinated=isinstance(interrupt, CoordinatedInterrupt))
                 raise
+            except PolicyError:  # a server that died or was refused
+                self._handle_interrupt(is_coordinated=False)
+                raise
             except TrainingError as error:
                 directory.write_stop(self.step, str(error))
                 raise
@@ -237,6 +240,7 @@ class Trainer:
             metrics |= {"sample_seconds": batch_ready - step_start, "train_seconds": time.monotonic() - batch_ready}
             metrics |= _tokens_per_second(metrics)
             self.step += 1
+            self.engine.weights_step = self.step
             if self.step % self.config.evaluation.eval_steps == 0 or self.step == stop:
                 self._validate(metrics)
             self.directory.append("metrics.jsonl", [metrics])

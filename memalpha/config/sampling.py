@@ -1,0 +1,173 @@
+"""Groups of settings of sampling: rollouts of a run, batches of a sampler in this process, a vLLM server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator
+
+from memalpha.config.common import ChatConfig, Config
+
+
+class BatchConfig(Config):
+    """Memory of a sampler in this process, and which replies it gives up."""
+
+    batch_tokens: int = Field(
+        default=65536,
+        gt=0,
+        description="most rows x (prompt + new tokens of the longest) decoded together; the cache of keys and values "
+        "holds as many tokens",
+    )
+    decode_rows: int = Field(default=128, gt=0, description="most rows decoded together")
+    stop_repeats: bool = Field(
+        default=False,
+        description="cut a reply that writes the same tokens three times or more in a row, over at least 24 tokens; it "
+        "counts as truncated",
+    )
+
+
+class EvalSamplingConfig(BatchConfig):
+    """Sampling of an evaluation, and the check of its reader."""
+
+    stop_unreadable: bool = Field(
+        default=True,
+        description="stop an evaluation if the first answers of a reader's language model are all empty or over 90 % "
+        "cut off; false goes on",
+    )
+
+
+class SamplingConfig(BatchConfig):
+    """Rollouts of a task."""
+
+    group_size: int = Field(default=8, gt=0, description="rollouts per task (TRL: num_generations)")
+    temperature: float = Field(default=1.0, gt=0.0, description="sampling temperature")
+
+
+SAMPLER_PREFIX = "vllm:"
+"""Start of a `sampler.url`."""
+
+
+class SamplerConfig(Config):
+    """A vLLM server that samples the rollouts in place of this process (`policy.vllm`)."""
+
+    url: str = Field(
+        description="vllm:http://HOST:PORT#FOLDER; new weights go through FOLDER, which this process and the server "
+        "see under the same path (default: sampler in the run's out)"
+    )
+    tolerance: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="largest mean gap of the server's log-probs to the learner's after a sync, over a few prompts "
+        "(default: 1e-4, with compute.dtype=bfloat16 0.03)",
+    )
+    concurrency: int = Field(default=256, gt=0, description="requests under way at the server")
+    timeout: float = Field(default=600.0, gt=0.0, description="seconds until a request counts as lost")
+    retries: int = Field(
+        default=4, ge=0, description="retries of a request that got no answer or nonsense; then the run stops"
+    )
+    max_wait: float = Field(default=10.0, gt=0.0, description="longest wait before a retry, in seconds")
+
+    @field_validator("url")
+    @classmethod
+    def _is_address(cls, url: str) -> str:
+        address = url.removeprefix(SAMPLER_PREFIX).partition("#")[0]
+        try:
+            parts = urlsplit(address)
+            is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_valid, parts = False, urlsplit("")
+        if not url.startswith(SAMPLER_PREFIX) or not is_valid or parts.path.strip("/"):
+            raise ValueError(f"{url!r} names no server: write vllm:http://HOST:PORT, or vllm:http://HOST:PORT#FOLDER")
+        if parts.username or parts.password:
+            raise ValueError("an address with a password would stand in config.yaml: leave it out")
+        return url
+
+    @property
+    def address(self) -> str:
+        """Address of the server, without a path."""
+        return self.url.removeprefix(SAMPLER_PREFIX).partition("#")[0].rstrip("/")
+
+    @property
+    def folder(self) -> Path | None:
+        """Folder of the weights; None for the default."""
+        name = self.url.partition("#")[2]
+        return Path(name) if name else None
+
+
+class RLSamplingConfig(SamplingConfig):
+    """Rollouts of a step of reinforcement learning."""
+
+    tasks_per_step: int = Field(default=8, gt=0, description="tasks of a step, each with group_size rollouts")
+    top_p: float = Field(default=1.0, description="must stay 1: truncated sampling biases every importance ratio")
+    top_k: int = Field(default=0, description="must stay 0: truncated sampling biases every importance ratio")
+    dtype: Literal["bfloat16", "float32", "float64"] | None = Field(
+        default=None, description="precision of the sampler (default: the policy's); float64: exact log-probs on CPU"
+    )
+    overlap: int = Field(
+        default=1,
+        gt=0,
+        description="parts of a step's tasks; while a reader or judge behind an endpoint scores one part, "
+        "others are sampled and trained on (parts share one optimizer step with minibatches=1, else each is a step)",
+    )
+    resample_flat: int = Field(
+        default=0,
+        ge=0,
+        description="rounds in which further tasks are sampled in place of groups with equal rewards (DAPO); 0: none",
+    )
+    stop_unreadable: bool = Field(
+        default=True,
+        description="stop a run whose first two steps have no readable tool call, over 90 % truncated replies, or a "
+        "reader that is cut off or silent; false lets random weights start",
+    )
+    sampler: SamplerConfig | None = Field(
+        default=None, description="a vLLM server that samples the rollouts (default: this process does)"
+    )
+    keep_tokens: bool = Field(
+        default=False, description="write turns.jsonl and a checkpoint per step, for outside checks"
+    )
+
+
+class TextSamplingConfig(RLSamplingConfig, ChatConfig):
+    """Rollouts of text tasks."""
+
+    max_new_tokens: int = Field(default=256, gt=0, description="tokens of a reply (TRL: max_completion_length)")
+
+
+class CurriculumConfig(Config):
+    """Curriculum from easy to hard: accuracy at a level unlocks the next one."""
+
+    column: str = Field(
+        default="level", description="the column of a task that names its level (memory tasks: the key of `meta`)"
+    )
+    order: tuple[str, ...] = Field(min_length=2, description="levels, the easiest first")
+    threshold: float = Field(default=0.8, gt=0.0, le=1.0, description="training accuracy that unlocks the next level")
+    window: int = Field(
+        default=64,
+        gt=0,
+        description="number of latest attempts at the level that the accuracy covers (memory tasks: of answers)",
+    )
+    review: float = Field(default=0.2, ge=0.0, lt=1.0, description="share of tasks that come from earlier levels")
+
+    @field_validator("order")
+    @classmethod
+    def _once_each(cls, order: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(order)) < len(order):
+            raise ValueError("a level comes twice")
+        return order
+
+
+class MemorySamplingConfig(RLSamplingConfig):
+    """Rollouts of memory tasks."""
+
+    questions_per_task: int | None = Field(
+        default=None,
+        gt=0,
+        description="most questions of a task that the reward of a step asks, drawn anew every step and the same for "
+        "all rollouts of the task (the idea of Mem-alpha's sub_sample_question_ratio); evaluations ask all "
+        "(default: all)",
+    )
+    curriculum: CurriculumConfig | None = Field(
+        default=None, description="easy tasks of a task file first (default: all at once)"
+    )

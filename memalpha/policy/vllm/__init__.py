@@ -1,0 +1,1 @@
+"""Sampling on a vLLM server, tokens in and tokens out."""

@@ -1,0 +1,197 @@
+"""Stand-in for a vLLM server over a policy of ours: the routes that training uses, and the ways they can go wrong."""
+
+from __future__ import annotations
+
+import copy
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from memalpha.policy.load import load_policy
+from memalpha.policy.model_files import hide_progress_bars
+from memalpha.policy.noise import sampling_uniforms
+from memalpha.policy.transformers import TransformersPolicy, merge_adapter
+from memalpha.policy.vllm.worker_extension import WeightsExtension
+
+
+@dataclass
+class VllmServer:
+    """Server of the policy in `folder`; greedy and seeded sampling as vLLM does, one request after the other.
+
+    Attributes:
+        fault: raw (log-probs before the temperature), top-p (truncated sampling), stale-head (a load keeps the output
+            embedding), no-echo, no-end (the end of sequence is left out), hang, or none.
+        faults: Number of completions that have the fault; None: all.
+        kill_after: The process kills itself at this completion (second) after this load of weights (first).
+    """
+
+    folder: Path
+    fault: str = ""
+    faults: int | None = None
+    kill_after: tuple[int, int] | None = None
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    loads: list[str] = field(default_factory=list)
+    adapters: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.policy: Any = load_policy(self.folder)
+        self._since_load = 0
+        self._lock = threading.Lock()
+        self._released = threading.Event()
+        runner = SimpleNamespace(
+            model_config=SimpleNamespace(hf_config=self.policy.model.config),
+            reload_weights=self._reload,
+            get_model=lambda: None,
+        )
+        self.worker = WeightsExtension()
+        self.worker.model_runner = runner
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                names = [{"id": "tiny", "parent": None}, *({"id": name, "parent": "tiny"} for name in outer.adapters)]
+                self._send(200, {"data": names})
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"null")
+                with outer._lock:
+                    status, answer = outer.answer(self.path, body)
+                if answer == "hang":
+                    outer._released.wait(10)
+                self._send(status, answer)
+
+            def _send(self, status: int, answer: Any) -> None:
+                data = json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *words: Any) -> None:
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 128
+
+            def handle_error(self, request: Any, address: Any) -> None:
+                if not isinstance(sys.exception(), ConnectionError):  # a client that has gone
+                    traceback.print_exc()
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"vllm:http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> VllmServer:
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._released.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if path == "/v1/completions":
+            return self._complete(body)
+        if path == "/v1/load_lora_adapter":
+            base = TransformersPolicy(copy.deepcopy(self.policy.model), self.policy.tokenizer)
+            self.adapters[body["lora_name"]] = merge_adapter(base, body["lora_path"])
+        elif path == "/v1/unload_lora_adapter":
+            del self.adapters[body["lora_name"]]
+        elif path == "/collective_rpc":
+            return 200, {"results": [getattr(self.worker, body["method"])(*body["args"])]}
+        elif path != "/reset_prefix_cache":
+            return 404, {"detail": "Not Found"}
+        return 200, "ok"
+
+    def _reload(self, weights_path: str) -> None:
+        self.loads.append(weights_path)
+        self._since_load = 0
+        head = self.policy.model.lm_head.weight.detach().clone()
+        with hide_progress_bars():
+            self.policy.model = AutoModelForCausalLM.from_pretrained(weights_path)
+        if self.fault == "stale-head":
+            self.policy.model.lm_head.weight = torch.nn.Parameter(head)
+
+    def _complete(self, body: dict[str, Any]) -> tuple[int, Any]:
+        if body["model"] != "tiny" and body["model"] not in self.adapters:
+            return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
+        self.requests.append(body)
+        self._since_load += 1
+        if (len(self.loads), self._since_load) == self.kill_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        fault = self.fault if self.faults is None or len(self.requests) <= self.faults else ""
+        if fault == "hang":
+            return 200, "hang"
+        policy = self.adapters.get(body["model"], self.policy)
+        ids, logprobs = self._sample(policy, body, fault)
+        has_end = ids[-1] in body["stop_token_ids"]
+        if fault == "no-end" and has_end:
+            ids, logprobs = ids[:-1], logprobs[:-1]
+        choice = {
+            "token_ids": ids,
+            "prompt_token_ids": [] if fault == "no-echo" else body["prompt"],
+            "logprobs": {"token_logprobs": logprobs},
+            "finish_reason": "stop" if has_end else "length",
+        }
+        return 200, {"model": body["model"], "choices": [choice]}
+
+    @torch.inference_mode()
+    def _sample(self, policy: Any, body: dict[str, Any], fault: str) -> tuple[list[int], list[float]]:
+        """Sample one completion, each token from a pass over all before it."""
+        ids: list[int] = []
+        logprobs: list[float] = []
+        noise = sampling_uniforms((body.get("seed", 0),), body["max_tokens"])
+        heat = body["temperature"] or 1.0
+        while len(ids) < body["max_tokens"] and not (ids and ids[-1] in body["stop_token_ids"]):
+            logits = policy.model(torch.tensor([body["prompt"] + ids])).logits[0, -1].double()
+            row = torch.log_softmax(logits / heat, -1)
+            if fault == "top-p":
+                probability, order = row.exp().sort(descending=True)
+                row[order[1:][probability.cumsum(0)[:-1] > 0.6]] = -torch.inf
+                row = row.log_softmax(-1)
+            token = int(row.argmax())
+            if body["temperature"]:
+                cdf = row.exp().cumsum(0)
+                token = int(torch.searchsorted(cdf, noise[len(ids)] * cdf[-1], right=True))
+            ids.append(token)
+            logprobs.append(float((torch.log_softmax(logits, -1) if fault == "raw" else row)[token]))
+        return ids, logprobs
+
+
+@contextmanager
+def server_process(folder: Path, **settings: Any) -> Iterator[str]:
+    """Run a `VllmServer` in a process of its own, which may be killed; yield its `sampler.url`."""
+    here, there = multiprocessing.Pipe()
+
+    def serve() -> None:
+        torch.set_num_threads(1)
+        server = VllmServer(folder, **settings)
+        there.send(server.url)
+        server._server.serve_forever(poll_interval=0.02)
+
+    process = multiprocessing.get_context("fork").Process(target=serve, daemon=True)
+    process.start()
+    try:
+        yield here.recv()
+    finally:
+        process.kill()
+        process.join()
