@@ -36,6 +36,12 @@ REPEATS = 3
 REPEATED_TOKENS = 24
 """Least tokens that these blocks have together: shorter ones repeat in good replies too."""
 
+LARGE_VOCABULARY = 4096
+"""Size from which float32 logits are drawn from by blocks: float64 sums of them all cost a fifth of a decode step."""
+
+BLOCK = 256
+"""Tokens of a block: the sums of a row and a block of its weights are about as many numbers."""
+
 
 def ends_in_repeats(ids: Sequence[int]) -> bool:
     """Return True if the ids end in `REPEATS` or more equal blocks of at least `REPEATED_TOKENS` together."""
@@ -263,26 +269,62 @@ def draw_tokens(logits: torch.Tensor, rows: Sequence[_Row], thought_end: Thought
     if any(temperature not in (0, 1) for temperature in temperatures):
         heat = [temperature or 1.0 for temperature in temperatures]
         logits = logits / torch.tensor(heat, dtype=logits.dtype, device=logits.device)[:, None]
-    logprobs = torch.log_softmax(logits, dim=-1)
-    if not any(temperatures):
-        token = logprobs.argmax(dim=-1, keepdim=True)
-    else:
+    log_total: torch.Tensor | None = None
+    if any(temperatures):
         uniforms = [row.noise[len(row.ids)] if row.noise else 0.0 for row in rows]
-        # float64 sums: a float32 CDF over a large vocabulary is off by more than the rare tokens' probability.
-        cdf = logprobs.double().exp().cumsum(dim=-1)
         noise = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None]
-        token = torch.searchsorted(cdf, noise * cdf[:, -1:], right=True)
+        if logits.dtype == torch.float32 and logits.shape[1] >= LARGE_VOCABULARY:
+            token, log_total = draw_by_blocks(logits, noise)
+        else:
+            logits = torch.log_softmax(logits, dim=-1)
+            # float64 sums: a float32 CDF over a large vocabulary is off by more than the rare tokens' probability.
+            cdf = logits.double().exp().cumsum(dim=-1)
+            token = torch.searchsorted(cdf, noise * cdf[:, -1:], right=True)
         if not all(temperatures):
             greedy = torch.tensor([not temperature for temperature in temperatures], device=logits.device)
-            token = torch.where(greedy[:, None], logprobs.argmax(dim=-1, keepdim=True), token)
+            token = torch.where(greedy[:, None], logits.argmax(dim=-1, keepdim=True), token)
+    else:
+        logits = torch.log_softmax(logits, dim=-1)
+        token = logits.argmax(dim=-1, keepdim=True)
     thinkers = [row for row in rows if row.request.thinking_tokens] if thought_end is not None else []
     if thinkers and thought_end is not None:
         for index, row in enumerate(rows):
             if row.request.thinking_tokens and (forced := row.forced_id(thought_end)) is not None:
                 token[index, 0] = forced
-    values = logprobs.gather(1, token).float()
-    for row, id, logprob in zip(rows, token[:, 0].tolist(), values[:, 0].tolist(), strict=True):
+    values = logits.gather(1, token)
+    if log_total is not None:
+        values = values - log_total
+    for row, id, logprob in zip(rows, token[:, 0].tolist(), values[:, 0].float().tolist(), strict=True):
         row.ids.append(id)
         row.logprobs.append(logprob)
     for row in thinkers:
         row.follow_thought(thought_end)  # type: ignore[arg-type]  # there are none without it
+
+
+def draw_by_blocks(logits: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw a token of each row by inverse CDF: first its block, then the token within the block.
+
+    Probabilities are those of float32 exponentials up to a relative error of float32's rounding, also of rare tokens:
+    a block's sum is off by a share of itself, and sums over blocks are float64.
+
+    Args:
+        logits: (rows, vocabulary), float32.
+        noise: uniforms in [0, 1), (rows, 1), float64.
+
+    Returns:
+        Tokens (rows, 1), and the log of the sums of the exponentials (rows, 1), float64.
+    """
+    rows, vocabulary = logits.shape
+    peak = logits.amax(dim=-1, keepdim=True)
+    weights = logits.new_zeros(rows, vocabulary + -vocabulary % BLOCK)
+    torch.sub(logits, peak, out=weights[:, :vocabulary]).exp_()
+    blocks = weights.view(rows, -1, BLOCK)
+    sums = blocks.sum(dim=-1).double()
+    ends = sums.cumsum(dim=-1)
+    target = noise * ends[:, -1:]
+    block = torch.searchsorted(ends, target, right=True)
+    mass = sums.gather(1, block)
+    share = ((target - ends.gather(1, block)) / mass + 1).clamp(0, 1 - 2**-53)
+    inner = blocks[torch.arange(rows, device=logits.device), block[:, 0]].double().cumsum(dim=-1)
+    offset = torch.searchsorted(inner, share * inner[:, -1:], right=True)
+    return block * BLOCK + offset, ends[:, -1:].log() + peak

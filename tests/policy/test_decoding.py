@@ -10,7 +10,7 @@ from tiny import VOCABULARY, nudged, tiny_llama, tiny_model, tiny_policy, tiny_t
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Lfm2Config, Lfm2ForCausalLM
 
 from memalpha.errors import PromptTooLong
-from memalpha.policy.decoding import ends_in_repeats
+from memalpha.policy.decoding import BLOCK, draw_by_blocks, ends_in_repeats
 from memalpha.policy.decoding_rows import PaddedRows, SlotRows
 from memalpha.policy.flat_qwen3 import FlatRows
 from memalpha.policy.kv_cache import KeyValueSlots, has_plain_cache
@@ -320,6 +320,32 @@ def test_the_largest_uniform_stays_inside_the_vocabulary(total):
     cdf = torch.tensor([[0.5, total, total]], dtype=torch.float64)
     largest = torch.tensor([[1 - 2.0**-53]], dtype=torch.float64)
     assert int(torch.searchsorted(cdf, largest * cdf[:, -1:], right=True)) == 1
+
+
+@pytest.mark.parametrize("vocabulary", [5000, 20 * BLOCK])
+def test_drawing_by_blocks_is_the_float64_inverse_cdf(vocabulary):
+    random = torch.Generator().manual_seed(0)
+    logits = 4 * torch.randn(512, vocabulary, generator=random)
+    logits[:, :BLOCK] = -torch.inf  # a block that is never drawn
+    logits[:256, -3:] += 12  # most of the probability at the very end
+    noise = torch.rand(512, 1, generator=random, dtype=torch.float64)
+    logprobs = torch.log_softmax(logits.double(), dim=-1)
+    cdf = logprobs.exp().cumsum(dim=-1)
+    token, log_total = draw_by_blocks(logits, noise)
+    assert int((token == torch.searchsorted(cdf, noise, right=True)).sum()) >= 510  # two may be at a rounded boundary
+    lower = (cdf - logprobs.exp()).gather(1, token)
+    assert bool((lower - 1e-7 <= noise).all() and (noise <= cdf.gather(1, token) + 1e-7).all())
+    expected = logprobs.gather(1, token)
+    assert torch.allclose(logits.gather(1, token) - log_total, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("uniform", [0.0, 1 - 2.0**-53])
+def test_drawing_by_blocks_takes_no_impossible_token(uniform):
+    random = torch.Generator().manual_seed(1)
+    logits = 4 * torch.randn(64, 5000, generator=random)
+    logits[:, :300] = logits[:, 4700:] = -torch.inf
+    token, _ = draw_by_blocks(logits, torch.full((64, 1), uniform, dtype=torch.float64))
+    assert bool(((token >= 300) & (token < 4700)).all())
 
 
 @pytest.mark.parametrize(
