@@ -87,42 +87,42 @@ def build_trees(samples: Sequence[TrainingSample], tokens: int) -> list[PrefixTr
     return trees
 
 
-def split_tree_batches(samples: Sequence[TrainingSample], tokens: int) -> list[list[int]]:
-    """Split samples into micro-batches of indices, each a few trees of similar size, the largest first.
+def split_tree_batches(samples: Sequence[TrainingSample], tokens: int) -> list[list[PrefixTree]]:
+    """Split samples into micro-batches, each a few trees of similar size, the largest first.
 
     Args:
         samples: Token rows.
         tokens: Most padded nodes of a micro-batch of several trees.
     """
     trees = sorted(build_trees(samples, min(tokens, TREE_TOKENS)), key=lambda tree: -len(tree.tokens))
-    batches: list[list[int]] = []
-    width = count = nodes = 0
+    batches: list[list[PrefixTree]] = []
+    width = nodes = 0
     for tree in trees:
         size = len(tree.tokens)
-        if batches and width * (count + 1) <= min(tokens, MAX_PADDING_RATIO * (nodes + size)):
-            batches[-1] += tree.samples
-            count, nodes = count + 1, nodes + size
+        if batches and width * (len(batches[-1]) + 1) <= min(tokens, MAX_PADDING_RATIO * (nodes + size)):
+            batches[-1].append(tree)
+            nodes += size
         else:
-            batches.append(list(tree.samples))
-            width, count, nodes = size, 1, size
+            batches.append([tree])
+            width = nodes = size
     return batches
 
 
-def tree_layout(samples: Sequence[TrainingSample], tokens: int) -> Layout:
-    """Lay out the trees of a micro-batch from `split_tree_batches`.
+def tree_layout(samples: Sequence[TrainingSample], trees: Sequence[PrefixTree]) -> Layout:
+    """Lay out the trees of a micro-batch.
 
     Args:
-        samples: Token rows of the micro-batch.
-        tokens: The limit that the micro-batch was split by.
+        samples: Token rows of the micro-batch, in the order of the trees' samples.
+        trees: Trees of a micro-batch of `split_tree_batches`.
     """
-    trees = build_trees(samples, min(tokens, TREE_TOKENS))
     width = max(len(tree.tokens) for tree in trees)
     input_ids, depths = np.zeros((2, len(trees), width), dtype=np.int64)
-    positions: list[np.ndarray] = [np.zeros(0, dtype=np.int64)] * len(samples)
+    positions: list[np.ndarray] = []
     for number, tree in enumerate(trees):
         input_ids[number, : len(tree.tokens)] = tree.tokens
         depths[number, : len(tree.tokens)] = tree.depths
-        for index, path in zip(tree.samples, tree.paths, strict=True):
-            positions[index] = number * width + path[len(samples[index].prompt_ids) - 1 :]
+        first = number * width
+        for path in tree.paths:
+            positions.append(first + path[len(samples[len(positions)].prompt_ids) - 1 :])
     attended = np.stack([tree.attended(width) for tree in trees])[:, None]
     return Layout(input_ids, positions, depths, attended)

@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from memalpha.config import LearnerConfig
 from memalpha.errors import TrainingError
-from memalpha.train.data.prefix_trees import split_tree_batches, tree_layout
+from memalpha.train.data.prefix_trees import PrefixTree, split_tree_batches, tree_layout
 from memalpha.train.data.samples import MicroBatch, TrainingSample, pack, split_micro_batches
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.learner.loss_weights import StreamCount, has_weight, normalize
@@ -126,8 +126,8 @@ class Engine(BaseEngine):
         """Return one of the scorer's outputs per row, without a gradient."""
         rows_by_index: list[tuple[int, np.ndarray]] = []
         with torch.no_grad():
-            for part, is_live in self.world.assign_microbatches(self._split(samples)):
-                batch = self._pack([samples[i] for i in part])
+            for part, trees, is_live in self._assign_microbatches(samples):
+                batch = self._pack([samples[i] for i in part], trees)
                 result = _score(scorer, batch)[output]
                 values = result.float().cpu().split([len(samples[i].completion_ids) for i in part])
                 rows_by_index += [(i, row.numpy()) for i, row in zip(part, values, strict=True) if is_live]
@@ -191,9 +191,9 @@ class Engine(BaseEngine):
         samples = [sample for sample in samples if has_weight(sample)]
         totals: dict[str, float] = dict.fromkeys(["loss", *LOSS_SUMS], 0.0)
         log_ratios: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
-        microbatches = self.world.assign_microbatches(self._split(samples))
-        for number, (part, is_live) in enumerate(microbatches, start=1):
-            batch = self._pack([samples[i] for i in part])
+        microbatches = self._assign_microbatches(samples)
+        for number, (part, trees, is_live) in enumerate(microbatches, start=1):
+            batch = self._pack([samples[i] for i in part], trees)
             with self.world.accumulate(self.scorer, number == len(microbatches)):
                 logprobs, entropy, values = _score(self.scorer, batch)
                 loss, sums, log_ratio = loss_sum(logprobs, entropy, batch, self.loss, values)
@@ -238,15 +238,25 @@ class Engine(BaseEngine):
         stats = self.forward_backward(self.normalized(samples))
         return {**stats, "grad_norm": self.optim_step(rate), "learning_rate": rate}
 
-    def _split(self, samples: Sequence[TrainingSample]) -> list[list[int]]:
-        compute = self.config.compute
-        split = split_tree_batches if compute.share_prefixes else split_micro_batches
-        return split(samples, compute.microbatch_tokens)
+    def _assign_microbatches(
+        self, samples: Sequence[TrainingSample]
+    ) -> list[tuple[list[int], Sequence[PrefixTree], bool]]:
+        """Return this process's micro-batches as (row indices, their trees, is live); without trees rows are padded."""
+        tokens = self.config.compute.microbatch_tokens
+        if not self.config.compute.share_prefixes:
+            parts = split_micro_batches(samples, tokens)
+            return [(part, (), is_live) for part, is_live in self.world.assign_microbatches(parts)]
+        batches = split_tree_batches(samples, tokens)
+        parts = [[index for tree in trees for index in tree.samples] for trees in batches]
+        trees_by_first = {part[0]: trees for part, trees in zip(parts, batches, strict=True)}
+        # A dead micro-batch is a single row, which needs no tree.
+        return [
+            (part, trees_by_first[part[0]] if is_live else (), is_live)
+            for part, is_live in self.world.assign_microbatches(parts)
+        ]
 
-    def _pack(self, samples: Sequence[TrainingSample]) -> MicroBatch:
-        compute = self.config.compute
-        layout = tree_layout(samples, compute.microbatch_tokens) if compute.share_prefixes else None
-        return pack(samples, self._device, layout)
+    def _pack(self, samples: Sequence[TrainingSample], trees: Sequence[PrefixTree]) -> MicroBatch:
+        return pack(samples, self._device, tree_layout(samples, trees) if trees else None)
 
     def _make_scorer(self, model: Any, *, values: bool = False) -> TokenScorer:
         config = self.config

@@ -13,6 +13,7 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from memalpha.config import LoraConfig, RewardModelConfig
 from memalpha.errors import ConfigError
+from memalpha.train.data import prefix_trees
 from memalpha.train.data.prefix_trees import build_trees, split_tree_batches, tree_layout
 from memalpha.train.data.samples import cross_entropy_sample, pack
 from memalpha.train.learner.distributed import SINGLE_PROCESS
@@ -59,7 +60,8 @@ def test_each_prefix_of_a_tree_is_one_node():
     paths = {(*prompt, *reply)[:end] for prompt, reply in zip(prompts, replies, strict=True) for end in range(1, 7)}
     prefixes = {path for path in paths if not any((*p, *r) == path for p, r in zip(prompts, replies, strict=True))}
     assert len(tree.tokens) == len(prefixes)
-    layout = tree_layout(samples, 100)
+    samples = [samples[index] for index in tree.samples]
+    layout = tree_layout(samples, [tree])
     batch = pack(samples, layout=layout)
     assert batch.attended is not None and batch.depths is not None
     for path, sample in zip(layout.positions, samples, strict=True):
@@ -69,7 +71,17 @@ def test_each_prefix_of_a_tree_is_one_node():
         ids = (*sample.prompt_ids, *sample.completion_ids[:-1])
         assert tuple(batch.input_ids[0, order].tolist()) == ids
     parts = split_tree_batches(samples, 7)
-    assert sorted(index for part in parts for index in part) == [0, 1, 2, 3] and len(parts) > 1
+    assert sorted(index for trees in parts for tree in trees for index in tree.samples) == [0, 1, 2, 3]
+    assert len(parts) > 1
+
+
+def test_a_pass_builds_its_trees_once(monkeypatch):
+    model, rows = sampled_rows(6)
+    engine = Engine(model, config(share_prefixes=True))
+    builds = []
+    monkeypatch.setattr(prefix_trees, "build_trees", lambda *arguments: builds.append(1) or build_trees(*arguments))
+    engine.forward_backward(engine.normalized(rows))
+    assert len(builds) == 1
 
 
 def test_a_model_that_cannot_attend_along_trees_is_refused():
