@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -36,6 +36,16 @@ class LoraConfig(Config):
         gt=0,
         description="adapt only this many last layers: those below keep no activations and get no backward pass "
         "(default: all)",
+    )
+    modules_to_save: tuple[str, ...] = Field(
+        default=(),
+        description="layers that are trained whole and saved with the adapters, such as norm; not the embeddings of a "
+        "model that ties them",
+    )
+    trainable_tokens: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default=(),
+        description="tokens whose embeddings are trained beside the adapters; those that the tokenizer lacks are added "
+        "(peft's trainable_token_indices)",
     )
 
 
@@ -102,6 +112,8 @@ class LearnerConfig(Config):
             ):
                 if is_set:
                     raise ValueError(f"compute.{name}: does not work with sharding=fsdp; leave one of them out")
+            if self.lora is not None and self.lora.trainable_tokens:
+                raise ValueError("lora.trainable_tokens: does not work with sharding=fsdp; leave one of them out")
         return self
 
     def with_learning_rate(self, parameters: int) -> Self:

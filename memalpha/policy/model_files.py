@@ -243,6 +243,13 @@ def _load_shape(
     return model, AutoTokenizer.from_pretrained(path, local_files_only=offline)
 
 
+def resize_embeddings(model: Any, tokens: int) -> None:
+    """Give the model's embeddings at least `tokens` rows; new rows are random."""
+    if len(model.get_input_embeddings().weight) < tokens:
+        with torch.random.fork_rng(devices=[]):
+            model.resize_token_embeddings(tokens, mean_resizing=False)
+
+
 def load_adapter(tuned: Any, folder: str | Path) -> None:
     """Copy the adapter weights of `folder` into a `PeftModel`.
 

@@ -29,6 +29,7 @@ from memalpha.policy.model_files import (
     is_reward_model,
     load_adapter,
     load_model,
+    resize_embeddings,
 )
 from memalpha.policy.smol.base_model import read_adapter_record
 from memalpha.types import Completion, SampleRequest
@@ -309,6 +310,9 @@ def merge_adapter(base: TransformersPolicy, folder: str | Path) -> TransformersP
         config = peft.PeftConfig.from_pretrained(str(folder))
         if not isinstance(config, peft.LoraConfig):
             raise PolicyError(f"{folder} holds a {config.peft_type} adapter: only LoRA can be merged")
+        if token_ids := config.trainable_token_indices:
+            lists = token_ids.values() if isinstance(token_ids, dict) else [token_ids]
+            resize_embeddings(base.model, max(max(ids) for ids in lists) + 1)
         config.base_model_name_or_path = None  # otherwise peft warns that the base has another name
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # peft uses deprecated names of transformers

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from peft.utils.other import ModulesToSaveWrapper, TrainableTokensWrapper
 from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
@@ -96,10 +97,11 @@ class TokenScorer(nn.Module):
             trees = {} if depths is None else {"position_ids": depths, "attention_mask": attended}
             hidden = find_trunk(model)(input_ids=input_ids, use_cache=False, **trees).last_hidden_state
         head: Any = model.get_output_embeddings()
+        weight, bias = head.weight, getattr(head, "bias", None)  # peft's layer of trained tokens has no bias
         # With a device map the last layers may be elsewhere than the inputs and the head.
         selected = hidden.flatten(0, 1).index_select(0, positions.to(hidden.device)).to(positions.device)
         logprobs, entropy = head_logprobs(
-            selected, head.weight, head.bias, targets, temperature, max_rows=self.head_tokens, bfloat16=self.autocast
+            selected, weight, bias, targets, temperature, max_rows=self.head_tokens, bfloat16=self.autocast
         )
         if self.value_head is None:
             return logprobs, entropy, None
@@ -154,7 +156,7 @@ def check_head(model: nn.Module) -> None:
     base: Any = unwrap_peft(model)
     probe = torch.arange(8, device=base.device)[None] * 7 % base.config.get_text_config().vocab_size
     head, is_same = base.get_output_embeddings(), False
-    if isinstance(head, nn.Linear):
+    if isinstance(head, nn.Linear | ModulesToSaveWrapper | TrainableTokensWrapper):
         with torch.no_grad():
             projected = PROBE_SCALE * head(find_trunk(base)(input_ids=probe, use_cache=False).last_hidden_state)
             hook = head.register_forward_hook(lambda *call: call[-1] * PROBE_SCALE)

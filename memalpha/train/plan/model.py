@@ -23,7 +23,7 @@ from memalpha.policy.kv_cache import has_plain_cache
 from memalpha.policy.load import adapter_chain, policy_path
 from memalpha.policy.model_files import check_writes_text
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.train.learner.lora import add_lora
+from memalpha.train.learner.lora import add_lora, add_tokens
 from memalpha.train.plan.allocation import count_cache, explain_failures, extrapolate_layers, fake_tensors
 
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
@@ -198,7 +198,8 @@ def build_shape(
     trained: Any = model
     if lora is not None:
         with torch.device("meta"), explain_failures(model):
-            trained = add_lora(model, lora, name, seed)
+            token_ids = add_tokens(policy, lora.trainable_tokens)
+            trained = add_lora(model, lora, name, seed, token_ids=token_ids)
         for parameter in trained.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()

@@ -56,11 +56,13 @@ def build_reward_engine(policy: TransformersPolicy, config: RewardModelConfig, w
         world: Processes of the run.
 
     Raises:
-        ConfigError: A device map with several processes, or `share_prefixes`.
+        ConfigError: A device map with several processes, `share_prefixes`, or trainable tokens.
     """
     check_device_map(config, world)
     if config.compute.share_prefixes:
         raise ConfigError("compute.share_prefixes: a reward model scores whole rows, one by one: leave it out")
+    if config.lora is not None and config.lora.trainable_tokens:
+        raise ConfigError("lora.trainable_tokens: a reward model is trained on the tokens it has: leave it out")
     head = Head(config.pooling, config.objectives)
     model = add_reward_head(policy.model, head, policy.tokenizer, config.policy)
     if config.lora is not None:

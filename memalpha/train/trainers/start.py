@@ -14,7 +14,7 @@ from memalpha.policy.load import absolute_policy_name, load_policy
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.learner.distributed import World
 from memalpha.train.learner.engine import Engine
-from memalpha.train.learner.lora import add_lora
+from memalpha.train.learner.lora import add_lora, add_tokens
 from memalpha.train.learner.losses import LossSettings
 from memalpha.train.trainers.checkpoint import weights_fingerprint
 from memalpha.train.trainers.directory import RunDirectory
@@ -95,6 +95,8 @@ def load_start(config: LearnerConfig) -> RunStart:
             f"compute.load_in_4bit: policy {config.policy!r} holds adapters, which are not merged into weights in "
             "4 bits: write a merged policy first (memalpha merge POLICY FOLDER) and start from it"
         )
+    if config.lora is not None:
+        add_tokens(policy, config.lora.trainable_tokens)
     return RunStart(policy, weights_fingerprint(policy.model), started_at)
 
 
@@ -215,5 +217,6 @@ def build_engine(
     check_device_map(config, world, reference=reference)
     model = policy.model
     if config.lora is not None:
-        model = add_lora(model, config.lora, absolute_policy_name(config.policy), config.seed)
+        name, token_ids = absolute_policy_name(config.policy), add_tokens(policy, config.lora.trainable_tokens)
+        model = add_lora(model, config.lora, name, config.seed, token_ids=token_ids)
     return Engine(model, config, loss, reference=reference, value_learning_rate=value_learning_rate, world=world)

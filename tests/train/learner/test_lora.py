@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import peft
 import pytest
 import torch
 from test_engine import config, relative_error, sampled_rows
-from tiny import tiny_model
+from tiny import tiny_model, tiny_policy
 
-from memalpha.config import LoraConfig
+from memalpha.config import LoraConfig, SFTConfig
 from memalpha.errors import ConfigError, PolicyError
+from memalpha.policy.load import load_policy
+from memalpha.train.data.samples import cross_entropy_sample
 from memalpha.train.learner.engine import Engine
-from memalpha.train.learner.lora import add_lora
+from memalpha.train.learner.lora import add_lora, add_tokens
+from memalpha.types import SampleRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # peft calls transformers by names on their way out
 
@@ -105,3 +109,69 @@ def test_too_many_last_layers_are_refused_and_adapters_load_again(tmp_path):
     loaded = peft.PeftModel.from_pretrained(model, tmp_path, is_trainable=True)
     for ours, theirs in zip(learner.forward(rows), Engine(loaded, config()).forward(rows), strict=True):
         assert (ours == theirs).all()
+
+
+TOKENS = ("<insert>", "<stop>", "<|user|>")
+WITH_TOKENS = LoraConfig(r=4, modules_to_save=("norm",), trainable_tokens=TOKENS)
+
+
+def token_engine(base) -> tuple[Engine, list[int]]:
+    """Return an engine on the policy of `base` with trained tokens, and their ids."""
+    policy = load_policy(base)
+    ids = add_tokens(policy, TOKENS)
+    return Engine(add_lora(policy.model, WITH_TOKENS, str(base), token_ids=ids), config(lora=WITH_TOKENS)), ids
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_added_tokens_and_whole_layers_are_trained_saved_and_merged(tied, tmp_path):
+    tiny_policy(tied=tied).save(tmp_path / "base")
+    engine, ids = token_engine(tmp_path / "base")
+    rows = [cross_entropy_sample((1, 40 + row, ids[0]), (ids[row % 2], 50 + row, ids[0], ids[1])) for row in range(4)]
+    for _ in range(3):
+        engine.update(rows, 1e-2)
+    engine.forward_backward(rows)
+    policy = load_policy(tmp_path / "base")
+    assert add_tokens(policy, TOKENS) == ids
+    (tmp_path / "adapter").mkdir()
+    engine.write(tmp_path / "adapter")
+    policy.tokenizer.save_pretrained(tmp_path / "adapter")
+
+    merged = load_policy(tmp_path / "adapter")
+    assert merged.render([{"role": "user", "content": "<insert><stop>"}])[1:3] == ids[:2]
+    exact = copy.deepcopy(merged.model).double()
+    start = policy.model.get_input_embeddings().weight
+    changed = (exact.get_input_embeddings().weight - start).abs().amax(1) > 1e-3
+    assert changed.nonzero()[:, 0].tolist() == sorted(ids)
+    assert (exact.model.norm.weight - policy.model.model.norm.weight).abs().max() > 1e-3
+    loss = 0.0
+    for row, ours in zip(rows, engine.forward(rows), strict=True):
+        tokens = torch.tensor([[*row.prompt_ids, *row.completion_ids]])
+        logprobs = exact(input_ids=tokens[:, :-1]).logits.log_softmax(-1).gather(2, tokens[:, 1:, None])[0, 2:, 0]
+        assert np.abs(ours - logprobs.detach().numpy()).max() < 1e-5
+        loss = loss - logprobs.sum()
+    loss.backward()
+    for layer, part in (("embed_tokens", exact.get_input_embeddings()), ("lm_head", exact.get_output_embeddings())):
+        [delta] = [p.grad for n, p in engine.trainable.items() if "trainable_tokens" in n and (tied or layer in n)]
+        assert relative_error(delta.double(), part.weight.grad[ids]) < 1e-4
+
+    resumed, _ = token_engine(tmp_path / "base")
+    resumed.read(tmp_path / "adapter")
+    for now, then in zip(resumed.forward(rows), engine.forward(rows), strict=True):
+        assert (now == then).all()
+    request = SampleRequest(({"role": "user", "content": "a<insert>"},), key=(1,), temperature=1.0, max_new_tokens=6)
+    [completion] = merged.sample([request])
+    row = cross_entropy_sample(completion.prompt_ids, completion.completion_ids)
+    assert np.abs(engine.forward([row])[0] - completion.logprobs).max() < 1e-4
+
+
+def test_layers_that_cannot_be_trained_whole_are_refused():
+    for target in ("lm_head", "embed_tokens"):
+        with pytest.raises(ConfigError, match=rf"lora\.modules_to_save: {target} is an embedding"):
+            add_lora(tiny_model(), LoraConfig(modules_to_save=(target,)), "tiny")
+    for target in ("mlp", "nrm"):
+        with pytest.raises(ConfigError, match=rf"lora\.modules_to_save: 'tiny' has no .* with weights '{target}'"):
+            add_lora(tiny_model(), LoraConfig(modules_to_save=(target,)), "tiny")
+    with pytest.raises(ConfigError, match=r"lora\.target_modules: down_proj is trained whole"):
+        add_lora(tiny_model(), LoraConfig(target_modules=("down_proj",), modules_to_save=("mlp.down_proj",)), "tiny")
+    with pytest.raises(ValueError, match=r"lora\.trainable_tokens: does not work with sharding=fsdp"):
+        SFTConfig(out="unused", lora=WITH_TOKENS, compute={"sharding": "fsdp"})
