@@ -16,6 +16,7 @@ A fifth of each part but `full` are reader rows. Rows longer than `MAX_TOKENS` a
 order is random: every part occurs from the first rows on.
 
 `--held-out TASKS.jsonl --count 60` writes tasks told in held-out phrasings, which no row uses, for evaluation.
+`--tasks TASKS.jsonl --count 256` writes tasks with training values and phrasings, for reinforcement.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from random import Random
 from smol.dialogues import dialogue_rows
 from smol.passages import load_passages, passage_rows
 from smol.rows import SmolRow
-from smol.worlds import babi_rows, demo_rows, full_rows, held_out_tasks, paraphrase_rows
+from smol.worlds import babi_rows, demo_rows, full_rows, held_out_tasks, paraphrase_rows, reward_tasks
 
 from memalpha.errors import DataError, MemalphaError
 from memalpha.tasks.formats.jsonl import save_jsonl
@@ -56,17 +57,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="file of the rows")
     parser.add_argument("--held-out", type=Path, help="file of tasks in held-out phrasings; no rows are made")
-    parser.add_argument("--count", type=int, default=8000, help="number of rows, or of held-out tasks")
+    parser.add_argument("--tasks", type=Path, help="file of tasks for reinforcement; no rows are made")
+    parser.add_argument("--count", type=int, default=8000, help="number of rows, or of tasks")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data", type=Path, default=DATA, help="folder of xquad_en, hotpotqa_small and friendsqa")
     parser.add_argument("--without-passages", action="store_true", help="leave the passages out")
     parser.add_argument("--tokenizer", help="folder of SmolLM2's tokenizer; default: 4 characters count as a token")
     arguments = parser.parse_args(argv)
-    if (arguments.out is None) == (arguments.held_out is None):
-        parser.error("give either --out or --held-out")
+    if sum(path is not None for path in (arguments.out, arguments.held_out, arguments.tasks)) != 1:
+        parser.error("give one of --out, --held-out and --tasks")
     try:
         if arguments.held_out is not None:
             save_jsonl(held_out_tasks(arguments.count, arguments.seed), arguments.held_out)
+            return 0
+        if arguments.tasks is not None:
+            save_jsonl(reward_tasks(arguments.count, arguments.seed), arguments.tasks)
             return 0
         data = None if arguments.without_passages else arguments.data
         rows, statistics = make_rows(arguments.count, arguments.seed, data, token_counter(arguments.tokenizer))

@@ -201,6 +201,22 @@ def held_out_tasks(count: int, seed: int = 0) -> list[Task]:
     return tasks
 
 
+def reward_tasks(count: int, seed: int = 0) -> list[Task]:
+    """Return demo tasks with training values for reinforcement: every second one told in training phrasings.
+
+    Args:
+        count: Number of tasks.
+        seed: Seed of the tasks.
+    """
+    tasks = []
+    for index in range(count):
+        task = generate(DEMO_WORLD, 40_000 + seed, index)
+        if index % 2:
+            task = rephrase(task, Random(f"reward|{seed}|{index}"), "train")
+        tasks.append(task.model_copy(update={"id": f"reward-{seed}-{index}"}))
+    return tasks
+
+
 # ------------------------------------------------------------------------------------------------- full world and bAbI
 
 

@@ -20,11 +20,12 @@ from smol.kinds import load_kinds, load_pools
 from smol.paraphrases import EVENT_STATES, LEADS, STATES, TAILS, TRAPS
 from smol.passages import Passage, gold_sentence, load_passages, passage_rows
 from smol.rows import SmolRow
-from smol.worlds import held_out_tasks, select_phrases
+from smol.worlds import DEMO_WORLD, held_out_tasks, select_phrases
 
 from memalpha.agent.lines import parse_lines
 from memalpha.errors import DataError
 from memalpha.tasks.load import load_tasks
+from memalpha.tasks.synthetic.worlds import generate
 from memalpha.types import SpeakerTurn
 
 
@@ -75,6 +76,15 @@ def test_held_out_phrasings_are_in_no_row(rows: list[SmolRow]) -> None:
                 assert len(fixed) < 18 or fixed not in text, phrase
     for phrase in (*select_phrases(LEADS, "held-out"), *select_phrases(TAILS, "held-out")):
         assert phrase not in text
+
+
+def test_reward_tasks_are_training_tasks_half_of_them_in_other_words(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    assert main(["--tasks", str(path), "--count", "6"]) == 0
+    tasks = load_tasks(str(path))
+    plain = [generate(DEMO_WORLD, 40_000, index) for index in range(6)]
+    assert [task.chunks == other.chunks for task, other in zip(tasks, plain, strict=True)] == [True, False] * 3
+    assert [task.questions for task in tasks] == [task.questions for task in plain]
 
 
 def test_held_out_tasks_load_and_hold_their_gold(tmp_path: Path) -> None:
