@@ -361,6 +361,7 @@ from memalpha import train as first
 import memalpha.train.api
 from memalpha import train as second
 assert first is second and callable(first) and first.api.train
+from memalpha.train.learner import Learner  # a path of release 0.1
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

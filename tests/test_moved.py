@@ -36,7 +36,6 @@ def test_old_paths_are_the_new_modules_and_warn(old: str) -> None:
         "from memalpha.qa.systems import Streamed",
         "from memalpha.rewards.code import failing_solutions, feedback",
         "from memalpha.tasks import arithmetic, synthetic; synthetic.tasks",
-        "from memalpha.train.learner import Learner",
     ],
 )
 def test_documented_imports_of_release_0_1_work(statement: str) -> None:

@@ -86,6 +86,7 @@ print(json.dumps([*outcomes, mutation_sample.try_mutant(root, mutants["min/max"]
 """
 
 
+@pytest.mark.slow
 def test_who_is_killed_and_who_survives(toy):
     """In an interpreter of its own: a forked copy of one with other tests' threads would wait for them for ever."""
     source = toy / "memalpha/agent/toy.py"
