@@ -46,6 +46,7 @@ THEMES = {
         "reward-model",
         "rlhf",
         "truncated-completions",
+        "vllm-check",
     ),
     "Speed and memory of training": (
         "step-cost",

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from run_kinds import python_inputs, small_config
 from runs import lines, same, weights
 from vllm_server import VllmServer, server_process
 
-from memalpha.config import TrainConfig
-from memalpha.errors import ConfigError, PolicyError
+from memalpha.config import TextConfig, TrainConfig
+from memalpha.errors import CheckpointError, ConfigError, PolicyError
 from memalpha.policy.load import load_policy
 from memalpha.train.api import train
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.rollouts.weight_sync import WeightSync, make_sampler
+from memalpha.train.trainers.directory import RunDirectory
 from memalpha.types import SampleRequest, Turn
 
 PROMPTS = [SampleRequest(({"role": "user", "content": text},), max_new_tokens=8) for text in ("Who?", "Where is it?")]
@@ -126,6 +128,22 @@ def test_a_run_survives_the_death_of_its_server(small, policy_path, tmp_path):
     assert [line["step"] for line in lines(killed / "metrics.jsonl")] == [0, 1, 2]
     assert same(weights(killed, 3), weights(tmp_path / "whole", 3))
     assert resumed["after"] == whole["after"]
+    here = small(**shape, out=str(killed))
+    with pytest.raises(CheckpointError, match=r"sampling\.sampler: 'a server' there, None now"):
+        RunDirectory(killed).check_settings(here)
+
+
+def test_a_text_run_samples_on_a_server(policy_path, tmp_path):
+    with VllmServer(policy_path) as server:
+        sampling = {"sampler": {"url": f"{server.url}#{tmp_path / 'weights'}"}, "keep_tokens": True}
+        config = small_config(TextConfig, policy_path, tmp_path, sampling=sampling, max_steps=1, validation_tasks=0)
+        train(config, **python_inputs(config))
+    [line] = lines(tmp_path / "run" / "metrics.jsonl")
+    assert line["mismatch_max"] < 1e-5 and line["sync_gap"] < 1e-5 and line["sampler_retries"] == 0
+    turns = lines(tmp_path / "run" / "turns.jsonl")
+    sampled = [body["prompt"] for body in server.requests if body["temperature"] == 1.0]
+    assert len(turns) == 12 and all(turn["prompt_ids"] in sampled and turn["weights_step"] == 0 for turn in turns)
+    assert len(list((tmp_path / "weights").iterdir())) == 1 and len(server.loads) == 2
 
 
 def test_settings_that_need_the_sampler_of_this_process_are_refused(small):
