@@ -1,0 +1,209 @@
+"""CPU seconds of sampling and learning on a language model: memalpha beside `transformers.generate` and TRL.
+
+    taskset -c 1 python eval/learning/sampling_speed.py MODEL [--repeats 3] [--tokens 16]
+
+`MODEL` is a transformers directory, such as the one that `memalpha fetch smol` prints. Prompts are those of the demo
+world under the compact prompt. All samplers draw `--tokens` tokens of each reply at temperature 1, end tokens or not;
+memalpha records their log-probs, the others do not. TRL's sampler and loss are `GRPOTrainer`'s own. Learning is forward
+and backward passes over gold replies with LoRA r16 on all layers. One pass of each kind goes unmeasured. float32, one
+thread. Writes `sampling-speed.json` and `sampling-speed.md` to --results.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from learning_speed import gold_rows, group_rows
+from peft import LoraConfig as PeftLoraConfig
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import pad
+
+from memalpha.config import LoraConfig, TrainConfig
+from memalpha.policy.decoding import DecodingQueue
+from memalpha.policy.transformers import TransformersPolicy
+from memalpha.train.data.samples import TrainingSample
+from memalpha.train.learner.engine import Engine
+from memalpha.train.learner.lora import add_lora
+from memalpha.train.learner.losses import LossSettings
+from memalpha.types import SampleRequest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from common import make_parser, opening, save
+
+Prompts = Sequence[tuple[int, ...]]
+
+
+def memalpha_sampler(policy: TransformersPolicy, tokens: int) -> Callable[[Prompts], int]:
+    """Return a function that samples a reply to each prompt and returns the number of its tokens."""
+
+    def sample(prompts: Prompts) -> int:
+        requests = [
+            SampleRequest((), key=(number,), temperature=1.0, max_new_tokens=tokens) for number in range(len(prompts))
+        ]
+        queue = DecodingQueue(
+            lambda requests: [list(prompts[request.key[0]]) for request in requests],
+            lambda rows: ["" for _ in rows],
+            policy._make_rows,
+            frozenset(),
+            batch_rows=policy.batch_rows,
+            batch_tokens=policy.batch_tokens,
+        )
+        queue.submit(requests)
+        count = 0
+        while completions := queue.collect():
+            count += sum(len(completion.completion_ids) for _, completion in completions)
+        return count
+
+    return sample
+
+
+def generate_sampler(policy: TransformersPolicy, tokens: int) -> Callable[[Prompts], int]:
+    """Return a function that calls `generate` on left-padded prompts."""
+
+    def sample(prompts: Prompts) -> int:
+        ids = pad([torch.tensor(prompt) for prompt in prompts], padding_value=0, padding_side="left")
+        mask = pad([torch.ones(len(prompt), dtype=torch.long) for prompt in prompts], 0, "left")
+        model: Any = policy.model
+        options = {"do_sample": True, "top_k": 0, "min_new_tokens": tokens, "max_new_tokens": tokens, "pad_token_id": 0}
+        with torch.no_grad():
+            return (model.generate(input_ids=ids, attention_mask=mask, **options).shape[1] - ids.shape[1]) * len(ids)
+
+    return sample
+
+
+def make_trl_trainer(policy: TransformersPolicy, tokens: int, peft_config: Any = None) -> Any:
+    """Return a `GRPOTrainer` of the policy's model.
+
+    Args:
+        policy: Policy whose model it gets, and changes.
+        tokens: New tokens of a reply.
+        peft_config: Adapters to train.
+    """
+    settings = GRPOConfig(
+        tempfile.mkdtemp(),
+        per_device_train_batch_size=8,
+        num_generations=8,
+        max_completion_length=tokens,
+        generation_kwargs={"min_new_tokens": tokens},
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to="none",
+        use_cpu=True,
+    )
+    return GRPOTrainer(
+        policy.model,
+        lambda **_: [],
+        settings,
+        train_dataset=Dataset.from_dict({"prompt": [""]}),
+        processing_class=policy.tokenizer,
+        peft_config=peft_config,
+    )
+
+
+def trl_sampler(policy: TransformersPolicy, tokens: int) -> Callable[[Prompts], int]:
+    """Return a function that samples as `GRPOTrainer` does."""
+    trainer = make_trl_trainer(policy, tokens)
+    trainer.model.eval()
+    return lambda prompts: sum(map(len, trainer._generate_single_turn([list(ids) for ids in prompts], None, {}, 1)[0]))
+
+
+def memalpha_learner(
+    policy: TransformersPolicy, tokens: int, *, share_prefixes: bool
+) -> Callable[[Sequence[TrainingSample]], object]:
+    """Return a function that adds the gradient of rows to new adapters.
+
+    Args:
+        policy: Policy whose model gets adapters.
+        tokens: New tokens of a reply; not used here.
+        share_prefixes: Compute common prefixes once.
+    """
+    compute = {"microbatch_tokens": 2048, "share_prefixes": share_prefixes}
+    config = TrainConfig(out=Path("unused"), lora=LoraConfig(r=16), learning_rate=1e-4, compute=compute)  # type: ignore[arg-type]
+    engine = Engine(add_lora(policy.model, LoraConfig(r=16), "model"), config, LossSettings())
+    return lambda rows: engine.forward_backward(engine.normalized(rows))
+
+
+def trl_learner(policy: TransformersPolicy, tokens: int) -> Callable[[Sequence[TrainingSample]], object]:
+    """Return the same with TRL's loss on one padded batch."""
+    adapters = PeftLoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    trainer = make_trl_trainer(policy, tokens, adapters)
+    trainer.current_gradient_accumulation_steps = 1  # `train` sets it
+    trainer.model.train()
+
+    def learn(rows: Sequence[TrainingSample]) -> None:
+        batch = {}
+        for name, side in (("prompt", "left"), ("completion", "right")):
+            ids = [torch.tensor(getattr(row, f"{name}_ids")) for row in rows]
+            batch[f"{name}_ids"] = pad(ids, padding_value=0, padding_side=side)
+            batch[f"{name}_mask"] = pad([torch.ones_like(row) for row in ids], padding_value=0, padding_side=side)
+        batch["advantages"] = torch.ones(len(rows))
+        batch["num_items_in_batch"] = batch["completion_mask"].sum()
+        trainer._compute_loss(trainer.model, batch).backward()
+
+    return learn
+
+
+def main() -> None:
+    """Measure all and write the record."""
+    parser = make_parser(__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=16, help="new tokens of a reply")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    policy = TransformersPolicy.from_pretrained(arguments.model)
+    rows = gold_rows(policy, 16)
+    prompts = [row.prompt_ids for row in rows]
+    samplers = {"memalpha": memalpha_sampler, "generate": generate_sampler, "TRL": trl_sampler}
+    learners = {
+        "memalpha": partial(memalpha_learner, share_prefixes=False),
+        "memalpha, share_prefixes": partial(memalpha_learner, share_prefixes=True),
+        "TRL": trl_learner,
+    }
+    grouped = [prompt for prompt in prompts[:2] for _ in range(8)]
+    cases: list[tuple[str, str, str, Callable[..., Any], Sequence[Any]]] = []
+    for shape, inputs in (("2 x 8", grouped), ("8 x 1", prompts[:8])):
+        cases += [("sampling", shape, name, make, inputs) for name, make in samplers.items()]
+    cases += [("learning", "2 x 4", name, make, group_rows(rows, 2, 4)) for name, make in learners.items()]
+    record = []
+    table = [
+        "| | prompts x replies | tokens | system | CPU s | tokens per CPU s | CPU s over memalpha's |",
+        "|---" * 7 + "|",
+    ]
+    first = 1.0
+    for kind, shape, name, make, inputs in cases:
+        # A copy for each: TRL's trainer changes the model that it is given.
+        work = make(TransformersPolicy(copy.deepcopy(policy.model), policy.tokenizer), arguments.tokens)
+        work(inputs[:1])
+        seconds = []
+        for _ in range(arguments.repeats):
+            start = time.process_time()
+            work(inputs)
+            seconds.append(time.process_time() - start)
+        median = statistics.median(seconds)
+        count = len(inputs) * arguments.tokens if kind == "sampling" else sum(row.length for row in inputs)
+        first = median if name == "memalpha" else first
+        record.append({"kind": kind, "shape": shape, "system": name, "tokens": count, "cpu_seconds": seconds})
+        table.append(
+            f"| {kind} | {shape} | {count} | {name} | {median:.2f} ({min(seconds):.2f} to {max(seconds):.2f}) "
+            f"| {count / median:.0f} | {median / first:.2f} |"
+        )
+        print(table[-1], file=sys.stderr, flush=True)
+    title = "Sampling and learning beside generate and TRL"
+    packages = ("torch", "transformers", "trl", "peft", "memalpha")
+    save(arguments.results / "sampling-speed", record, "\n".join([*opening(title, packages), "", *table]))
+
+
+if __name__ == "__main__":
+    main()
