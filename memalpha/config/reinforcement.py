@@ -154,6 +154,9 @@ class ReinforcementConfig(RolloutConfig):
             "sampling.dtype": sampling.dtype is not None,
             "sampling.stop_repeats": sampling.stop_repeats,
             "thinking_tokens": any(thinking),
+            # vLLM loads low-rank factors only.
+            "lora.trainable_tokens": self.lora is not None and bool(self.lora.trainable_tokens),
+            "lora.modules_to_save": self.lora is not None and bool(self.lora.modules_to_save),
         }
         for setting, applies in local_settings.items():
             if applies:

@@ -148,7 +148,13 @@ def test_a_text_run_samples_on_a_server(policy_path, tmp_path):
 
 def test_settings_that_need_the_sampler_of_this_process_are_refused(small):
     sampler = {"url": "vllm:http://127.0.0.1:8000"}
-    for changes in ({"sampling": {"stop_repeats": True}}, {"agent": {"thinking_tokens": 8}}, {"algorithm": "erl"}):
+    tokens = {"lora": {"r": 2, "trainable_tokens": ["<stop>"]}}
+    for changes in (
+        {"sampling": {"stop_repeats": True}},
+        {"agent": {"thinking_tokens": 8}},
+        {"algorithm": "erl"},
+        tokens,
+    ):
         with pytest.raises(ConfigError, match="needs the sampler of this process"):
             small(sampler=sampler, **changes)
     for url in ("http://127.0.0.1:8000", "vllm:127.0.0.1", "vllm:http://a:b@host:1", "vllm:http://host:1/v1"):
