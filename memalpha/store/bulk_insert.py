@@ -10,7 +10,6 @@ import numpy as np
 from memalpha.errors import StoreError
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.row_codec import vector_blob
-from memalpha.store.embedding import normalize
 from memalpha.store.state import make_id
 from memalpha.store.validation import check_timestamp, clean_content, validate_fields
 from memalpha.types import MemoryEntry
@@ -47,12 +46,25 @@ def normalize_vectors(count: int, vectors: np.ndarray, dim: int) -> np.ndarray:
         dim: Dimension of the store's embedder.
 
     Raises:
-        StoreError: The shape differs, or a number is not finite.
+        StoreError: The shape differs, a number is not finite, or a vector is zero.
     """
-    array = np.asarray(vectors, np.float32)
-    if array.shape != (count, dim) or not np.isfinite(array).all():
+    try:
+        array = np.asarray(vectors)
+        if array.dtype != np.float32:
+            array = array.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"vectors: ({count}, {dim}) finite numbers are needed ({error})") from error
+    if array.shape != (count, dim):
         raise StoreError(f"vectors: ({count}, {dim}) finite numbers are needed, not {array.shape}")
-    return normalize(array)
+    with np.errstate(all="ignore"):
+        peaks = np.abs(array).max(axis=1, initial=0.0, keepdims=True)
+        unit = array / peaks  # whose squares neither overflow nor vanish
+        unit /= np.sqrt(np.einsum("ij,ij->i", unit, unit, dtype=np.float64))[:, None]
+    has_direction = np.isfinite(unit).all(axis=1)
+    if not has_direction.all():
+        index = int(np.argmin(has_direction))
+        raise StoreError(f"vectors: ({count}, {dim}) finite numbers are needed: row {index} is not finite, or zero")
+    return unit.astype(np.float32, copy=False)
 
 
 def vector_blobs(contents: Sequence[str], vectors: np.ndarray) -> dict[str, bytes]:

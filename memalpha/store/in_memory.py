@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from memalpha.errors import StoreError
-from memalpha.store.embedding import Embedder
+from memalpha.store.embedding import CheckedEmbedder, Embedder
 from memalpha.store.filters import Where
 from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema
@@ -27,7 +27,7 @@ class WorkingMemory(Memory):
 
     def __init__(self, state: MemoryState, embedder: Embedder) -> None:
         self._state = state
-        self._embedder = embedder
+        self._embedder = embedder if isinstance(embedder, CheckedEmbedder) else CheckedEmbedder(embedder)
         self._corpus: Corpus | None = None
         self._write_order: dict[str, None] | None = None  # live ids in write order; built by the first `recent`
 

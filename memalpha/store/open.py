@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memalpha.errors import StoreError, install_command
+from memalpha.errors import ConfigError, DamagedStore, StoreError, install_command
 from memalpha.store.backends.base import Backend, Clock, Durability
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.sqlite import SQLiteDatabase, create_file
@@ -72,7 +72,7 @@ def open_database(
     backend = _import_postgres() if is_url(path) else SQLiteDatabase
     database = backend(str(path), create=create, durability=durability, clock=clock, initial_meta=initial_meta)
     try:
-        recorded_schema = MemorySchema.from_json(database.meta["schema"])
+        recorded_schema = _recorded_schema(database)
         if schema is None:
             named_schema = recorded_schema
         elif not named_schema.is_compatible_with(recorded_schema):
@@ -80,16 +80,29 @@ def open_database(
                 f"{database.path} was made with schema {recorded_schema.describe()}, not {named_schema.describe()}: "
                 "open it without naming a schema, or give another path"
             )
-        return database, named_schema, RecordedEmbedder(database.path, database.meta["embedder"], embedder)
+        return database, named_schema, RecordedEmbedder(database.path, database.meta.get("embedder", ""), embedder)
     except BaseException:
         database.close()
         raise
 
 
+def _recorded_schema(database: Backend) -> MemorySchema:
+    try:
+        return MemorySchema.from_json(database.meta["schema"])
+    except (KeyError, ValueError, TypeError, RecursionError, ConfigError) as error:
+        raise DamagedStore(
+            f"{database.path}: its record of the schema cannot be read ({error!r}): go back to a copy"
+        ) from error
+
+
 def open_existing(path: str | Path) -> Backend:
-    """Open the existing database at a path or URL. Raises `StoreError` if there is none."""
-    backend = _import_postgres() if is_url(path) else SQLiteDatabase
-    return backend(str(path), create=False, initial_meta=dict)
+    """Open the existing database at a path or URL for inspection, foreign objects included.
+
+    Raises `StoreError` if there is none.
+    """
+    if is_url(path):
+        return _import_postgres()(str(path), create=False, initial_meta=dict)
+    return SQLiteDatabase(str(path), create=False, initial_meta=dict, inspect=True)
 
 
 def open_namespace(database: Backend, name: str, schema: MemorySchema) -> Namespace:

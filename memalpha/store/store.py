@@ -145,9 +145,9 @@ class MemoryStore(StoreReader):
         vectors = None
         if content is not None:
             with self._namespace.transaction(write=False):
-                vectors = self._namespace.vectors.of_texts([content])
+                vectors = self._namespace.vectors.of_texts([content], self._embedder.dim)
             # Embed before taking the write lock, so that a slow embedder blocks no other process.
-            vectors = vectors or {content: self._embedder.load().encode([content])[0]}
+            vectors = vectors or {content: self._embedder.load_checked().encode([content])[0]}
         with self._namespace.transaction():
             return self._namespace.write(operation, vectors, log_end=self._end_expired())
 
@@ -156,18 +156,21 @@ class MemoryStore(StoreReader):
 
         Args:
             facts: Mappings with the arguments of `insert` by name.
-            vectors: Embeddings of the contents, shape (n, dim); None embeds them.
+            vectors: Embeddings of the contents, shape (n, dim), of any length but 0; None embeds them.
 
         Returns:
             The entry of each fact; for a duplicate, the existing one.
 
         Raises:
-            StoreError: A fact is invalid; the message names its index.
+            StoreError: A fact or a vector is invalid; the message names its index.
+            EmbedderError: The embedder returned vectors that cannot be stored.
         """
         pairs = validate_facts(facts)
         if vectors is None:
             contents = list(dict.fromkeys(content for _, content in pairs))
-            blobs = vector_blobs(contents, StoredEmbedder(self._namespace, self._embedder.load()).encode(contents))
+            blobs = vector_blobs(
+                contents, StoredEmbedder(self._namespace, self._embedder.load_checked()).encode(contents)
+            )
         else:
             contents = [content for _, content in pairs]
             blobs = vector_blobs(contents, normalize_vectors(len(pairs), vectors, self._embedder.dim))

@@ -151,7 +151,7 @@ class StoreReader(Memory):
     def _search(self, queries: Sequence[str], options: SearchOptions) -> list[list[Hit]]:
         query_vectors = None
         if len(queries) == 1 and options.route != "bm25":  # rarely a stored text, so skip the lookup of its vector
-            query_vectors = self._embedder.load().encode(queries)
+            query_vectors = self._embedder.load_checked().encode(queries)
         with self._transaction() as log_end:
             position = self._namespace.log.resolve_as_of(options.as_of)
             results = self._index.search(log_end.position, position, queries, options, query_vectors)
@@ -261,5 +261,5 @@ class StoreReader(Memory):
 
     def _embed(self, contents: Sequence[str]) -> dict[str, np.ndarray]:
         """Return the embeddings by content; stored ones are reused."""
-        vectors = StoredEmbedder(self._namespace, self._embedder.load()).encode(contents)
+        vectors = StoredEmbedder(self._namespace, self._embedder.load_checked()).encode(contents)
         return dict(zip(contents, vectors, strict=True))

@@ -135,9 +135,9 @@ def test_an_older_file_is_opened_and_migrated(old: Path, tmp_path: Path) -> None
 
 def test_a_migration_that_fails_changes_nothing(old: Path, monkeypatch) -> None:
     before = version_of(old), old.read_bytes()
-    steps = sqlite._MIGRATIONS | {FORMAT - 1: sqlite._MIGRATIONS[FORMAT - 1] + "\nINSERT INTO nothing VALUES (1);"}
+    steps = sqlite.MIGRATIONS | {FORMAT - 1: sqlite.MIGRATIONS[FORMAT - 1] + "\nINSERT INTO nothing VALUES (1);"}
     with monkeypatch.context() as patch:
-        patch.setattr(sqlite, "_MIGRATIONS", steps)
+        patch.setattr(sqlite, "MIGRATIONS", steps)
         with pytest.raises(StoreError, match="nothing"):
             MemoryStore.open(old)
     assert (version_of(old), old.read_bytes()) == before

@@ -98,6 +98,13 @@ class Backend(ABC):
         """Return missing tables, and missing or altered indexes and triggers, as {name: kind}."""
         return {}
 
+    def foreign_objects(self) -> dict[str, str]:
+        """Return the objects that no store has, as {name: kind}; on a server its owner decides what there is."""
+        return {}
+
+    def drop(self, name: str, kind: str) -> None:  # noqa: B027
+        """Drop an object that `foreign_objects` or `schema_mismatches` returned."""
+
     def recreate(self, name: str) -> None:  # noqa: B027
         """Recreate a table, index or trigger that `schema_mismatches` returned."""
 

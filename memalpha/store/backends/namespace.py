@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from memalpha.store.backends.base import Backend
 from memalpha.store.backends.entry_table import EntryTable
 from memalpha.store.backends.operation_log import LogEnd, OperationLog
-from memalpha.store.backends.row_codec import content_digest, row_values, vector_blob, version_row
+from memalpha.store.backends.row_codec import content_digest, decode_vectors, row_values, vector_blob, version_row
 from memalpha.store.backends.scope import NamespaceScope
 from memalpha.store.backends.vector_table import VectorTable
 from memalpha.store.schema import MemorySchema
@@ -140,8 +141,19 @@ class Namespace:
         return len(erased)
 
     def copy_to(self, target: Namespace, position: int) -> None:
-        """Copy the log up to a position, with its versions and vectors, into an empty namespace of any database."""
+        """Copy the log up to a position, with its versions and vectors, into an empty namespace of any database.
+
+        Raises `DamagedStore` for a vector that no store writes.
+        """
         target.scope.create()
         target.log.extend(self.log.rows(position))
         target.entries.extend(self.entries.rows(position))
-        target.vectors.extend(self.vectors.rows(position))
+        dim = int(json.loads(target.database.meta["embedder"])["dim"])
+        target.vectors.extend(_sound_vectors(self.vectors.rows(position), dim))
+
+
+def _sound_vectors(rows: Iterable[tuple[bytes, bytes]], dim: int) -> Iterator[tuple[bytes, bytes]]:
+    """Iterate over rows of `VectorTable.rows`. Raises `DamagedStore` for an unsound one."""
+    for digest, vector in rows:
+        decode_vectors([digest.hex()], [vector], dim)
+        yield digest, vector

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from memalpha.errors import StoreError
+from memalpha.errors import DamagedStore, StoreError
 from memalpha.store.backends.row_codec import ENTRY_COLUMNS, decode_operation, logged_value
 from memalpha.store.backends.scope import NamespaceScope
 from memalpha.store.filters import format_utc, parse_time
@@ -52,9 +52,22 @@ class OperationLog:
         return (self._scope.first("SELECT seq FROM operations WHERE ns = ? ORDER BY seq DESC LIMIT 1") or (0,))[0]
 
     def end(self) -> LogEnd:
-        """Return the end of the log."""
+        """Return the end of the log. Raises `DamagedStore`."""
         row = self._scope.first(_SELECT_LOG_END)
-        return LogEnd(*row) if row else LogEnd()
+        if row is None:
+            return LogEnd()
+        position, time, expiry = row
+        if type(position) is not int or type(time) is not str:
+            raise DamagedStore(f"the log's end is damaged (position {position!r:.40}): run `memalpha doctor`")
+        if expiry is not None and type(expiry) is not str:
+            raise self._damaged_expiry()
+        return LogEnd(position, time, expiry)
+
+    def _damaged_expiry(self) -> DamagedStore:
+        (id,) = self._scope.first("SELECT id FROM versions WHERE ns = ? AND typeof(expires) = 'blob' LIMIT 1")
+        return DamagedStore(
+            f"the stored row of {str(id)[:80]!r} is damaged: its expiry is no text: run `memalpha doctor`"
+        )
 
     def effective_position(self, position: int) -> int:
         """Return the position whose facts the memory holds after a log row; 0 before the first."""

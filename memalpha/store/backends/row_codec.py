@@ -4,14 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from memalpha.errors import DamagedStore
+from memalpha.store.embedding import first_faulty_row
 from memalpha.types import MemoryEntry, Operation
 
 ENTRY_COLUMNS = "id, category, content, timestamp, importance, metadata, source, chunk, turn, expires"
+
+
+_TEXT, _NUMBER = (str, type(None)), (int, type(None))
+_VERSION_COLUMN_TYPES: dict[str, tuple[type, ...]] = {
+    "id": (str,),
+    "category": (str,),
+    "content": (str,),
+    "timestamp": _TEXT,
+    "importance": (float, int),
+    "metadata": (str,),
+    "source": _TEXT,
+    "chunk": _NUMBER,
+    "turn": _TEXT,
+    "expires": _TEXT,
+    "version": (int,),
+    "valid_from": (int,),
+    "valid_to": _NUMBER,
+}
+_sound_types: set[tuple[type, ...]] = set()  # types of rows that were checked, so that a check is one look-up
 
 
 def is_storable(value: object) -> bool:
@@ -35,6 +57,38 @@ def content_digest(content: str) -> bytes:
 def vector_blob(vector: np.ndarray) -> bytes:
     """Return an embedding as stored bytes: little-endian float32."""
     return np.asarray(vector, "<f4").tobytes()
+
+
+def check_texts(ids: Sequence[Any], texts: Sequence[Any]) -> None:
+    """Raise `DamagedStore` unless all stored contents are texts."""
+    for id, text in zip(ids, texts, strict=True):
+        if type(text) is not str:
+            raise _damaged(id, f"its content is {type(text).__name__}")
+
+
+def decode_vectors(names: Sequence[object], blobs: Sequence[Any], dim: int) -> np.ndarray:
+    """Return stored embeddings, float32 (n, dim).
+
+    Args:
+        names: For each one, the id or content that a message names.
+        blobs: Stored bytes.
+        dim: Dimension of the store's embedder.
+
+    Raises:
+        DamagedStore: An embedding is no vector of the dimension with length 1 or 0.
+    """
+    for name, blob in zip(names, blobs, strict=True):
+        if not isinstance(blob, bytes) or len(blob) != 4 * dim:
+            raise _damaged_vector(name, f"{dim} numbers are needed")
+    vectors = np.frombuffer(b"".join(blobs), "<f4").reshape(len(blobs), dim)
+    faulty = first_faulty_row(vectors)
+    if faulty is not None:
+        raise _damaged_vector(names[faulty], "it is not finite, or its length is not 1")
+    return vectors
+
+
+def _damaged_vector(name: object, fault: str) -> DamagedStore:
+    return DamagedStore(f"the stored vector of {str(name)[:80]!r} is damaged ({fault}): run `memalpha doctor --repair`")
 
 
 def version_row(entry: MemoryEntry, created: int) -> tuple[Any, ...]:
@@ -61,15 +115,21 @@ def row_values(record: Operation | MemoryEntry) -> tuple[Any, ...]:
 
 
 def decode_entry(row: tuple[Any, ...]) -> MemoryEntry:
-    """Build an entry from a row with `ENTRY_COLUMNS`, version, valid_from and valid_to."""
+    """Build an entry from a row with `ENTRY_COLUMNS`, version, valid_from and valid_to.
+
+    Raises:
+        DamagedStore: A column holds what no store writes; the message names the entry and the column.
+    """
     id, category, content, timestamp, importance, metadata, *rest = row
-    return MemoryEntry(id, category, content, timestamp, importance, _decode_metadata(metadata), *rest)
+    if tuple(map(type, row)) not in _sound_types or not math.isfinite(importance):
+        _check_types(row)
+    return MemoryEntry(id, category, content, timestamp, importance, _decode_metadata(id, metadata), *rest)
 
 
 def decode_operation(kind: Any, row: Sequence[Any]) -> Operation:
-    """Build an operation from its kind and its columns `ENTRY_COLUMNS`."""
+    """Build an operation from its kind and its columns `ENTRY_COLUMNS`. Raises `DamagedStore`."""
     id, category, content, timestamp, importance, metadata, *rest = row
-    metadata = None if metadata is None else _decode_metadata(metadata)
+    metadata = None if metadata is None else _decode_metadata(id, metadata)
     return Operation(kind, id, category, content, timestamp, importance, metadata, *rest)
 
 
@@ -86,5 +146,28 @@ def logged_value(entry: MemoryEntry, name: str, fields: Mapping[str, Any]) -> An
     return fields.get(name) if name in ("timestamp", "expires") else getattr(entry, name)
 
 
-def _decode_metadata(text: str) -> dict[str, Any]:
-    return {} if text == "{}" else json.loads(text)  # mostly empty: skip the parser
+def _decode_metadata(id: object, text: str) -> dict[str, Any]:
+    if text == "{}":  # mostly empty: skip the parser
+        return {}
+    try:
+        metadata = json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _damaged(id, f"its metadata is no JSON ({error})") from error
+    if not isinstance(metadata, dict):
+        raise _damaged(id, f"its metadata is no mapping but {type(metadata).__name__}")
+    return metadata
+
+
+def _check_types(row: tuple[Any, ...]) -> None:
+    """Raise `DamagedStore` for a row with a value of a wrong type, else remember its types as sound."""
+    for name, value in zip(_VERSION_COLUMN_TYPES, row, strict=True):
+        if not isinstance(value, _VERSION_COLUMN_TYPES[name]):
+            raise _damaged(row[0], f"its {name} is {type(value).__name__}")
+    if not math.isfinite(row[4]):
+        raise _damaged(row[0], f"its importance is {row[4]}")
+    _sound_types.add(tuple(map(type, row)))
+
+
+def _damaged(id: object, fault: str) -> DamagedStore:
+    name = str(id)[:80]
+    return DamagedStore(f"the stored row of {name!r} is damaged: {fault}: run `memalpha doctor`, or go back to a copy")

@@ -19,6 +19,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from threading import RLock
 from time import monotonic, sleep, time
@@ -26,66 +27,31 @@ from typing import NoReturn
 
 from memalpha.errors import DamagedStore, StoreError
 from memalpha.store.backends.base import Backend, Clock, Durability, system_clock
-
-APPLICATION_ID = 0x6D416C70  # "mAlp"
-FORMAT = 4
+from memalpha.store.backends.sqlite_schema import (
+    APPLICATION_ID,
+    DDL,
+    FORMAT,
+    MIGRATIONS,
+    TABLES,
+    definitions,
+    foreign_objects,
+    is_action_allowed,
+    split_statements,
+)
 
 _LOCK_TIMEOUT = 30.0  # seconds that a writer waits for the lock
 _ABANDONED_AFTER = 86400.0  # seconds until a temporary file counts as left by a killed process
 _PAGE_SIZE = 8192  # bytes; holds five vectors of 384 numbers, while half of it would hold two
-_CACHE_SIZE = 16  # MiB of cached pages; SQLite's default of 2 spills and rereads pages in every batch
-
-# A log row may change by erasure only: it becomes a stub that keeps its position, time and head.
-_APPEND_ONLY = """\
-CREATE TRIGGER operations_stay BEFORE UPDATE ON operations WHEN NOT (
-  OLD.kind <> 'erased' AND NEW.kind = 'erased' AND (NEW.ns, NEW.seq, NEW.time, NEW.head)
-    = (OLD.ns, OLD.seq, OLD.time, OLD.head)
-  AND coalesce(NEW.category, NEW.content, NEW.timestamp, NEW.importance, NEW.metadata, NEW.source, NEW.chunk, NEW.turn,
-    NEW.expires) IS NULL)
-BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;"""
-
-_EXPIRING = "CREATE INDEX expiring ON versions (ns, expires) WHERE valid_to IS NULL AND expires IS NOT NULL;"
-
-# Spans of each source in order, so that neighbours of a span are found without reading the source.
-_SPANS = """\
-CREATE INDEX spans ON versions (ns, source, coalesce(chunk, -1), created)
-  WHERE valid_to IS NULL AND turn IS NOT NULL AND source IS NOT NULL;"""
-
-_DDL = f"""
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE namespaces (ns INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
-CREATE TABLE operations (
-  ns INTEGER NOT NULL, seq INTEGER NOT NULL, time TEXT NOT NULL, head INTEGER NOT NULL, kind TEXT NOT NULL,
-  id TEXT, category TEXT, content TEXT, timestamp TEXT, importance REAL, metadata TEXT, source TEXT, chunk INTEGER,
-  turn TEXT, expires TEXT, PRIMARY KEY (ns, seq)) WITHOUT ROWID;
-CREATE INDEX core_updates ON operations (ns, seq) WHERE kind = 'core_update';
-{_APPEND_ONLY}
-CREATE TRIGGER operations_last BEFORE DELETE ON operations BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
-CREATE TABLE versions (
-  ns INTEGER NOT NULL, id TEXT NOT NULL, version INTEGER NOT NULL, category TEXT NOT NULL, content TEXT NOT NULL,
-  timestamp TEXT, importance REAL NOT NULL, metadata TEXT NOT NULL, source TEXT, chunk INTEGER, turn TEXT,
-  valid_from INTEGER NOT NULL, valid_to INTEGER, created INTEGER NOT NULL, digest BLOB NOT NULL, expires TEXT,
-  PRIMARY KEY (ns, id, version)) WITHOUT ROWID;
-CREATE UNIQUE INDEX live_order ON versions (ns, created) WHERE valid_to IS NULL;
-CREATE INDEX live_content ON versions (ns, digest) WHERE valid_to IS NULL;
-{_EXPIRING}
-{_SPANS}
-CREATE TABLE vectors (ns INTEGER NOT NULL, digest BLOB NOT NULL, vector BLOB NOT NULL, PRIMARY KEY (ns, digest));
-PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {FORMAT};
-"""
-
-# Statements that migrate a file from a format to the next.
-_MIGRATIONS = {
-    1: "",  # another trigger operations_stay, which the next step replaces again
-    2: f"""\
-DROP TRIGGER operations_stay;
-ALTER TABLE operations ADD COLUMN expires TEXT;
-ALTER TABLE versions ADD COLUMN expires TEXT;
-{_APPEND_ONLY}
-{_EXPIRING}""",
-    3: _SPANS,
+_MAX_LISTED = 5  # foreign objects that a message names
+_LIMITS = {
+    sqlite3.SQLITE_LIMIT_LENGTH: 64 << 20,  # bytes of a value or a row
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 1 << 20,  # bytes of a statement
+    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 100,
+    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 50,
+    sqlite3.SQLITE_LIMIT_ATTACHED: 1,  # VACUUM attaches its new file
+    sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
 }
+_CACHE_SIZE = 16  # MiB of cached pages; SQLite's default of 2 spills and rereads pages in every batch
 
 
 class SQLiteDatabase(Backend):
@@ -103,8 +69,20 @@ class SQLiteDatabase(Backend):
         initial_meta: Callable[[], dict[str, str]],
         durability: Durability = "full",
         clock: Clock = system_clock,
+        inspect: bool = False,
     ) -> None:
+        """Open a file.
+
+        Args:
+            path: File path or ":memory:".
+            create: Create a missing file, readable by its owner only.
+            initial_meta: Returns the metadata of a new store; it may raise.
+            durability: "full" or "normal".
+            clock: Returns the current time.
+            inspect: Open a file with foreign objects too, for `memalpha doctor`, as long as its tables are sound.
+        """
         super().__init__(path, durability, clock)
+        self._inspect = inspect
         self._lock = RLock()
         self._writes = False  # True if the open transaction may write
         self.namespace_ids: dict[str, int] = {}
@@ -113,6 +91,8 @@ class SQLiteDatabase(Backend):
         initial_meta = cache(initial_meta)
         if not Path(path).exists():
             initial_meta()  # may raise: call it before the file is created
+            if path != ":memory:":
+                _create_private_file(Path(path))
         with self._translated_errors():
             # With isolation_level None, the sqlite3 module never begins or ends a transaction itself.
             self._connection = sqlite3.connect(
@@ -128,6 +108,10 @@ class SQLiteDatabase(Backend):
 
     def _prepare(self, create: bool, initial_meta: Callable[[], dict[str, str]]) -> None:
         with self._translated_errors():
+            self._connection.execute("PRAGMA trusted_schema = OFF")  # what the file defines calls no risky function
+            self._connection.execute("PRAGMA cell_size_check = ON")
+            for category, limit in _LIMITS.items():
+                self._connection.setlimit(category, limit)
             self._connection.execute("PRAGMA synchronous = FULL")
             self._connection.execute("PRAGMA fullfsync = ON")  # macOS: flush the drive's cache, too
             self._connection.execute(f"PRAGMA cache_size = {-1024 * _CACHE_SIZE}")
@@ -141,19 +125,22 @@ class SQLiteDatabase(Backend):
                 self._use_wal()
                 with self.transaction():
                     if self._is_new():  # check again: another process may have been faster
-                        for statement in _split_statements(_DDL):
+                        for statement in split_statements(DDL):
                             self._connection.execute(statement)
                         self._connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
                         self._connection.execute("INSERT INTO meta VALUES ('created', ?)", (self.now(),))
             self._migrate()
+            if not self._inspect:
+                self._connection.set_authorizer(_authorize)
             self.meta: dict[str, str] = dict(self._connection.execute("SELECT key, value FROM meta"))
 
     def _migrate(self) -> None:
         """Migrate a file of an older format to the current one.
 
-        Raises `StoreError` for an unknown format.
+        Raises `StoreError` for an unknown format and `DamagedStore` for foreign objects.
         """
         if self._pragma("user_version") == FORMAT:
+            self._refuse_foreign_objects()
             return
         with self.transaction():
             version = self._pragma("user_version")  # read again: another process may have been faster
@@ -161,10 +148,25 @@ class SQLiteDatabase(Backend):
                 raise StoreError(
                     f"{self.path} has store format {version}, this memalpha reads 1 to {FORMAT}: upgrade memalpha"
                 )
+            self._refuse_foreign_objects(version)
             for step in range(version, FORMAT):
-                for statement in _split_statements(_MIGRATIONS[step]):
+                for statement in split_statements(MIGRATIONS[step]):
                     self._connection.execute(statement)
+            self._refuse_foreign_objects()
             self._connection.execute(f"PRAGMA user_version = {FORMAT}")
+
+    def _refuse_foreign_objects(self, version: int = FORMAT) -> None:
+        """Raise `DamagedStore` if the file holds objects that no store of this format has."""
+        foreign = foreign_objects(self._connection, version)
+        can_inspect = self._inspect and version == FORMAT and not TABLES & foreign.keys()
+        if not foreign or can_inspect:
+            return
+        names = ", ".join(f"{kind} {name[:80]!r}" for name, kind in islice(foreign.items(), _MAX_LISTED))
+        advice = "go back to a copy" if TABLES & foreign.keys() else "`memalpha doctor --repair` removes what is added"
+        raise DamagedStore(
+            f"{self.path} is refused: {len(foreign)} of its objects are not those of a store ({names}), and could run "
+            f"or copy what you write. Nothing was written; {advice}"
+        )
 
     def _is_new(self) -> bool:
         """Return True if the file is empty. Raises `StoreError` if it is not a store."""
@@ -252,12 +254,19 @@ class SQLiteDatabase(Backend):
         recorded = {name: f"{sql};" for name, sql in self._connection.execute("SELECT name, sql FROM sqlite_master")}
         return {
             name: kind
-            for name, (kind, expected) in _definitions().items()
+            for name, (kind, expected) in definitions().items()
             if name not in recorded or (kind != "table" and recorded[name] != expected)
         }
 
+    def foreign_objects(self) -> dict[str, str]:
+        return foreign_objects(self._connection)
+
+    def drop(self, name: str, kind: str) -> None:
+        quoted = name.replace('"', '""')
+        self._connection.execute(f'DROP {kind} IF EXISTS "{quoted}"')
+
     def recreate(self, name: str) -> None:
-        kind, statement = _definitions()[name]
+        kind, statement = definitions()[name]
         self._connection.execute(f"DROP {kind} IF EXISTS {name}")
         self._connection.execute(statement)
 
@@ -335,23 +344,19 @@ def create_file(path: Path, meta: Mapping[str, str]) -> Iterator[SQLiteDatabase]
             file.unlink(missing_ok=True)
 
 
-def _split_statements(script: str) -> Iterator[str]:
-    """Iterate over the statements of a script. (`executescript` would commit the open transaction first.)"""
-    statement = ""
-    for line in script.splitlines():
-        statement += line + "\n"
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
+def _create_private_file(path: Path) -> None:
+    """Create an empty file that only its owner can read, unless another process is faster; its log gets this mode."""
+    with suppress(FileExistsError):
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except OSError as error:
+            if isinstance(error, FileExistsError):
+                raise
+            raise StoreError(f"{path}: the file cannot be created ({error.strerror})") from error
 
 
-def _definitions() -> dict[str, tuple[str, str]]:
-    """Return the parts of the format by name: kind (table, index, trigger) and SQL statement."""
-    definitions = {}
-    for statement in map(str.strip, _split_statements(_DDL)):
-        if match := re.match(r"CREATE (?:UNIQUE )?(TABLE|INDEX|TRIGGER) (\w+)", statement):
-            definitions[match[2]] = match[1].lower(), statement
-    return definitions
+def _authorize(action: int, first: str | None, second: str | None, database: str | None, source: str | None) -> int:
+    return sqlite3.SQLITE_OK if is_action_allowed(action, first, second) else sqlite3.SQLITE_DENY
 
 
 def _check_path(path: Path, create: bool) -> None:
@@ -361,3 +366,5 @@ def _check_path(path: Path, create: bool) -> None:
         raise StoreError(f"{path}: the folder {path.parent} does not exist: create it first")
     if not create and not path.exists():
         raise StoreError(f"{path}: no such store")
+    if path.exists() and not path.is_file():
+        raise StoreError(f"{path} is no file, but a device or a pipe: give another path")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from memalpha.store.backends.row_codec import content_digest
+from memalpha.store.backends.row_codec import content_digest, decode_vectors
 from memalpha.store.backends.scope import NamespaceScope
 
 INSERT_VECTOR = "INSERT INTO vectors (ns, digest, vector) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
@@ -27,19 +27,22 @@ class VectorTable:
     def __init__(self, scope: NamespaceScope) -> None:
         self._scope = scope
 
-    def of_texts(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
-        """Return the stored embeddings of the texts that have one, float32 (dim,) each."""
+    def of_texts(self, texts: Sequence[str], dim: int) -> dict[str, np.ndarray]:
+        """Return the stored embeddings of the texts that have one, float32 (dim,) each. Raises `DamagedStore`."""
         query, vectors = "SELECT vector FROM vectors WHERE ns = ? AND digest = ?", {}
         for text in texts:
             row = self._scope.first(query, content_digest(text))
             if row is not None:
-                vectors[text] = np.frombuffer(row[0], "<f4")
+                vectors[text] = decode_vectors([text], row, dim)[0]
         return vectors
 
-    def of_entries(self, ids: Sequence[str]) -> dict[str, np.ndarray]:
-        """Return the stored embeddings of live entries by id, in one statement; missing ones are left out."""
-        rows = self._scope.select(self._SELECT_OF_ENTRIES, self._list_parameter(ids))
-        return {id: np.frombuffer(vector, "<f4") for id, vector in rows}
+    def of_entries(self, ids: Sequence[str], dim: int) -> dict[str, np.ndarray]:
+        """Return the stored embeddings of live entries by id, in one statement; missing ones are left out.
+
+        Raises `DamagedStore`.
+        """
+        rows = dict(self._scope.select(self._SELECT_OF_ENTRIES, self._list_parameter(ids)).fetchall())
+        return dict(zip(rows, decode_vectors(list(rows), list(rows.values()), dim), strict=True))
 
     def rows(self, position: int | None = None) -> Iterator[tuple[bytes, bytes]]:
         """Iterate over the raw rows, digest and vector; with `position`, of the contents stored by then."""

@@ -19,7 +19,7 @@ from memalpha.store.backends.base import Backend
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.row_codec import content_digest, vector_blob, version_row
 from memalpha.store.backends.sqlite import SQLiteDatabase
-from memalpha.store.embedding import Embedder
+from memalpha.store.embedding import Embedder, first_faulty_row
 from memalpha.store.filters import format_utc
 from memalpha.store.indexing import cache
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder
@@ -119,11 +119,20 @@ class _Examination:
         """Report all problems, and repair them if `repair` is set."""
         database = self.database
         self.health.notes += database.warnings()
-        for fault in database.integrity_errors():
-            self.report("file", f"{fault}; {ADVICE}")
         missing = database.schema_mismatches()
         for name, kind in missing.items():
             self.report("file", f"the {kind} {name} is missing or not as it should be")
+        foreign = database.foreign_objects()
+        for name, kind in foreign.items():
+            if name not in missing:
+                self.report("file", f"the {kind} {name[:80]!r} does not belong into a store")
+        if foreign and not self.repair:  # nothing else is read: an index, for one, could run for hours
+            self.health.notes.append("the rest is checked once what does not belong into a store is removed (--repair)")
+            return
+        for name, kind in foreign.items():
+            database.drop(name, kind)
+        for fault in database.integrity_errors():
+            self.report("file", f"{fault}; {ADVICE}")
         tables = [name for name, kind in missing.items() if kind == "table"]
         if tables and not (self.repair and set(tables) <= {"versions", "vectors"}):
             return
@@ -134,7 +143,7 @@ class _Examination:
         try:
             schema = MemorySchema.from_json(database.meta["schema"])
             recorded = RecordedEmbedder(database.path, database.meta["embedder"], self.embedder)
-        except (KeyError, ValueError, MemalphaError) as error:
+        except (KeyError, ValueError, TypeError, RecursionError, MemalphaError) as error:
             self.report("file", f"what is recorded of the schema or the embedder cannot be read ({error}); {ADVICE}")
             return
         for table in ("operations", "versions", "vectors"):
@@ -251,7 +260,7 @@ class _Examination:
         wrong = [key for key in contents if key in stored and key not in sound]
         embedded: dict[bytes, bytes] = {}
         try:
-            for key, vector in _embed_batches(contents, recorded.load()):
+            for key, vector in _embed_batches(contents, recorded.load_checked()):
                 embedded[key] = vector_blob(vector)
                 if key in sound and not _is_near(stored[key], vector):
                     wrong.append(key)
@@ -279,7 +288,9 @@ def _name_some(keys: list[tuple[str, int]]) -> str:
 
 
 def _is_sound(blob: object, dim: int) -> bool:
-    return isinstance(blob, bytes) and len(blob) == 4 * dim and bool(np.isfinite(np.frombuffer(blob, "<f4")).all())
+    if not isinstance(blob, bytes) or len(blob) != 4 * dim:
+        return False
+    return first_faulty_row(np.frombuffer(blob, "<f4").reshape(1, dim)) is None
 
 
 def _is_near(blob: bytes, vector: np.ndarray) -> bool:

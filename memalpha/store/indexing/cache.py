@@ -93,7 +93,7 @@ class IndexCache:
                 remove_index_files(
                     self._rows.database, self._rows.name, keep=self.path
                 )  # left by writers that were killed
-                file = temporary.open("xb")
+                file = os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb")
                 header = {"position": position, "vectors": self._precision} | self._identity(position)
             with file:
                 write_arrays(file, header, make_arrays())

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import stat
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -60,8 +61,10 @@ def read_arrays(path: Path, spare: Collection[str] = ()) -> tuple[dict[str, Any]
         Header and arrays, or None if the file is missing or any byte is not as written.
     """
     try:
-        with path.open("rb") as file:
-            return _read(file, os.fstat(file.fileno()).st_size, spare)
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            return _read(file, status.st_size, spare) if stat.S_ISREG(status.st_mode) else None  # a pipe would wait
     except (OSError, ValueError, TypeError, KeyError):  # the header may be anything before it has been checked
         return None
 

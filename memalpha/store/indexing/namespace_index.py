@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from memalpha.store.backends.namespace import Namespace
+from memalpha.store.backends.row_codec import check_texts, decode_vectors
 from memalpha.store.indexing.cache import IndexCache
 from memalpha.store.indexing.corpus_arrays import corpus_from_arrays, corpus_to_arrays
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder, StoredEmbedder
@@ -139,9 +140,9 @@ class NamespaceIndex:
         """Add rows of `VectorTable.search_rows`, of which all or none have a vector."""
         if rows:
             ids, texts, groups, orders, *origins, vectors = zip(*rows, strict=True)
-            has_vectors = vectors[0] is not None
-            stored = np.frombuffer(b"".join(vectors), "<f4").reshape(len(ids), -1) if has_vectors else None
+            check_texts(ids, texts)
+            stored = None if vectors[0] is None else decode_vectors(ids, vectors, self._embedder.dim)
             corpus.load(ids, texts, groups, orders, list(map(Span.from_origin, *origins)), stored)
 
     def _encoder(self) -> StoredEmbedder:
-        return StoredEmbedder(self._rows, self._embedder.load())
+        return StoredEmbedder(self._rows, self._embedder.load_checked())

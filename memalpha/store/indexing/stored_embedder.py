@@ -14,7 +14,9 @@ import numpy as np
 
 from memalpha.errors import EmbedderError, StoreError
 from memalpha.store.backends.namespace import Namespace
-from memalpha.store.embedding import SHIPPED_EMBEDDERS, Embedder, load_embedder
+from memalpha.store.embedding import SHIPPED_EMBEDDERS, CheckedEmbedder, Embedder, load_embedder
+
+_PROBE_TEXT = "Ana moved to Lisbon in 2024."
 
 
 class RecordedEmbedder:
@@ -42,6 +44,7 @@ class RecordedEmbedder:
         self.name, self.dim, self._recorded_probe = _parse_record(path, record)
         self.requested = requested
         self._loaded: Embedder | None = None
+        self._checked: CheckedEmbedder | None = None
         name = self.name if requested is None else requested if isinstance(requested, str) else requested.name
         if name != self.name:
             raise EmbedderError(
@@ -69,6 +72,12 @@ class RecordedEmbedder:
             self._loaded = embedder
         return self._loaded
 
+    def load_checked(self) -> CheckedEmbedder:
+        """Return `load` with its vectors checked, for everything that is stored or searched. Raises the same."""
+        if self._checked is None:
+            self._checked = CheckedEmbedder(self.load())
+        return self._checked
+
     def _resolve(self) -> Embedder:
         if self.requested is not None:
             return load_embedder(self.requested) if isinstance(self.requested, str) else self.requested
@@ -85,7 +94,7 @@ def embedder_record(embedder: str | Embedder) -> str:
     """Return what a store file records of its embedder: name, dimension, and one vector to recognise it by."""
     if isinstance(embedder, str):
         embedder = load_embedder(embedder)
-    return json.dumps({"name": embedder.name, "dim": embedder.dim, "probe": _probe(embedder)})
+    return json.dumps({"name": embedder.name, "dim": embedder.dim, "probe": _probe(CheckedEmbedder(embedder))})
 
 
 def _parse_record(path: str, record: str) -> tuple[str, int, list[float]]:
@@ -93,16 +102,16 @@ def _parse_record(path: str, record: str) -> tuple[str, int, list[float]]:
     try:
         fields: dict[str, Any] = json.loads(record)
         name, dim, probe = fields["name"], fields["dim"], fields["probe"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreError(f"{path}: its record of the embedder cannot be read ({error!r}): go back to a copy") from error
     is_valid = isinstance(name, str) and type(dim) is int and isinstance(probe, list)
-    if not is_valid or not probe or not all(type(x) in (int, float) for x in probe):
+    if not is_valid or len(probe) != dim or not probe or not all(type(x) in (int, float) for x in probe):
         raise StoreError(f"{path}: its record of the embedder holds no name, dimension and probe: go back to a copy")
     return name, dim, probe
 
 
 def _probe(embedder: Embedder) -> list[float]:
-    return [round(float(x), 4) for x in embedder.encode(["Ana moved to Lisbon in 2024."])[0]]
+    return [round(float(x), 4) for x in embedder.encode([_PROBE_TEXT])[0]]
 
 
 class StoredEmbedder:
@@ -115,7 +124,7 @@ class StoredEmbedder:
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Return L2-normalised rows, float32 `(len(texts), dim)`."""
         with self._rows.transaction(write=False):
-            vectors = self._rows.vectors.of_texts(texts)
+            vectors = self._rows.vectors.of_texts(texts, self.dim)
         missing = list(dict.fromkeys(text for text in texts if text not in vectors))
         if missing:
             vectors.update(zip(missing, self._inner.encode(missing), strict=True))
@@ -124,7 +133,7 @@ class StoredEmbedder:
     def entry_vectors(self, ids: Sequence[str]) -> np.ndarray:
         """Return the vectors of live entries' contents, in one statement where the file has them."""
         with self._rows.transaction(write=False):
-            vectors = self._rows.vectors.of_entries(ids)
+            vectors = self._rows.vectors.of_entries(ids, self.dim)
             if missing := self._rows.entries.versions_at([id for id in ids if id not in vectors], None):
                 encoded = self.encode([entry.content for entry in missing.values()])
                 vectors.update(zip(missing, encoded, strict=True))

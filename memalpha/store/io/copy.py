@@ -53,7 +53,7 @@ def _copy_namespace(source: Backend, target: Backend, name: str, schema: MemoryS
     try:
         source_namespace.copy_to(target_namespace, position)
     except StoreError as error:
-        raise StoreError(f"namespace {name!r}: {error}") from error
+        raise type(error)(f"namespace {name!r}: {error}") from error
     if target_namespace.log.fingerprint(position) != source_namespace.log.fingerprint(position):
         raise StoreError(f"namespace {name!r}: the copy's log does not end as that of {source.path} does")
     return position

@@ -53,7 +53,7 @@ class PostgresIndex:
         k, route, where = options.k, options.route, options.filter
         if not queries or not k:
             return [[] for _ in queries]
-        encoder = StoredEmbedder(self._rows, self._embedder.load())
+        encoder = StoredEmbedder(self._rows, self._embedder.load_checked())
         if route == "bm25":
             vectors = None
         elif vectors is None:

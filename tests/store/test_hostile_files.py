@@ -1,0 +1,243 @@
+"""Files of others and vectors of others: refused by name, or read rightly; nothing of them runs."""
+
+import os
+import sqlite3
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memalpha.errors import DamagedStore, EmbedderError, StoreError
+from memalpha.store.backends.sqlite_schema import is_action_allowed
+from memalpha.store.checks.integrity import examine
+from memalpha.store.embedding import HashEmbedder
+from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.indexing import cache
+from memalpha.store.io.copy import copy_store
+from memalpha.store.schema import MEM_ALPHA
+from memalpha.store.state import MemoryState
+from memalpha.store.store import MemoryStore
+
+ENDLESS = "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r WHERE x < 1e12) SELECT count(*) FROM r"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "a.db"
+    with MemoryStore.open(path, embedder="hash") as store:
+        for index in range(4):
+            store.insert("semantic", f"fact {index}: value {index}", metadata={"user": "ana"})
+    return path
+
+
+def tamper(path: Path, script: str) -> bytes:
+    """Change a file behind the store's back and return its bytes afterwards."""
+    rows = sqlite3.connect(path, isolation_level=None)
+    rows.executescript(f"{script}; PRAGMA wal_checkpoint(TRUNCATE)")
+    rows.close()
+    return path.read_bytes()
+
+
+ADDED = {
+    "CREATE TABLE loot (x)": "table 'loot'",
+    "CREATE TRIGGER wipe AFTER INSERT ON versions BEGIN DELETE FROM versions WHERE id <> NEW.id; END": "trigger 'wipe'",
+    "CREATE VIEW peek AS SELECT * FROM versions": "view 'peek'",
+    "CREATE VIRTUAL TABLE words USING fts5(x)": "table 'words'",
+    "CREATE INDEX slow ON versions (hex(content))": "index 'slow'",
+    "DROP TRIGGER operations_last; CREATE TRIGGER operations_last BEFORE INSERT ON operations BEGIN SELECT 1; END": (
+        "trigger 'operations_last'"
+    ),
+    'CREATE TABLE "a""; DROP TABLE versions; --" (x)': "DROP TABLE versions",
+}
+REPLACED = {
+    "ALTER TABLE versions ADD COLUMN loud TEXT AS (upper(content))": "table 'versions'",
+    f"ALTER TABLE meta RENAME TO m; CREATE VIEW meta AS SELECT key, value FROM m WHERE ({ENDLESS}) > 0": "view 'meta'",
+    "ALTER TABLE vectors RENAME TO v; CREATE VIRTUAL TABLE vectors USING fts5(ns, digest, vector)": "table 'vectors'",
+}
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("statement", ADDED | REPLACED)
+def test_a_foreign_object_is_refused_by_name_before_any_write(path: Path, statement: str) -> None:
+    before = tamper(path, statement)
+    with pytest.raises(DamagedStore, match="refused") as error:
+        MemoryStore.open(path)
+    assert (ADDED | REPLACED)[statement] in str(error.value)
+    problems = [str(problem) for problem in examine(path).problems]
+    assert any((ADDED | REPLACED)[statement].split("'")[-2:][0] in problem for problem in problems)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("statement", ADDED)
+def test_a_repair_removes_what_was_added(path: Path, statement: str) -> None:
+    tamper(path, statement)
+    assert examine(path, repair=True).problems == []
+    with MemoryStore.open(path) as store:
+        store.insert("semantic", "one more")
+        assert len(store.list()) == 5 and len(store.search("value 2")) == 5
+    assert examine(path).problems == []
+
+
+@pytest.mark.sqlite
+def test_statistics_of_analyze_are_no_foreign_objects(path: Path) -> None:
+    tamper(path, "ANALYZE")
+    assert len(MemoryStore.open(path).list()) == 4 and examine(path).problems == []
+
+
+@pytest.mark.sqlite
+def test_an_open_store_reaches_its_own_tables_only(path: Path) -> None:
+    with MemoryStore.open(path) as store:
+        connection = store._database._connection
+        for statement in (f"ATTACH '{path}' AS other", "SELECT load_extension('x')"):
+            with pytest.raises(sqlite3.DatabaseError, match=r"not authorized|prohibited"):
+                connection.execute(statement)
+        store.erase(store.list()[0].id)  # VACUUM attaches its new file
+    assert not is_action_allowed(sqlite3.SQLITE_READ, "loot", "x")
+
+
+COLUMNS = ("content", "category", "timestamp", "importance", "metadata", "source", "chunk", "turn", "expires")
+VALUES = {"blob": "x'fffe'", "text": "'{'", "huge": f"'{'9' * 100_000}'", "nested": f"""'{'{"a":' * 3000}'"""}
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.parametrize("value", VALUES)
+def test_a_damaged_row_is_read_or_named(path: Path, column: str, value: str) -> None:
+    tamper(path, f"UPDATE versions SET {column} = {VALUES[value]} WHERE valid_from = 2")
+    with MemoryStore.open(path) as store:
+        for read in (
+            store.list,
+            lambda: store.list(where={"user": "ana"}),
+            lambda: store.search("value", where={"user": "ana"}),
+            lambda: store.search("value"),
+        ):
+            try:
+                read()
+            except DamagedStore as error:
+                assert "fact-1#" in str(error)
+    mended = examine(path, repair=True)
+    assert mended.problems == [] and mended.repaired
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("key", ["schema", "embedder"])
+@pytest.mark.parametrize("value", ["NULL", "'x'", "x'ff'", "'[]'", "'{}'", f"'{'[' * 100_000}'"])
+def test_an_unreadable_record_is_named(path: Path, key: str, value: str) -> None:
+    change = "DELETE FROM meta" if value == "NULL" else f"UPDATE meta SET value = {value}"
+    tamper(path, f"{change} WHERE key = '{key}'")
+    with pytest.raises(StoreError, match=rf"a\.db.*record of the {key}|damaged"):
+        MemoryStore.open(path)
+    assert examine(path).problems
+
+
+@pytest.mark.sqlite
+def test_new_files_are_their_owners_alone_and_pipes_do_not_hang(path: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(cache, "MIN_ENTRIES", 1)
+    with MemoryStore.open(path) as store:
+        store.build_index()
+        for file in tmp_path.iterdir():
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+    (index,) = (file for file in tmp_path.iterdir() if "-index-" in file.name)
+    index.unlink()
+    os.mkfifo(index)
+    os.mkfifo(tmp_path / "pipe.db")
+    with MemoryStore.open(path) as store:
+        assert len(store.search("fact 2", 3)) == 3
+    with pytest.raises(StoreError, match="device or a pipe"):
+        MemoryStore.open(tmp_path / "pipe.db")
+
+
+class Faulty(HashEmbedder):
+    """Embedder that returns `output` for texts with "bad"."""
+
+    output: Any = None
+
+    def encode(self, texts):
+        return self.output if any("bad" in text for text in texts) else super().encode(texts)
+
+
+OUTPUTS = {
+    "nan": np.full((1, 256), np.nan, np.float32),
+    "inf": np.full((1, 256), np.inf, np.float32),
+    "one nan": np.array([[np.nan] + [0.0] * 255], np.float32),
+    "long": np.full((1, 256), 25, np.float32),
+    "short": np.full((1, 256), 1e-30, np.float32),
+    "overflow": np.full((1, 256), 1e30, np.float32),
+    "other dim": np.eye(3, dtype=np.float32)[:1],
+    "too many rows": np.eye(256, dtype=np.float32)[:2],
+    "no rows": np.zeros((0, 256), np.float32),
+    "flat": np.eye(256, dtype=np.float32)[0],
+    "text": [["x"] * 256],
+    "none": None,
+}
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_a_bad_vector_of_an_embedder_refuses_the_whole_write(output: str, tmp_path: Path) -> None:
+    embedder = Faulty()
+    embedder.output = OUTPUTS[output]
+    store = MemoryStore.open(tmp_path / "a.db", embedder=embedder)
+    good = store.insert("semantic", "pet: cat")
+    log = list(store.log())
+    with MemoryStore.open(":memory:", embedder="hash") as other:
+        other.insert("semantic", "bad: news")
+        other.export_jsonl(tmp_path / "bad.jsonl")
+    for write in (
+        lambda: store.insert("semantic", "bad: dog"),
+        lambda: store.update(good.id, "bad: dog"),
+        lambda: store.insert_many([{"category": "semantic", "content": "bad: dog"}]),
+        lambda: store.import_jsonl(tmp_path / "bad.jsonl"),
+        lambda: store.search("bad query"),
+    ):
+        with pytest.raises(EmbedderError, match="embedder 'hash' returned"):
+            write()
+    assert list(store.log()) == log and [hit.entry for hit in store.search("pet", 5)] == [good]
+    memory = WorkingMemory(MemoryState.empty(MEM_ALPHA), embedder)
+    memory.insert("semantic", "bad: dog")
+    with pytest.raises(EmbedderError, match="embedder 'hash' returned"):
+        memory.search("pet")
+
+
+@pytest.mark.parametrize("scale", [0.0, np.nan, np.inf])
+def test_given_vectors_without_a_direction_are_refused(scale: float) -> None:
+    store = MemoryStore.open(":memory:", embedder="hash")
+    vectors = np.eye(256)[:2]
+    vectors[1] = np.where(vectors[1] > 0, scale, 0.0)
+    facts = [{"category": "semantic", "content": f"fact {index}"} for index in range(2)]
+    with pytest.raises(StoreError, match="row 1"):
+        store.insert_many(facts, vectors)
+    assert store.list() == []
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30, 1e-300, 3.0])
+def test_given_vectors_of_any_length_are_stored_with_length_1(scale: float) -> None:
+    store = MemoryStore.open(":memory:", embedder="hash")
+    vector = HashEmbedder().encode(["pet: cat"]).astype(np.float64)
+    store.insert_many([{"category": "semantic", "content": "pet: cat"}], vector * scale)
+    assert store.search("pet: cat", route="dense")[0].score == pytest.approx(1.0, abs=1e-5)
+
+
+STORED = ("x''", "x'616263'", "'x'", "zeroblob(8)", "x'0000c07f' || zeroblob(1020)", "x'ffff7f7f' || zeroblob(1020)")
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("vector", STORED)
+def test_a_bad_stored_vector_is_named_not_copied_and_embedded_anew(path: Path, tmp_path: Path, vector: str) -> None:
+    with MemoryStore.open(path) as store:
+        before = store.search("value 1")
+    tamper(path, f"UPDATE vectors SET vector = CAST({vector} AS BLOB) WHERE rowid = 2")
+    with MemoryStore.open(path) as store:
+        with pytest.raises(DamagedStore, match=r"vector of 'fact-1#.*doctor --repair"):
+            store.search("value 1")
+        with pytest.raises(DamagedStore, match="doctor --repair"):
+            store.fork(path=tmp_path / "b.db")
+        assert len(store.list()) == 4
+    with pytest.raises(DamagedStore, match="doctor --repair"):
+        copy_store(path, tmp_path / "b.db")
+    assert not (tmp_path / "b.db").exists()
+    assert examine(path, repair=True).problems == []
+    with MemoryStore.open(path) as store:
+        assert store.search("value 1") == before
