@@ -273,17 +273,19 @@ def page(record: dict[str, Any]) -> list[str]:
         row = record[name]
         seconds = ", ".join(f"{value:.2f}" for value in row["seconds"])
         lines.append(f"| {name} | {seconds} | {row['canary']:.1e} | {row['max after']:.1e} |")
-    killed = record["killed"]
-    return [
-        *lines,
+    lines += [
         "",
         f"- raw log-probs (the server's default): `{record['raw']}`",
         f"- a folder that is not there, after which the server goes on: `{record['bad folder']}`",
         f"- `reload_weights` without the extension: `{record['bare reload']}`",
-        f"- kill -9 of the server in step 1: `{killed['message']}`",
-        f"- checkpoints then: {', '.join(killed['checkpoints'])}; resumed on another server, steps in metrics.jsonl: "
-        f"{killed['steps']}, mismatch_max {killed['mismatch']:.1e}",
     ]
+    if (killed := record.get("killed")) is not None:
+        lines += [
+            f"- kill -9 of the server in step 1: `{killed['message']}`",
+            f"- checkpoints then: {', '.join(killed['checkpoints'])}; resumed on another server, steps in "
+            f"metrics.jsonl: {killed['steps']}, mismatch_max {killed['mismatch']:.1e}",
+        ]
+    return lines
 
 
 def main() -> None:
@@ -291,6 +293,7 @@ def main() -> None:
     parser: argparse.ArgumentParser = make_parser(__doc__)
     parser.add_argument("--vllm", type=Path, required=True, help="the command vllm of its environment")
     parser.add_argument("--work", type=Path, required=True, help="folder for models and runs, made anew")
+    parser.add_argument("--skip-kill", action="store_true", help="leave out the killed server, two starts more")
     parser.add_argument("--syncs", type=int, default=5, help="syncs of each kind")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -309,7 +312,8 @@ def main() -> None:
         check_tokens(learner, record)
         record["weights"] = check_syncs(learner, arguments.syncs)
         check_refusals(learner, work, record)
-    check_kill(vllm, model, work, record)
+    if not arguments.skip_kill:
+        check_kill(vllm, model, work, record)
     for name in ("raw", "bad folder", "bare reload"):
         record[name] = record[name].replace(str(work), "WORK")
     python = vllm.parent / "python"
@@ -326,7 +330,7 @@ def main() -> None:
     passed = (
         max(record["weights"]["max after"], record["adapters"]["max after"]) < 1e-4
         and all(record[name] for name in ("raw", "bad folder", "bare reload"))
-        and record["killed"]["steps"] == [0, 1, 2]
+        and ("killed" not in record or record["killed"]["steps"] == [0, 1, 2])
     )
     print(json.dumps({"passed": passed}))
     raise SystemExit(not passed)
