@@ -45,7 +45,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--user", default="ana")
     parser.add_argument("--db", default="chat.db")
-    parser.add_argument("--policy", default="add_all", help="writer: add_all, heuristic, a run, openai:MODEL, ...")
+    parser.add_argument("--policy", default="add_all", help="writer: add_all, a run, openai:MODEL, ...")
     parser.add_argument("--model", help="model that replies: openai:MODEL or http://host/v1#MODEL")
     parser.add_argument("--say", action="append", help="a message; repeat for several (default: type them)")
     options = parser.parse_args()

@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="locomo10.json")
     parser.add_argument("--conversation", type=int, default=0, help="which of the ten")
     parser.add_argument("--sessions", type=int, default=None, help="only the first so many")
-    parser.add_argument("--policy", default="heuristic")
+    parser.add_argument("--policy", default="sentence_rules")
     parser.add_argument("--chunk", type=int, default=4000, help="longest chunk in characters")
     parser.add_argument("--results", type=Path, default=Path(__file__).parents[1] / "results")
     options = parser.parse_args()
@@ -60,7 +60,9 @@ def main() -> None:
             task, options.policy, options.chunk
         )
     settings = {"--policy": options.policy, "--chunk": options.chunk, "--sessions": options.sessions}
-    extra_arguments = [f"{name} {value}" for name, value in settings.items() if value not in (None, "heuristic", 4000)]
+    extra_arguments = [
+        f"{name} {value}" for name, value in settings.items() if value not in (None, "sentence_rules", 4000)
+    ]
     command = " ".join(["python eval/reach/mcp_host.py --data locomo10.json", *extra_arguments])
     record |= {"command": command, "conversation": task.id, "chunk": options.chunk, "memalpha": __version__}
     file = options.results / "mcp-host.json"
@@ -306,12 +308,12 @@ Made by `eval/reach/mcp_host.py` with the official client library over stdio; it
 from the best hit with the copying floor, no language model; quotes are cut to a few words, and the JSON beside this
 page has every question's hits and score. LoCoMo: Maharana et al., ACL 2024, CC BY-NC 4.0.
 
-What these small policies can answer is little, and not what is shown here. `heuristic` keeps sentences that state
-something about whoever speaks, by rules; it resolves no pronoun and no "yesterday", and what is said in other forms is
-never written. `tiny` was trained on made-up conversations in a short form of their own: of talk like this it keeps
-nothing (`eval/LOG.md`). The host's answer is a run of words of one entry, or its date: a list, a reason, a yes or a
-count is out of its reach. To hold the figures against: shown the evidence itself, the same reader is right in 0.21 of
-all questions, and with `heuristic` in 0.104 of the answerable ones of all ten conversations (`systems-locomo.md`).
+What these small policies can answer is little, and not what is shown here. The writer of this record kept
+sentences that state something about whoever speaks, by rules that have been rewritten since; what was said in other
+forms was never written. `tiny` was trained on made-up conversations in a short form of their own: of talk like this it
+keeps nothing (`eval/LOG.md`). The host's answer is a run of words of one entry, or its date: a list, a reason, a yes or
+a count is out of its reach. To hold the figures against: shown the evidence itself, the same reader is right in 0.21 of
+all questions, and with the former rules in 0.104 of the answerable ones of all ten (`systems-locomo.md`).
 """
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from memalpha.store.store import MemoryStore
 from memalpha.tasks.synthetic.worlds import generate
 from memalpha.types import Task
 
-WRITERS = ("add-all", "heuristic", "oracle")
+WRITERS = ("add-all", "sentence-rules", "oracle")
 MEMORIES = ("store", "memory")
 LENGTHS = (8_000, 30_000, 120_000, 400_000)
 

@@ -252,9 +252,9 @@ class MemoryAgent:
     in call order in one thread of the agent, and a started call finishes even if its awaiter is cancelled.
 
     Args:
-        policy: a `Policy` or a name for `load_policy`. "add_all" stores every line that no assistant said. "heuristic"
-            stores English sentences of a few forms by rules (see `policy.heuristic`). A run directory stands for its
-            best checkpoint, `http://host/v1#model` for a model behind an endpoint.
+        policy: a `Policy` or a name for `load_policy`. "add_all" stores every line that no assistant said. A run
+            directory stands for its best checkpoint, `openai:MODEL` or `http://host/v1#model` for a model behind an
+            endpoint.
         store: the memory to write, with its own categories and embedder.
         config: sizes, prompt style and the user's instructions; the default style is the policy's own.
         reader: answers questions; default: the policy itself, or `ExtractiveReader` for scripted policies.

@@ -22,7 +22,7 @@ from memalpha.errors import ConfigError
 def serve(
     store: StoreFile,
     policy: Annotated[
-        str | None, typer.Option(help="The writer: a run, a directory, a hub id, smol, tiny, scripted:heuristic.")
+        str | None, typer.Option(help="The writer: a run, a directory, a hub id, smol, tiny, add_all.")
     ] = None,
     mcp: Annotated[bool, typer.Option("--mcp", help="Serve MCP on stdin and stdout, or at /mcp with --http.")] = False,
     http: Annotated[

@@ -44,9 +44,7 @@ def read(
         Path,
         typer.Argument(metavar="FILE", help="Text, chat messages (.json, .jsonl) or tasks; - is stdin."),
     ],
-    policy: Annotated[
-        str, typer.Option(help="The writer: add_all, heuristic, smol, tiny, a run, an endpoint, a hub id.")
-    ],
+    policy: Annotated[str, typer.Option(help="The writer: add_all, smol, tiny, a run, an endpoint, a hub id.")],
     schema: SchemaName = None,
     embedder: EmbedderName = None,
     timestamp: Annotated[str | None, typer.Option(help="ISO date of the text, or of messages without one.")] = None,

@@ -25,7 +25,7 @@ from memalpha.policy.smol.base_model import (
 if TYPE_CHECKING:
     from memalpha.policy.reward_model import RewardModel
 
-SHORT_NAMES = {"add_all": "scripted:add-all", "heuristic": "scripted:heuristic"}
+SHORT_NAMES = {"add_all": "scripted:add-all", "sentence_rules": "scripted:sentence-rules"}
 """Short names of the scripted policies that work without gold operations."""
 
 ENDPOINT_PREFIXES = ("openai:", "http://", "https://")
@@ -48,9 +48,9 @@ def load_policy(
 
     Args:
         name: "tiny", "tiny-text" or "babi" (shipped weights); "smol" (a shipped adapter) or "smol-base", which need
-            `memalpha fetch smol` once; "add_all", "heuristic" or "scripted:KIND"; a transformers directory or hub id;
-            a run directory; or an endpoint (`http://host:port/v1#model`, `openai:MODEL`). An endpoint is contacted to
-            check that it serves the model.
+            `memalpha fetch smol` once; "add_all", "sentence_rules" or "scripted:KIND"; a transformers directory or
+            hub id; a run directory; or an endpoint (`http://host:port/v1#model`, `openai:MODEL`). An endpoint is
+            contacted to check that it serves the model.
         dtype: torch dtype of the weights.
         device: torch device of the weights; "meta" loads tokenizer and configuration only, to render prompts.
         endpoint: request settings; used for endpoints only.

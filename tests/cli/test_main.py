@@ -155,15 +155,15 @@ def test_export_and_import_of_a_log(memalpha, store: Path, tmp_path: Path) -> No
 def test_serve_refuses_invalid_options(memalpha, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.delenv("MEMALPHA_TOKEN", raising=False)
     (tmp_path / "token").write_text("short")
-    path, heuristic = tmp_path / "new.db", ("--policy", "scripted:heuristic")
+    path, rules = tmp_path / "new.db", ("--policy", "scripted:sentence-rules")
     for words, says in [
-        ((*heuristic,), "--mcp, --http HOST:PORT, or both"),
+        ((*rules,), "--mcp, --http HOST:PORT, or both"),
         (("--mcp",), "--policy RUN or MODEL, or use --read-only"),
         (("--mcp", "--policy", "scripted:nobody"), "no scripted policy"),
-        ((*heuristic, "--mcp", "--token-file", tmp_path / "token"), "add --http"),
-        ((*heuristic, "--http", "8765"), "is no HOST:PORT"),
-        ((*heuristic, "--http", "0.0.0.0:0"), "needs a token"),
-        ((*heuristic, "--http", "127.0.0.1:0", "--token-file", tmp_path / "token"), "at least 16"),
+        ((*rules, "--mcp", "--token-file", tmp_path / "token"), "add --http"),
+        ((*rules, "--http", "8765"), "is no HOST:PORT"),
+        ((*rules, "--http", "0.0.0.0:0"), "needs a token"),
+        ((*rules, "--http", "127.0.0.1:0", "--token-file", tmp_path / "token"), "at least 16"),
         (("--read-only", "--mcp"), "no such store"),
     ]:
         code, out, err = memalpha("serve", path, *words)

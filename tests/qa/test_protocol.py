@@ -62,7 +62,7 @@ TASK = Task(
     ),
     meta={"observations": [{"text": "Ana lives in Lima.", "chunk": 2, "turns": ["2.0"]}]},
 )
-ALL = ("empty", *RAW, "facts", "heuristic", "oracle", "scripted:add-all")
+ALL = ("empty", *RAW, "facts", "sentence-rules", "oracle", "scripted:add-all")
 
 
 def retrieve_all(name: str, budget: int = 2048, tasks=(TASK,)):
@@ -209,7 +209,7 @@ def test_evidence_of_one_day_is_read_in_the_order_in_which_it_was_said():
 
 def test_the_order_of_systems_and_their_company_do_not_matter():
     tasks = synthetic.tasks(WorldConfig(), 0, 0, 2)
-    names = ["empty", "append-only", "rag", "heuristic", "oracle"]
+    names = ["empty", "append-only", "rag", "sentence-rules", "oracle"]
     forth = run(*names, tasks=tasks)
     back = run(*names[::-1], tasks=tasks)[::-1]
     [alone] = run("rag", tasks=tasks)
@@ -458,9 +458,14 @@ def test_a_system_that_raises_ends_the_run_in_words_and_what_is_done_stays(tmp_p
 
 
 def test_the_writer_by_rule_updates_what_is_restated():
-    [late] = [item for item in retrieve_all("heuristic").by_task[0] if item.question.id == "late"]
-    assert {passage.text for passage in late.entries} == {"Ana: I live in Lima now.", "Ana: My dog is called Rex."}
-    assert "Ana: I moved to Oslo yesterday." in {passage.text for passage in late.history}
+    [late] = [item for item in retrieve_all("sentence-rules").by_task[0] if item.question.id == "late"]
+    assert {passage.text for passage in late.entries} == {
+        "Ana: I live in Lima now.",
+        "Ana: My dog is called Rex.",
+        "Ana: He likes the rain.",
+        "Ana: Rex came along.",
+    }
+    assert "Ana: I moved to Oslo yesterday (30 April 2024)." in {passage.text for passage in late.history}
 
 
 def test_lines_of_a_text_are_turns_without_ids():

@@ -10,7 +10,7 @@
 | `window`      | the last turns that fit into the budget, newest first                                               |
 | `oracle`      | the evidence turns of the question: the reader's accuracy on them is its ceiling                    |
 | `facts`       | a task's own facts (`Task.meta["observations"]`) as an imported memory; the k best                  |
-| `heuristic`   | a writer by rule (`policy.heuristic`)                                                               |
+| `sentence-rules` | a writer by rule (`policy.rules.writer`)                                                     |
 | a policy      | a writer: "smol", "tiny", "scripted:KIND", a checkpoint's directory, a hub id, an endpoint          |
 | `a.module:factory` | a custom system: the factory returns an object with the three methods of `System`              |
 
@@ -53,7 +53,7 @@ from memalpha.store.embedding import Embedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.types import Chunk, Question, Task, TrajectoryGroup
 
-BUILT_IN = ("empty", "append-only", "rag", "rag:chunks", "full", "window", "oracle", "facts", "heuristic")
+BUILT_IN = ("empty", "append-only", "rag", "rag:chunks", "full", "window", "oracle", "facts", "sentence-rules")
 
 Progress = Callable[[int, int], None]
 
@@ -335,7 +335,7 @@ def load_system(
     if _FACTORY_PATH.fullmatch(name) and not name.startswith(("scripted:", *ENDPOINT_PREFIXES)):
         return Streamed(name, load_factory(name))
     if (
-        name != "heuristic"
+        name != "sentence-rules"
         and re.fullmatch(r"[\w.-]+", name)
         and name not in NAMED_POLICIES
         and not Path(name).exists()
@@ -344,7 +344,7 @@ def load_system(
             f"no system {name!r}: there are {', '.join(BUILT_IN)}; a policy: {', '.join(NAMED_POLICIES)}, "
             "scripted:KIND, a directory, owner/name on a hub, an endpoint; and your own as package.module:factory"
         )
-    policy = "scripted:heuristic" if name == "heuristic" else name
+    policy = "scripted:sentence-rules" if name == "sentence-rules" else name
     return Writer(
         name, load_policy(policy, device=device, dtype=dtype, endpoint=endpoint, loading=loading, batching=batching)
     )
