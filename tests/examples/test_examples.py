@@ -33,6 +33,7 @@ TESTED = {
     "own_embedder",
     "own_reward",
     "own_system",
+    "ten_line_chat",
     "train_on_own_data",
 }
 PAGES = {
@@ -115,6 +116,28 @@ def test_chatbot_puts_notes_into_the_prompt_of_a_model(run_example: Run) -> None
         arguments = ("--model", f"{server.url}#m", "--say", "I live in Porto.", "--say", "Where do I live?")
         assert run_example("chatbot", *arguments).splitlines() == ["bot: Noted."] * 2
     assert "I live in Porto." in prompts[-1][0]["content"] and prompts[-1][1]["content"] == "Where do I live?"
+
+
+def test_ten_line_chat_remembers_with_a_model_on_a_socket(run_example: Run) -> None:
+    content = {"category": "semantic", "content": "The user lives in Porto."}
+    call = {"id": "c", "type": "function", "function": {"name": "memory_insert", "arguments": json.dumps(content)}}
+
+    def answer(body: Mapping[str, Any]) -> str | dict[str, Any]:
+        if body.get("tools"):
+            is_new = "moved to Porto" in body["messages"][-1]["content"]
+            return {"role": "assistant", "content": None, "tool_calls": [call]} if is_new else "Nothing to keep."
+        return "In Porto." if "lives in Porto" in body["messages"][0]["content"] else "Noted."
+
+    with StandIn(answer) as server:
+        say = ("--say", "I moved to Porto last week.", "--say", "Where do I live?")
+        output = run_example("ten_line_chat", "--model", f"{server.url}#m", *say)
+    assert output.splitlines() == ["bot: Noted.", "bot: In Porto.", "memory: ['The user lives in Porto.']"]
+
+
+def test_the_page_for_users_of_mem0_shows_the_example() -> None:
+    page = (ROOT / "docs" / "start" / "from-mem0.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert block in (EXAMPLES / "ten_line_chat.py").read_text(encoding="utf-8")
 
 
 def test_langgraph_agent_keeps_users_apart(run_example: Run) -> None:
