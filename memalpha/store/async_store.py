@@ -143,6 +143,8 @@ class AsyncMemoryStore:
     apply = _as_async(MemoryStore.apply)
     insert = _as_async(MemoryStore.insert)
     insert_many = _as_async(MemoryStore.insert_many)
+    add = _as_async(MemoryStore.add)
+    add_many = _as_async(MemoryStore.add_many)
     update = _as_async(MemoryStore.update)
     delete = _as_async(MemoryStore.delete)
     core_update = _as_async(MemoryStore.core_update)

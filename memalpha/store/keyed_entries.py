@@ -51,7 +51,7 @@ class KeyedEntries:
     Args:
         store: Store to read and write.
         kind: Metadata key that marks the entries and holds their values.
-        category: Category of new entries; by default "semantic", or the schema's first.
+        category: Category of new entries; by default `schema.default_category`.
 
     Apply `escape_key` to the parts of a key.
     """
@@ -59,11 +59,8 @@ class KeyedEntries:
     def __init__(self, store: MemoryStore, kind: str, category: str | None = None) -> None:
         if not isinstance(store, MemoryStore):
             raise StoreError(f"a MemoryStore is needed, not {type(store).__name__}")
-        names = store.schema.category_names
         self.store, self.kind = store, kind
-        self.category = (
-            store.schema.check_category(category) if category else "semantic" if "semantic" in names else names[0]
-        )
+        self.category = store.schema.check_category(category) if category else store.schema.default_category
 
     def now(self) -> datetime:
         """Return the time of the store's clock, which decides when its entries expire."""

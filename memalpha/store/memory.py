@@ -221,6 +221,23 @@ class Memory(ABC):
         assert entry is not None
         return entry
 
+    def add(self, content: str, *, category: str | None = None, **fields: Any) -> MemoryEntry:
+        """Store a fact in the schema's default category, as `insert` does.
+
+        Args:
+            content: Text of the fact; outer whitespace is removed.
+            category: Name of a category; default: `schema.default_category`.
+            **fields: Further arguments of `insert`, such as `timestamp` or `metadata`.
+
+        Returns:
+            The entry; for an exact duplicate, the existing one.
+
+        Raises:
+            UnknownCategory: The schema has no such category.
+            InvalidContent: The content is empty, or a field cannot be stored.
+        """
+        return self.insert(self.schema.default_category if category is None else category, content, **fields)
+
     def update(
         self,
         id: str,

@@ -72,6 +72,11 @@ class MemorySchema:
         """Category names, in the schema's order."""
         return tuple(category.name for category in self.categories)
 
+    @property
+    def default_category(self) -> str:
+        """Category of a fact that names none: "semantic", or the schema's first."""
+        return "semantic" if "semantic" in self.category_names else self.category_names[0]
+
     def check_category(self, category: object) -> str:
         """Return the category's name, or raise `UnknownCategory` with the names that the schema has."""
         for member in self.categories:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
@@ -176,6 +177,25 @@ class MemoryStore(StoreReader):
             blobs = vector_blobs(contents, normalize_vectors(len(pairs), vectors, self._embedder.dim))
         with self._transaction(write=True):
             return insert_facts(self._namespace, pairs, blobs)
+
+    def add_many(self, contents: Iterable[str], *, category: str | None = None, **fields: Any) -> list[MemoryEntry]:
+        """Store many facts in one category, all or none, as `insert_many` does.
+
+        Args:
+            contents: Texts of the facts.
+            category: Name of a category; default: `schema.default_category`.
+            **fields: Further arguments of `insert` for every fact, such as `timestamp` or `source`.
+
+        Returns:
+            The entry of each fact; for a duplicate, the existing one.
+
+        Raises:
+            StoreError: A fact is invalid; the message names its index.
+        """
+        if isinstance(contents, str):
+            raise StoreError("contents: a list of texts is needed, not one text; add() stores one")
+        category = self.schema.default_category if category is None else category
+        return self.insert_many([{"category": category, "content": content, **fields} for content in contents])
 
     def undo(self) -> Operation | None:
         """Undo the last effective operation by appending its inverse. Call again to go further back.

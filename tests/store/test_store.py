@@ -294,3 +294,21 @@ def test_ctrl_c_leaves_no_half_operation(monkeypatch, at: int) -> None:
     assert store.search(QUERY) == hits
     store.update(entry.id, "pet: dog")
     assert store.search(QUERY)[0].entry.content == "pet: dog"
+
+
+def test_add_stores_in_the_default_category(tmp_path):
+    with MemoryStore.open(tmp_path / "a.db", embedder="hash") as store:
+        entry = store.add(" Ana lives in Rome. ", timestamp="2024-05-01")
+        assert (entry.category, entry.content, entry.timestamp) == ("semantic", "Ana lives in Rome.", "2024-05-01")
+        assert (
+            store.add("Ana lives in Rome.").id == entry.id and store.add("She ran.", category="episodic").version == 1
+        )
+        entries = store.add_many(["a", "b", "a"], source="chat")
+        assert [item.content for item in entries] == ["a", "b", "a"] and {item.source for item in entries} == {"chat"}
+        with pytest.raises(StoreError, match="fact 1"):
+            store.add_many(["c", " "])
+        with pytest.raises(StoreError, match="a list of texts"):
+            store.add_many("text")
+        assert [item.content for item in store.list()] == ["Ana lives in Rome.", "She ran.", "a", "b"]
+    with MemoryStore.open(tmp_path / "life.db", embedder="hash", schema="life") as store:
+        assert store.add("x").category == store.schema.category_names[0]
