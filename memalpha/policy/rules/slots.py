@@ -9,7 +9,7 @@ from memalpha.policy.rules.statements import strip_lead_in
 from memalpha.policy.rules.transcript import is_anonymous, split_label
 
 
-class Slot(NamedTuple):
+class StatedValue(NamedTuple):
     """Attribute of a subject with its value, all in lower case. The speaker without a name is "i"."""
 
     subject: str
@@ -74,7 +74,7 @@ _NOT_SUBJECTS = frozenset(
 )
 
 
-def find_slot(content: str) -> Slot | None:
+def find_slot(content: str) -> StatedValue | None:
     """Return the slot that a statement sets, with its speaker's label or without; None if no form matches.
 
     `no longer` and `not ... any more` set the slot of the statement that they end, to another value.
@@ -93,7 +93,7 @@ def find_slot(content: str) -> Slot | None:
     return slot if slot is None or not is_ended else slot._replace(value=f"no longer {slot.value}")
 
 
-def _match_forms(sentence: str, speaker: str) -> Slot | None:
+def _match_forms(sentence: str, speaker: str) -> StatedValue | None:
     for pattern, attribute in _FORMS:
         match = pattern.match(sentence)
         if match is None:
@@ -104,11 +104,11 @@ def _match_forms(sentence: str, speaker: str) -> Slot | None:
         value = _STOP.split(match["value"])[0].strip(" .!\"'").lower()
         if subject.lower() in _NOT_SUBJECTS or not value:
             continue
-        return Slot(subject.lower(), (attribute or groups["slot"]).lower(), value)
+        return StatedValue(subject.lower(), (attribute or groups["slot"]).lower(), value)
     match = _ACTION.match(sentence)
     if match is None or match["who"].lower() in _NOT_SUBJECTS:
         return None
     subject = speaker if match["who"].lower() == "i" else match["who"]
     is_attitude = match["verb"] in _ATTITUDES
     attribute = f"{'attitude to' if is_attitude else match['verb']} {match['object']}"
-    return Slot(subject.lower(), attribute.lower(), match["verb"])
+    return StatedValue(subject.lower(), attribute.lower(), match["verb"])
