@@ -270,6 +270,16 @@ def test_answers_without_a_verdict_are_counted_where_the_figures_are(capsys):
     assert dated_chunk in as_markdown(reports) and dated_chunk in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_table_says_what_to_take_where_the_reader_is_too_weak(capsys):
+    [report] = run("rag")
+    advice = "take a language model (reader.kind=policy reader.policy=MODEL) and a metric"
+    for ceiling, metric, is_advised in ((0.49, "exact", True), (0.49, "f1", False), (0.5, "exact", False)):
+        summary = {**report.summary, "ceiling": ceiling, "metric": metric, "reader": "copy (floor)"}
+        print_table([replace(report, summary=summary)])
+        out = " ".join(capsys.readouterr().out.split())
+        assert (advice in out) == is_advised and ("most errors are its own" in out) == (ceiling < 0.5)
+
+
 def test_a_judge_that_cannot_be_read_at_all_ends_the_run_in_words():
     class Mute:
         name = "mute"

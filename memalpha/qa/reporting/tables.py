@@ -19,6 +19,8 @@ from memalpha.tasks.catalog import get_data_set, locate
 from memalpha.tasks.sources.files import compute_sha256
 from memalpha.types import Task
 
+LOW_CEILING = 0.5
+"""Accuracy on the evidence itself below which a table says which reader and metric to take."""
 SUMMARY = "summary"
 """Name of the file that holds the summaries of all systems."""
 COLUMNS = (
@@ -96,7 +98,7 @@ def print_table(reports: Sequence[Report]) -> None:
         by_ability_table.add_row(report.name, *map(format_cell, by_ability))
     console.print(overall)
     console.print(by_ability_table)
-    for line in (*_unjudged_notes(reports), *_truncated_notes(reports)):
+    for line in (*_ceiling_notes(reports), *_unjudged_notes(reports), *_truncated_notes(reports)):
         console.print(line)
 
 
@@ -114,6 +116,20 @@ def _common_setup(reports: Sequence[Report]) -> str:
     listed = [f"{rule} ({', '.join(names)})" if len(rules) > 1 else rule for rule, names in rules.items()]
     rule = "" if list(rules) == ["keep"] else f"; conflicts: {'; '.join(listed)}"
     return f"reader: {reader}{rule}{ceiling}; metric: {metric}; budget: {budget} tokens of context"
+
+
+def _ceiling_notes(reports: Sequence[Report]) -> list[str]:
+    """Return which reader and metric to take where the reader fails on the evidence itself."""
+    summary = reports[0].summary
+    if summary["ceiling"] is None or summary["ceiling"] >= LOW_CEILING:
+        return []
+    is_floor = "(floor)" in summary["reader"]
+    reader = "a language model (reader.kind=policy reader.policy=MODEL)" if is_floor else "a stronger reader"
+    metric = " and a metric that takes other words for the same (metric=f1 or judge)" * (summary["metric"] == "exact")
+    return [
+        f"shown the evidence itself, the reader is right in less than {LOW_CEILING:.0%} of the questions: most errors "
+        f"are its own. To compare memories, take {reader}{metric}"
+    ]
 
 
 def _unjudged_notes(reports: Sequence[Report]) -> list[str]:
