@@ -243,13 +243,14 @@ class Hit:
     """One search result.
 
     `explain` holds the parts of the score by name (dense, bm25, group, ...). `around` holds the raw spans around the
-    entry, if requested.
+    entry, if requested. `passage` is the best passage of a long entry, whose number is in `explain`.
     """
 
     entry: MemoryEntry
     score: float
     explain: Mapping[str, float] = field(default_factory=dict)
     around: tuple[MemoryEntry, ...] = ()
+    passage: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import importlib.util
 import re
 import unicodedata
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -151,13 +151,17 @@ class WordPiece:
         """Return the token ids of `text`."""
         ids: list[int] = []
         for word in _bert_words(text):
-            pieces = self._words.get(word)
-            if pieces is None:
-                if len(self._words) > 200_000:
-                    self._words.clear()
-                pieces = self._words[word] = self._pieces(word)
-            ids.extend(pieces)
+            ids.extend(self.pieces(word))
         return ids
+
+    def pieces(self, word: str) -> tuple[int, ...]:
+        """Return the token ids of one word; none if it is unknown."""
+        pieces = self._words.get(word)
+        if pieces is None:
+            if len(self._words) > 200_000:
+                self._words.clear()
+            pieces = self._words[word] = self._pieces(word)
+        return pieces
 
     def _pieces(self, word: str) -> tuple[int, ...]:
         if len(word) > self.LONGEST_WORD:
@@ -237,6 +241,27 @@ class StaticEmbedder:
             if ids:
                 vectors[row] = self._scales[ids] @ self._vectors[ids]
         return normalize(vectors)
+
+    def coverage(self, texts: Sequence[str]) -> list[float]:
+        """Return the share of each text's words (or characters, of scripts without spaces) that the table covers."""
+        shares = []
+        for text in texts:
+            is_covered = [bool(self._tokenize.pieces(word)) for word in _bert_words(text)]
+            shares.append(sum(is_covered) / len(is_covered) if is_covered else 0.0)
+        return shares
+
+
+def query_coverages(embedder: Embedder, texts: Sequence[str]) -> list[float]:
+    """Return the share of each text that an embedder knows; 1 for an embedder without a method `coverage`.
+
+    Wrappers are looked through by their attribute `inner`.
+    """
+    wrapped: Any = embedder
+    while wrapped is not None:
+        if hasattr(wrapped, "coverage"):
+            return wrapped.coverage(texts)
+        wrapped = getattr(wrapped, "inner", None)
+    return [1.0] * len(texts)
 
 
 class SentenceTransformerEmbedder:
@@ -329,3 +354,24 @@ def load_embedder(name: str) -> Embedder:
     else:
         inner = SentenceTransformerEmbedder(name)
     return CachedEmbedder(inner)
+
+
+@lru_cache(maxsize=4)
+def load_cross_encoder(name: str) -> Callable[[str, Sequence[str]], list[float]]:
+    """Return a sentence-transformers cross-encoder as a reranker; code that comes with a model is never run.
+
+    Raises:
+        EmbedderError: sentence-transformers is missing, or the model cannot be loaded.
+    """
+    try:
+        from sentence_transformers import CrossEncoder
+    except ImportError as error:
+        raise EmbedderError(
+            f"reranker {name!r} needs sentence-transformers, which is not installed: {install_command('embed')}"
+        ) from error
+    try:
+        model = CrossEncoder(name, device="cpu", trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise EmbedderError(f"reranker {name!r} cannot be loaded ({reason}): give a directory or hub name") from error
+    return lambda query, texts: model.predict([(query, text) for text in texts], show_progress_bar=False).tolist()

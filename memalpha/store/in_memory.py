@@ -92,11 +92,12 @@ class WorkingMemory(Memory):
     def _search(self, queries: Sequence[str], options: SearchOptions) -> list[list[Hit]]:
         if options.as_of is not None or options.around:
             raise StoreError("as_of and around: only a MemoryStore keeps past states and the order of raw text")
+        vectors = options.query_vectors(len(queries), self._embedder.dim)
         corpus, self._corpus = self._corpus, None
         if corpus is None:
             state = self._state
             documents = (Document.from_entry(entry, state.creation_position(id)) for id, entry in state.entries.items())
             corpus = Corpus(self._embedder, documents, lambda: self._state.entries.values())
-        results = corpus.search_many(queries, options)
+        results = corpus.search_many(queries, options, vectors)
         self._corpus = corpus
         return [[Hit(self._state.get(id), score, explain) for id, score, explain, _ in hits] for hits in results]

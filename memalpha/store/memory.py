@@ -5,7 +5,10 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
 
 from memalpha.errors import DuplicateContent
 from memalpha.store.embedding import Embedder
@@ -13,7 +16,9 @@ from memalpha.store.filters import Filter, Where, parse_filter
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.boost import Boost
 from memalpha.store.search.options import SearchOptions
+from memalpha.store.search.passages import split_passages
 from memalpha.store.search.ranking import Route
+from memalpha.store.search.reranking import RERANKED, Reranker, rerank
 from memalpha.store.state import Change, MemoryState
 from memalpha.store.validation import clean_content
 from memalpha.types import Hit, MemoryEntry, Operation
@@ -34,6 +39,13 @@ def _with_keywords_of(
         return method
 
     return decorate
+
+
+def _with_passage(hit: Hit) -> Hit:
+    """Return the hit of a long entry with the text of its best passage."""
+    if "passage" not in hit.explain:
+        return hit
+    return replace(hit, passage=split_passages(hit.entry.content)[int(hit.explain["passage"])])
 
 
 class Memory(ABC):
@@ -105,6 +117,10 @@ class Memory(ABC):
         as_of: int | str | None = None,
         around: int = 0,
         exact: bool = False,
+        weights: Mapping[str, float] | None = None,
+        min_score: float | None = None,
+        vector: Sequence[float] | np.ndarray | None = None,
+        reranker: Reranker | str | None = None,
     ) -> list[Hit]:
         """Return the best live entries, best first.
 
@@ -120,6 +136,12 @@ class Memory(ABC):
             as_of: Log position or ISO time; the result equals a search at that moment. Only a `MemoryStore` has a past.
             around: Tokens of raw text to return around each hit (see `MemoryStore.around`); 0 returns none.
             exact: Score every entry. By default, a `MemoryStore` above 50,000 entries scores likely candidates only.
+            weights: Weights of the parts "dense", "bm25" and "group" in routes that add them; 1 by default.
+            min_score: Return only hits with at least this score. Scores of routes that add parts are relative to the
+                other entries; those of "dense" and "bm25" are not.
+            vector: Embedding of the query, instead of the embedder's; scaled to length 1.
+            reranker: Sorts the first `max(k, 50)` hits anew: a function of the query and a list of texts that returns
+                their scores, or the name of a sentence-transformers cross-encoder.
 
         Raises:
             UnknownCategory: The schema has no such category.
@@ -135,6 +157,10 @@ class Memory(ABC):
             as_of=as_of,
             around=around,
             exact=exact,
+            weights=weights,
+            min_score=min_score,
+            vector=vector,
+            reranker=reranker,
         )[0]
 
     @_with_keywords_of(search)
@@ -149,7 +175,13 @@ class Memory(ABC):
         options = SearchOptions(*args, **keywords)
         if options.category is not None:
             self.schema.check_category(options.category)
-        return self._search(queries, options)
+        wanted = options if options.reranker is None else replace(options, k=max(options.k, RERANKED))
+        results = [[_with_passage(hit) for hit in hits] for hits in self._search(queries, wanted)]
+        if options.reranker is None:
+            return results
+        return [
+            rerank(query, hits, options.reranker)[: options.k] for query, hits in zip(queries, results, strict=True)
+        ]
 
     @abstractmethod
     def _search(self, queries: Sequence[str], options: SearchOptions) -> list[list[Hit]]:

@@ -149,8 +149,9 @@ class StoreReader(Memory):
             return self._namespace.entries.find(category, content.strip())
 
     def _search(self, queries: Sequence[str], options: SearchOptions) -> list[list[Hit]]:
-        query_vectors = None
-        if len(queries) == 1 and options.route != "bm25":  # rarely a stored text, so skip the lookup of its vector
+        query_vectors = options.query_vectors(len(queries), self._embedder.dim)
+        # A query is rarely a stored text, so skip the lookup of its vector.
+        if query_vectors is None and len(queries) == 1 and options.route != "bm25":
             query_vectors = self._embedder.load_checked().encode(queries)
         with self._transaction() as log_end:
             position = self._namespace.log.resolve_as_of(options.as_of)

@@ -31,7 +31,7 @@ from memalpha.store.indexing.file_format import Arrays, read_arrays, write_array
 from memalpha.store.search.bm25 import words
 from memalpha.store.search.vectors import Precision
 
-FORMAT = 5
+FORMAT = 6
 MIN_ENTRIES = 5000  # below, rebuilding the index takes less than 0.1 s
 GROWING_ARRAYS = ("vectors", "live", "orders", "groups", "spans", "words lengths")  # arrays with a row per slot
 _PROBE = "Ana's running-shoes, 2024: naïve \u6771\u4eac\u306b \ud55c\uad6d\uc5b4 weren't U.S. \u0939\u093f\u0928\u094d"

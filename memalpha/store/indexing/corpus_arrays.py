@@ -15,11 +15,12 @@ from memalpha.store.search.ann import InvertedLists
 from memalpha.store.search.background import Background
 from memalpha.store.search.bm25 import LexicalIndex
 from memalpha.store.search.corpus import CompactVectors, Corpus
+from memalpha.store.search.passages import PassageIndex
 from memalpha.store.search.string_table import StringTable
 from memalpha.store.search.vectors import Prototypes, VectorIndex
 from memalpha.types import MemoryEntry
 
-_WORDS = "words "
+_WORDS, _PASSAGES = "words ", "passages "
 
 
 def corpus_to_arrays(corpus: Corpus) -> dict[str, np.ndarray]:
@@ -28,6 +29,7 @@ def corpus_to_arrays(corpus: Corpus) -> dict[str, np.ndarray]:
     live = corpus._live[: corpus._size]
     words = {f"{_WORDS}{name}": part for name, part in corpus._lexical.to_arrays(live).items()}
     corpus._drop_removed()
+    words |= {f"{_PASSAGES}{name}": part for name, part in corpus._passages.to_arrays().items()}
     lists = {} if corpus._approximate is None else corpus._approximate.to_arrays()
     return {
         **words,
@@ -74,6 +76,8 @@ def corpus_from_arrays(
     corpus._prototypes = Prototypes(embedder.dim, arrays["prototypes"])
     words = {name.removeprefix(_WORDS): part for name, part in arrays.items() if name.startswith(_WORDS)}
     corpus._lexical = LexicalIndex.from_arrays(words)
+    passages = {name.removeprefix(_PASSAGES): part for name, part in arrays.items() if name.startswith(_PASSAGES)}
+    corpus._passages = PassageIndex.from_arrays(passages)
     corpus._update_group_counts(slots, 1)
     if corpus._approximate is not None and "lists" in arrays:
         corpus._approximate.restore(InvertedLists.from_bytes(arrays["lists"]), arrays["since"].tolist())

@@ -118,7 +118,7 @@ class StoredEmbedder:
     """Embedder that takes vectors from the store's file where it has them, so that reopening embeds nothing again."""
 
     def __init__(self, rows: Namespace, inner: Embedder) -> None:
-        self._rows, self._inner = rows, inner
+        self._rows, self.inner = rows, inner
         self.name, self.dim = inner.name, inner.dim
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
@@ -127,7 +127,7 @@ class StoredEmbedder:
             vectors = self._rows.vectors.of_texts(texts, self.dim)
         missing = list(dict.fromkeys(text for text in texts if text not in vectors))
         if missing:
-            vectors.update(zip(missing, self._inner.encode(missing), strict=True))
+            vectors.update(zip(missing, self.inner.encode(missing), strict=True))
         return np.array([vectors[text] for text in texts], np.float32).reshape(len(texts), self.dim)
 
     def entry_vectors(self, ids: Sequence[str]) -> np.ndarray:

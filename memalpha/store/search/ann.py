@@ -29,6 +29,7 @@ import numpy as np
 from memalpha.store.search.background import Background, Stopped
 from memalpha.store.search.bm25 import BM25, TermMatches, add_bm25
 from memalpha.store.search.normalize import share_of_best
+from memalpha.store.search.ranking import LexicalScores
 from memalpha.store.search.vectors import decode
 
 if TYPE_CHECKING:
@@ -210,11 +211,12 @@ class Candidates:
         self._postings = []
         for repeats, slots, counts in corpus._lexical.term_postings(query):
             here = live[slots]
-            if here.any():
-                self._postings.append((repeats, slots[here], counts[here]))
+            self._postings.append((repeats, slots[here], counts[here]))
         scores = corpus._scratch()
-        number, words = len(corpus), corpus._group_words.sum()
-        holders = add_bm25(scores, self._postings, corpus._lexical.lengths, number, words)
+        number = len(corpus)
+        passages, total = corpus._passage_totals.tolist()
+        inverse_mean = passages / total if total else 0.0
+        holders = add_bm25(scores, self._postings, corpus._lexical.lengths, number, inverse_mean)
         values = scores[holders]
         low, high = (0.0 if len(holders) < number else values.min()), values.max(initial=0.0)
         self.score_ranges = {"bm25": (low, high)}
@@ -235,8 +237,24 @@ class Candidates:
             far = lists.nearest(-vector, FARTHEST, fast=True)
             low = corpus._vectors.scores(vector, far[live[far]])[0].min(initial=self._dense.min(initial=0.0))
             self.score_ranges["dense"] = (low, self._dense.max(initial=0.0))
-        self._bm25 = scores[self.slots]
+        self._bm25 = LexicalScores(scores[self.slots], np.full(len(self.slots), np.nan))
         scores[holders] = 0.0
+        if passages > number:
+            self._score_passages(query, inverse_mean)
+
+    def _score_passages(self, query: Sequence[str], inverse_mean: float) -> None:
+        """Score long candidates by their best passage, and the range of bm25 with them."""
+        corpus = self._corpus
+        document_of_slot = np.full(len(corpus._lexical.lengths), -1, np.int32)
+        document_of_slot[self.slots] = np.arange(len(self.slots))
+        matches = corpus._passages.match(query, document_of_slot)
+        if matches is not None:
+            bm25 = BM25(np.zeros(len(corpus)))
+            idf = bm25.idf(*np.array([(repeats, len(slots)) for repeats, slots, _ in self._postings]).T)
+            best = matches.best(idf, corpus._lexical.lengths[self.slots], inverse_mean)
+            self._bm25.scores[best.documents], self._bm25.passages[best.documents] = best.scores, best.numbers
+            low = self.score_ranges["bm25"][0]
+            self.score_ranges["bm25"] = (min(low, self._bm25.scores.min()), self._bm25.scores.max())
 
     def _nearest_slots(self, index: ApproximateIndex, lists: InvertedLists, vector: np.ndarray) -> np.ndarray:
         """Return the slots of the nearest documents, with more of the groups that the prior favours."""
@@ -256,8 +274,8 @@ class Candidates:
         """Return the inner products of the query's vector `(1, dim)` with the documents', float64 `(n,)`."""
         return self._dense
 
-    def bm25_scores(self, query: Sequence[str]) -> np.ndarray:
-        """Return BM25 of each document, float64 `(n,)`."""
+    def bm25_scores(self, query: Sequence[str]) -> LexicalScores:
+        """Return BM25 of each document."""
         return self._bm25
 
     def neighbour_scores(self, query: Sequence[str]) -> None:
@@ -284,7 +302,7 @@ class Candidates:
         bm25 = BM25(corpus._group_words[filled])
         prior = np.zeros(len(corpus._group_sizes))
         prior[filled] = (
-            share_of_best(bm25.scores(matches)) + share_of_best(corpus._prototypes.scores(vector)[0][filled])
+            share_of_best(bm25.scores(matches)[0]) + share_of_best(corpus._prototypes.scores(vector)[0][filled])
         ) / 2
         return prior
 

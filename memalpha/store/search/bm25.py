@@ -227,19 +227,20 @@ class LexicalIndex:
         return slots, counts
 
     def term_postings(self, query: Sequence[str]) -> list[tuple[int, np.ndarray, np.ndarray]]:
-        """Return the query's count and the `postings` of each of its terms that the index has."""
+        """Return count and `postings` of each distinct term of the query, empty for a term that the index lacks."""
         counted = dict[str, int]()
         for term in query:
             counted[term] = counted.get(term, 0) + 1
-        postings_by_term = ((repeats, self.postings(term)) for term, repeats in counted.items())
-        return [(repeats, *postings) for repeats, postings in postings_by_term if postings is not None]
+        empty = np.zeros(0, np.int32)
+        postings = [(repeats, self.postings(term) or (empty, empty)) for term, repeats in counted.items()]
+        return [(repeats, slots, counts) for repeats, (slots, counts) in postings]
 
 
 class TermMatches(NamedTuple):
     """Matches of a query's terms among selected documents: one row per term and document, ordered by term.
 
     Attributes:
-        repeats: Count of each term in the query, `(t,)`.
+        repeats: Count of each distinct term of the query, `(t,)`.
         terms: Number of the term, `(m,)`.
         documents: Index of the document in the selection, `(m,)`.
         counts: Count of the term in the document, `(m,)`.
@@ -257,8 +258,8 @@ class SelectedPostings:
     def __init__(self, index: LexicalIndex, slots: np.ndarray) -> None:
         self.lengths = index.lengths[slots]
         self._index = index
-        self._document_of_slot = np.full(len(index.lengths), -1, np.int32)
-        self._document_of_slot[slots] = np.arange(len(slots))
+        self.document_of_slot = np.full(len(index.lengths), -1, np.int32)
+        self.document_of_slot[slots] = np.arange(len(slots))
         self._last: tuple[Sequence[str], TermMatches | None] = (), None
 
     def match_terms(self, query: Sequence[str]) -> TermMatches | None:
@@ -272,7 +273,7 @@ class SelectedPostings:
         terms = self._index.term_postings(query)
         if terms:
             repeats, slots, counts = zip(*terms, strict=True)
-            documents = self._document_of_slot.take(np.concatenate(slots))
+            documents = self.document_of_slot.take(np.concatenate(slots))
             selected = np.flatnonzero(documents >= 0)
             if len(selected):
                 ends = np.searchsorted(selected, np.cumsum([0, *map(len, slots)]))
@@ -285,13 +286,21 @@ class SelectedPostings:
 class BM25:
     """BM25 of single documents, or of groups of them, each as one long document."""
 
-    def __init__(self, lengths: np.ndarray, groups: np.ndarray | None = None, size: int = 0) -> None:
+    def __init__(
+        self,
+        lengths: np.ndarray,
+        groups: np.ndarray | None = None,
+        size: int = 0,
+        *,
+        inverse_mean: float | None = None,
+    ) -> None:
         """Compute the length penalties.
 
         Args:
             lengths: Lengths of the selected documents `(n,)`.
             groups: Group of each document `(n,)`, below `size`; None scores single documents.
             size: Number of groups.
+            inverse_mean: 1 / the mean length; None takes that of the documents, or groups.
         """
         self._groups = groups
         self._size = self._number = len(lengths)
@@ -299,20 +308,29 @@ class BM25:
             self._size, self._number = size, np.count_nonzero(np.bincount(groups, minlength=size))
             lengths = np.bincount(groups, lengths, size)
         total = lengths.sum()
-        self._penalties = K1 * (1.0 - B + B * lengths * (self._number / total)) if total else np.zeros(self._size)
+        scale = (self._number / total if total else 0.0) if inverse_mean is None else inverse_mean
+        self._penalties = K1 * (1.0 - B + B * lengths * scale) if total else np.zeros(self._size)
 
-    def scores(self, matches: TermMatches | None) -> np.ndarray:
-        """Return the scores of all documents, or groups, for a query's matches: float64 `(n,)` or `(size,)`."""
+    def idf(self, repeats: np.ndarray, holders: np.ndarray) -> np.ndarray:
+        """Return the weights of terms `(t,)` by their counts in the query and the number of their holders."""
+        return np.log(1.0 + (self._number - holders + 0.5) / (holders + 0.5)) * repeats
+
+    def scores(self, matches: TermMatches | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return scores and term weights for a query's matches.
+
+        Returns:
+            Scores of all documents, or groups, float64 `(n,)` or `(size,)`, and the weight of each term `(t,)`.
+        """
         if matches is None:
-            return np.zeros(self._size)
+            return np.zeros(self._size), np.zeros(0)
         repeats, terms, documents, counts = matches
         if self._groups is not None:  # sum the counts of a group's documents
             group_counts = np.bincount(terms * self._size + self._groups[documents], counts, len(repeats) * self._size)
             filled = group_counts.nonzero()[0]
             terms, documents, counts = filled // self._size, filled % self._size, group_counts[filled]
-        holders = np.bincount(terms, minlength=len(repeats))
-        idf = np.log(1.0 + (self._number - holders + 0.5) / (holders + 0.5)) * repeats
-        return np.bincount(documents, idf[terms] * counts / (counts + self._penalties[documents]), self._size)
+        idf = self.idf(repeats, np.bincount(terms, minlength=len(repeats)))
+        scores = np.bincount(documents, idf[terms] * counts / (counts + self._penalties[documents]), self._size)
+        return scores, idf
 
 
 def add_bm25(
@@ -320,7 +338,7 @@ def add_bm25(
     postings: Sequence[tuple[int, np.ndarray, np.ndarray]],
     lengths: np.ndarray,
     document_count: int,
-    token_count: float,
+    inverse_mean: float,
 ) -> np.ndarray:
     """Add BM25 scores of a query's terms, touching only the slots that hold one.
 
@@ -329,7 +347,7 @@ def add_bm25(
         postings: Postings as `LexicalIndex.term_postings` returns them, of live documents alone.
         lengths: Tokens by slot.
         document_count: Number of documents.
-        token_count: Number of their tokens.
+        inverse_mean: 1 / their mean length.
 
     Returns:
         Slots that hold any of the terms.
@@ -338,5 +356,5 @@ def add_bm25(
     for repeats, slots, counts in postings:
         idf = np.log(1.0 + (document_count - len(slots) + 0.5) / (len(slots) + 0.5)) * repeats
         holders.append(slots[scores[slots] == 0])
-        scores[slots] += idf * counts / (counts + K1 * (1.0 - B + B * lengths[slots] * (document_count / token_count)))
+        scores[slots] += idf * counts / (counts + K1 * (1.0 - B + B * lengths[slots] * inverse_mean))
     return np.concatenate(holders)

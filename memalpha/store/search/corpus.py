@@ -2,12 +2,13 @@
 
 For a query, every live document gets
 
-    score = scale(dense) + scale(bm25) + prior(group)             route "soft", the default
+    score = coverage * scale(dense) + scale(bm25) + prior(group)             route "soft", the default
     prior(group) = (bm25 of the members together / the best group's + prototype's inner product / the best group's) / 2
 
 where dense is the inner product with the document's vector and bm25 is over its lexical text. `scale` maps the searched
-documents to 0..1 by their smallest and largest score. Scaled sums keep how far ahead a document is, which rank fusion
-discards (LoCoMo recall@10 .61 against .56).
+documents to 0..1 by their smallest and largest score, and coverage is the share of the query that the embedder knows:
+where it knows nothing, words alone decide. A long document has the bm25 of its best passage (`passages`). Scaled sums
+keep how far ahead a document is, which rank fusion discards (LoCoMo recall@10 .61 against .56).
 
 The other routes are "flat" (no prior), "dense", "bm25", and "hard" (flat, within the best round(sqrt(groups)) groups).
 A hard first layer loses what it cuts, so it is used only on request. Equal scores go to the more recent document.
@@ -29,7 +30,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memalpha.store.embedding import Embedder
+from memalpha.store.embedding import Embedder, query_coverages
 from memalpha.store.filters import Filter
 from memalpha.store.search import ann as approximate
 from memalpha.store.search.ann import ApproximateIndex, Candidates
@@ -40,7 +41,8 @@ from memalpha.store.search.documents import Document, ScoredEntry
 from memalpha.store.search.filter_columns import FilterColumns
 from memalpha.store.search.normalize import scale, top_k
 from memalpha.store.search.options import SearchOptions
-from memalpha.store.search.ranking import score_documents
+from memalpha.store.search.passages import WINDOW, PassageIndex, effective_total
+from memalpha.store.search.ranking import explain, score_documents
 from memalpha.store.search.span_bm25 import Span
 from memalpha.store.search.string_table import StringTable
 from memalpha.store.search.vectors import Precision, Prototypes, VectorIndex, inner_products
@@ -101,6 +103,8 @@ class Corpus:
         self._prototypes = Prototypes(embedder.dim)
         self._pending: dict[str, str] = {}  # texts without a vector by id, in order
         self._lexical = LexicalIndex()
+        self._passages = PassageIndex()
+        self._passage_totals = np.zeros(2, np.int64)  # see `effective_total`, of live documents
         self._columns = FilterColumns(entries)
         self._full_selection: CorpusSelection | None = None
         self._approximate = None if background is None else ApproximateIndex(self, background)
@@ -166,6 +170,9 @@ class Corpus:
                 self._spans[slot] = number, span.chunk, span.position
         self._live[slots] = True
         self._lexical.add(slots, texts)
+        is_long = self._lexical.lengths[slots] > WINDOW
+        if is_long.any():
+            self._passages.add(slots[is_long], [texts[index] for index in np.flatnonzero(is_long).tolist()])
         if vectors is None:
             self._pending.update(zip(ids, texts, strict=True))
         else:
@@ -185,6 +192,7 @@ class Corpus:
         groups, lengths = self._groups[slots], self._lexical.lengths[slots]
         self._group_sizes += sign * np.bincount(groups, minlength=len(self._group_sizes))
         self._group_words += sign * np.bincount(groups, lengths, len(self._group_words))
+        self._passage_totals += sign * np.array(effective_total(lengths))
 
     def _allocate_slots(self, number: int) -> np.ndarray:
         """Return slots for new documents, int64 `(number,)`."""
@@ -234,6 +242,7 @@ class Corpus:
         else:
             self._embed()
             vectors = self.embedder.encode(queries) if vectors is None else vectors
+        coverages = query_coverages(self.embedder, queries) if options.needs_coverage else [1.0] * len(queries)
         lists = None
         needs_all = options.exact or where is not None or route == "hard" or (route == "soft" and self._source_numbers)
         if self._approximate is not None and not needs_all and k <= approximate.MAX_RESULTS:
@@ -245,7 +254,10 @@ class Corpus:
             selection = Candidates(self, terms, vector, lists) if lists else exact_selection
             if selection is None or len(selection.slots) < k:
                 selection = self._select(where)
-            results.append(self._rank(selection, terms, vector, options) if len(selection.slots) else [])
+            if not len(selection.slots):
+                results.append([])
+                continue
+            results.append(self._rank(selection, terms, vector, options, coverages[number]))
         return results
 
     def build(self) -> None:
@@ -274,6 +286,7 @@ class Corpus:
 
     def _drop_removed(self) -> None:
         """Free the slots of removed documents, after the lexical index has dropped them."""
+        self._passages.settle(self._live)
         self._free += self._removed
         self._removed.clear()
         self._full_selection = None
@@ -305,11 +318,14 @@ class Corpus:
         query: list[str],
         vector: np.ndarray | None,
         options: SearchOptions,
+        coverage: float,
     ) -> list[ScoredEntry]:
         def numbers(field: str) -> np.ndarray:
             return self._columns.numbers(field, self._slots, self._size)[selection.slots]
 
-        subset, parts, terms, dense_range = score_documents(selection, query, vector, options, numbers)
+        subset, parts, terms, dense_range, dense_weight = score_documents(
+            selection, query, vector, options, numbers, coverage
+        )
         slots = selection.slots[subset]
         total = sum(terms[1:], terms[0])
         if self._compact is not None and vector is not None:
@@ -321,11 +337,14 @@ class Corpus:
                 lowest = selection.score_ranges.get("dense", (np.inf, 0.0))[0]
                 dense_range = min(lowest, parts["dense"].min()), parts["dense"].max()
             parts = {name: values[rescored] for name, values in parts.items()}
-            terms[0] = exact if dense_range is None else scale(exact, dense_range)
+            terms[0] = exact if dense_range is None else dense_weight * scale(exact, dense_range)
             total = sum(terms[1:], terms[0])
         best = top_k(total, self._orders[slots], options.k)
-        explanations = zip(*(values[best].tolist() for values in parts.values()), strict=True)
+        if options.min_score is not None:
+            best = best[total[best] >= options.min_score]
         return [
-            ScoredEntry(self._slots.text(slot), score, dict(zip(parts, values, strict=True)))
-            for slot, score, values in zip(slots[best].tolist(), total[best].tolist(), explanations, strict=True)
+            ScoredEntry(self._slots.text(slot), score, parts_of_entry)
+            for slot, score, parts_of_entry in zip(
+                slots[best].tolist(), total[best].tolist(), explain(parts, best), strict=True
+            )
         ]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memalpha.store.search.bm25 import SelectedPostings, TermMatches
+from memalpha.store.search.passages import PassageMatches
 from memalpha.store.search.ranking import Selection
 from memalpha.store.search.vectors import BLOCK, add_by_group, inner_products, unit_directions
 
@@ -40,6 +41,9 @@ class CorpusSelection(Selection):
 
     def match_terms(self, query: Sequence[str]) -> TermMatches | None:
         return self._lexical.match_terms(query)
+
+    def match_passages(self, query: Sequence[str]) -> PassageMatches | None:
+        return self._corpus._passages.match(query, self._lexical.document_of_slot)
 
     def spans(self) -> np.ndarray | None:
         return self._corpus._spans[self.slots] if self._corpus._source_numbers else None

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from numbers import Integral
+
+import numpy as np
 
 from memalpha.errors import StoreError
 from memalpha.store.filters import Filter, Where, parse_filter
 from memalpha.store.search.boost import Boost
-from memalpha.store.search.ranking import ROUTES, Route
+from memalpha.store.search.ranking import COMBINED_ROUTES, ROUTES, Route
+from memalpha.store.search.reranking import Reranker
+
+WEIGHTED_PARTS = ("dense", "bm25", "group")
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,10 @@ class SearchOptions:
     as_of: int | str | None = None
     around: int = 0
     exact: bool = False
+    weights: Mapping[str, float] | None = None
+    min_score: float | None = None
+    vector: Sequence[float] | np.ndarray | None = None
+    reranker: Reranker | str | None = None
     filter: Filter | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -35,7 +46,32 @@ class SearchOptions:
         if not isinstance(self.k, Integral) or self.k < 0:
             raise StoreError(f"k {self.k!r}: a whole number from 0 is needed")
         check_token_count(self.around)
+        for name, value in {"min_score": self.min_score, **(self.weights or {})}.items():
+            if name not in ("min_score", *WEIGHTED_PARTS):
+                raise StoreError(f"weights: {name!r} is not one of {', '.join(WEIGHTED_PARTS)}")
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            if not (is_number or (name == "min_score" and value is None)):
+                raise StoreError(f"{name} {value!r}: a finite number is needed")
         object.__setattr__(self, "filter", parse_filter(self.where, category=self.category))
+
+    @property
+    def needs_coverage(self) -> bool:
+        """True if the share of the query that the embedder knows weighs its part: not with a `vector`."""
+        return self.route in COMBINED_ROUTES and self.vector is None
+
+    def query_vectors(self, number: int, dim: int) -> np.ndarray | None:
+        """Return the given vector for each of `number` queries, float32 `(number, dim)` of length 1; None without one.
+
+        Raises:
+            StoreError: It is not `dim` finite numbers, or all of them are 0.
+        """
+        if self.vector is None:
+            return None
+        row = np.asarray(self.vector, np.float64)
+        norm = float(np.linalg.norm(row)) if row.shape == (dim,) else 0.0
+        if not (math.isfinite(norm) and norm > 0):
+            raise StoreError(f"vector: {dim} finite numbers, not all 0, are needed, as the store's embedder gives them")
+        return np.repeat((row / norm).astype(np.float32)[None], number, axis=0)
 
 
 def check_token_count(around: int) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from memalpha.store.search.bm25 import BM25, TermMatches
 from memalpha.store.search.normalize import scale, share_of_best
+from memalpha.store.search.passages import PassageMatches, effective_total
 from memalpha.store.search.span_bm25 import NeighbourBM25
 
 if TYPE_CHECKING:
@@ -23,6 +24,21 @@ if TYPE_CHECKING:
 
 Route = Literal["soft", "flat", "dense", "bm25", "hard"]
 ROUTES: tuple[Route, ...] = ("soft", "flat", "dense", "bm25", "hard")
+COMBINED_ROUTES: tuple[Route, ...] = ("soft", "flat", "hard")
+
+
+class LexicalScores(NamedTuple):
+    """BM25 of documents.
+
+    Attributes:
+        scores: Score of each document, float64 `(n,)`.
+        passages: Number of the best passage of each long document, NaN elsewhere, float64 `(n,)`.
+        own: Score without the words of neighbouring spans, float64 `(n,)`; None if they do not count.
+    """
+
+    scores: np.ndarray
+    passages: np.ndarray
+    own: np.ndarray | None = None
 
 
 class Selection(ABC):
@@ -48,6 +64,10 @@ class Selection(ABC):
     def match_terms(self, query: Sequence[str]) -> TermMatches | None:
         """Return the matches of a query's terms among the documents; None if there are none."""
 
+    def match_passages(self, query: Sequence[str]) -> PassageMatches | None:
+        """Return the matches of a query's terms among passages of long documents; None if there are none."""
+        return None
+
     @abstractmethod
     def spans(self) -> np.ndarray | None:
         """Return source number (0: no span), chunk, position of each document, int64 `(n, 3)`; None without spans."""
@@ -69,20 +89,44 @@ class Selection(ABC):
         return NeighbourBM25(sources, chunks, positions, self.lengths)
 
     @cached_property
+    def _inverse_mean(self) -> float:
+        passages, total = effective_total(self.lengths)
+        return passages / total if total else 0.0
+
+    @cached_property
     def _bm25(self) -> BM25:
-        return BM25(self.lengths)
+        return BM25(self.lengths, inverse_mean=self._inverse_mean)
 
     @cached_property
     def _group_bm25(self) -> BM25:
         return BM25(self.lengths, self.groups, self.size)
 
-    def bm25_scores(self, query: Sequence[str]) -> np.ndarray:
-        """Return BM25 of each document (layer two), float64 `(n,)`."""
-        return self._bm25.scores(self.match_terms(query))
+    def bm25_scores(self, query: Sequence[str]) -> LexicalScores:
+        """Return BM25 of each document (layer two)."""
+        scores, idf = self._bm25.scores(self.match_terms(query))
+        return self._with_passages(query, scores, idf, self._inverse_mean)
 
-    def neighbour_scores(self, query: Sequence[str]) -> np.ndarray | None:
-        """Return BM25 with the words of neighbouring spans, float64 `(n,)`; None without spans."""
-        return None if self._neighbours is None else self._neighbours.scores(self.match_terms(query))
+    def neighbour_scores(self, query: Sequence[str]) -> LexicalScores | None:
+        """Return BM25 with the words of neighbouring spans; None without spans."""
+        if self._neighbours is None:
+            return None
+        matches = self.match_terms(query)
+        own, _ = self._bm25.scores(matches)
+        scores, idf = self._neighbours.scores(matches)
+        scored = self._with_passages(query, scores, idf, self._neighbours.inverse_mean)
+        # A long entry is searched without its neighbours.
+        return scored._replace(own=np.where(np.isnan(scored.passages), own, scored.scores))
+
+    def _with_passages(
+        self, query: Sequence[str], scores: np.ndarray, idf: np.ndarray, inverse_mean: float
+    ) -> LexicalScores:
+        """Score long documents by their best passage instead, in place."""
+        numbers = np.full(len(scores), np.nan)
+        matches = self.match_passages(query) if len(idf) else None
+        if matches is not None:
+            best = matches.best(idf, self.lengths, inverse_mean)
+            scores[best.documents], numbers[best.documents] = best.scores, best.numbers
+        return LexicalScores(scores, numbers)
 
     def group_prior(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
         """Return the prior of each document's group (layer one), float64 `(n,)`."""
@@ -98,7 +142,7 @@ class Selection(ABC):
         similarities = np.zeros(self.size)
         scores = self.prototype_scores(vector)
         similarities[: len(scores)] = scores
-        return (share_of_best(self._group_bm25.scores(self.match_terms(query))) + share_of_best(similarities)) / 2
+        return (share_of_best(self._group_bm25.scores(self.match_terms(query))[0]) + share_of_best(similarities)) / 2
 
 
 class ScoreParts(NamedTuple):
@@ -106,15 +150,17 @@ class ScoreParts(NamedTuple):
 
     Attributes:
         subset: Index of these documents in the selection.
-        parts: Values `(n,)` that explain a score, by name.
-        terms: Values `(n,)` that add up to the score.
+        parts: Values `(n,)` that explain a score, by name; NaN where a document has no such part.
+        terms: Values `(n,)` that add up to the score; the dense one is the first, if there is one.
         dense_range: Smallest and largest dense score, if dense scores are scaled.
+        dense_weight: Weight of the scaled dense scores.
     """
 
     subset: np.ndarray | slice
     parts: dict[str, np.ndarray]
     terms: list[np.ndarray]
     dense_range: tuple[float, float] | None
+    dense_weight: float = 1.0
 
 
 def score_documents(
@@ -123,6 +169,7 @@ def score_documents(
     vector: np.ndarray | None,
     options: SearchOptions,
     numbers: Callable[[str], np.ndarray],
+    coverage: float = 1.0,
 ) -> ScoreParts:
     """Score the documents of a selection for one query.
 
@@ -132,35 +179,49 @@ def score_documents(
         vector: Embedding of the query `(1, dim)`; None for the route "bm25".
         options: Options of the search; the route is explained in `corpus`.
         numbers: Returns a field of the entries as numbers, in the selection's order.
+        coverage: Share of the query that the embedder knows, by which its part counts.
     """
-    route, boost = options.route, options.boost
+    route, boost, weights = options.route, options.boost, options.weights or {}
     subset: np.ndarray | slice = slice(None)
     parts: dict[str, np.ndarray] = {}
-    if vector is not None:
-        parts["dense"] = selection.dense_scores(vector)
+    dense = None if vector is None else selection.dense_scores(vector)
+    lexical = None
     if route != "dense":
-        parts["bm25"] = selection.bm25_scores(query)
+        lexical = (selection.neighbour_scores(query) if route == "soft" else None) or selection.bm25_scores(query)
     if route == "hard" and isinstance(selection, Selection):
         assert vector is not None
         subset = selection.in_best_groups(query, vector)
-        parts = {name: values[subset] for name, values in parts.items()}
-    dense_range = None
-    if route == "dense" or route == "bm25":
-        terms = [parts[route]]
+    if dense is not None:
+        dense = parts["dense"] = dense[subset]
+    scores = None
+    if lexical is not None:
+        scores = lexical.scores[subset]
+        parts["bm25"] = scores if lexical.own is None else lexical.own
+        if lexical.own is not None:
+            parts["around"] = scores - lexical.own
+        if not np.isnan(lexical.passages).all():
+            parts["passage"] = lexical.passages[subset]
+    dense_range, dense_weight = None, coverage * weights.get("dense", 1.0)
+    if dense is None or scores is None:
+        terms = [values for values in (dense, scores) if values is not None]
     else:
-        with_neighbours = selection.neighbour_scores(query) if route == "soft" else None
-        if with_neighbours is not None:
-            parts["around"] = with_neighbours - parts["bm25"]
-        dense_range = selection.score_ranges.get("dense") or (parts["dense"].min(), parts["dense"].max())
-        lexical = scale(
-            parts["bm25"] if with_neighbours is None else with_neighbours, selection.score_ranges.get("bm25")
-        )
-        terms = [scale(parts["dense"], dense_range), lexical]
+        dense_range = selection.score_ranges.get("dense") or (dense.min(), dense.max())
+        scaled = scale(scores, selection.score_ranges.get("bm25"))
+        terms = [dense_weight * scale(dense, dense_range), weights.get("bm25", 1.0) * scaled]
     if route == "soft" and vector is not None:
         parts["group"] = selection.group_prior(query, vector)
-        terms.append(parts["group"])
+        terms.append(weights.get("group", 1.0) * parts["group"])
     if boost is not None:
         boosts = boost.terms(lambda field: numbers(field)[subset])
         parts |= boosts
         terms += boosts.values()
-    return ScoreParts(subset, parts, terms, dense_range)
+    return ScoreParts(subset, parts, terms, dense_range, dense_weight)
+
+
+def explain(parts: dict[str, np.ndarray], indices: np.ndarray) -> list[dict[str, float]]:
+    """Return the parts of some documents' scores by name, without those that a document lacks."""
+    columns = [values[indices].tolist() for values in parts.values()]
+    return [
+        {name: value for name, value in zip(parts, row, strict=True) if value == value}  # NaN differs from itself
+        for row in zip(*columns, strict=True)
+    ]

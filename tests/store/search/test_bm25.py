@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.search import bm25 as lexical
+from memalpha.store.search import corpus, passages
 from memalpha.store.search.bm25 import BM25, LexicalIndex, SelectedPostings, words
 from memalpha.store.search.stemmer import stem
 from memalpha.store.store import MemoryStore
@@ -29,7 +30,7 @@ def bm25(index, slots, query, groups=None, size=0):
     """Scores of each slot, or of groups of them, where nothing else is there."""
     selected = SelectedPostings(index, np.array(slots, np.int64))
     numbers = None if groups is None else np.array(groups, np.int64)
-    return BM25(selected.lengths, numbers, size).scores(selected.match_terms(query))
+    return BM25(selected.lengths, numbers, size).scores(selected.match_terms(query))[0]
 
 
 def test_agrees_with_bm25s():
@@ -74,7 +75,9 @@ def test_a_word_counts_however_often_it_stands(most: int, few: int, monkeypatch)
     assert np.allclose(bm25(index, range(5), ["cat"]), expected, atol=1e-12)
 
 
-def test_a_long_document_is_found_after_a_bulk_insert() -> None:
+def test_a_long_document_is_found_after_a_bulk_insert(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (passages, corpus):  # counts of whole documents
+        monkeypatch.setattr(module, "WINDOW", 1 << 20)
     repeats = [256, 65_536, 1, *[0] * 97]
     with MemoryStore.open(":memory:", embedder=HashEmbedder(8)) as store:
         contents = ["cat " * repeat + f"dog n{number}" for number, repeat in enumerate(repeats)]

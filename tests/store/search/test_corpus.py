@@ -47,10 +47,10 @@ def test_the_score_is_the_documented_one():
     lexical, slots = LexicalIndex(), np.arange(5)
     lexical.add(slots, [doc.text for doc in DOCS])
     alone = SelectedPostings(lexical, slots)
-    dense, bm25 = vectors @ query_vector, BM25(alone.lengths, slots, 5).scores(alone.match_terms(words(query)))
+    dense, bm25 = vectors @ query_vector, BM25(alone.lengths, slots, 5).scores(alone.match_terms(words(query)))[0]
     prototypes = np.array([vectors[member == g].mean(axis=0) for g in (0, 1)])
     near = np.maximum(prototypes / np.linalg.norm(prototypes, axis=1, keepdims=True) @ query_vector, 0)
-    worded = BM25(alone.lengths, member, 2).scores(alone.match_terms(words(query)))
+    worded = BM25(alone.lengths, member, 2).scores(alone.match_terms(words(query)))[0]
     prior = (worded / worded.max() + near / near.max()) / 2
     expected = {"dense": dense, "bm25": bm25, "flat": scaled(dense) + scaled(bm25)}
     expected["soft"] = expected["flat"] + prior[member]

@@ -15,6 +15,7 @@ from memalpha.store.embedding import CachedEmbedder, HashEmbedder
 from memalpha.store.search.bm25 import words
 from memalpha.store.search.corpus import Corpus
 from memalpha.store.search.documents import Document
+from memalpha.store.search.passages import split_passages
 from memalpha.store.search.span_bm25 import Span
 from memalpha.store.store import MemoryStore
 from memalpha.types import MemoryEntry
@@ -23,59 +24,93 @@ EMBEDDER = CachedEmbedder(HashEmbedder(32))
 
 
 def slowly(documents, query):
-    """BM25 with the words around, document by document and word by word."""
+    """BM25 with the words around and by passage, document by document and word by word."""
     tokens = {doc.id: words(doc.text) for doc in documents}
-    spans = [doc for doc in documents if doc.span is not None]
-    mean = sum(len(tokens[doc.id]) for doc in spans) / len(spans) if spans else 0.0
-    around = {}  # by document: the weight of a step, and by steps who stands there
+    size = {id: len(of_document) for id, of_document in tokens.items()}
+    parts = {id: math.ceil(max(length, 1) / 80) for id, length in size.items()}
+    mass = min(32, sum(size.values()) / sum(parts.values()))
+    neighbours = {}  # by document: weight and id of each span that lends its words
     for doc in documents:
-        line = [doc.id]
-        if doc.span is not None:
-            source = [other for other in spans if other.span.source == doc.span.source]
-            line = [other.id for other in sorted(source, key=lambda other: (other.span.chunk, other.span.position))]
+        neighbours[doc.id] = []
+        if doc.span is None or size[doc.id] > 80 or not mass:
+            continue
+        source = [other for other in documents if other.span is not None and other.span.source == doc.span.source]
+        line = [other.id for other in sorted(source, key=lambda other: (other.span.chunk, other.span.position))]
         here = line.index(doc.id)
-        beside = {far: [id for at, id in enumerate(line) if abs(at - here) == far] for far in range(1, 4)}
-        around[doc.id] = mean / (mean + len(tokens[doc.id])) if mean else 0.0, beside
+        for direction in (-1, 1):
+            weight = 1.0
+            for far in range(1, 4):
+                at = here + direction * far
+                if not 0 <= at < len(line):
+                    break
+                length = size[line[at]]
+                weight *= mass / (mass + size[doc.id])
+                weight *= 0.0 if length > 80 else min(1.0, 32 / max(length, 1)) ** 8
+                neighbours[doc.id].append((weight, line[at]))
 
     def counted(id, term):
-        weight, beside = around[id]
-        count = tokens[id].count(term)
-        return count or sum(weight**far * tokens[other].count(term) for far, ids in beside.items() for other in ids)
+        return tokens[id].count(term) or sum(w * tokens[other].count(term) for w, other in neighbours[id])
 
     length = {
-        id: len(tokens[id]) + sum(weight**far * len(tokens[other]) for far, ids in beside.items() for other in ids)
-        for id, (weight, beside) in around.items()
+        id: size[id] / parts[id] + 64 if size[id] > 80 else size[id] + sum(w * size[other] for w, other in around)
+        for id, around in neighbours.items()
     }
-    mean_length = sum(length.values()) / len(documents)
+    mean_length = sum(length[id] * parts[id] for id in parts) / sum(parts.values())
+
+    def saturate(count, length):
+        return count / (count + 1.5 * (0.25 + 0.75 * length / mean_length)) if count else 0.0
+
     scores = {doc.id: 0.0 for doc in documents}
+    of_passages = {
+        doc.id: [[0.0, words(part)] for part in split_passages(doc.text)] for doc in documents if size[doc.id] > 80
+    }
     for term in words(query):
         counts = {id: counted(id, term) for id in scores}
-        holders = sum(count > 0 for count in counts.values())
+        holders = sum(count >= 0.1 for count in counts.values())
         idf = math.log(1 + (len(documents) - holders + 0.5) / (holders + 0.5))
-        for id, count in counts.items():
-            if count:
-                scores[id] += idf * count / (count + 1.5 * (0.25 + 0.75 * length[id] / mean_length))
+        for doc in documents:
+            scores[doc.id] += idf * saturate(counts[doc.id], length[doc.id])
+            rest = saturate(counts[doc.id] * 64 / max(size[doc.id], 1), length[doc.id])
+            for passage in of_passages.get(doc.id, ()):
+                own = passage[1].count(term)
+                passage[0] += idf * (saturate(own, len(passage[1]) + 64) if own else rest)
+    for id, passages in of_passages.items():
+        scores[id] = max((score for score, held in passages if {*held} & {*words(query)}), default=0.0)
     return scores
 
 
 spans = st.one_of(st.none(), st.builds(Span, st.sampled_from("ST"), st.integers(-1, 2), st.just(0)))
 texts = st.lists(st.sampled_from(["cat", "dog", "oslo", "rome", "nurse"]), max_size=5).map(" ".join)
+sentences = st.tuples(texts, st.sampled_from([1, 1, 1, 12, 30])).map(lambda pair: ". ".join([pair[0]] * pair[1]))
+some_texts = st.lists(sentences, min_size=1, max_size=3).map(". ".join)  # up to 450 words
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(texts, spans), min_size=1, max_size=20), st.randoms(), texts)
 def test_the_words_around_count_as_the_formula_says(lines, random, query):
+    check_formula(lines, random, query)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(some_texts, spans), min_size=2, max_size=6), st.randoms(), texts)
+def test_long_spans_are_searched_by_passage_as_the_formula_says(lines, random, query):
+    check_formula(lines, random, query)
+
+
+def check_formula(lines, random, query):
     positions = random.sample(range(100), len(lines))  # in no order of their coming
     documents = [
         Document(f"n{at}", text, "G", at, None if span is None else span._replace(position=position))
         for at, ((text, span), position) in enumerate(zip(lines, positions, strict=True))
     ]
-    expected = slowly(documents, query)
+    expected, hit_texts = slowly(documents, query), {document.id: document.text for document in documents}
     results = search(Corpus(EMBEDDER, documents), query, 30)
     plain = {hit.id: hit.score for hit in search(Corpus(EMBEDDER, documents), query, 30, route="bm25")}
     some = any(document.span for document in documents)
     for hit in results:
-        assert hit.explain["bm25"] == plain[hit.id]
+        is_long = len(words(hit_texts[hit.id])) > 80
+        assert hit.explain["bm25"] == plain[hit.id] or (is_long and some)
+        assert hit.explain.get("around", 0.0) == 0.0 or not is_long
         assert ("around" in hit.explain) == some
         assert math.isclose(hit.explain["bm25"] + hit.explain.get("around", 0.0), expected[hit.id], abs_tol=1e-12)
     values = np.array([[expected[hit.id], hit.explain["dense"]] for hit in results])

@@ -10,7 +10,8 @@ import numpy as np
 from memalpha.store.backends.postgres.filters import PARSED_METADATA, prefilter, sql_verdict
 from memalpha.store.filters import Filter
 from memalpha.store.search.bm25 import K1, B, TermMatches
-from memalpha.store.search.ranking import Selection
+from memalpha.store.search.passages import PassageMatches
+from memalpha.store.search.ranking import LexicalScores, Selection
 from memalpha.store.search.vectors import inner_products, unit_directions
 
 
@@ -72,6 +73,7 @@ class FetchedEntries(Selection):
     """
 
     postings: TermMatches | None = None
+    passages: PassageMatches | None = None
 
     def __init__(
         self, groups: np.ndarray, documents: np.ndarray, sums: np.ndarray, fields: dict[str, np.ndarray]
@@ -99,6 +101,9 @@ class FetchedEntries(Selection):
     def match_terms(self, query: Sequence[str]) -> TermMatches | None:
         return self.postings
 
+    def match_passages(self, query: Sequence[str]) -> PassageMatches | None:
+        return self.passages
+
     def spans(self) -> np.ndarray | None:
         return self._spans
 
@@ -117,7 +122,7 @@ class WordStatistics(NamedTuple):
 
     Attributes:
         idfs: Weight of each query word, in query order.
-        mean: Mean number of words per content.
+        mean: Mean number of words of a passage, as of `effective_total`.
     """
 
     idfs: np.ndarray
@@ -129,9 +134,11 @@ class CandidateEntries(FetchedEntries):
 
     words: WordStatistics
 
-    def bm25_scores(self, query: Sequence[str]) -> np.ndarray:
+    def bm25_scores(self, query: Sequence[str]) -> LexicalScores:
         if self.postings is None:
-            return np.zeros(len(self.created))
+            return LexicalScores(np.zeros(len(self.created)), np.full(len(self.created), np.nan))
         _, terms, documents, counts = self.postings
-        penalties = K1 * (1.0 - B + B * self.lengths[documents] / self.words.mean)
-        return np.bincount(documents, self.words.idfs[terms] * counts / (counts + penalties), len(self.created))
+        idfs, mean = self.words
+        penalties = K1 * (1.0 - B + B * self.lengths[documents] / mean)
+        scores = np.bincount(documents, idfs[terms] * counts / (counts + penalties), len(self.created))
+        return self._with_passages(query, scores, idfs, 1 / mean)

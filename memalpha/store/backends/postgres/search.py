@@ -21,12 +21,13 @@ import numpy as np
 from memalpha.store.backends.postgres.fetched import FetchedEntries
 from memalpha.store.backends.postgres.namespace import PostgresNamespace
 from memalpha.store.backends.postgres.search_queries import HASH_JOINS, SearchQueries
+from memalpha.store.embedding import query_coverages
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder, StoredEmbedder
 from memalpha.store.search.bm25 import words
 from memalpha.store.search.documents import ScoredEntry
 from memalpha.store.search.normalize import top_k
 from memalpha.store.search.options import SearchOptions
-from memalpha.store.search.ranking import score_documents
+from memalpha.store.search.ranking import explain, score_documents
 
 EXHAUSTIVE_UP_TO = 10_000  # entries; up to here a search scores every one
 MAX_CANDIDATE_RESULTS = 100  # results; for more, every entry is scored
@@ -58,6 +59,7 @@ class PostgresIndex:
             vectors = None
         elif vectors is None:
             vectors = encoder.encode(queries)
+        coverages = query_coverages(encoder, queries) if options.needs_coverage else [1.0] * len(queries)
         with self._rows.transaction(write=False) as connection:
             connection.execute(HASH_JOINS)
             server = SearchQueries(connection, self._rows, encoder, position)
@@ -81,7 +83,8 @@ class PostgresIndex:
                     selection = server.candidates(query_words, vector, options)
                 if selection is None:
                     selection = server.selection(scope, query_words, vector, options)
-                results.append([] if selection is None else _rank(selection, words(query), vector, options))
+                ranked = [] if selection is None else _rank(selection, words(query), vector, options, coverages[index])
+                results.append(ranked)
             entries = server.entries(list({created for hits in results for created, _, _ in hits}))
         return [
             [ScoredEntry(entries[created].id, score, parts, entries[created]) for created, score, parts in hits]
@@ -99,14 +102,14 @@ class PostgresIndex:
 
 
 def _rank(
-    selection: FetchedEntries, query: list[str], vector: np.ndarray | None, options: SearchOptions
+    selection: FetchedEntries, query: list[str], vector: np.ndarray | None, options: SearchOptions, coverage: float
 ) -> list[tuple[int, float, dict[str, float]]]:
     """Return the best entries: creation position, score and parts of the score."""
-    selected, parts, terms, _ = score_documents(selection, query, vector, options, selection.fields.__getitem__)
+    scored = score_documents(selection, query, vector, options, selection.fields.__getitem__, coverage)
+    selected, parts, terms = scored.subset, scored.parts, scored.terms
     total = sum(terms[1:], terms[0])
     best = top_k(total, selection.orders[selected], options.k)
+    if options.min_score is not None:
+        best = best[total[best] >= options.min_score]
     creation_positions = selection.created[selected][best].tolist()
-    return [
-        (created, value, {name: float(values[index]) for name, values in parts.items()})
-        for index, created, value in zip(best.tolist(), creation_positions, total[best].tolist(), strict=True)
-    ]
+    return list(zip(creation_positions, total[best].tolist(), explain(parts, best), strict=True))

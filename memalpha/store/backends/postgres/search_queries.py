@@ -21,6 +21,7 @@ from memalpha.store.indexing.stored_embedder import StoredEmbedder
 from memalpha.store.search.bm25 import K1, B, TermMatches
 from memalpha.store.search.filter_columns import to_number
 from memalpha.store.search.options import SearchOptions
+from memalpha.store.search.passages import WINDOW, PassageMatches, effective_total
 from memalpha.store.search.ranking import Route
 from memalpha.store.search.vectors import inner_products
 from memalpha.types import MemoryEntry
@@ -230,6 +231,11 @@ class SearchQueries:
             counts = all_postings["count"].astype(np.int64)
             matches = TermMatches(np.array(list(query_words.values())), numbers, entry_indices(all_postings), counts)
         selection.set_words(lengths, matches)
+        if matches is not None and (long := np.unique(matches.documents[lengths[matches.documents] > WINDOW])).size:
+            positions = selection.created[long].tolist()
+            entries = self.entries(positions)
+            texts = [entries[position].content for position in positions]
+            selection.passages = PassageMatches.from_texts(list(query_words), long.tolist(), texts)
 
     def candidates(
         self, query_words: Counter[str], vector: np.ndarray, options: SearchOptions
@@ -279,7 +285,8 @@ class SearchQueries:
         live = [part[part["live"] != 0] for part in read]
         total, *content_counts = map(_estimate_count, read, live)
         all_words, *postings = live
-        mean = max(float(all_words["count"].mean()) if len(all_words) else 0.0, 1.0)
+        passages, words = effective_total(all_words["count"])
+        mean = max(words / passages if passages else 0.0, 1.0)
         rarity = [(max(total - count, 0.0) + 0.5) / (count + 0.5) for count in content_counts]
         idfs = np.log1p(np.array(rarity)) * np.array(list(query_words.values()))
         digests = {_digest_bytes(row) for row in all_words[:SAMPLED]}

@@ -1,0 +1,117 @@
+"""Long entries are searched by passage; weights, a lowest score, a vector of the caller's, and rerankers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from memalpha.errors import StoreError
+from memalpha.store.embedding import HashEmbedder, StaticEmbedder, query_coverages
+from memalpha.store.indexing import cache
+from memalpha.store.search.bm25 import words
+from memalpha.store.search.passages import WINDOW, split_passages
+from memalpha.store.store import MemoryStore
+
+FILLER = "The kettle was broken again before lunch. "
+LONG = FILLER * 30 + "Ana's boat is called Albatross. " + FILLER * 30
+
+
+@pytest.mark.parametrize("text", ["", "one", LONG, "word " * 500, "字" * 900, "a.b " * 300 + "\n" + "c d. " * 200])
+def test_passages_are_whole_and_short_enough(text: str) -> None:
+    passages = split_passages(text)
+    assert "".join("".join(passages).split()) == "".join(text.split())
+    assert all(len(words(passage)) <= WINDOW for passage in passages)
+
+
+def test_a_sentence_is_not_cut_where_it_fits() -> None:
+    assert all(passage.endswith(".") for passage in split_passages(LONG))
+
+
+@pytest.fixture
+def store(tmp_path):
+    with MemoryStore.open(tmp_path / "a.db", embedder=HashEmbedder(64)) as store:
+        notes = [f"Note {number} of {number % 7} boats." for number in range(60)]
+        origin = {"category": "episodic", "source": "chat", "chunk": 0}
+        store.insert_many(origin | {"content": text, "turn": text[:8]} for text in [LONG, *notes])
+        yield store
+
+
+@pytest.mark.parametrize("route", ["soft", "flat", "bm25", "hard"])
+def test_a_hit_names_the_passage_of_a_long_entry(store: MemoryStore, route) -> None:
+    hits = store.search("What is Ana's boat called?", 70, route=route)
+    [long] = [hit for hit in hits if hit.entry.content == LONG.strip()]
+    assert long.passage is not None and "Albatross" in long.passage and len(words(long.passage)) <= WINDOW
+    assert split_passages(long.entry.content)[int(long.explain["passage"])] == long.passage
+    assert all(hit.passage is None and "passage" not in hit.explain for hit in hits if hit is not long)
+    assert route == "flat" or hits[0] == long or route == "hard"
+
+
+@pytest.mark.sqlite
+def test_passages_outlive_removal_and_the_index_file(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "MIN_ENTRIES", 10)
+    path, query = tmp_path / "b.db", "Ana's boat"
+    with MemoryStore.open(path, embedder=HashEmbedder(64)) as store:
+        texts = [f"{FILLER * (10 + number)}Boat {number}. {FILLER * 20}" for number in range(20)]
+        entries = store.insert_many({"category": "semantic", "content": text} for text in [LONG, *texts])
+        store.search(query)
+        for entry in entries[1:10]:
+            store.delete(entry.id)
+        hits = store.search(query, 30)
+        store.build_index()
+    monkeypatch.setattr("memalpha.store.search.passages.split_passages", lambda text: pytest.fail("cut again"))
+    with MemoryStore.open(path, embedder=HashEmbedder(64)) as store:
+        assert store.search(query, 30) == hits
+    with MemoryStore.open(":memory:", embedder=HashEmbedder(64)) as alone:
+        monkeypatch.undo()
+        alone.insert_many({"category": "semantic", "content": hit.entry.content} for hit in hits)
+        scores = {hit.entry.content: hit.explain for hit in alone.search(query, 30)}
+        assert {hit.entry.content: hit.explain for hit in hits} == scores
+
+
+def test_weights_and_the_lowest_score(store: MemoryStore) -> None:
+    query = "boats of note 3"
+    plain = {hit.entry.id: hit for hit in store.search(query, 99, route="flat")}
+    for hit in store.search(query, 99, route="flat", weights={"dense": 0.0, "bm25": 2.0}):
+        parts = [other.explain["bm25"] for other in plain.values()]
+        expected = 2 * (hit.explain["bm25"] - min(parts)) / (max(parts) - min(parts))
+        assert hit.score == pytest.approx(expected, abs=1e-12)
+    lowest = sorted(hit.score for hit in plain.values())[-5]
+    expected = {id for id, hit in plain.items() if hit.score >= lowest}
+    assert {hit.entry.id for hit in store.search(query, 99, route="flat", min_score=lowest)} == expected
+
+
+def test_a_vector_of_the_callers(store: MemoryStore) -> None:
+    query = "boats of note 3"
+    vector = HashEmbedder(64).encode([query])[0]
+    assert store.search(query, vector=vector * 3) == store.search(query)
+    assert store.search("", route="dense", vector=vector.tolist()) == store.search(query, route="dense")
+    for bad in ([1.0] * 63, [0.0] * 64, [float("nan")] * 64):
+        with pytest.raises(StoreError, match="vector: 64 finite numbers"):
+            store.search(query, vector=bad)
+
+
+def test_a_reranker_sorts_the_first_hits_anew(store: MemoryStore) -> None:
+    seen = []
+
+    def shortest_first(query, texts):
+        seen.append(texts)
+        return [-len(text) for text in texts]
+
+    hits = store.search("boats of note", 3, reranker=shortest_first)
+    assert len(hits) == 3 and len(seen[0]) == 50
+    assert [hit.score for hit in hits] == sorted((-len(text) for text in seen[0]), reverse=True)[:3]
+    assert hits[0].explain["rerank"] == hits[0].score
+    for bad in ([1.0], [float("nan")] * 50):
+        with pytest.raises(StoreError, match="a finite number for each of 50 texts"):
+            store.search("boats of note", reranker=lambda query, texts, scores=bad: scores)
+
+
+def test_the_dense_part_counts_by_what_the_table_knows() -> None:
+    known, unknown, mixed = query_coverages(StaticEmbedder(), ["Where does Ana live?", "鯨鯢䰾", "Ana 䰾"])
+    assert known == 1.0 and unknown < 1.0 and mixed == 0.5
+    assert query_coverages(HashEmbedder(8), ["a"]) == [1.0]
+    with MemoryStore.open(":memory:") as store:
+        store.insert_many({"category": "semantic", "content": text} for text in ("䰾 䰾鯢", "Ana lives in Oslo."))
+        [best, other] = store.search("䰾", route="flat")
+        assert best.score == pytest.approx(1.0) and other.score == pytest.approx(0.0)
+    assert np.isfinite(best.score)
