@@ -5,8 +5,8 @@
 
 DATA holds, in any folder below it, `locomo10.json` (snap-research/LoCoMo), `friendsqa_dev.json`, `friendsqa_tst.json`
 (emorynlp/FriendsQA), `hotpotqa_train.json`, `musique_train.json` (OSU-NLP-Group/HippoRAG, branch legacy) and
-`xquad.en.json` (google-deepmind/xquad). Every pool is a `MemoryStore` of its own, its spans entries with a source and a
-turn:
+`xquad.en.json` (google-deepmind/xquad), and the folder `chats` of mohammadtavakoli78/BEAM. Every pool is a `MemoryStore`
+of its own, its spans entries with a source and a turn:
 
 | set                 | pool                    | span                         | source       | evidence             |
 |---------------------|-------------------------|------------------------------|--------------|----------------------|
@@ -20,10 +20,13 @@ turn:
 |                     |                         |                              |              | any of the sentences |
 | musique             | the same                | `<title>: <paragraph>`       | itself       | paragraphs           |
 | musique-sentences   | the same                | `<title>: <sentence>`        | paragraph    | paragraphs, as above |
+| beam-100K, -500K    | a chat                  | `<role>: <message>`          | chat         | messages             |
 
 Rows: the store's routes dense, bm25 and flat (`sum`); `prior`: with the place of a span (its source and chunk) as its
 group, for the prior of layer one; `neighbours`: the store's default search; `both`. The interval is of the gain in
-recall@10 over `sum`: 95 % of 10,000 paired bootstrap samples, over conversations, episodes or questions.
+recall@10 over `sum`: 95 % of 10,000 paired bootstrap samples, over conversations, episodes, chats or questions.
+`--half odd` (or even) takes conversations, episodes and chats with odd numbers, and every second question of the others:
+constants that are chosen on one half are reported on the other.
 """
 
 from __future__ import annotations
@@ -54,15 +57,19 @@ ROWS = ("dense", "bm25", "sum", "prior", "neighbours", "both")
 BATCH = 20  # questions that share a pool of paragraphs
 ARTICLES = 12  # that share a pool
 SENTENCE = re.compile(r'(?<=[.!?])\s+(?=[A-Z"])')  # what is between two
-DIALOGUES = ("locomo", "friendsqa")
+DIALOGUES = ("locomo", "friendsqa", "beam-100K", "beam-500K")
 
 
 class Pool(NamedTuple):
-    """Facts for `MemoryStore.insert_many`, and questions whose evidence are values of one field of them."""
+    """Facts for `MemoryStore.insert_many`, and questions whose evidence are values of one field of them.
+
+    `number` is the pool's own; None counts pools from 0.
+    """
 
     facts: list[dict[str, Any]]
     questions: list[EvidenceQuestion]
     unit: str = "turn"
+    number: int | None = None
 
 
 def locomo_pools(data: Path) -> Iterator[Pool]:
@@ -154,6 +161,37 @@ def musique_pools(data: Path, *, sentences: bool = False) -> Iterator[Pool]:
         yield Pool(facts, questions, "source")
 
 
+def beam_pools(data: Path, size: str) -> Iterator[Pool]:
+    """Yield a pool for each chat of BEAM, by number; questions without evidence (abstention) are left out."""
+    for folder in sorted(_file(data, f"chats/{size}").iterdir(), key=lambda folder: int(folder.name)):
+        short = folder / "chat_trunecated.json"  # the spelling of the data
+        chat = json.loads((short if short.exists() else folder / "chat.json").read_text(encoding="utf-8"))
+        facts = [
+            _span(f"{message['role']}: {message['content']}", folder.name, number, str(int(message["id"])))
+            for number, batch in enumerate(chat)
+            for turn in batch["turns"]
+            for message in turn
+            if message["content"].strip()
+        ]
+        turns, questions = {fact["turn"] for fact in facts}, []
+        probing = folder / "probing_questions" / "probing_questions.json"
+        for kind, items in json.loads(probing.read_text(encoding="utf-8")).items():
+            for item in items:
+                gold = list(dict.fromkeys(_numbers(item.get("source_chat_ids"))))
+                if kind != "abstention" and gold and turns.issuperset(gold):
+                    questions.append(EvidenceQuestion(item["question"], kind, tuple(gold)))
+        yield Pool(facts, questions, number=int(folder.name))
+
+
+def _numbers(value: Any) -> Iterator[str]:
+    """Yield the message numbers in nested lists and objects of them, some of them as text."""
+    if isinstance(value, int) or (isinstance(value, str) and value.isdigit()):
+        yield str(int(value))
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(item)
+
+
 SETS: dict[str, Callable[[Path], Iterator[Pool]]] = {
     "locomo": locomo_pools,
     "friendsqa": friendsqa_pools,
@@ -162,7 +200,28 @@ SETS: dict[str, Callable[[Path], Iterator[Pool]]] = {
     "hotpotqa-paragraphs": lambda data: hotpotqa_pools(data, paragraphs_only=True),
     "musique": musique_pools,
     "musique-sentences": lambda data: musique_pools(data, sentences=True),
+    "beam-100K": lambda data: beam_pools(data, "100K"),
+    "beam-500K": lambda data: beam_pools(data, "500K"),
 }
+
+
+def take_half(pools: Sequence[Pool], half: str, *, by_question: bool) -> list[Pool]:
+    """Return the pools whose numbers are even or odd, or all pools with every second question.
+
+    Args:
+        pools: Pools of a set, in order.
+        half: "even" or "odd"; questions are counted over all pools, from 0.
+        by_question: Halve the questions.
+    """
+    rest, first = int(half == "odd"), 0
+    halves = []
+    for index, pool in enumerate(pools):
+        if by_question:
+            halves.append(pool._replace(questions=pool.questions[(rest - first) % 2 :: 2]))
+            first += len(pool.questions)
+        elif (index if pool.number is None else pool.number) % 2 == rest:
+            halves.append(pool)
+    return halves
 
 
 def measure(pool: Pool, embedder: Embedder) -> dict[str, list[EvidenceRanks]]:
@@ -217,6 +276,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--embedders", nargs="+", default=["static"])
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
+    parser.add_argument("--half", choices=("even", "odd"), help="one half of each set")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(argv)
     results: list[dict[str, Any]] = []
@@ -229,6 +289,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             pools = list(SETS[name](options.data))
         except FileNotFoundError as missing:
             parser.exit(2, f"{name}: {missing}\n")
+        if options.half is not None:
+            pools = take_half(pools, options.half, by_question=name not in DIALOGUES)
         for embedder in map(load_embedder, options.embedders):
             pool_ranks = [measure(pool, CachedEmbedder(embedder)) for pool in pools]
             for row in ROWS:
