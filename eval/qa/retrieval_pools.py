@@ -5,8 +5,8 @@
 
 DATA holds, in any folder below it, `locomo10.json` (snap-research/LoCoMo), `friendsqa_dev.json`, `friendsqa_tst.json`
 (emorynlp/FriendsQA), `hotpotqa_train.json`, `musique_train.json` (OSU-NLP-Group/HippoRAG, branch legacy) and
-`xquad.en.json` (google-deepmind/xquad), and the folder `chats` of mohammadtavakoli78/BEAM. Every pool is a `MemoryStore`
-of its own, its spans entries with a source and a turn:
+`xquad.en.json` (google-deepmind/xquad), and the folder `chats` of mohammadtavakoli78/BEAM. Every pool is
+a `MemoryStore` of its own, its spans entries with a source and a turn:
 
 | set                 | pool                    | span                         | source       | evidence             |
 |---------------------|-------------------------|------------------------------|--------------|----------------------|
@@ -25,7 +25,7 @@ of its own, its spans entries with a source and a turn:
 Rows: the store's routes dense, bm25 and flat (`sum`); `prior`: with the place of a span (its source and chunk) as its
 group, for the prior of layer one; `neighbours`: the store's default search; `both`. The interval is of the gain in
 recall@10 over `sum`: 95 % of 10,000 paired bootstrap samples, over conversations, episodes, chats or questions.
-`--half odd` (or even) takes conversations, episodes and chats with odd numbers, and every second question of the others:
+`--half odd` (or even) takes conversations, episodes and chats with odd numbers, every second question of other sets:
 constants that are chosen on one half are reported on the other.
 """
 
