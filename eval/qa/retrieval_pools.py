@@ -163,7 +163,8 @@ def musique_pools(data: Path, *, sentences: bool = False) -> Iterator[Pool]:
 
 def beam_pools(data: Path, size: str) -> Iterator[Pool]:
     """Yield a pool for each chat of BEAM, by number; questions without evidence (abstention) are left out."""
-    for folder in sorted(_file(data, f"chats/{size}").iterdir(), key=lambda folder: int(folder.name)):
+    folders = (folder for folder in _file(data, f"chats/{size}").iterdir() if folder.is_dir())
+    for folder in sorted(folders, key=lambda folder: int(folder.name)):
         short = folder / "chat_trunecated.json"  # the spelling of the data
         chat = json.loads((short if short.exists() else folder / "chat.json").read_text(encoding="utf-8"))
         facts = [
