@@ -64,6 +64,8 @@ def load_policy(
         PolicyError: if the policy cannot be loaded here.
     """
     text = SHORT_NAMES.get(str(name), str(name))
+    if text in ("heuristic", "scripted:heuristic"):
+        raise PolicyError(f"policy {text!r}: its rules were rewritten and are now named sentence_rules")
     if text.startswith("scripted:"):
         from memalpha.policy.scripted import ScriptedPolicy
 
