@@ -33,11 +33,17 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 HEADS = {"135M": (9, 3)}
 """Query heads and key-value heads of a size; default: 8 and 4."""
+TRAINED: dict[str, list[str]] = {
+    "all weights": [],
+    "LoRA r 16": ["lora={r: 16}"],
+    "QLoRA r 16": ["lora={r: 16}", "compute.load_in_4bit=true"],
+}
+"""What is trained, and the settings for it."""
 CASES = [
-    (size, lora, checkpointing, dtype)
+    (size, trained, checkpointing, dtype)
     for size in SIZES
     for dtype in (("float32", "bfloat16") if size == "135M" else ("float32",))
-    for lora in (False, True)
+    for trained in TRAINED
     for checkpointing in (False, True)
 ]
 OVERRIDES = [
@@ -65,7 +71,7 @@ def measure(case: int) -> dict[str, Any]:
     from memalpha.train.api import train
     from memalpha.train.plan import plan_run
 
-    size, lora, checkpointing, dtype = CASES[case]
+    size, trained, checkpointing, dtype = CASES[case]
     heads, shared_heads = HEADS.get(size, (8, 4))
     kind = LlamaConfig if size == "135M" else Qwen3Config
     torch.manual_seed(0)
@@ -87,13 +93,13 @@ def measure(case: int) -> dict[str, Any]:
         parameters = sum(parameter.numel() for parameter in model.parameters())
         model.save_pretrained(policy)
         del model
-        overrides = [*OVERRIDES, f"policy={policy}", f"out={out}", *(["lora={r: 16}"] if lora else [])]
+        overrides = [*OVERRIDES, f"policy={policy}", f"out={out}", *TRAINED[trained]]
         overrides += [f"compute.gradient_checkpointing={str(checkpointing).lower()}", f"compute.dtype={dtype}"]
         settings = training_config("arithmetic", parse_overrides(overrides))
         if os.environ.get("PLAN_ONLY"):
             plan = plan_run(settings)
             return {"planned": plan["memory"]["peak"]["bytes"], "phases": plan["memory"]["phases"]}
-        warm = [*OVERRIDES, "policy=tiny-text", f"out={folder}/warm", *(["lora={r: 16}"] if lora else [])]
+        warm = [*OVERRIDES, "policy=tiny-text", f"out={folder}/warm", *TRAINED[trained]]
         train(training_config("arithmetic", parse_overrides(warm)))  # what a run imports and starts counts as imports
         gc.collect()
         before = _resident("VmRSS")
@@ -127,10 +133,10 @@ def main() -> None:
     rows = []
     for case in range(len(CASES)):
         result = run_case(case)
-        _, lora, checkpointing, dtype = result["case"]
+        _, trained, checkpointing, dtype = result["case"]
         peak = max(result["phases"], key=lambda phase: phase["bytes"])["name"]
         rows.append(
-            f"| {result['parameters'] / 1e6:.0f}M | {'LoRA r 16' if lora else 'all weights'} | {dtype} | "
+            f"| {result['parameters'] / 1e6:.0f}M | {trained} | {dtype} | "
             f"{'yes' if checkpointing else 'no'} | {peak} | {result['planned'] / 1e6:.0f} | "
             f"{result['measured'] / 1e6:.0f} | {result['error']:+.1%} |"
         )

@@ -18,10 +18,11 @@ from memalpha.store.backends.postgres.vector_codec import Vector
 from memalpha.store.backends.row_codec import ENTRY_COLUMNS, decode_entry
 from memalpha.store.filters import Filter
 from memalpha.store.indexing.stored_embedder import StoredEmbedder
+from memalpha.store.search import passages as passage_index
 from memalpha.store.search.bm25 import K1, B, TermMatches
 from memalpha.store.search.filter_columns import to_number
 from memalpha.store.search.options import SearchOptions
-from memalpha.store.search.passages import WINDOW, PassageMatches, effective_total
+from memalpha.store.search.passages import PassageMatches, effective_total
 from memalpha.store.search.ranking import Route
 from memalpha.store.search.vectors import inner_products
 from memalpha.types import MemoryEntry
@@ -231,7 +232,10 @@ class SearchQueries:
             counts = all_postings["count"].astype(np.int64)
             matches = TermMatches(np.array(list(query_words.values())), numbers, entry_indices(all_postings), counts)
         selection.set_words(lengths, matches)
-        if matches is not None and (long := np.unique(matches.documents[lengths[matches.documents] > WINDOW])).size:
+        if matches is None:
+            return
+        long = np.unique(matches.documents[lengths[matches.documents] > passage_index.WINDOW])
+        if len(long):
             positions = selection.created[long].tolist()
             entries = self.entries(positions)
             texts = [entries[position].content for position in positions]
