@@ -136,6 +136,8 @@ TABLE: dict[str, tuple[str, Call]] = {
     "build_index": ("flat", lambda store, id: store.build_index()),
     "around": ("flat", lambda store, id: store.around(id, 20)),
     "insert": ("flat", lambda store, id: store.insert("semantic", "pet: cat", metadata={"n": 1})),
+    "add": ("flat", lambda store, id: store.add("pet: cat")),
+    "add_many": ("flat", lambda store, id: store.add_many(["pet: cat"])),
     "insert a duplicate": ("flat", lambda store, id: store.insert("semantic", "city: Oslo")),
     "insert_many": ("flat", lambda store, id: store.insert_many([{"category": "semantic", "content": "pet: cat"}])),
     "update": ("flat", lambda store, id: store.update(id, "city: Bergen")),

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from memalpha.errors import DamagedStore, EmbedderError, StoreError
-from memalpha.store.backends.sqlite_schema import is_action_allowed
 from memalpha.store.checks.integrity import examine
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.in_memory import WorkingMemory
@@ -85,17 +84,6 @@ def test_a_repair_removes_what_was_added(path: Path, statement: str) -> None:
 def test_statistics_of_analyze_are_no_foreign_objects(path: Path) -> None:
     tamper(path, "ANALYZE")
     assert len(MemoryStore.open(path).list()) == 4 and examine(path).problems == []
-
-
-@pytest.mark.sqlite
-def test_an_open_store_reaches_its_own_tables_only(path: Path) -> None:
-    with MemoryStore.open(path) as store:
-        connection = store._database._connection
-        for statement in (f"ATTACH '{path}' AS other", "SELECT load_extension('x')"):
-            with pytest.raises(sqlite3.DatabaseError, match=r"not authorized|prohibited"):
-                connection.execute(statement)
-        store.erase(store.list()[0].id)  # VACUUM attaches its new file
-    assert not is_action_allowed(sqlite3.SQLITE_READ, "loot", "x")
 
 
 COLUMNS = ("content", "category", "timestamp", "importance", "metadata", "source", "chunk", "turn", "expires")

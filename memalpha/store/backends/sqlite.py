@@ -35,7 +35,6 @@ from memalpha.store.backends.sqlite_schema import (
     TABLES,
     definitions,
     foreign_objects,
-    is_action_allowed,
     split_statements,
 )
 
@@ -130,8 +129,6 @@ class SQLiteDatabase(Backend):
                         self._connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
                         self._connection.execute("INSERT INTO meta VALUES ('created', ?)", (self.now(),))
             self._migrate()
-            if not self._inspect:
-                self._connection.set_authorizer(_authorize)
             self.meta: dict[str, str] = dict(self._connection.execute("SELECT key, value FROM meta"))
 
     def _migrate(self) -> None:
@@ -353,10 +350,6 @@ def _create_private_file(path: Path) -> None:
             if isinstance(error, FileExistsError):
                 raise
             raise StoreError(f"{path}: the file cannot be created ({error.strerror})") from error
-
-
-def _authorize(action: int, first: str | None, second: str | None, database: str | None, source: str | None) -> int:
-    return sqlite3.SQLITE_OK if is_action_allowed(action, first, second) else sqlite3.SQLITE_DENY
 
 
 def _check_path(path: Path, create: bool) -> None:

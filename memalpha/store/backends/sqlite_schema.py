@@ -14,7 +14,6 @@ from functools import cache
 APPLICATION_ID = 0x6D416C70  # "mAlp"
 FORMAT = 4
 
-_TABLE_ACTIONS = (sqlite3.SQLITE_READ, sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE)
 _ADDED_COLUMN = ", expires TEXT"  # what format 3 added to two tables
 _STATISTICS = "CREATE TABLE sqlite_stat1(tbl,idx,stat)"  # made by ANALYZE
 
@@ -112,18 +111,6 @@ def foreign_objects(connection: sqlite3.Connection, version: int = FORMAT) -> di
         if not (is_same or is_automatic or (kind == "table" and sql == _STATISTICS)):
             foreign[name] = kind
     return foreign
-
-
-def is_action_allowed(action: int, first: str | None, second: str | None) -> bool:
-    """Return True if a statement of the store may do this; see SQLite's authorizer callback.
-
-    Only the store's tables may be read and written. Nothing is attached, except what VACUUM needs, or loaded.
-    """
-    if action in _TABLE_ACTIONS:
-        return first in TABLES or first == "json_each" or str(first).startswith("sqlite_")
-    if action == sqlite3.SQLITE_ATTACH:
-        return not first
-    return not (action == sqlite3.SQLITE_FUNCTION and second == "load_extension")
 
 
 TABLES = frozenset(name for name, (kind, _) in definitions().items() if kind == "table")

@@ -59,7 +59,7 @@ def add_lora(
     _check_whole_modules(model, config, name, has_tokens=bool(token_ids))
     # peft compares ends of paths letter by letter: "norm" would be every layer whose name ends so.
     whole = [path for path, _ in model.named_modules() if _matches_any(path, config.modules_to_save)]
-    modules_to_save = (*modules_to_save, *whole)
+    heads, modules_to_save = modules_to_save, (*modules_to_save, *whole)
     layers = {path: part for path, part in model.named_modules() if isinstance(part, torch.nn.Linear | Conv1D)}
     adaptable = [path for path, part in layers.items() if part is not head and not _matches_any(path, modules_to_save)]
     # Llama 4's router is a linear layer that returns two results, which an adapter cannot add to.
@@ -68,8 +68,13 @@ def add_lora(
     if targets != "all-linear":
         for target in targets:
             if any(_matches(path, target) for path in layers.keys() - set(adaptable)):
-                is_whole = any(_matches(path, target) for path in layers if _matches_any(path, modules_to_save))
-                reason = "trained whole" if is_whole else "the output embedding, which takes no adapter"
+                paths = [path for path in layers if _matches(path, target)]
+                if any(_matches_any(path, heads) for path in paths):
+                    reason = "the head, which is trained whole"
+                elif any(_matches_any(path, whole) for path in paths):
+                    reason = "trained whole"
+                else:
+                    reason = "the output embedding, which takes no adapter"
                 raise ConfigError(f"lora.target_modules: {target} is {reason}")
             if not any(_matches(path, target) for path in adaptable):
                 available = ", ".join(sorted({path.rpartition(".")[2] for path in adaptable}))
