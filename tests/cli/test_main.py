@@ -12,33 +12,9 @@ import pytest
 
 from memalpha import __version__
 from memalpha.cli import main
-from memalpha.errors import PromptTooLong
-from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.store import MemoryStore
 
 TASK = {"id": "t", "chunks": [{"text": "user: hi"}], "questions": [{"id": "q", "question": "?", "answers": ["x"]}]}
-
-
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: object) -> tuple[int, str, str]:
-    """Run `memalpha WORDS…` in this process and return (exit code, stdout, stderr)."""
-    monkeypatch.setattr(sys, "argv", ["memalpha", *map(str, words)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    out, err = capsys.readouterr()
-    code = ended.value.code
-    return code if isinstance(code, int) else 0 if code is None else 1, out, err
-
-
-@pytest.fixture
-def memalpha(capsys, monkeypatch):
-    return lambda *words: run(capsys, monkeypatch, *words)
-
-
-@pytest.fixture
-def store(memalpha, tmp_path: Path) -> Path:
-    path = tmp_path / "ana.db"
-    assert memalpha("add", path, "Ana lives in Lisbon.", "--timestamp", "2024-05-01", "--embedder", "hash")[0] == 0
-    return path
 
 
 def test_add_show_search_ask_history(memalpha, store: Path) -> None:
@@ -299,76 +275,6 @@ def test_namespaces_do_not_see_each_other(memalpha, store: Path) -> None:
     assert memalpha("add", store, "pet: cat", "--namespace", "other")[0] == 0
     assert "cat" not in memalpha("show", store)[1]
     assert "cat" in memalpha("show", store, "--namespace", "other")[1]
-
-
-def test_read_writes_every_chunk_in_order(memalpha, tmp_path: Path) -> None:
-    text = tmp_path / "chat.txt"
-    text.write_text("user: first\nuser: second\nuser: third\n")
-    store = tmp_path / "chat.db"
-    code, out, _ = memalpha("read", store, text, "--policy", "scripted:add-all", "--chunk", 25, "--json")
-    results = json.loads(out)
-    assert code == 0 and [item["code"] for item in results] == ["inserted"] * 3
-    entries = json.loads(memalpha("show", store, "--json")[1])["entries"]
-    assert [entry["content"] for entry in entries] == ["user: first", "user: second", "user: third"]
-    assert [entry["chunk"] for entry in entries] == [0, 0, 1]
-    assert {entry["source"] for entry in entries} == {str(text)}
-
-
-def test_read_takes_chat_messages(memalpha, tmp_path: Path) -> None:
-    messages = [{"role": "user", "content": "I live in Porto."}, {"role": "assistant", "content": "A fine city."}]
-    lines, value, store = tmp_path / "chat.jsonl", tmp_path / "chat.json", tmp_path / "chat.db"
-    lines.write_text("\n".join(map(json.dumps, messages)), encoding="utf-8")
-    value.write_text(json.dumps(messages[1:]), encoding="utf-8")
-    assert memalpha("read", store, lines, "--policy", "add_all", "--timestamp", "2024-05-01")[0] == 0
-    [entry] = json.loads(memalpha("show", store, "--json")[1])["entries"]
-    assert (entry["content"], entry["timestamp"]) == ("I live in Porto.", "2024-05-01")
-    value.write_text(json.dumps([{"role": "system", "content": "Be kind."}]), encoding="utf-8")
-    code, _, err = memalpha("read", store, value, "--policy", "add_all")
-    assert code == 2 and "no message has words of a user" in err
-
-
-def test_read_prints_a_lone_surrogate(memalpha, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    half = '{"category": "semantic", "content": "x \\ud83d ü"}'
-    text = f'<tool_call>{{"name": "memory_insert", "arguments": {half}}}</tool_call>'
-    monkeypatch.setattr("memalpha.policy.load.load_policy", lambda _: ScriptedPolicy("fixed", text=text))
-    file = store.with_suffix(".txt")
-    file.write_text("user: hi\n")
-    code, out, _ = memalpha("read", store, file, "--policy", "fixed", "--json")
-    [result] = json.loads(out)
-    assert (code, result["code"], result["call"]["arguments"]["content"]) == (0, "invalid_content", "x \ud83d ü")
-    assert "ü" in out
-
-
-def test_the_tiny_policy_reads_and_answers_with_its_own_prompts(memalpha, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    chat, store = tmp_path / "chat.jsonl", tmp_path / "chat.db"
-    assert memalpha("data", "prepare", "synthetic", chat, "--limit", 1)[0] == 0
-    results = json.loads(memalpha("read", store, chat, "--policy", "tiny", "--json")[1])
-    codes = [item["code"] for item in results]
-    assert len(codes) >= 3 and codes.count("inserted") >= len(codes) / 2  # with other prompts it writes nothing useful
-    answer = json.loads(memalpha("ask", store, "Which city?", "--policy", "tiny", "--json")[1])
-    assert answer["prompt"].startswith("facts\n") and answer["text"]
-
-
-def test_a_chunk_that_is_too_long_names_the_option_that_helps(memalpha, tmp_path: Path, monkeypatch) -> None:
-    class SmallPolicy(ScriptedPolicy):
-        def sample(self, requests):
-            if any(len(str(request.messages)) > 2000 for request in requests):
-                raise PromptTooLong("a prompt of 900 tokens is more than the 512 that it takes", "lower view_tokens")
-            return super().sample(requests)
-
-    monkeypatch.setattr("memalpha.policy.load.load_policy", lambda _: SmallPolicy("fixed", text=""))
-    chat, store = tmp_path / "chat.txt", tmp_path / "chat.db"
-    chat.write_text("user: hi\n" + "x" * 2500)
-    code, out, err = memalpha("read", store, chat, "--policy", "tiny", "--chunk", 2600)
-    problem = "a prompt of 900 tokens is more than the 512 that it takes"
-    assert (code, out) == (2, "")
-    assert err == f"memalpha: {chat}: chunk 1 of 1: {problem}: lower --chunk (now 2600)\n"
-    err = memalpha("read", store, chat, "--policy", "tiny", "--chunk", 2500)[2]
-    assert err.endswith("lower --chunk (now 2500); the 1 chunks before it are in the store\n")
-    tasks = tmp_path / "tasks.jsonl"
-    tasks.write_text(json.dumps({**TASK, "chunks": [{"text": "x" * 2500}]}) + "\n")
-    assert memalpha("read", store, tasks, "--policy", "tiny")[2].endswith("that it takes: split that chunk\n")
 
 
 def test_eval_and_data(memalpha, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from test_main import run
 
 from memalpha.store.store import MemoryStore
 from memalpha.types import Completion
@@ -25,11 +24,6 @@ class Recorder:
 
     def count_tokens(self, text):
         return len(text.split())
-
-
-@pytest.fixture
-def memalpha(capsys, monkeypatch):
-    return lambda *words: run(capsys, monkeypatch, *words)
 
 
 @pytest.fixture

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from talk import TASK
 
 from memalpha.agent.prompts import order_notes
 from memalpha.agent.reader import Answer
-from memalpha.cli import main
 from memalpha.config import EvalConfig, ReaderConfig, WorldConfig
 from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.qa.from_config import run_evaluation
@@ -30,7 +28,6 @@ from memalpha.qa.systems.budget import cut_to_budget, passage_tokens
 from memalpha.qa.systems.builtin import Streamed, SystemSettings, load_system
 from memalpha.store.embedding import load_embedder
 from memalpha.tasks.chunking import rechunk
-from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.tasks.load import load_tasks
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.types import Chunk, Completion, Question, SpeakerTurn, Task
@@ -40,28 +37,6 @@ RECORDED = Path(__file__).parents[2] / "eval" / "results" / "locomo-retrieval.js
 RAW = ("append-only", "rag", "rag:chunks", "window", "full")
 
 
-def dated_chunk(*texts: str, chunk: int, day: str) -> Chunk:
-    turns = (SpeakerTurn(speaker="Ana", text=text, id=f"{chunk}.{at}") for at, text in enumerate(texts))
-    return Chunk(turns=tuple(turns), timestamp=day)
-
-
-TASK = Task(
-    id="talk",
-    chunks=(
-        dated_chunk("I moved to Oslo yesterday.", "It rains a lot.", chunk=0, day="2024-05-01"),
-        dated_chunk("My dog is called Rex.", "He likes the rain.", chunk=1, day="2024-05-08"),
-        dated_chunk("I live in Lima now.", "Rex came along.", chunk=2, day="2024-06-01"),
-    ),
-    questions=(
-        Question(
-            id="early", question="Where does Ana live?", answers=("Oslo",), evidence=("0.0",), asked_after_chunk=1
-        ),
-        Question(id="late", question="Where does Ana live?", answers=("Lima",), evidence=("2.0",)),
-        Question(id="when", question="When did Ana move to Oslo?", answers=("30 April 2024",), evidence=("0.0",)),
-        Question(id="none", question="What is the name of Ana's brother?"),
-    ),
-    meta={"observations": [{"text": "Ana lives in Lima.", "chunk": 2, "turns": ["2.0"]}]},
-)
 ALL = ("empty", *RAW, "facts", "sentence-rules", "oracle", "scripted:add-all")
 
 
@@ -360,111 +335,6 @@ class _Odd:
 
     def size(self):
         return 0
-
-
-CUSTOM_SYSTEM = '''
-class Newest:
-    """Keeps the last chunk as a text; made with what the evaluation gives."""
-
-    name = "newest"
-
-    def __init__(self, k):
-        assert k == 5
-        self.text = ""
-
-    def read(self, chunk):
-        self.text = chunk.render()
-
-    def context(self, question):
-        return [self.text]
-
-    def size(self):
-        return len(self.text) // 4
-
-    def entries(self):
-        from memalpha.qa.systems.base import Passage
-
-        return [Passage(self.text)]
-'''
-
-
-def test_a_class_of_ones_own_works_from_the_command_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "own_system_of_a_test.py").write_text(CUSTOM_SYSTEM)
-    save_jsonl([TASK], tmp_path / "tasks.jsonl")
-    words = ["systems=[own_system_of_a_test:Newest,rag]", "reader={kind: copy, k: 5}", "metric=contains", "out=run"]
-    monkeypatch.setattr(sys, "argv", ["memalpha", "eval", "tasks", "data=tasks.jsonl", *words, "--json"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    out, err = capsys.readouterr()
-    assert ended.value.code == 0, err
-    custom, rag = json.loads(out)
-    assert custom["system"] == "own_system_of_a_test:Newest"
-    assert custom["losses"].get("overwritten_or_deleted"), "what it held after every chunk was looked at"
-    folder = tmp_path / "run" / "eval"
-    complete = json.loads((folder / "summary.json").read_text())
-    assert complete["systems"]["rag"] == rag and len(complete["data_sha256"]["tasks.jsonl"]) == 64
-    assert complete["versions"]["numpy"] and complete["config"]["context_tokens"] == 2048
-    assert len((folder / "rag.jsonl").read_text().splitlines()) == 4
-    assert (folder / "systems.csv").read_text().startswith("system,questions,accuracy,low,high,")
-    assert "| rag | 4 |" in (folder / "systems.md").read_text()
-
-
-FAULTY = """
-class Faulty:
-    name = "faulty"
-
-    def read(self, chunk):
-        if chunk.index == 1:
-            return self.look(chunk)
-
-    def look(self, chunk):
-        return {}["key"]
-
-    def context(self, question):
-        yield question[100]
-
-    def size(self):
-        return 0
-
-
-class Late(Faulty):
-    def look(self, chunk):
-        pass
-
-
-class Unmade(Faulty):
-    def __init__(self):
-        raise OSError("no disk")
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("Faulty", r"task 'talk', chunk 1: KeyError: 'key' \(.*faulty_system_of_a_test\.py, line 10\)"),
-        ("Late", r"task 'talk', chunk 1: IndexError: .* line 13\)"),
-        ("Unmade", r"task 'talk': OSError: no disk \(.* line 26\)"),
-    ],
-)
-def test_a_system_that_raises_ends_the_run_in_words_and_what_is_done_stays(tmp_path, monkeypatch, capsys, name, says):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "faulty_system_of_a_test.py").write_text(FAULTY)
-    save_jsonl([TASK], tmp_path / "tasks.jsonl")
-    words = [f"systems=[rag,faulty_system_of_a_test:{name},empty]", "reader.kind=copy", "metric=contains", "out=run"]
-    monkeypatch.setattr(sys, "argv", ["memalpha", "eval", "tasks", "data=tasks.jsonl", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 1
-    err = capsys.readouterr().err
-    assert (
-        re.search(rf"^memalpha: system faulty_system_of_a_test:{name}: {says}$", err, re.M) and "Traceback" not in err
-    )
-    folder = tmp_path / "run" / "eval"
-    assert len((folder / "rag.jsonl").read_text().splitlines()) == 4
-    assert list(json.loads((folder / "summary.json").read_text())["systems"]) == ["rag"]
 
 
 def test_the_writer_by_rule_updates_what_is_restated():

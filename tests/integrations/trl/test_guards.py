@@ -36,8 +36,10 @@ def test_another_release_is_refused(monkeypatch, version):
 
 @pytest.mark.parametrize("version", ["1.16.0", "1.16.3.dev1"])
 def test_releases_in_the_range_are_accepted(monkeypatch, version):
-    monkeypatch.setattr(metadata, "version", lambda name: version)
+    asked = []
+    monkeypatch.setattr(metadata, "version", lambda name: asked.append(name) or version)
     require_trl()
+    assert asked == ["trl"]
 
 
 def test_without_trl_it_says_what_to_install(monkeypatch):
