@@ -35,11 +35,9 @@ from memalpha.policy.endpoints.accounting import (
 )
 from memalpha.policy.endpoints.cache import AnswerCache, answer_key
 from memalpha.policy.endpoints.loop import LoopThread
-from memalpha.policy.endpoints.rate_limit import Window, backoff, retry_after
+from memalpha.policy.endpoints.rate_limit import Window, backoff, is_retryable, retry_after
 
 OPENAI = "https://api.openai.com/v1"
-_RETRYABLE_STATUSES = frozenset((408, 409, 425, 429))
-"""Statuses below 500 after which a retry may succeed."""
 _QUOTA_ERRORS = ("insufficient_quota", "billing_hard_limit_reached")
 """Errors with status 429 that a retry does not resolve."""
 
@@ -319,26 +317,18 @@ class EndpointClient:
                 prompt if prompt_tokens is None else prompt_tokens,
                 estimated_tokens if completion_tokens is None else completion_tokens,
             )
-        error_text = self._error_text(data, response.text)
+        error_text = read_error(data, response.text, self._key)
         if status == 200:
             raise _RetryableError(f"half an answer, or none: {error_text}" if error_text else "an empty answer")
         reason = f"status {status}" + (f": {error_text}" if error_text else "")
         if any(word in error_text for word in _QUOTA_ERRORS):
             raise PolicyError(f"{self.name} refused: {reason}")
-        if status in _RETRYABLE_STATUSES or status >= 500:
+        if is_retryable(status):
             raise _RetryableError(reason, retry_after(response.headers), lost=status >= 500)
         if status in (401, 403):
             hint = "" if self._key else "; no key was sent: name its environment variable in endpoint.key_env"
             raise PolicyError(f"{self.name} does not take the key ({reason}){hint}")
         raise PolicyError(f"{self.name} refused a request ({reason})")
-
-    def _error_text(self, data: Any, text: str) -> str:
-        """Return the server's error message on one line, with the key masked."""
-        error = data.get("error", data.get("detail")) if isinstance(data, Mapping) else None
-        if isinstance(error, Mapping):
-            error = " ".join(str(error[name]) for name in ("code", "message") if error.get(name))
-        words = " ".join((error if isinstance(error, str) else text).split())
-        return (words.replace(self._key, "***") if self._key else words)[:300]
 
     async def _check(self) -> None:
         model_names: list[str] = []
@@ -378,6 +368,22 @@ def _read_key(name: str, config: EndpointConfig) -> str | None:
     if not (key.isascii() and key.isprintable()):
         raise PolicyError(f"{name}: the key in {variable} holds characters that no key has")
     return key
+
+
+def read_error(data: Any, text: str, key: str | None = None) -> str:
+    """Return a server's error message on one line, at most 300 characters.
+
+    Args:
+        data: The response's JSON value; None if it is none.
+        text: The response as text, for one without a message.
+        key: Secret to mask.
+    """
+    names = ("error", "message", "detail")
+    error = next((data[name] for name in names if data.get(name)), None) if isinstance(data, Mapping) else None
+    if isinstance(error, Mapping):
+        error = " ".join(str(error[name]) for name in ("code", "message") if error.get(name))
+    words = " ".join((error if isinstance(error, str) else text).split())
+    return (words.replace(key, "***") if key else words)[:300]
 
 
 def _message(data: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Rate limits per minute and waits between tries, as pure functions of time."""
+"""Rate limits per minute, which requests are sent again, and the waits between tries, as pure functions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from email.utils import parsedate_to_datetime
 from random import Random
 
 MINUTE = 60.0
+_RETRYABLE_STATUSES = frozenset((408, 409, 425, 429))
+"""Statuses below 500 after which a retry may succeed."""
 _MIN_WAIT = 1e-3
 """Shortest wait in seconds; a shorter one may not advance the clock."""
 
@@ -94,3 +96,8 @@ def retry_after(headers: Mapping[str, str], now: datetime | None = None) -> floa
     if retry_time.tzinfo is None or server_time.tzinfo is None:
         retry_time, server_time = retry_time.replace(tzinfo=None), server_time.replace(tzinfo=None)
     return max(0.0, (retry_time - server_time).total_seconds())
+
+
+def is_retryable(status: int) -> bool:
+    """Return True if a request that got this HTTP status may succeed when it is sent again."""
+    return status in _RETRYABLE_STATUSES or status >= 500

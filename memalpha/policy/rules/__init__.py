@@ -1,1 +1,1 @@
-"""Rules of the heuristic writer: speakers of a transcript, statements, attributes and dates."""
+"""Rules of the writer `sentence_rules`: speakers of a transcript, statements, attributes and dates."""

@@ -14,7 +14,6 @@ LEAD_IN = re.compile(
     r"|(?:please )?(?:remember|note|keep in mind|don't forget)(?: that)?|just so you know|for the record"
     r"|thanks(?: [^,.!-]*)?|thank you(?: [^,.!-]*)?|übrigens|eigentlich|por cierto|en realidad|au fait|en fait)"
     r"(?: there)?(?:,? [A-Z]\w+(?=[,!]))?[,:!-]+\s*|(?:actually|currently|also|so|and|but|oh|btw|now|today|fyi"
-    r""
     r"|(?:please )?(?:remember|note|keep in mind|don't forget) that) (?=\w))+",
     re.IGNORECASE,
 )
@@ -36,7 +35,7 @@ _FINITE = (
     r"|got|gets|bought|likes?|liked|loves?|loved|hates?|hated|prefers?|plays?|played|studies"
     r"|studied|started|joined|left"
     r"|became|born|married|visited|met|finished|plans?|planned|wants?|wanted|said|told|made|makes|took|takes|runs|ran"
-    r"|teaches|taught|speaks|speaks|owns?|drives?|eats?|drinks?|needs?|turned|passed|won|lost|broke|adopted|graduated"
+    r"|teaches|taught|speaks|owns?|drives?|eats?|drinks?|needs?|turned|passed|won|lost|broke|adopted|graduated"
     r"|retired|called|gave|came|comes|knows?|knew|uses?|used|wrote|writes|reads?|sold|sells|found|feels?|felt)"
 )
 _PERSON = re.compile(

@@ -24,11 +24,9 @@ import httpx2 as httpx
 
 from memalpha.config.sampling import SamplerConfig
 from memalpha.errors import PolicyError
+from memalpha.policy.endpoints.client import read_error
 from memalpha.policy.endpoints.loop import LoopThread
-from memalpha.policy.endpoints.rate_limit import backoff
-
-_RETRYABLE_STATUSES = frozenset((408, 409, 425, 429))
-"""Statuses below 500 after which a retry may succeed."""
+from memalpha.policy.endpoints.rate_limit import backoff, is_retryable
 
 
 class _LostRequest(Exception):
@@ -241,7 +239,7 @@ class VllmClient:
             response = await self._send("POST", "/v1/completions", body)
             if response.status_code != 200:
                 reason = f"status {response.status_code}: {_error_text(response)}"
-                if response.status_code in _RETRYABLE_STATUSES or response.status_code >= 500:
+                if is_retryable(response.status_code):
                     raise _LostRequest(reason)
                 raise PolicyError(f"{self.name} refused a request ({reason})")
             try:
@@ -299,7 +297,4 @@ def _error_text(response: httpx.Response) -> str:
         data = response.json()
     except ValueError:
         data = None
-    error = data.get("error", data.get("message", data.get("detail"))) if isinstance(data, Mapping) else None
-    if isinstance(error, Mapping):
-        error = error.get("message")
-    return " ".join((error if isinstance(error, str) else response.text).split())[:300]
+    return read_error(data, response.text)

@@ -23,6 +23,7 @@ import numpy as np
 from peft import PeftModel
 
 from memalpha.config import ReinforcementConfig
+from memalpha.environments.engine import RolloutEngine
 from memalpha.errors import ConfigError, PolicyError
 from memalpha.policy.base import Policy
 from memalpha.policy.transformers import TransformersPolicy
@@ -192,7 +193,8 @@ def connect_sampler(
     sampler: Policy,
     engine: Engine,
     config: ReinforcementConfig,
-    prompts: Sequence[SampleRequest],
+    rollouts: RolloutEngine[Any],
+    batch: Callable[[int], Sequence[Any]],
     out: Path,
 ) -> Callable[[], dict[str, Any]]:
     """Let a sampler on a server follow the engine's weights; the server is contacted by the first rollout.
@@ -201,7 +203,8 @@ def connect_sampler(
         sampler: Result of `make_sampler`.
         engine: Owner of the weights.
         config: Settings of the run.
-        prompts: Prompts of the canary; the first few are used.
+        rollouts: Engine of the rollouts; renders the canary's prompts.
+        batch: Returns the tasks of a step, of which the first give the canary's prompts.
         out: Run directory, for weights without a folder of their own.
 
     Returns:
@@ -210,7 +213,8 @@ def connect_sampler(
     if not isinstance(sampler, VllmPolicy):
         return dict
     folder = sampler.config.folder or out / "sampler"
-    return WeightSync(sampler, engine, config, prompts[:CANARY_PROMPTS], folder).pop_metrics
+    prompts = [rollouts.first_request(task) for task in batch(0)[:CANARY_PROMPTS]]
+    return WeightSync(sampler, engine, config, prompts, folder).pop_metrics
 
 
 def _mean_gap(rows: Sequence[TrainingSample], logprobs: Sequence[np.ndarray]) -> float:

@@ -27,7 +27,7 @@ from memalpha.train.rollouts.curriculum import Curriculum
 from memalpha.train.rollouts.early_stop import EarlyStop
 from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.rollouts.reflection import MemoryReflection
-from memalpha.train.rollouts.weight_sync import CANARY_PROMPTS, connect_sampler, make_sampler
+from memalpha.train.rollouts.weight_sync import connect_sampler, make_sampler
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.evaluations import FrozenPolicies, TaskEvaluations
@@ -73,7 +73,6 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
     questions = config.sampling.questions_per_task
     worker = RolloutWorker(rollouts, training_scorer, config, directory.world, reflection, questions)
     engine = build_algorithm_engine(policy, config, algorithm, directory.world)
-    canary = [rollouts.first_request(task) for task in source.batch(0)[:CANARY_PROMPTS]]
     reason = "neither reader nor judge is behind an endpoint"
     training_step = ReinforcementStep(
         config,
@@ -85,7 +84,7 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
         attempt_metrics=partial(_attempt_metrics, policy.count_tokens, training_reader),
         trajectory_fields=_trajectory_fields,
         overlap=build_overlap(config, worker, algorithm, engine, display, reason),
-        sampler_metrics=connect_sampler(sampler, engine, config, canary, directory.path),
+        sampler_metrics=connect_sampler(sampler, engine, config, rollouts, source.batch, directory.path),
         early_stop=EarlyStop(config, training_reader if isinstance(training_reader, PolicyReader) else None),
     )
     scorer = MemoryScorer(reader, rewards, embedder)

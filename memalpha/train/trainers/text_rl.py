@@ -25,7 +25,7 @@ from memalpha.train.rollouts.curriculum import Curriculum
 from memalpha.train.rollouts.text_inputs import PythonInputs, build_environment
 from memalpha.train.rollouts.text_reflection import FeedbackFunction, TextReflection, check_feedback_function
 from memalpha.train.rollouts.text_tasks import TextTaskSource
-from memalpha.train.rollouts.weight_sync import CANARY_PROMPTS, connect_sampler, make_sampler
+from memalpha.train.rollouts.weight_sync import connect_sampler, make_sampler
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.evaluations import TaskEvaluations
@@ -65,7 +65,6 @@ def text_trainer(config: TextConfig, directory: RunDirectory, inputs: PythonInpu
     if config.curriculum is not None:
         tasks = Curriculum(config.curriculum, source.tasks_of_level, config.tasks_per_step, config.seed)
     engine = build_algorithm_engine(policy, config, algorithm, world)
-    canary = [rollouts.first_request(task) for task in source.batch(0)[:CANARY_PROMPTS]]
     reason = "the environment gives its rewards while it is played"
     training_step = ReinforcementStep(
         config,
@@ -78,7 +77,7 @@ def text_trainer(config: TextConfig, directory: RunDirectory, inputs: PythonInpu
         trajectory_fields=_trajectory_fields,
         component_prefix="rewards/",
         overlap=build_overlap(config, worker, algorithm, engine, display, reason),
-        sampler_metrics=connect_sampler(sampler, engine, config, canary, directory.path),
+        sampler_metrics=connect_sampler(sampler, engine, config, rollouts, source.batch, directory.path),
     )
     directory.claim(config)
     return Trainer(
