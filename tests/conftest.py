@@ -110,11 +110,13 @@ class SchemaPool:
         if database.schema[:2] not in ("m_", "t_"):
             original(database, connection, meta)
             return
+        from memalpha.store.backends.postgres.ddl import FORMAT
+
         dim = int(json.loads(meta["embedder"])["dim"])
         self.clear(only_left=True)
         if self.free.get(dim):
             connection.execute(f"ALTER SCHEMA {self.free[dim].pop()} RENAME TO {database.schema}")
-            rows = {**meta, "format": "1", "created": database.now()}
+            rows = {**meta, "format": str(FORMAT), "created": database.now()}
             connection.cursor().executemany(f"INSERT INTO {database.schema}.meta VALUES (%s, %s)", rows.items())
         else:
             original(database, connection, meta)

@@ -96,6 +96,7 @@ def insert_facts(
     new_entries: dict[str, MemoryEntry] = {}
     optional_fields: list[dict[str, Any]] = []  # optional fields of each new entry
     entries: list[MemoryEntry] = []
+    has_erasure = namespace.entries.has_erasure()
     check_category = namespace.schema.check_category
 
     def is_used(id: str) -> bool:
@@ -107,7 +108,7 @@ def insert_facts(
             entry = existing.get((category, content))
             if entry is None:
                 fields = validate_fields(fact) if len(fact) > len(_REQUIRED_KEYS) else {}
-                id = make_id(content, position, is_used)
+                id = make_id(content, position, is_used, has_erasure=has_erasure)
                 position += 1
                 entry = MemoryEntry(
                     id,

@@ -44,6 +44,10 @@ class StateView(Protocol):
         """Return the live entry of the category with exactly this content."""
         ...
 
+    def has_erasure(self) -> bool:
+        """Return True if operations of the log were erased, so that it no longer knows every id that was used."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -54,17 +58,19 @@ class Change:
     entry: MemoryEntry | None = None
 
 
-def make_id(content: str, position: int, is_used: Callable[[str], bool]) -> str:
-    """Return a readable id that was never used: `city: Oslo` gives `city#e`.
+def make_id(content: str, position: int, is_used: Callable[[str], bool], *, has_erasure: bool = False) -> str:
+    """Return a readable id that was never used: `city: Oslo` gives `city#e`, after an erasure `city#c.e2`.
 
     The id is a topic, "#" and a suffix. The topic is the text before the first colon if that has at most 4 words, else
     the first 2 words; at most 24 characters. The suffix comes from a hash of (content, position); it has one character
-    unless that id is used.
+    unless that id is used. A log with erasures no longer knows all of its ids. The suffix then begins with the position
+    and a dot, so that no earlier id of the log can be equal.
 
     Args:
         content: Content of the new entry.
         position: Log position before the insert.
         is_used: Returns True for an id that is not free.
+        has_erasure: Operations of the log were erased.
 
     Raises:
         StoreError: No free id was found.
@@ -77,12 +83,20 @@ def make_id(content: str, position: int, is_used: Callable[[str], bool]) -> str:
         words = [word for word in match.groups() if word] if match else []
     topic = "-".join(words)[:24].strip("-") or "m"
     digest = hashlib.blake2b(f"{position}\0{content}".encode()).digest()
-    id = topic + "#"
-    for byte in digest:
-        id += _ALPHABET[byte & 31]
-        if not is_used(id):
-            return id
+    suffix = "".join(_ALPHABET[byte & 31] for byte in digest)
+    stem, shortest = (f"{topic}#{_position_code(position)}.", 2) if has_erasure else (topic + "#", 1)
+    for length in range(shortest, len(suffix) + 1):
+        if not is_used(stem + suffix[:length]):
+            return stem + suffix[:length]
     raise StoreError(f"no free id for {content!r} at position {position}")
+
+
+def _position_code(position: int) -> str:
+    """Return a log position in the characters of ids."""
+    code = _ALPHABET[position & 31]
+    while position := position >> 5:
+        code = _ALPHABET[position & 31] + code
+    return code
 
 
 def plan(view: StateView, operation: Operation, position: int) -> Change:
@@ -114,7 +128,7 @@ def plan(view: StateView, operation: Operation, position: int) -> Change:
         content = clean_content(operation.content)
         ended_before = _entry_to_revive(view, operation.id, category)
         _refuse_duplicate(view, category, content)
-        id = operation.id or make_id(content, position - 1, view.is_used)
+        id = operation.id or make_id(content, position - 1, view.is_used, has_erasure=view.has_erasure())
         completed = _complete_operation(operation, id, category, content, importance=1.0, metadata={})
         return Change(completed, None, _make_version(completed, ended_before, position))
     if kind not in ("update", "delete", "expired"):
@@ -182,6 +196,7 @@ class MemoryState:
     _ended: Map[str, MemoryEntry] = field(default_factory=Map)
     _created: Map[str, int] = field(default_factory=Map)
     _contents: Map[tuple[str, str], str] = field(default_factory=Map)
+    _has_erasure: bool = False
 
     @classmethod
     def empty(cls, schema: MemorySchema) -> MemoryState:
@@ -198,7 +213,13 @@ class MemoryState:
 
     @classmethod
     def from_entries(
-        cls, schema: MemorySchema, core: str, position: int, entries: Iterable[tuple[MemoryEntry, int]]
+        cls,
+        schema: MemorySchema,
+        core: str,
+        position: int,
+        entries: Iterable[tuple[MemoryEntry, int]],
+        *,
+        has_erasure: bool = False,
     ) -> MemoryState:
         """Build a state from stored versions.
 
@@ -207,6 +228,7 @@ class MemoryState:
             core: Core memory text.
             position: Log position of the state.
             entries: Newest version of every entry ever made, each with the position that created its id.
+            has_erasure: Operations of the log were erased.
         """
         versions = list(entries)
         live = [entry for entry, _ in versions if entry.valid_to is None]
@@ -218,6 +240,7 @@ class MemoryState:
             Map({entry.id: entry for entry, _ in versions if entry.valid_to is not None}),
             Map({entry.id: created for entry, created in versions}),
             Map({(entry.category, entry.content): entry.id for entry in live}),
+            has_erasure,
         )
 
     @property
@@ -263,6 +286,10 @@ class MemoryState:
         """Return True if an entry ever had this id."""
         return id in self._created
 
+    def has_erasure(self) -> bool:
+        """Return True if operations of the log were erased."""
+        return self._has_erasure
+
     def apply(self, operation: Operation) -> MemoryState:
         """Return the state after the operation. Raises `StoreError` (see `plan`) if the rules refuse it."""
         return self.advance(plan(self, operation, self.position + 1))
@@ -288,7 +315,8 @@ class MemoryState:
                 created = created.set(new_entry.id, position)
             elif new_entry.id in ended:
                 ended = ended.delete(new_entry.id)
-        return MemoryState(self.schema, core, position, live, ended, created, contents)
+        has_erasure = self._has_erasure or change.operation.kind == "erased"
+        return MemoryState(self.schema, core, position, live, ended, created, contents, has_erasure)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, MemoryState):

@@ -75,8 +75,13 @@ class StoreReader(Memory):
     def state(self) -> MemoryState:
         with self._transaction():
             position = self._namespace.log.position
+            entries = self._namespace.entries
             return MemoryState.from_entries(
-                self.schema, self._namespace.log.core_at(position), position, self._namespace.entries.latest_versions()
+                self.schema,
+                self._namespace.log.core_at(position),
+                position,
+                entries.latest_versions(),
+                has_erasure=entries.has_erasure(),
             )
 
     def get(self, id: str, *, as_of: int | str | None = None) -> MemoryEntry:

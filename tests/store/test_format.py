@@ -68,8 +68,15 @@ CREATE INDEX expiring ON versions (ns, expires) WHERE valid_to IS NULL AND expir
 PRAGMA user_version = 3;
 """
 
+# Format 4 finds the neighbours of a span.
+FORMAT_4 = """
+CREATE INDEX spans ON versions (ns, source, coalesce(chunk, -1), created)
+  WHERE valid_to IS NULL AND turn IS NOT NULL AND source IS NOT NULL;
+PRAGMA user_version = 4;
+"""
 
-@pytest.fixture(params=[1, 2, 3])
+
+@pytest.fixture(params=[1, 2, 3, 4])
 def old(tmp_path: Path, request) -> Path:
     """A file of an older format: one fact, updated once, then the update undone."""
     texts = ["city: Oslo", "city: Rome", "city: Oslo"]
@@ -98,7 +105,7 @@ def old(tmp_path: Path, request) -> Path:
         vector = np.asarray(load_embedder("hash").encode([text])[0], "<f4").tobytes()
         rows.execute("INSERT INTO vectors VALUES (1, ?, ?)", (content_digest(text), vector))
     rows.commit()
-    for later in (FORMAT_2, FORMAT_3)[: request.param - 1]:
+    for later in (FORMAT_2, FORMAT_3, FORMAT_4)[: request.param - 1]:
         rows.executescript(later)
     rows.close()
     return path

@@ -52,6 +52,13 @@ def test_ids_are_stable_and_grow_until_free(content: str, position: int) -> None
     assert make_id(content, position, lambda _: False) == ids[0]
 
 
+@given(st.text(), st.integers(0, 10**6), st.integers(0, 10**6))
+def test_ids_after_an_erasure_differ_from_all_earlier_ones(content: str, position: int, later: int) -> None:
+    id = make_id(content, position, lambda _: False, has_erasure=True)
+    assert id not in {make_id(content, position, lambda _: False), make_id(content, later, lambda _: False)}
+    assert position == later or id != make_id(content, later, lambda _: False, has_erasure=True)
+
+
 def test_ids_do_not_depend_on_the_process() -> None:
     assert make_id("city: Oslo", 0, lambda _: False) == "city#x"
 

@@ -42,6 +42,10 @@ class EntryTable(StateView):
     def is_used(self, id: str) -> bool:
         return self._scope.first("SELECT 1 FROM versions WHERE ns = ? AND id = ? LIMIT 1", id) is not None
 
+    def has_erasure(self) -> bool:
+        query = "SELECT 1 FROM operations INDEXED BY erasures WHERE ns = ? AND kind = 'erased' LIMIT 1"
+        return self._scope.first(query) is not None
+
     def latest_version(self, id: str) -> MemoryEntry | None:
         return self._select_one("id = ? ORDER BY version DESC LIMIT 1", id)
 

@@ -135,7 +135,7 @@ class OperationLog:
 
     def has_erasure_after(self, position: int) -> bool:
         """Return True if entries were erased after a position, so that earlier states may have changed."""
-        query = "SELECT 1 FROM operations WHERE ns = ? AND seq > ? AND kind = 'erased' LIMIT 1"
+        query = "SELECT 1 FROM operations INDEXED BY erasures WHERE ns = ? AND seq > ? AND kind = 'erased' LIMIT 1"
         return self._scope.first(query, position) is not None
 
     def fingerprint(self, position: int) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 
 APPLICATION_ID = 0x6D416C70  # "mAlp"
-FORMAT = 4
+FORMAT = 5
 
 _ADDED_COLUMN = ", expires TEXT"  # what format 3 added to two tables
 _STATISTICS = "CREATE TABLE sqlite_stat1(tbl,idx,stat)"  # made by ANALYZE
@@ -33,6 +33,9 @@ _SPANS = """\
 CREATE INDEX spans ON versions (ns, source, coalesce(chunk, -1), created)
   WHERE valid_to IS NULL AND turn IS NOT NULL AND source IS NOT NULL;"""
 
+# Finds erasures without reading the log: new ids and search indexes depend on whether there are any.
+_ERASURES = "CREATE INDEX erasures ON operations (ns, seq) WHERE kind = 'erased';"
+
 DDL = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE namespaces (ns INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
@@ -41,6 +44,7 @@ CREATE TABLE operations (
   id TEXT, category TEXT, content TEXT, timestamp TEXT, importance REAL, metadata TEXT, source TEXT, chunk INTEGER,
   turn TEXT, expires TEXT, PRIMARY KEY (ns, seq)) WITHOUT ROWID;
 CREATE INDEX core_updates ON operations (ns, seq) WHERE kind = 'core_update';
+{_ERASURES}
 {_APPEND_ONLY}
 CREATE TRIGGER operations_last BEFORE DELETE ON operations BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
 CREATE TABLE versions (
@@ -67,6 +71,7 @@ ALTER TABLE versions ADD COLUMN expires TEXT;
 {_APPEND_ONLY}
 {_EXPIRING}""",
     3: _SPANS,
+    4: _ERASURES,
 }
 
 

@@ -90,7 +90,7 @@ def test_opening_errors_say_what_is_missing(postgres, postgres_url: str, monkeyp
     schema = postgres_url.rpartition("=")[2]
     new(postgres_url).close()
     postgres.run(f"UPDATE {schema}.meta SET value = '9' WHERE key = 'format'")
-    with pytest.raises(StoreError, match="format 9, this memalpha reads 1"):
+    with pytest.raises(StoreError, match="format 9, this memalpha reads 2"):
         new(postgres_url)
     postgres.run(
         f"DROP SCHEMA {schema} CASCADE", f"CREATE SCHEMA {schema}", f"CREATE TABLE {schema}.operations (a int)"
@@ -101,6 +101,17 @@ def test_opening_errors_say_what_is_missing(postgres, postgres_url: str, monkeyp
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(StoreError, match=re.escape(install_command("postgres"))):
         opening.open_database(postgres_url, None, None, create=True, durability="full", clock=None)  # pyright: ignore
+
+
+def test_a_schema_of_the_previous_format_is_migrated_by_its_owner(postgres, postgres_url: str) -> None:
+    schema = postgres_url.rpartition("=")[2]
+    with new(postgres_url) as store:
+        store.insert("semantic", "city: Oslo")
+    postgres.run(f"DROP INDEX {schema}.erasures", f"UPDATE {schema}.meta SET value = '1' WHERE key = 'format'")
+    with new(postgres_url) as store, new(postgres_url) as other:
+        assert store.list() == other.list() != []
+        store.erase(store.list()[0].id)
+        assert store.state.has_erasure()
 
 
 def test_secrets_of_a_url_are_hidden() -> None:

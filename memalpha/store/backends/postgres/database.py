@@ -111,14 +111,14 @@ class PostgresDatabase(Backend):
                     raise StoreError(f"{self.path}: no such store: the database has no schema {self.schema} of stores")
                 meta = initial_meta()  # may raise: call it before anything is created
                 with connection.transaction():
-                    connection.execute(
-                        "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"memalpha {self.schema}"]
-                    )
+                    self._lock_schema(connection)
                     if not self._has_store(connection):  # check again: another process may have been faster
                         self._create_tables(connection, meta)
             rows = connection.execute(sql.SQL("SELECT key, value FROM {}.meta").format(sql.Identifier(self.schema)))
             self.meta = dict(rows.fetchall())
             version = int(self.meta.get("format", 0))
+            if version == FORMAT - 1:
+                version = self._migrate(connection)
             if version != FORMAT:
                 raise StoreError(
                     f"{self.path} has store format {version}, this memalpha reads {FORMAT}: upgrade memalpha"
@@ -142,6 +142,25 @@ class PostgresDatabase(Backend):
             self._vector = TypeInfo.fetch(connection, sql.SQL("{}.vector").format(extension).as_string(connection))
         except psycopg.Error as error:
             self._raise_store_error(error)
+
+    def _migrate(self, connection: psycopg.Connection) -> int:
+        """Migrate a schema of the previous format, as the owner of its tables, and return the format."""
+        name = sql.Identifier(self.schema).as_string(connection)
+        try:
+            with connection.transaction():
+                self._lock_schema(connection)
+                row = connection.execute(f"SELECT value FROM {name}.meta WHERE key = 'format'".encode()).fetchone()
+                if row == (str(FORMAT - 1),):  # check again: another process may have been faster
+                    connection.execute(postgres_schema.migration_script(name).encode(), prepare=False)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise StoreError(
+                f"{self.path} has store format {FORMAT - 1}: its owner must open it once, which adds an index"
+            ) from error
+        return FORMAT
+
+    def _lock_schema(self, connection: psycopg.Connection) -> None:
+        """Wait for others that create or migrate the schema, until the transaction ends."""
+        connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"memalpha {self.schema}"])
 
     def _has_store(self, connection: psycopg.Connection) -> bool:
         name = sql.SQL("{}.meta").format(sql.Identifier(self.schema)).as_string(connection)

@@ -12,7 +12,7 @@ can bypass the tables. Superusers and roles with BYPASSRLS bypass all of this: a
 
 from __future__ import annotations
 
-FORMAT = 1
+FORMAT = 2
 PARTITIONS = 16
 TABLES = ("operations", "versions", "vectors", "postings")
 TRIGGERS = 3  # triggers on the log
@@ -20,6 +20,8 @@ TRIGGERS = 3  # triggers on the log
 _STATISTICS_ROWS, _STATISTICS_NAMESPACES = 200, 2  # synthetic rows per partition, and their namespaces
 _MAX_DIM = 2000  # largest vector that fits into a page and that HNSW supports
 _HNSW_INDEX = "CREATE INDEX vectors_near ON vectors USING hnsw (vector {operators});"
+
+_ERASURES = "CREATE INDEX erasures ON operations (ns, seq) WHERE kind = 'erased';"
 
 _DDL = """
 CREATE TABLE meta (key text COLLATE "C" PRIMARY KEY, value text NOT NULL);
@@ -46,6 +48,7 @@ CREATE TABLE postings (
   PRIMARY KEY (ns, term, digest) INCLUDE (count, length)) PARTITION BY HASH (ns);
 
 CREATE INDEX core_updates ON operations (ns, seq) WHERE kind = 'core_update';
+{erasures}
 CREATE UNIQUE INDEX live_order ON versions (ns, created) WHERE valid_to IS NULL;
 CREATE INDEX live_content ON versions (ns, digest) WHERE valid_to IS NULL;
 CREATE INDEX expiring ON versions (ns, expires) WHERE valid_to IS NULL AND expires IS NOT NULL;
@@ -119,7 +122,8 @@ def create_script(schema: str, extension: str, dim: int) -> str:
     """
     owner = _IS_OWNER.format(schema=schema)
     statements = [f"SET LOCAL search_path = {schema};"]
-    statements.append(_DDL.format(schema=schema, extension=extension, dim=dim, owner=owner, me=_CURRENT_ROLE))
+    names = {"schema": schema, "extension": extension, "owner": owner, "me": _CURRENT_ROLE}
+    statements.append(_DDL.format(**names, dim=dim, erasures=_ERASURES))
     statements.append(_ADMIT.format(schema=schema))
     if dim <= _MAX_DIM:  # stored in the row, not in the TOAST table
         statements.append("ALTER TABLE vectors ALTER COLUMN vector SET STORAGE PLAIN;")
@@ -145,6 +149,11 @@ def create_script(schema: str, extension: str, dim: int) -> str:
     if dim <= _MAX_DIM:
         statements.append(_HNSW_INDEX.format(operators=f"{extension}.vector_ip_ops"))
     return "\n".join(statements)
+
+
+def migration_script(schema: str) -> str:
+    """Return the statements that migrate a schema (quoted name) of format 1."""
+    return f"SET LOCAL search_path = {schema}; {_ERASURES} UPDATE meta SET value = '{FORMAT}' WHERE key = 'format';"
 
 
 def drop_script(schema: str) -> str:
