@@ -80,6 +80,10 @@ class EvaluationError(MemalphaError):
     """An evaluation that cannot go on because a system under test raised; the command line exits with 1."""
 
 
+class WorkerError(MemalphaError):
+    """Worker processes that cannot work: killed before they were ready, or ended by a bug."""
+
+
 class StoreError(MemalphaError):
     """Store that cannot be opened, or an operation that its rules refuse.
 

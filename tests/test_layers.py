@@ -21,11 +21,12 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "memalpha"
 
 # room → the rooms it may import from (besides itself)
-BASE = frozenset({"errors", "types", "config", "hub"})
+BASE = frozenset({"errors", "types", "config", "hub", "workers"})
 BELOW: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "types": frozenset({"errors"}),
     "hub": frozenset(),
+    "workers": frozenset({"errors"}),
     "config": BASE,
 }
 BELOW["store"] = BASE
@@ -65,7 +66,7 @@ OPTIONAL_LIBRARIES = MODEL_LIBRARIES | {
         "mem0",
         "openai",
     ),
-    *("pyarrow", "referencing", "regex", "rich", "rouge_score", "uvicorn", "vllm", "wandb"),
+    *("pyarrow", "ray", "referencing", "regex", "rich", "rouge_score", "uvicorn", "vllm", "wandb"),
 }
 """Heavy or optional libraries: functions may import them."""
 PLATFORM_LIBRARIES = {"resource", "select"}
@@ -77,6 +78,7 @@ LAZY_IMPORTS = {
     "cli.data": "as cli.checks",
     "cli.evaluate": "as cli.checks",
     "cli.judge": "as cli.checks",
+    "cli.read": "as cli.checks",
     "cli.options": "as cli.checks",
     "cli.serve": "as cli.checks",
     "cli.store": "as cli.checks",

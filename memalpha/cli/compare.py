@@ -57,17 +57,16 @@ def compare(
     systems = comparing.load_systems(runs)
     comparison = comparing.compare(systems, baseline=baseline, common=common, value=value.value, seed=seed)
     if out is not None:
-        _write(out, comparison)
+        formats = {".csv": comparing.as_csv, ".md": comparing.as_markdown, ".json": _as_json}
+        _write(out, formats[out.suffix](comparison))
     print_result(comparison.as_json(), as_json, comparing.as_text(comparison))
 
 
-def _write(out: Path, comparison: Comparison) -> None:
-    from memalpha.qa.reporting import compare as comparing
+def _as_json(comparison: Comparison) -> str:
+    return json.dumps(comparison.as_json(), indent=1) + "\n"
 
-    if out.suffix == ".json":
-        text = json.dumps(comparison.as_json(), indent=1) + "\n"
-    else:
-        text = comparing.as_csv(comparison) if out.suffix == ".csv" else comparing.as_markdown(comparison)
+
+def _write(out: Path, text: str) -> None:
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:

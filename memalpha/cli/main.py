@@ -16,7 +16,21 @@ import typer
 from pydantic import ValidationError
 
 from memalpha import __version__
-from memalpha.cli import checks, compare, config, data, evaluate, fetch, history, judge, serve, store, train, transfer
+from memalpha.cli import (
+    checks,
+    compare,
+    config,
+    data,
+    evaluate,
+    fetch,
+    history,
+    judge,
+    read,
+    serve,
+    store,
+    train,
+    transfer,
+)
 from memalpha.cli.options import PROCESS_RANK
 from memalpha.errors import EvaluationError, MemalphaError
 
@@ -54,7 +68,7 @@ def _help_text(command: Callable[..., None]) -> str:
     return inspect.cleandoc(command.__doc__ or "").partition("\n\nRaises:")[0]
 
 
-for _group in (train, evaluate, config, compare, store, history, checks, fetch, transfer, serve):
+for _group in (train, evaluate, config, compare, read, store, history, checks, fetch, transfer, serve):
     for _name, _command in _group.COMMANDS.items():
         app.command(name=_name, help=_help_text(_command))(_command)
 for _name, _command in data.COMMANDS.items():

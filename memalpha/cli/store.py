@@ -1,9 +1,8 @@
-"""Commands that write and read entries of a store: read, add, search, ask, show."""
+"""Commands that write and read entries of a store: add, search, ask, show."""
 
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,83 +11,26 @@ from memalpha.cli.options import (
     AsJson,
     AsOf,
     EmbedderName,
-    Instructions,
     Namespace,
     Route,
     SchemaName,
     StoreFile,
     Where,
-    WriterSettings,
     format_entry,
     open_store,
     parse_json_object,
     parse_reader_settings,
-    parse_store_writer,
     print_result,
-    read_chunks,
     resolve_position,
     to_json_value,
 )
 from memalpha.config import AgentConfig
-from memalpha.errors import ConfigError, DuplicateContent, PolicyError, PromptTooLong, StoreError
+from memalpha.errors import ConfigError, DuplicateContent, StoreError
 from memalpha.store.validation import check_timestamp
 from memalpha.types import Operation
 
 if TYPE_CHECKING:
     from memalpha.store.search.boost import Boost
-
-
-def read(
-    store: StoreFile,
-    file: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", help="Text, chat messages (.json, .jsonl) or tasks; - is stdin."),
-    ],
-    policy: Annotated[str, typer.Option(help="The writer: add_all, smol, tiny, a run, an endpoint, a hub id.")],
-    schema: SchemaName = None,
-    embedder: EmbedderName = None,
-    timestamp: Annotated[str | None, typer.Option(help="ISO date of the text, or of messages without one.")] = None,
-    chunk_size: Annotated[int, typer.Option("--chunk", min=1, help="Maximum characters of a chunk.")] = 4000,
-    instructions: Instructions = None,
-    settings: WriterSettings = None,
-    namespace: Namespace = "default",
-    as_json: AsJson = False,
-) -> None:
-    """Write a text or chat messages into STORE with a policy.
-
-    The policy reads the text chunk by chunk, each in a fresh context. A missing STORE is created.
-
-    Example: memalpha read ana.db chat.txt --policy add_all --timestamp 2024-05-01
-
-    Raises:
-        ConfigError: A setting does not fit, or the writer cannot use it.
-        DataError: The file cannot be read or is empty.
-        PolicyError: The policy cannot be loaded, or a chunk is too long for it.
-        StoreError: The store cannot be opened.
-    """
-    from memalpha.agent.agent import MemoryAgent, prompted_config
-    from memalpha.policy.load import load_policy
-
-    # Check every input before a store is created.
-    chunks, writer = read_chunks(file, timestamp, chunk_size), load_policy(policy)
-    config = parse_store_writer(settings, instructions)
-    config = prompted_config(config, writer, schema or config.memory_schema)
-    results = []
-    with open_store(store, embedder, namespace, schema=schema, create=True) as memory:
-        agent = MemoryAgent(writer, memory, config)
-        for index, chunk in enumerate(chunks):
-            try:
-                results += agent.read(chunk, source=str(file)).results
-            except PromptTooLong as error:
-                raise PolicyError(_too_long(error, file, index, len(chunks), chunk_size)) from error
-    lines = [f"{result.code:<18} {result.entry_id or '-':<26} {result.content or result.message}" for result in results]
-    print_result([to_json_value(result) for result in results], as_json, "\n".join(lines))
-
-
-def _too_long(error: PromptTooLong, file: Path, index: int, count: int, chunk_size: int) -> str:
-    remedy = "split that chunk" if file.suffix == ".jsonl" else f"lower --chunk (now {chunk_size})"
-    done = f"; the {index} chunks before it are in the store" if index else ""
-    return f"{file}: chunk {index + 1} of {count}: {error.problem}: {remedy}{done}"
 
 
 def add(
@@ -274,4 +216,4 @@ def show(
     print_result({"core": core, "entries": [to_json_value(entry) for entry in entries]}, as_json, "\n".join(lines))
 
 
-COMMANDS = {"read": read, "add": add, "search": search, "ask": ask, "show": show}
+COMMANDS = {"add": add, "search": search, "ask": ask, "show": show}

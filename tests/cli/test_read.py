@@ -79,3 +79,38 @@ def test_a_chunk_that_is_too_long_names_the_option_that_helps(memalpha, tmp_path
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text(json.dumps({"id": "t", "chunks": [{"text": "x" * 2500}]}) + "\n")
     assert memalpha("read", store, tasks, "--policy", "tiny")[2].endswith("that it takes: split that chunk\n")
+
+
+def test_conversations_of_a_task_file_go_to_namespaces(memalpha, tmp_path: Path) -> None:
+    tasks, store = tmp_path / "tasks.jsonl", tmp_path / "all.db"
+    ids = ["ana", "ben", "cleo", "dan"]
+    lines = [json.dumps({"id": id, "chunks": [{"text": f"user: I am {id}."}]}) for id in ids]
+    tasks.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    read = ("read", store, tasks, "--policy", "add_all", "--namespaces", "task")
+    code, out, _ = memalpha(*read, "--shard", "0/2", "--json")
+    first = json.loads(out)
+    assert code == 0 and 0 < first["read"] < 4 and first["chunks"] == first["operations"] == first["read"]
+    code, out, _ = memalpha(*read)
+    assert code == 0 and out.splitlines()[1] == f"{first['read']} were in the store already, 0 failed"
+    entries = json.loads(memalpha("show", store, "--namespace", "cleo", "--json")[1])["entries"]
+    assert [(entry["content"], entry["source"]) for entry in entries] == [("user: I am cleo.", "cleo")]
+    tasks.write_text("\n".join([*lines, "{}"]), encoding="utf-8")
+    code, out, err = memalpha(*read)
+    assert code == 1 and f"{tasks}:5: id: Field required" in out and f"memalpha: failed: {tasks}:5" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--workers", "2"], "--workers: needs --namespaces task"),
+        (["--namespaces", "task", "--namespace", "ana"], "--namespace: belongs to a single text"),
+        (["--namespaces", "task", "--shard", "2"], "--shard 2: give index and number, such as 0/8"),
+        (["--namespaces", "task", "--shard", "8/8"], "shard 8/8: 0/8 to 7/8 are needed"),
+        (["--namespaces", "task"], "--namespaces task needs a task file (.jsonl)"),
+    ],
+)
+def test_options_of_conversations_are_refused_elsewhere(memalpha, tmp_path: Path, options, message: str) -> None:
+    file = tmp_path / ("tasks.jsonl" if "--shard" in options else "chat.txt")
+    file.write_text("user: hi\n")
+    code, _, err = memalpha("read", tmp_path / "all.db", file, "--policy", "add_all", *options)
+    assert code == 2 and message in err and not (tmp_path / "all.db").exists()

@@ -50,7 +50,7 @@ def load_jsonl(path: str | Path) -> list[Task]:
             continue
         location = f"{path}:{number}"
         try:
-            task = _parse(raw, location)
+            task = parse_task(raw, location)
         except DataError:
             if _is_one_value(data):
                 raise DataError(
@@ -121,7 +121,31 @@ def save_jsonl(tasks: Iterable[Task], path: str | Path) -> None:
         raise DataError(f"{path}: cannot be written ({error.strerror})") from error
 
 
-def _parse(raw: bytes, location: str) -> Task:
+def iterate_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
+    """Iterate over the numbers (from 1) and bytes of the lines of a file, without reading all of it at once.
+
+    Blank lines are left out. Raises `DataError` if the file cannot be read.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            for number, raw in enumerate(file, start=1):
+                line = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
+                if line.strip():
+                    yield number, line.rstrip(b"\n")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}): give the path of a JSON Lines file") from error
+
+
+def parse_task(raw: bytes, location: str) -> Task:
+    """Parse and check one line of a task file.
+
+    Args:
+        raw: The line in UTF-8.
+        location: `file:line`, for messages.
+
+    Raises:
+        DataError: The line is no valid task; the message names location and field. See `load_jsonl`.
+    """
     try:
         task = Task.model_validate_json(raw)
         # A second, stricter look: pydantic lets the last of two equal keys win and reads NaN.

@@ -1,0 +1,315 @@
+"""Read many conversations of a task file, each into a namespace of its own, over worker processes.
+
+A worker reads a conversation into a memory in RAM and writes its whole log in one transaction. So the store is the
+ledger: a namespace is there if its conversation was read to the end, and nothing of an interrupted one remains. Running
+the same command again reads what is missing. Two workers that read the same conversation cannot double it: the second
+transaction finds the namespace.
+
+Because whatever is lost is read again, the store is opened with `durability="normal"`: a killed process loses
+nothing, and a power failure loses whole conversations.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from memalpha.agent.agent import MemoryAgent, prompted_config
+from memalpha.config import AgentConfig
+from memalpha.errors import ConfigError, DataError, MemalphaError, PolicyError, StoreError
+from memalpha.policy.load import load_policy
+from memalpha.store.backends.base import system_clock
+from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.io.whole_log import is_written, write_log
+from memalpha.store.open import open_database
+from memalpha.store.state import MemoryState
+from memalpha.tasks.formats.jsonl import iterate_lines, parse_task
+from memalpha.types import Operation, Task
+from memalpha.workers import LostJob, RunJobs, run_jobs
+
+MAX_ERRORS = 100
+"""Failed conversations after which reading stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingSettings:
+    """Settings of every worker.
+
+    Attributes:
+        store: File or PostgreSQL URL of the store.
+        policy: Name of the writer, for `load_policy`.
+        config: Prompts of the writer.
+        schema: Categories of a new store.
+        embedder: Embedder of a new store, or of an existing one that records a model.
+    """
+
+    store: str
+    policy: str
+    config: AgentConfig
+    schema: str | None = None
+    embedder: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationLine:
+    """Job of a worker: one line of the task file.
+
+    Attributes:
+        task: Id of the task, which is the namespace.
+        location: `file:line`.
+        raw: The line.
+    """
+
+    task: str
+    location: str
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationResult:
+    """Result of one conversation.
+
+    Attributes:
+        task: Id of the task; "" for a line without one.
+        status: "read", "present" (the store had the namespace already) or "failed".
+        chunks: Chunks read.
+        operations: Operations written.
+        failed_calls: Tool calls that were refused.
+        error: Reason of a failure.
+    """
+
+    task: str
+    status: Literal["read", "present", "failed"]
+    chunks: int = 0
+    operations: int = 0
+    failed_calls: int = 0
+    error: str = ""
+
+
+@dataclass(slots=True)
+class ReadingSummary:
+    """Counts over all conversations of a call.
+
+    Attributes:
+        read: Conversations read by this call.
+        present: Conversations whose namespace was there already.
+        chunks: Chunks read.
+        operations: Operations written.
+        failed_calls: Tool calls that were refused.
+        failed: Conversations that failed.
+        stopped: True if `max_errors` conversations failed and reading stopped.
+    """
+
+    read: int = 0
+    present: int = 0
+    chunks: int = 0
+    operations: int = 0
+    failed_calls: int = 0
+    failed: list[ConversationResult] = field(default_factory=list)
+    stopped: bool = False
+
+    def add(self, result: ConversationResult) -> None:
+        """Count one conversation."""
+        self.read += result.status == "read"
+        self.present += result.status == "present"
+        self.chunks += result.chunks
+        self.operations += result.operations
+        self.failed_calls += result.failed_calls
+        if result.status == "failed":
+            self.failed.append(result)
+
+
+def read_conversations(
+    store: str | Path,
+    tasks: str | Path,
+    policy: str,
+    *,
+    config: AgentConfig | None = None,
+    schema: str | None = None,
+    embedder: str | None = None,
+    shard: tuple[int, int] = (0, 1),
+    run: RunJobs = run_jobs,
+    progress: Callable[[ConversationResult], None] | None = None,
+    max_errors: int = MAX_ERRORS,
+) -> ReadingSummary:
+    """Read each conversation of a task file into the namespace of its id.
+
+    Conversations whose namespace exists are skipped, so the same call resumes after any interruption. A conversation is
+    known by its id alone: a changed text under an old id is not read again.
+
+    Args:
+        store: File or PostgreSQL URL; created if missing.
+        tasks: Task file (`tasks.formats.jsonl`), read line by line.
+        policy: Name of the writer, loaded once in each worker.
+        config: Prompts of the writer.
+        schema: Categories of a new store.
+        embedder: Embedder of a new store, or of an existing one that records a model.
+        shard: Index and number of shards; only the conversations of this shard are read (`shard_of`).
+        run: Runs the jobs: `run_jobs`, with `partial(run_jobs, workers=N)` over N processes of this machine.
+        progress: Called with the result of each conversation of this shard, as it ends.
+        max_errors: Failed conversations after which reading stops.
+
+    Returns:
+        Counts, and the failed conversations with their reasons.
+
+    Raises:
+        ConfigError: A setting does not fit.
+        DataError: The task file cannot be read.
+        PolicyError: The policy cannot be loaded.
+        StoreError: The store cannot be opened.
+    """
+    index, count = shard
+    if not 0 <= index < count:
+        raise ConfigError(f"shard {index}/{count}: 0/{count} to {count - 1}/{count} are needed")
+    settings = ReadingSettings(str(store), policy, config or AgentConfig(), schema, embedder)
+    summary = ReadingSummary()
+
+    def record(result: ConversationResult) -> None:
+        summary.add(result)
+        summary.stopped = len(summary.failed) >= max_errors
+        if progress is not None:
+            progress(result)
+
+    def pending() -> Iterator[ConversationLine]:
+        """Create the store, once the first worker has loaded the policy, and yield what it lacks."""
+        with closing(_StoreFile(settings, create=True)) as file:
+            for item in _iterate_shard(Path(tasks), index, count):
+                if isinstance(item, ConversationResult):
+                    record(item)
+                elif is_written(file.database, item.task, file.schema):
+                    record(ConversationResult(item.task, "present"))
+                else:
+                    yield item
+                if summary.stopped:
+                    return
+
+    with closing(run(partial(start_reading, settings), pending())) as results:
+        for line, result in results:
+            if isinstance(result, LostJob):
+                result = ConversationResult(line.task, "failed", error=f"{line.location}: {result.reason}")
+            record(result)
+            if summary.stopped:
+                break
+    return summary
+
+
+def shard_of(task: str, count: int) -> int:
+    """Return the shard of a task id: the same on every machine, whatever else the file holds."""
+    return int.from_bytes(hashlib.sha256(task.encode("utf-8", "surrogatepass")).digest()[:8], "big") % count
+
+
+def _iterate_shard(path: Path, index: int, count: int) -> Iterator[ConversationLine | ConversationResult]:
+    """Iterate over the lines of a shard. A line without an id, or with that of another, is a failed conversation."""
+    task_ids: set[str] = set()
+    for number, raw in iterate_lines(path):
+        location = f"{path}:{number}"
+        task = _task_id(raw)
+        if task is None:
+            yield ConversationResult("", "failed", error=_invalid_line(raw, location))
+        elif shard_of(task, count) != index:
+            continue
+        elif task in task_ids:
+            problem = f"{location}: id: task {task!r} is on a line before: ids are unique"
+            yield ConversationResult(task, "failed", error=problem)
+        else:
+            task_ids.add(task)  # about 0.1 kB for each conversation
+            yield ConversationLine(task, location, raw)
+
+
+def _task_id(raw: bytes) -> str | None:
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    task = value.get("id") if isinstance(value, dict) else None
+    return task if isinstance(task, str) and task else None
+
+
+def _invalid_line(raw: bytes, location: str) -> str:
+    try:
+        parse_task(raw, location)
+    except DataError as error:
+        return str(error)
+    raise AssertionError("a task without an id is not valid")
+
+
+class _StoreFile:
+    """The store of a reading, open in one process."""
+
+    def __init__(self, settings: ReadingSettings, *, create: bool) -> None:
+        # Whatever a power failure loses is read again.
+        self.database, self.schema, self.embedder = open_database(
+            settings.store, settings.schema, settings.embedder, create=create, durability="normal", clock=system_clock
+        )
+
+    def close(self) -> None:
+        self.database.close()
+
+
+class _ConversationReader:
+    """Reads conversations with one policy.
+
+    The store is opened by the first conversation: before that the parent may yet have to create it.
+    """
+
+    def __init__(self, settings: ReadingSettings) -> None:
+        self._settings = settings
+        self._policy = load_policy(settings.policy)
+        self._config = prompted_config(settings.config, self._policy, settings.schema)
+        self._file: _StoreFile | None = None
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def read(self, line: ConversationLine) -> ConversationResult:
+        """Read one conversation into RAM and write it in one transaction."""
+        if self._file is None:
+            self._file = _StoreFile(self._settings, create=False)
+        try:
+            task = parse_task(line.raw, line.location)
+            return self._read_task(task, line.location, self._file)
+        except (DataError, StoreError) as error:
+            return ConversationResult(line.task, "failed", error=_with_location(error, line.location))
+
+    def _read_task(self, task: Task, location: str, file: _StoreFile) -> ConversationResult:
+        memory = WorkingMemory(MemoryState.empty(file.schema), file.embedder.load_checked())
+        agent = MemoryAgent(self._policy, memory, self._config)
+        operations: list[Operation] = []
+        failed_calls = 0
+        for index, chunk in enumerate(task.chunks):
+            try:
+                turn = agent.read(chunk, source=task.id)
+            except (PolicyError, StoreError) as error:
+                where = f"{location}: chunk {index + 1} of {len(task.chunks)}"
+                return ConversationResult(task.id, "failed", error=f"{where}: {error}")
+            operations += turn.operations
+            failed_calls += sum(not result.ok for result in turn.results)
+        if not write_log(file.database, task.id, file.schema, operations, file.embedder):
+            return ConversationResult(task.id, "present")
+        return ConversationResult(task.id, "read", len(task.chunks), len(operations), failed_calls)
+
+
+def _with_location(error: MemalphaError, location: str) -> str:
+    return str(error) if str(error).startswith(location) else f"{location}: {error}"
+
+
+@contextmanager
+def start_reading(settings: ReadingSettings) -> Iterator[Callable[[ConversationLine], ConversationResult]]:
+    """Load the writer and yield the function that reads one conversation.
+
+    Args:
+        settings: Writer and store.
+
+    Raises:
+        ConfigError: The writer cannot use its settings.
+        PolicyError: The policy cannot be loaded.
+    """
+    with closing(_ConversationReader(settings)) as reader:
+        yield reader.read

@@ -1,0 +1,208 @@
+"""The command read: a text, chat messages, or the conversations of a task file over worker processes."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from memalpha.cli.options import (
+    AsJson,
+    EmbedderName,
+    Instructions,
+    Namespace,
+    SchemaName,
+    StoreFile,
+    WriterSettings,
+    open_store,
+    parse_store_writer,
+    print_result,
+    read_chunks,
+    to_json_value,
+)
+from memalpha.config import AgentConfig
+from memalpha.errors import ConfigError, PolicyError, PromptTooLong
+from memalpha.workers import RunJobs, run_jobs
+
+if TYPE_CHECKING:
+    from memalpha.agent.conversations import ConversationResult, ReadingSummary
+
+DEFAULT_CHUNK_SIZE = 4000
+DEFAULT_NAMESPACE = "default"
+_REPORT_SECONDS = 10.0  # time between two lines of progress
+_MAX_LISTED = 20  # failed conversations that the summary lists
+
+
+def read(
+    store: StoreFile,
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="Text, chat messages (.json, .jsonl) or tasks; - is stdin."),
+    ],
+    policy: Annotated[str, typer.Option(help="The writer: add_all, smol, tiny, a run, an endpoint, a hub id.")],
+    schema: SchemaName = None,
+    embedder: EmbedderName = None,
+    timestamp: Annotated[str | None, typer.Option(help="ISO date of the text, or of messages without one.")] = None,
+    chunk_size: Annotated[
+        int, typer.Option("--chunk", min=1, help="Maximum characters of a chunk.")
+    ] = DEFAULT_CHUNK_SIZE,
+    instructions: Instructions = None,
+    settings: WriterSettings = None,
+    namespace: Namespace = DEFAULT_NAMESPACE,
+    namespaces: Annotated[
+        Literal["task"] | None,
+        typer.Option(help="task: each task of a task file is a conversation, in the namespace of its id."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes that read conversations (with --namespaces; default: 1).")
+    ] = None,
+    shard: Annotated[
+        str | None, typer.Option(metavar="I/M", help="Read shard I of M, from 0/M to M-1/M (with --namespaces).")
+    ] = None,
+    max_errors: Annotated[
+        int | None, typer.Option(min=1, help="Failed conversations after which reading stops (default: 100).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a text, chat messages or many conversations into STORE with a policy.
+
+    The policy reads the text chunk by chunk, each in a fresh context. A missing STORE is created.
+
+    With --namespaces task each conversation of a task file is written whole or not at all. The same command again reads
+    what is missing. The exit code is 1 if a conversation failed.
+
+    Example: memalpha read ana.db chat.txt --policy add_all --timestamp 2024-05-01
+
+    Raises:
+        ConfigError: A setting does not fit, or the writer cannot use it.
+        DataError: The file cannot be read or is empty.
+        PolicyError: The policy cannot be loaded, or a chunk is too long for it.
+        StoreError: The store cannot be opened.
+        WorkerError: A worker process cannot work.
+    """
+    from memalpha.agent.agent import MemoryAgent, prompted_config
+    from memalpha.policy.load import load_policy
+
+    if namespaces is not None:
+        single_options = {"--namespace": namespace != DEFAULT_NAMESPACE, "--timestamp": timestamp is not None}
+        single_options["--chunk"] = chunk_size != DEFAULT_CHUNK_SIZE
+        _refuse(single_options, "belongs to a single text, not to --namespaces")
+        run = partial(run_jobs, workers=workers or 1)
+        config = parse_store_writer(settings, instructions)
+        _read_conversations(store, file, policy, config, schema, embedder, shard, run, max_errors, as_json=as_json)
+        return
+    many_options = {"--workers": workers, "--shard": shard, "--max-errors": max_errors}
+    _refuse({name: value is not None for name, value in many_options.items()}, "needs --namespaces task")
+    # Check every input before a store is created.
+    chunks, writer = read_chunks(file, timestamp, chunk_size), load_policy(policy)
+    config = parse_store_writer(settings, instructions)
+    config = prompted_config(config, writer, schema or config.memory_schema)
+    results = []
+    with open_store(store, embedder, namespace, schema=schema, create=True) as memory:
+        agent = MemoryAgent(writer, memory, config)
+        for index, chunk in enumerate(chunks):
+            try:
+                results += agent.read(chunk, source=str(file)).results
+            except PromptTooLong as error:
+                raise PolicyError(_too_long(error, file, index, len(chunks), chunk_size)) from error
+    lines = [f"{result.code:<18} {result.entry_id or '-':<26} {result.content or result.message}" for result in results]
+    print_result([to_json_value(result) for result in results], as_json, "\n".join(lines))
+
+
+def _too_long(error: PromptTooLong, file: Path, index: int, count: int, chunk_size: int) -> str:
+    remedy = "split that chunk" if file.suffix == ".jsonl" else f"lower --chunk (now {chunk_size})"
+    done = f"; the {index} chunks before it are in the store" if index else ""
+    return f"{file}: chunk {index + 1} of {count}: {error.problem}: {remedy}{done}"
+
+
+def _refuse(are_set: Mapping[str, bool], problem: str) -> None:
+    for option, is_set in are_set.items():
+        if is_set:
+            raise ConfigError(f"{option}: {problem}")
+
+
+def _read_conversations(
+    store: str,
+    file: Path,
+    policy: str,
+    config: AgentConfig,
+    schema: str | None,
+    embedder: str | None,
+    shard: str | None,
+    run: RunJobs,
+    max_errors: int | None,
+    *,
+    as_json: bool,
+) -> None:
+    from memalpha.agent.conversations import MAX_ERRORS, read_conversations
+
+    if file.suffix != ".jsonl":
+        raise ConfigError(f"{file}: --namespaces task needs a task file (.jsonl)")
+    reporter = _ProgressReporter()
+    summary = read_conversations(
+        store,
+        file,
+        policy,
+        config=config,
+        schema=schema,
+        embedder=embedder,
+        shard=_parse_shard(shard),
+        run=run,
+        progress=reporter,
+        max_errors=max_errors or MAX_ERRORS,
+    )
+    seconds = round(time.monotonic() - reporter.start, 1)
+    print_result({**to_json_value(summary), "seconds": seconds}, as_json, _format_summary(summary, seconds))
+    if summary.failed:
+        raise typer.Exit(1)
+
+
+def _parse_shard(text: str | None) -> tuple[int, int]:
+    if text is None:
+        return 0, 1
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
+    if match is None:
+        raise ConfigError(f"--shard {text}: give index and number, such as 0/8 for the first of eight")
+    return int(match[1]), int(match[2])
+
+
+class _ProgressReporter:
+    """Prints failed conversations at once, and counts every few seconds, on stderr."""
+
+    def __init__(self) -> None:
+        self.start = self._last = time.monotonic()
+        self._counts = {"read": 0, "present": 0, "failed": 0}
+
+    def __call__(self, result: ConversationResult) -> None:
+        self._counts[result.status] += 1
+        if result.status == "failed":
+            print(f"memalpha: failed: {result.error}", file=sys.stderr)
+        now = time.monotonic()
+        if now - self._last >= _REPORT_SECONDS:
+            self._last = now
+            rate = self._counts["read"] / (now - self.start)
+            counts = ", ".join(f"{count} {status}" for status, count in self._counts.items())
+            print(f"memalpha: {counts}; {rate:.1f} conversations/s", file=sys.stderr, flush=True)
+
+
+def _format_summary(summary: ReadingSummary, seconds: float) -> str:
+    lines = [
+        f"{summary.read} conversations read in {seconds} s: {summary.chunks} chunks, {summary.operations} operations, "
+        f"{summary.failed_calls} failed calls",
+        f"{summary.present} were in the store already, {len(summary.failed)} failed",
+        *(f"  {result.error}" for result in summary.failed[:_MAX_LISTED]),
+    ]
+    if len(summary.failed) > _MAX_LISTED:
+        lines.append(f"  and {len(summary.failed) - _MAX_LISTED} more")
+    if summary.stopped:
+        lines.append("stopped: too many failed (--max-errors); what was read is in the store")
+    return "\n".join(lines)
+
+
+COMMANDS = {"read": read}
