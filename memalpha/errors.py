@@ -97,6 +97,18 @@ class DamagedStore(StoreError):
     """A store file that SQLite cannot read: restore a copy, or see what `memalpha doctor` says."""
 
 
+class ScrubPending(StoreError):
+    """Entries were erased and no read returns them, but their bytes may still lie in the file.
+
+    The next opening goes on with it, and so does `memalpha doctor --repair`.
+
+    Attributes:
+        same_content: Other ids that hold, or held, the same content; what `erase` would have returned.
+    """
+
+    same_content: tuple[str, ...] = ()
+
+
 class UnknownEntry(StoreError):
     """No live entry has this id."""
 

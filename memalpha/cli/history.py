@@ -18,7 +18,7 @@ from memalpha.cli.options import (
     resolve_position,
     to_json_value,
 )
-from memalpha.errors import StoreError
+from memalpha.errors import ScrubPending, StoreError
 
 
 def history(
@@ -144,31 +144,55 @@ def erase(
     namespace: Annotated[
         str | None, typer.Option(help="Namespace of the ids (default: default); without --id, all of it is erased.")
     ] = None,
+    core_history: Annotated[
+        bool, typer.Option("--core-history", help="Erase all texts of the core memory but the current one.")
+    ] = False,
+    drop: Annotated[
+        bool, typer.Option("--drop", help="Delete the namespace with its name and log, not its content alone.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Confirm: erased content cannot be restored.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Erase entries, or a whole namespace, for good.
 
     Their content leaves the log, past states, vectors and the free space of the file. Operations without content stay
-    in their place, so that log positions do not change. Forks, exports and copies of the file are not touched.
+    in their place, so that log positions do not change. Forks, exports and copies of the file are not touched. Exits
+    with 1 if bytes may still lie in the file; the next opening of STORE goes on.
 
     Example: memalpha erase ana.db --id ana-lives#k --yes
 
     Raises:
         StoreError: Nothing is chosen, `yes` is missing, or an entry is unknown.
+        typer.Exit: A scrub is pending (exit code 1).
     """
-    if not ids and namespace is None:
+    if not ids and namespace is None and not core_history:
         raise StoreError("erase: choose entries or a namespace: --id ID or --namespace NAME")
+    if bool(ids) + core_history + drop > 1:
+        raise StoreError("erase: choose one of --id, --core-history and --drop")
     if not yes:
         raise StoreError("erase: erased content cannot be restored: add --yes to confirm")
     with open_store(store, None, namespace or "default") as memory:
-        if not ids:
-            count = memory.erase_all()
-            print_result({"operations": count}, as_json, f"{count} operations erased")
-            return
-        duplicates = memory.erase(*ids)
-    text = f"{len(ids)} entries erased" + "".join(f"\nthe same content is, or was, in {id}" for id in duplicates)
-    print_result({"erased": ids, "same_content": duplicates}, as_json, text)
+        count = memory.snapshot()
+        pending, same_content = None, []
+        try:
+            if ids:
+                same_content = memory.erase(*ids)
+            elif core_history:
+                count = memory.erase_core_history()
+            elif drop:
+                memory.drop_namespace(namespace or "default")
+            else:
+                count = memory.erase_all()
+        except ScrubPending as error:
+            pending, same_content = str(error), list(error.same_content)
+    text = f"{len(ids)} entries erased" if ids else f"{count} operations erased"
+    text += "".join(f"\nthe same content is, or was, in {id}" for id in same_content)
+    result = {"erased": ids, "same_content": same_content} if ids else {"operations": count}
+    if pending:
+        result, text = {**result, "pending_scrub": pending}, f"{text}\n{pending}"
+    print_result(result, as_json, text)
+    if pending:
+        raise typer.Exit(1)
 
 
 COMMANDS = {"history": history, "diff": diff, "undo": undo, "redo": redo, "fork": fork, "erase": erase}

@@ -134,6 +134,10 @@ class AsyncMemoryStore:
             for line in page:
                 yield line
 
+    async def pending_scrub(self) -> bool:
+        """Return True if content was erased whose bytes may still lie in the file."""
+        return await self._worker.run(lambda: self._store.pending_scrub)
+
     async def state(self) -> MemoryState:
         """Return the current memory as an immutable value, equal to the replay of the log."""
         return await self._worker.run(lambda: self._store.state)
@@ -168,5 +172,7 @@ class AsyncMemoryStore:
     diff = _as_async(MemoryStore.diff)
     erase = _as_async(MemoryStore.erase)
     erase_all = _as_async(MemoryStore.erase_all)
+    erase_core_history = _as_async(MemoryStore.erase_core_history)
+    drop_namespace = _as_async(MemoryStore.drop_namespace)
     export_jsonl = _as_async(MemoryStore.export_jsonl)
     import_jsonl = _as_async(MemoryStore.import_jsonl)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -163,6 +163,11 @@ def create_database(path: str | Path, meta: Mapping[str, str]) -> Iterator[Backe
         raise
     finally:
         database.close()
+
+
+def copy_noted(source: Backend, target: str | Path) -> AbstractContextManager[None]:
+    """Record in `source` during the block that a copy is made at `target`, unless that is a URL."""
+    return nullcontext() if is_url(target) else source.note_copy(Path(target))
 
 
 @contextmanager

@@ -7,31 +7,30 @@ the log, so writes of other processes are seen. PostgreSQL searches on the serve
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 
-from memalpha.errors import InvalidContent, StoreError, UnknownEntry
+from memalpha.errors import InvalidContent, StoreError
 from memalpha.store import history as timeline
 from memalpha.store.backends.base import Backend, Clock, Durability, system_clock
 from memalpha.store.bulk_insert import Fact, insert_facts, normalize_vectors, validate_facts, vector_blobs
 from memalpha.store.embedding import Embedder
-from memalpha.store.indexing import cache
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder, StoredEmbedder
 from memalpha.store.io.jsonl import apply_lines, read_jsonl, stored_contents, write_jsonl
-from memalpha.store.open import create_namespace, open_database
+from memalpha.store.open import copy_noted, create_namespace, open_database
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.vectors import PRECISIONS, Precision
 from memalpha.store.state import Change
-from memalpha.store.store_reads import StoreReader
+from memalpha.store.store_erasure import StoreEraser
 from memalpha.store.validation import check_timestamp, clean_content
 from memalpha.types import MemoryEntry, Operation
 
 
-class MemoryStore(StoreReader):
+class MemoryStore(StoreEraser):
     """Durable memory: one namespace of a store. Open the first one with `MemoryStore.open`.
 
     Threads may share it; a forked process must open its own.
@@ -96,7 +95,9 @@ class MemoryStore(StoreReader):
             path, schema, embedder, create=create, durability=durability, clock=clock
         )
         try:
-            return cls(database, recorded_schema, recorded_embedder, namespace, vectors)
+            store = cls(database, recorded_schema, recorded_embedder, namespace, vectors)
+            store._finish_interrupted_work()
+            return store
         except BaseException:
             database.close()
             raise
@@ -260,64 +261,13 @@ class MemoryStore(StoreReader):
                 self._namespace.copy_to(copy._namespace, self._namespace.log.resolve_position(as_of))
             return copy
         name, database = namespace or self._namespace.name, self._database
-        with self._transaction(), create_namespace(path, database.meta, name, self.schema) as target:
+        with (
+            copy_noted(database, path),
+            self._transaction(),
+            create_namespace(path, database.meta, name, self.schema) as target,
+        ):
             self._namespace.copy_to(target, self._namespace.log.resolve_position(as_of))
         return MemoryStore.open(path, self.schema, self._embedder.requested, name, clock=database.clock)
-
-    def erase(self, *ids: str) -> list[str]:
-        """Erase entries for good: from the log, past states, vectors, and free space of the file.
-
-        The operations remain as stubs without content, date, origin or id, because an id tells of the content. Stubs
-        change nothing: past states, undo and restore behave as if the entries had never existed. Only an export, copy
-        or fork made before still has them. The core memory has a past of its own, which only `erase_all` removes. The
-        file is rewritten, which takes time.
-
-        In PostgreSQL no statement returns the erased content afterwards, but its bytes remain on the server for a
-        while. They stay in the tables' files until vacuum frees the space and it is reused. `VACUUM FULL
-        memalpha.operations, memalpha.versions, memalpha.vectors, memalpha.postings` does so at once; the owner runs it
-        while nobody else works. Write-ahead log, replicas and backups keep the bytes as long as they are retained.
-
-        Args:
-            ids: Ids of live or deleted entries.
-
-        Returns:
-            Other ids that hold, or held, exactly the same content. They are left unchanged.
-
-        Raises:
-            UnknownEntry: No entry ever had the id.
-            StoreError: Other processes keep the file from being rewritten.
-        """
-        self._scrub()  # finish an interrupted erasure first
-        with self._transaction(write=True):
-            for id in ids:
-                if self._namespace.entries.latest_version(id) is None:
-                    raise UnknownEntry(f"no entry ever had the id {id!r}")
-            same_content_ids = self._namespace.entries.ids_with_same_content(ids)
-            self._erase(ids)
-        self._scrub()
-        return same_content_ids
-
-    def erase_all(self) -> int:
-        """Erase the whole namespace, core memory included, and return the number of stubs.
-
-        Only the namespace's name and the stubs of its operations remain.
-        """
-        with self._transaction(write=True):
-            count = self._erase(None)
-        self._scrub()
-        return count
-
-    def _erase(self, ids: Collection[str] | None) -> int:
-        cache.remove_index_files(self._database, self._namespace.name)
-        return self._namespace.erase(ids)
-
-    def _scrub(self) -> None:
-        """Finish the rewriting that an erasure of any namespace has left due."""
-        with self._database.transaction(write=False):
-            is_due = self._database.is_scrub_due
-        if is_due:
-            cache.remove_index_files(self._database)  # also index files written in the meantime
-            self._database.scrub()
 
     def export_jsonl(self, path: str | Path) -> int:
         """Write the namespace's log, one operation per line. The file appears when complete.

@@ -97,7 +97,7 @@ def test_undo_redo_diff(memalpha, store: Path) -> None:
     assert memalpha("diff", store, "soon")[0] == 2
 
 
-def test_fork_and_erase(memalpha, store: Path, tmp_path: Path) -> None:
+def test_fork_and_erase(memalpha, store: Path, tmp_path: Path, monkeypatch) -> None:
     copy = tmp_path / "copy.db"
     entry = json.loads(memalpha("add", store, "city: Porto", "--category", "episodic", "--json")[1])
     same = json.loads(memalpha("add", store, "city: Porto", "--json")[1])
@@ -116,6 +116,16 @@ def test_fork_and_erase(memalpha, store: Path, tmp_path: Path) -> None:
     assert memalpha("erase", store, "--id", entry["id"], "--yes") == (0, erased, "")
     assert "episodic" not in memalpha("show", store)[1] and "episodic" in memalpha("show", copy)[1]
     assert memalpha("erase", store, "--namespace", "other", "--yes")[1] == "1 operations erased\n"
+    assert memalpha("erase", store, "--core-history", "--yes")[1] == "0 operations erased\n"
+    assert memalpha("erase", store, "--id", "x", "--drop", "--yes")[0] == 2
+    assert memalpha("erase", store, "--namespace", "other", "--drop", "--yes")[1] == "2 operations erased\n"
+    assert memalpha("erase", store, "--namespace", "other", "--drop", "--yes")[0] == 2
+    with sqlite3.connect(store, isolation_level=None) as reader:
+        reader.execute("BEGIN").execute("SELECT * FROM meta").fetchone()
+        monkeypatch.setattr("memalpha.store.backends.sqlite._LOCK_TIMEOUT", 0.1)
+        code, out, _ = memalpha("erase", store, "--id", same["id"], "--yes", "--json")
+        assert code == 1 and "other processes read the file" in json.loads(out)["pending_scrub"]
+    reader.close()
     assert memalpha("show", store, "--namespace", "other")[1] == "\n" and memalpha("doctor", store)[0] == 0
 
 

@@ -149,6 +149,9 @@ TABLE: dict[str, tuple[str, Call]] = {
     "restore": ("grows", lambda store, id: (store.delete(id), store.restore(store.snapshot() - 1))),  # should be flat
     "diff": ("grows", lambda store, id: store.diff(store.snapshot() - 1)),  # should be flat
     "erase": ("grows", lambda store, id: store.erase(id)),  # should be flat, but for rewriting the file
+    "erase_core_history": ("flat", lambda store, id: store.erase_core_history()),
+    "drop_namespace": ("grows", lambda store, id: store.drop_namespace("default")),
+    "pending_scrub": ("flat", lambda store, id: store.pending_scrub),
     "erase_all": ("grows", lambda store, id: store.erase_all()),
     "fork": ("grows", lambda store, id: store.fork("copy")),
     "export_jsonl": ("grows", lambda store, id: store.export_jsonl(Path(store.path).with_name("log.jsonl"))),

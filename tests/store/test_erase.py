@@ -1,13 +1,16 @@
 """Erasure: no erased content remains in the file, and nothing restores it."""
 
 import json
+import resource
 import sqlite3
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from memalpha.errors import StoreError, UnknownEntry
+from memalpha.errors import ScrubPending, StoreError, UnknownEntry
 from memalpha.store.backends.sqlite import SQLiteDatabase
 from memalpha.store.checks.integrity import examine
 from memalpha.store.store import MemoryStore
@@ -200,6 +203,127 @@ def test_a_reader_that_blocks_scrubbing_is_named(tmp_path: Path, monkeypatch) ->
         store.get(id)
     reader.close()
     assert examine(path, repair=True).problems == [] and secrets_in(path) == []
+
+
+@pytest.mark.sqlite
+def test_an_erasure_without_room_is_pending_and_the_next_opening_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    store, id = filled(path)
+    twin = store.insert("episodic", "qwobblefrotz: was").id
+    store.close()
+    store, limits = new(path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size // 2, limits[1]))
+    try:
+        with pytest.raises(ScrubPending, match=r"erased, but there is no room .* MB .* goes on") as caught:
+            store.erase(id)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.same_content == (twin,)
+    for read in (store.get, store.history):
+        with pytest.raises(UnknownEntry):
+            read(id)
+    assert store.pending_scrub and all(hit.entry.id != id for hit in store.search("zyxomma", 100))
+    [problem] = examine(path).problems
+    assert "erasure was not finished" in problem.message
+    new(path).erase(twin)  # opening has finished the first one
+    assert secrets_in(path) == [] and not store.pending_scrub and examine(path).problems == []
+
+
+@pytest.mark.sqlite
+def test_opening_does_not_wait_for_a_reader(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    store, id = filled(path)
+    with store._database.transaction():
+        store._namespace.erase([id])
+    reader = sqlite3.connect(path, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM operations").fetchone()
+    with pytest.warns(UserWarning, match="other processes read the file"):
+        assert new(path).pending_scrub
+    reader.close()
+    assert not new(path).pending_scrub and secrets_in(path) == []
+
+
+@pytest.mark.sqlite
+def test_a_killed_copy_is_removed_when_its_source_is_opened(tmp_path: Path) -> None:
+    path, target = tmp_path / "source" / "a.db", tmp_path / "target" / "b.db"
+    path.parent.mkdir()
+    target.parent.mkdir()
+    filled(path)[0].close()
+    for is_repair in (True, False):
+        code = (
+            "import os, pathlib, signal; from memalpha import MemoryStore\n"
+            "pathlib.Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+            f"MemoryStore.open({str(path)!r}).fork(path={str(target)!r})"
+        )
+        assert subprocess.run([sys.executable, "-c", code]).returncode == -9
+        assert secrets_in(target.with_name(".b.db")) and len(examine(path).problems) == 1
+        if is_repair:
+            examine(path, repair=True)
+        store = new(path)
+        assert list(target.parent.iterdir()) == [] and examine(path).problems == []
+    with store.fork(path=target) as fork:  # one at work is left alone: it is locked
+        assert fork.list() == store.list()
+    assert store._database.abandoned_copies() == {}
+
+
+def test_the_past_of_the_core_memory_can_be_erased(tmp_path: Path) -> None:
+    store, _ = filled(tmp_path / "a.db")
+    for text in ("qwobblefrotz Ana", "zyxomma Ben"):
+        store.core_update(text)
+    store.undo()
+    store.core_update("Cleo")
+    position, entries = store.snapshot(), store.list()
+    assert store.erase_core_history() == 3 and store.erase_core_history() == 0
+    assert store.core == "Cleo" == store.core_at(position) and store.core_at(position - 1) == ""
+    assert store.list() == entries and store.history(entries[0].id)
+    assert [op.content for _, _, op in store.log() if op.kind == "core_update"] == ["Cleo"]
+    undone = store.undo()
+    assert undone is not None and undone.content == "Cleo" and store.core == ""
+    store.redo()
+    assert store.core == "Cleo"
+
+
+@pytest.mark.sqlite
+def test_bytes_of_past_core_memories_are_gone(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with new(path) as store:
+        store.core_update("zyxomma")
+        store.core_update("Cleo")
+        store.erase_core_history()
+    assert secrets_in(path) == [] and b"cleo" in bytes_of(path) and examine(path).problems == []
+
+
+def test_a_namespace_is_dropped_with_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    store = new(path)
+    store.add("city: Oslo")
+    ana, other = store.namespace("ana-zyxomma@example.org"), new(path, namespace="ana-zyxomma@example.org")
+    ana.add_many(["pet: cat", "pet: qwobblefrotz"])
+    assert len(other.search("pet")) == 2 and len(ana.search("pet")) == 2
+    with pytest.raises(StoreError, match="no namespace 'nobody'"):
+        store.drop_namespace("nobody")
+    assert store.drop_namespace("ana-zyxomma@example.org") == 2
+    assert store.namespaces() == ["default"] and not store.pending_scrub
+    for handle in (ana, other):
+        assert handle.list() == [] == handle.search("pet") and handle.snapshot() == 0
+    store.namespace("ben").add_many(["pet: dog", "pet: hen"])  # must not take the old one's place
+    assert other.list() == [] == other.search("pet")
+    assert other.add("pet: bee").content == "pet: bee" and other.add("pet: ant")
+    for handle in (ana, other):
+        assert {hit.entry.content for hit in handle.search("pet")} == {"pet: bee", "pet: ant"}
+    assert [entry.content for entry in store.list()] == ["city: Oslo"]
+    assert len(store.namespace("ben").search("pet")) == 2
+
+
+@pytest.mark.sqlite
+def test_bytes_of_a_dropped_namespace_are_gone(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with new(path, namespace="zyxomma") as store:
+        store.add("pet: qwobblefrotz")
+        store.drop_namespace("zyxomma")
+        store.namespace("default").add("pet: cat")
+    assert secrets_in(path) == [] and examine(path).problems == []
 
 
 def test_erased_operations_change_nothing() -> None:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 from memalpha.errors import StoreError
@@ -91,8 +92,30 @@ class Backend(ABC):
     def mark_for_scrub(self) -> None:  # noqa: B027
         """Record, in the erasing transaction, that the file must be rewritten afterwards."""
 
-    def scrub(self) -> None:  # noqa: B027
-        """Rewrite the file if due, so that free pages and the write-ahead log hold nothing erased."""
+    def scrub(self, *, wait: bool = True) -> None:  # noqa: B027
+        """Rewrite the file if due, so that free pages and the write-ahead log hold nothing erased.
+
+        Args:
+            wait: Wait for other processes that use the file.
+
+        Raises:
+            ScrubPending: The file cannot be rewritten now.
+        """
+
+    def note_copy(self, target: Path) -> AbstractContextManager[None]:
+        """Record during the block that a file is made from the store, so that a killed one can be removed later."""
+        return nullcontext()
+
+    def abandoned_copies(self) -> dict[str, list[Path]]:
+        """Return the recorded targets of killed copies, each with the files that it left."""
+        return {}
+
+    def remove_abandoned_copies(self) -> None:  # noqa: B027
+        """Remove the files of killed copies, and their records."""
+
+    def unlock_log(self) -> AbstractContextManager[None]:
+        """Allow the block, inside a writing transaction, to delete rows of the log. Raises `StoreError`."""
+        return nullcontext()
 
     def schema_mismatches(self) -> dict[str, str]:
         """Return missing tables, and missing or altered indexes and triggers, as {name: kind}."""

@@ -32,6 +32,7 @@ class Namespace:
     """Operation log, entry table and vector table of one namespace. Call every method inside a transaction."""
 
     _SCOPE, _LOG, _ENTRIES, _VECTORS = NamespaceScope, OperationLog, EntryTable, VectorTable
+    _TABLES: tuple[str, ...] = ("versions", "vectors")  # tables with rows of a namespace, beside the log
     _BATCH: int | None = None  # entries that are appended at once; None appends all
 
     def __init__(self, database: Backend, name: str, schema: MemorySchema) -> None:
@@ -142,6 +143,25 @@ class Namespace:
             self.write(Operation("erased"))
             self.database.mark_for_scrub()
         return len(erased)
+
+    def erase_core_history(self) -> int:
+        """Turn all core updates but the last into stubs; return their number. As after `erase`, a scrub is due."""
+        count = self.log.erase_core_history()
+        if count:
+            self.write(Operation("erased"))
+            self.database.mark_for_scrub()
+        return count
+
+    def drop(self) -> int:
+        """Delete the namespace with its log; return the number of operations. As after `erase`, a scrub is due."""
+        count = self.log.position
+        if self.scope.namespace_id >= 0:
+            with self.database.unlock_log():
+                for table in (*self._TABLES, "operations"):
+                    self.scope.select(f"DELETE FROM {table} WHERE ns = ?")
+            self.scope.drop()
+            self.database.mark_for_scrub()
+        return count
 
     def copy_to(self, target: Namespace, position: int) -> None:
         """Copy the log up to a position, with its versions and vectors, into an empty namespace of any database.

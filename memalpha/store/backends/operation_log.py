@@ -191,6 +191,13 @@ class OperationLog:
             f"INSERT INTO operations ({columns}) VALUES ({placeholders}, {constants})", rows
         )
 
+    def erase_core_history(self) -> int:
+        """Turn all core updates but the last into stubs and return their number."""
+        query = "SELECT seq FROM operations INDEXED BY core_updates WHERE ns = ? AND kind = 'core_update' ORDER BY seq"
+        positions = [position for (position,) in self._scope.select(query)][:-1]
+        self._clear([(None, position) for position in positions])
+        return len(positions)
+
     def erase(self, ids: Collection[str] | None) -> list[str | None]:
         """Turn all operations on `ids` (None: all operations) into stubs and return their ids, in log order."""
         query = "SELECT seq, id FROM operations WHERE ns = ? AND kind <> 'erased' ORDER BY seq"
@@ -199,9 +206,13 @@ class OperationLog:
         first_positions: dict[str | None, int] = {}
         for position, id in rows:
             first_positions.setdefault(id, position)
+        self._clear([(id and f"erased#{first_positions[id]}", position) for position, id in rows])
+        return [id for _, id in rows]
+
+    def _clear(self, stubs: Iterable[tuple[str | None, int]]) -> None:
+        """Turn operations into stubs, given by the id of the stub and the position."""
         cleared = ", ".join(f"{name} = NULL" for name in ENTRY_COLUMNS.split(", ")[1:])
         self._scope.statements.executemany(
             f"UPDATE operations SET kind = 'erased', id = ?, {cleared} WHERE ns = ? AND seq = ?",
-            [(id and f"erased#{first_positions[id]}", self._scope.namespace_id, position) for position, id in rows],
+            [(id, self._scope.namespace_id, position) for id, position in stubs],
         )
-        return [id for _, id in rows]

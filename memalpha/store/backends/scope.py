@@ -7,6 +7,12 @@ from typing import Any
 
 from memalpha.store.backends.base import Backend, Cursor
 
+_LAST_NAMESPACE = (  # highest id that was ever given
+    "SELECT max(coalesce((SELECT max(ns) FROM namespaces), 0), "
+    "coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'last namespace'), 0))"
+)
+_INSERT_NAMESPACE = f"INSERT INTO namespaces (ns, name) SELECT 1 + ({_LAST_NAMESPACE}), ?"
+
 
 class NamespaceScope:
     """Rows of one namespace, whose id stands in the column `ns` of every table."""
@@ -34,8 +40,15 @@ class NamespaceScope:
     def create(self) -> int:
         """Return the namespace's id, creating the namespace if needed."""
         if self.namespace_id < 0:
-            self.statements.execute("INSERT INTO namespaces (name) VALUES (?)", (self.name,))
+            self.statements.execute(_INSERT_NAMESPACE, (self.name,))
         return self.namespace_id
+
+    def drop(self) -> None:
+        """Delete the namespace's name. Its id is not given again, so that an open index or handle can tell."""
+        (last_id,) = self.statements.execute(_LAST_NAMESPACE).fetchone()
+        self.statements.execute("INSERT OR REPLACE INTO meta VALUES ('last namespace', ?)", (str(last_id),))
+        self.select("DELETE FROM namespaces WHERE ns = ?")
+        self.database.namespace_ids.clear()
 
     def select(self, sql: str, *values: Any) -> Cursor:
         """Execute a statement whose first value is the namespace's id."""

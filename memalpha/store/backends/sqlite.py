@@ -13,8 +13,8 @@ earlier one after an undo, a redo or a restore. The next `undo` continues from t
 
 from __future__ import annotations
 
+import glob
 import os
-import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,10 +22,10 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 from threading import RLock
-from time import monotonic, sleep, time
+from time import monotonic, sleep
 from typing import NoReturn
 
-from memalpha.errors import DamagedStore, StoreError
+from memalpha.errors import DamagedStore, ScrubPending, StoreError
 from memalpha.store.backends.base import Backend, Clock, Durability, system_clock
 from memalpha.store.backends.sqlite_schema import (
     APPLICATION_ID,
@@ -37,9 +37,10 @@ from memalpha.store.backends.sqlite_schema import (
     foreign_objects,
     split_statements,
 )
+from memalpha.store.backends.temporary import abandoned_files, locked_file, remove_abandoned_files, temporary_path
 
 _LOCK_TIMEOUT = 30.0  # seconds that a writer waits for the lock
-_ABANDONED_AFTER = 86400.0  # seconds until a temporary file counts as left by a killed process
+_COPY = "copy "  # begins the key of `meta` for a copy that is being made; the path of its target follows
 _PAGE_SIZE = 8192  # bytes; holds five vectors of 384 numbers, while half of it would hold two
 _MAX_LISTED = 5  # foreign objects that a message names
 _LIMITS = {
@@ -85,6 +86,7 @@ class SQLiteDatabase(Backend):
         self._lock = RLock()
         self._writes = False  # True if the open transaction may write
         self.namespace_ids: dict[str, int] = {}
+        self._data_version = 0
         if path != ":memory:":
             _check_path(Path(path), create)
         initial_meta = cache(initial_meta)
@@ -208,6 +210,7 @@ class SQLiteDatabase(Backend):
                 try:
                     # IMMEDIATE: wait for other writers here, before reading anything that they may change.
                     connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+                    self._forget_ids_if_changed()
                     yield connection
                     connection.execute("COMMIT")
                 except BaseException:  # Ctrl-C included
@@ -219,6 +222,13 @@ class SQLiteDatabase(Backend):
             except sqlite3.Error as error:
                 self._raise_store_error(error)
 
+    def _forget_ids_if_changed(self) -> None:
+        """Forget the ids of namespaces if another connection has written, which may have dropped one."""
+        version = self._pragma("data_version")
+        if version != self._data_version:
+            self.namespace_ids.clear()
+            self._data_version = version
+
     def mark_for_scrub(self) -> None:
         self._connection.execute("INSERT OR REPLACE INTO meta VALUES ('scrub', 'due')")
 
@@ -226,17 +236,68 @@ class SQLiteDatabase(Backend):
     def is_scrub_due(self) -> bool:
         return self._connection.execute("SELECT 1 FROM meta WHERE key = 'scrub'").fetchone() is not None
 
-    def scrub(self) -> None:
+    def scrub(self, *, wait: bool = True) -> None:
         with self._lock, self._translated_errors():
             if not self.is_scrub_due:
                 return
-            self._connection.execute("VACUUM")
-            if self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
-                raise StoreError(
-                    f"{self.path}: erased, but other processes read the file, and until they are done its write-ahead "
-                    "log holds what was erased: stop them and run `memalpha doctor --repair`"
-                )
-            self._connection.execute("DELETE FROM meta WHERE key = 'scrub'")
+            self._connection.execute(f"PRAGMA busy_timeout = {1000 * _LOCK_TIMEOUT * wait:.0f}")
+            try:
+                self._connection.execute("VACUUM")
+                if self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                    raise self._scrub_pending("other processes read the file, whose write-ahead log holds what was")
+                self._connection.execute("DELETE FROM meta WHERE key = 'scrub'")
+            except sqlite3.OperationalError as error:
+                raise self._scrub_pending(self._scrub_obstacle(error)) from error
+            finally:
+                self._connection.execute(f"PRAGMA busy_timeout = {1000 * _LOCK_TIMEOUT:.0f}")
+
+    def _scrub_obstacle(self, error: sqlite3.OperationalError) -> str:
+        code = getattr(error, "sqlite_errorname", "")
+        if code.startswith("SQLITE_BUSY"):
+            return "another process has the file locked"
+        size = self._pragma("page_count") * self._pragma("page_size") / 2**20
+        if code == "SQLITE_FULL" or code.startswith("SQLITE_IOERR"):
+            return (
+                f"there is no room to rewrite the file ({error}): {2 * size:.0f} MB beside it and {size:.0f} MB for "
+                "temporary files are needed"
+            )
+        return f"the file cannot be rewritten ({error})"
+
+    def _scrub_pending(self, obstacle: str) -> ScrubPending:
+        return ScrubPending(
+            f"{self.path}: erased, but {obstacle}: nothing returns what was erased, its bytes may still lie in the "
+            "file; opening the store again or `memalpha doctor --repair` goes on"
+        )
+
+    @contextmanager
+    def note_copy(self, target: Path) -> Iterator[None]:
+        key = _COPY + str(target.absolute())
+        with self.transaction():
+            self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, '')", (key,))
+        try:
+            yield
+        finally:
+            with self.transaction():
+                self._connection.execute("DELETE FROM meta WHERE key = ?", (key,))
+
+    def abandoned_copies(self) -> dict[str, list[Path]]:
+        query = "SELECT key FROM meta WHERE substr(key, 1, ?) = ?"
+        keys = self._connection.execute(query, (len(_COPY), _COPY)).fetchall()
+        targets = (str(key).removeprefix(_COPY) for (key,) in keys)
+        return {target: abandoned_files(Path(target)) for target in targets if _is_local_path(target)}
+
+    def remove_abandoned_copies(self) -> None:
+        with self.transaction():
+            for target in self.abandoned_copies():
+                remove_abandoned_files(Path(target))
+                if not any(Path(target).parent.glob(f".{glob.escape(Path(target).name)}.*.partial")):  # none is running
+                    self._connection.execute("DELETE FROM meta WHERE key = ?", (_COPY + target,))
+
+    @contextmanager
+    def unlock_log(self) -> Iterator[None]:
+        self._connection.execute("DROP TRIGGER operations_last")
+        yield
+        self._connection.execute(definitions()["operations_last"][1])
 
     def read_damaged_text(self) -> None:
         """Decode text that is not UTF-8 with surrogate escapes from now on."""
@@ -304,41 +365,28 @@ class SQLiteDatabase(Backend):
             self._connection.close()
 
 
-def temporary_path(path: Path) -> Path:
-    """Return a hidden path of this process beside a file, to be moved there once complete.
-
-    Temporary files that a killed process left are removed after a day.
-    """
-    abandoned = re.compile(rf"\.{re.escape(path.name)}\.\d+(-wal|-shm)?")
-    for file in path.parent.iterdir():
-        with suppress(FileNotFoundError):  # another process may be doing the same
-            if abandoned.fullmatch(file.name) and file.stat().st_mtime < time() - _ABANDONED_AFTER:
-                file.unlink()
-    return path.with_name(f".{path.name}.{os.getpid()}")
-
-
 @contextmanager
 def create_file(path: Path, meta: Mapping[str, str]) -> Iterator[SQLiteDatabase]:
     """Yield a new store file that appears at `path`, complete, only if the block succeeds."""
     _check_path(path, create=True)
     if path.exists():
         raise StoreError(f"{path} already exists: give another path")
+    remove_abandoned_files(path)
     temporary = temporary_path(path)
     files = [Path(f"{temporary}{suffix}") for suffix in ("", "-wal", "-shm")]
-    try:
-        for file in files:
-            file.unlink(missing_ok=True)
-        database = SQLiteDatabase(
-            str(temporary), create=True, initial_meta=lambda: {key: meta[key] for key in ("schema", "embedder")}
-        )
+    with locked_file(temporary):
         try:
-            yield database
+            database = SQLiteDatabase(
+                str(temporary), create=True, initial_meta=lambda: {key: meta[key] for key in ("schema", "embedder")}
+            )
+            try:
+                yield database
+            finally:
+                database.close()
+            temporary.replace(path)
         finally:
-            database.close()
-        temporary.replace(path)
-    finally:
-        for file in files:
-            file.unlink(missing_ok=True)
+            for file in files:
+                file.unlink(missing_ok=True)
 
 
 def _create_private_file(path: Path) -> None:
@@ -350,6 +398,11 @@ def _create_private_file(path: Path) -> None:
             if isinstance(error, FileExistsError):
                 raise
             raise StoreError(f"{path}: the file cannot be created ({error.strerror})") from error
+
+
+def _is_local_path(path: str) -> bool:
+    """Return True for an absolute path on this machine; a file may come from somebody else."""
+    return Path(path).is_absolute() and not path.startswith(("//", "\\\\"))
 
 
 def _check_path(path: Path, create: bool) -> None:

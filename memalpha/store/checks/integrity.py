@@ -138,6 +138,11 @@ class _Examination:
             return
         for name in tables:
             database.recreate(name)
+        for target, files in database.abandoned_copies().items():
+            if files:
+                self.report("file", f"a copy to {target} was killed and left {', '.join(map(str, files))}")
+        if self.repair:
+            database.remove_abandoned_copies()
         if database.is_scrub_due:
             self.report("file", "an erasure was not finished: free pages may still hold what was erased")
         try:

@@ -36,7 +36,7 @@ class NamespaceIndex:
             self._compact = CompactVectors(vectors, lambda ids: self._encoder().entry_vectors(ids))
         self._background = Background()
         self._corpus: Corpus | None = None
-        self._position = 0
+        self._position, self._namespace_id = 0, -1
 
     def search(
         self,
@@ -81,6 +81,9 @@ class NamespaceIndex:
         An exception before `_checkin` leaves no half-updated corpus behind: the next search rebuilds it.
         """
         corpus, self._corpus = self._corpus, None
+        namespace_id = self._rows.scope.namespace_id
+        if namespace_id != self._namespace_id:  # the first search, or the namespace was dropped and made anew
+            corpus, self._namespace_id = None, namespace_id
         if corpus is not None and position == self._position:
             return corpus
         was_erased = corpus is not None and self._rows.log.has_erasure_after(self._position)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from memalpha.errors import StoreError
 from memalpha.store.backends.base import Backend, system_clock
-from memalpha.store.open import create_database, open_database, open_namespace
+from memalpha.store.open import copy_noted, create_database, open_database, open_namespace
 from memalpha.store.schema import MemorySchema
 
 
@@ -35,6 +35,7 @@ def copy_store(source: str | Path, target: str | Path) -> dict[str, int]:
         with source_database.transaction(write=False):
             names = source_database.namespaces()
         with (
+            copy_noted(source_database, target),
             source_database.transaction(*names, write=False),
             create_database(target, source_database.meta) as target_database,
             target_database.transaction(*names),

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from memalpha.errors import DataError, DuplicateContent, StoreError
 from memalpha.store.backends.namespace import Namespace
-from memalpha.store.backends.sqlite import temporary_path
+from memalpha.store.backends.temporary import locked_file, remove_abandoned_files, temporary_path
 from memalpha.store.filters import format_utc
 from memalpha.store.schema import MemorySchema
 from memalpha.store.validation import check_timestamp, clean_content
@@ -99,17 +99,17 @@ def atomic_writer(path: Path) -> Iterator[TextIO]:
 
     Raises `StoreError`.
     """
-    temporary = None
+    temporary = temporary_path(path)
     try:
-        temporary = temporary_path(path)
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
-            yield file
-        temporary.replace(path)
+        remove_abandoned_files(path)
+        with locked_file(temporary) as descriptor:
+            with open(descriptor, "w", encoding="utf-8", newline="\n", closefd=False) as file:
+                yield file
+            temporary.replace(path)
     except OSError as error:
         raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
     finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def read_text(path: Path) -> str:

@@ -321,8 +321,10 @@ class PostgresDatabase(Backend):
         script = f"{begin}; {self._settings}; {namespaces_setting(known_ids.values() if is_short else ())}"
         connection.execute(script.encode(), prepare=False)
         if known_ids and write:
-            lock = "SELECT FROM namespaces WHERE ns = ANY ($1) ORDER BY ns FOR UPDATE"  # planned once
-            connection.execute(lock, [[*known_ids.values()]])
+            lock = "SELECT ns FROM namespaces WHERE ns = ANY ($1) ORDER BY ns FOR UPDATE"  # planned once
+            present = {ns for (ns,) in connection.execute(lock, [[*known_ids.values()]])}
+            for name in [name for name, ns in known_ids.items() if ns not in present]:  # dropped in the meantime
+                del known_ids[name], self._committed_ids[name]
         unknown_names = {*namespaces} - known_ids.keys()
         new_ids = read_namespace_numbers(connection, unknown_names, write)
         if write and (
@@ -347,6 +349,23 @@ class PostgresDatabase(Backend):
         if len(transaction.of) <= _MAX_LISTED_NAMESPACES:
             visible = [transaction.numbers[name] for name in transaction.of if name in transaction.numbers]
             transaction.statements.execute(_SET_NAMESPACES, [",".join(map(str, visible))])
+
+    def forget_namespace(self, name: str) -> None:
+        """Forget the id of a namespace that the current transaction has deleted."""
+        self._current.numbers.pop(name, None)
+        self._committed_ids.pop(name, None)
+
+    @contextmanager
+    def unlock_log(self) -> Iterator[None]:
+        statements = self._current.statements
+        try:
+            statements.execute("ALTER TABLE operations DISABLE TRIGGER operations_last")
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise StoreError(
+                f"{self.path}: only the owner of the tables can drop a namespace; erase_all erases its content"
+            ) from error
+        yield
+        statements.execute("ALTER TABLE operations ENABLE TRIGGER operations_last")
 
     @contextmanager
     def bulk_load(self) -> Iterator[None]:

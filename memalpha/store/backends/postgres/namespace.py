@@ -57,6 +57,11 @@ class _PostgresScope(NamespaceScope):
             self.database.add_namespace(self.name, self.statements.execute(query, (self.name,)).fetchone()[0])
         return self.namespace_id
 
+    def drop(self) -> None:
+        self.statements.execute("DELETE FROM members WHERE namespace = ?", (self.name,))
+        self.select("DELETE FROM namespaces WHERE ns = ?")
+        self.database.forget_namespace(self.name)
+
 
 class _PostgresLog(OperationLog):
     def append_inserts(
@@ -129,6 +134,7 @@ class PostgresNamespace(Namespace):
     database: PostgresDatabase
 
     _SCOPE, _LOG, _ENTRIES, _VECTORS = _PostgresScope, _PostgresLog, _PostgresEntries, _PostgresVectors
+    _TABLES = ("versions", "vectors", "postings")
     _BATCH = 2000
 
     def __init__(self, database: PostgresDatabase, name: str, schema: MemorySchema) -> None:

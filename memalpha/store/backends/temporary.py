@@ -1,0 +1,79 @@
+"""Temporary files: hidden beside their target, locked while their writer lives, removed once it does not."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import time
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+_ABANDONED_AFTER = 86400.0  # seconds until a file that nobody can lock counts as left by a killed process
+_MODE = 0o600
+
+
+def temporary_path(path: Path) -> Path:
+    """Return a new hidden path beside a file, to be moved there once complete."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
+
+
+@contextmanager
+def locked_file(path: Path) -> Iterator[int]:
+    """Create a file for its owner alone and yield its descriptor; it counts as abandoned once the block has ended."""
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, _MODE)
+    try:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def abandoned_files(path: Path) -> list[Path]:
+    """Return the temporary files of a target, with their logs, that a killed process left."""
+    start = rf"\.{re.escape(path.name)}\.\d+"
+    names, older_names = re.compile(rf"{start}\.[0-9a-f]{{8}}\.partial"), re.compile(rf"{start}(-wal|-shm)?")
+    try:
+        files = list(path.parent.iterdir())
+    except OSError:  # no folder any more
+        return []
+    abandoned = [file for file in files if names.fullmatch(file.name) and _is_abandoned(file)]
+    logs = [log for file in abandoned for log in (Path(f"{file}-wal"), Path(f"{file}-shm")) if log.exists()]
+    return [*logs, *abandoned, *(file for file in files if older_names.fullmatch(file.name) and _is_old(file))]
+
+
+def remove_abandoned_files(path: Path) -> None:
+    """Remove the temporary files of a target that a killed process left."""
+    for file in abandoned_files(path):
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
+
+
+def _is_old(file: Path) -> bool:
+    try:
+        return file.stat().st_mtime < time() - _ABANDONED_AFTER
+    except OSError:  # another process has removed it
+        return False
+
+
+def _is_abandoned(file: Path) -> bool:
+    try:
+        if file.is_symlink() or not file.is_file():
+            return False
+        if fcntl is None:
+            return _is_old(file)
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(descriptor)
+    except OSError:  # it is locked, gone or somebody else's
+        return False
+    return True

@@ -1,0 +1,131 @@
+"""`StoreEraser`: the methods of `MemoryStore` that remove content for good, and what they leave to finish later."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection
+
+from memalpha.errors import ScrubPending, StoreError, UnknownEntry
+from memalpha.store.indexing import cache
+from memalpha.store.open import open_namespace
+from memalpha.store.store_reads import StoreReader
+
+
+class StoreEraser(StoreReader):
+    """Erasing in one namespace of a durable store, and dropping namespaces."""
+
+    def erase(self, *ids: str) -> list[str]:
+        """Erase entries for good: from the log, past states, vectors, and free space of the file.
+
+        The operations remain as stubs without content, date, origin or id, because an id tells of the content. Stubs
+        change nothing: past states, undo and restore behave as if the entries had never existed. Only an export, copy
+        or fork made before still has them. The core memory has a past of its own (`erase_core_history`). The file is
+        rewritten, which takes time. If that fails, the entries are erased all the same: no read returns them, and
+        `pending_scrub` stays True until their bytes are gone.
+
+        In PostgreSQL no statement returns the erased content afterwards, but its bytes remain on the server for a
+        while. They stay in the tables' files until vacuum frees the space and it is reused. `VACUUM FULL
+        memalpha.operations, memalpha.versions, memalpha.vectors, memalpha.postings` does so at once; the owner runs it
+        while nobody else works. Write-ahead log, replicas and backups keep the bytes as long as they are retained.
+
+        Args:
+            ids: Ids of live or deleted entries. Without any, a pending scrub is finished.
+
+        Returns:
+            Other ids that hold, or held, exactly the same content. They are left unchanged.
+
+        Raises:
+            UnknownEntry: No entry ever had the id.
+            ScrubPending: The entries are erased, but the file cannot be rewritten now. The next opening goes on.
+        """
+        with self._transaction(write=True):
+            for id in ids:
+                if self._namespace.entries.latest_version(id) is None:
+                    break
+            else:
+                id = None
+                same_content_ids = self._namespace.entries.ids_with_same_content(ids)
+                self._erase(ids)
+        if id is not None:
+            self._scrub()  # the id may be that of an erasure that was not finished
+            raise UnknownEntry(f"no entry ever had the id {id!r}")
+        self._scrub(same_content_ids)
+        return same_content_ids
+
+    def erase_all(self) -> int:
+        """Erase the whole namespace, core memory included, and return the number of stubs.
+
+        Only the namespace's name and the stubs of its operations remain; `drop_namespace` removes these, too. Raises
+        `ScrubPending` as `erase` does.
+        """
+        with self._transaction(write=True):
+            count = self._erase(None)
+        self._scrub()
+        return count
+
+    def erase_core_history(self) -> int:
+        """Erase all texts of the core memory but the current one, and return their number.
+
+        Before the current text, past states then have no core memory. Raises `ScrubPending` as `erase` does.
+        """
+        with self._transaction(write=True):
+            cache.remove_index_files(self._database, self._namespace.name)
+            count = self._namespace.erase_core_history()
+        self._scrub()
+        return count
+
+    def drop_namespace(self, name: str) -> int:
+        """Delete a namespace of the store: its log, its entries and its name.
+
+        A namespace that is later made under this name is a new one: its positions begin at 1, and its ids are not
+        compared with those of the old one.
+
+        Args:
+            name: Name of an existing namespace.
+
+        Returns:
+            Number of operations that its log had.
+
+        Raises:
+            StoreError: There is no such namespace, or the role does not own a PostgreSQL store's tables.
+            ScrubPending: It is deleted, but the file cannot be rewritten now, as in `erase`.
+        """
+        namespace = open_namespace(self._database, name, self.schema)
+        with namespace.transaction():
+            if name not in self._database.namespaces():
+                raise StoreError(f"no namespace {name!r}: `namespaces` lists them")
+            cache.remove_index_files(self._database, name)
+            count = namespace.drop()
+        self._scrub()
+        return count
+
+    @property
+    def pending_scrub(self) -> bool:
+        """True if content was erased whose bytes may still lie in the file. The next opening, or `erase()`, goes on."""
+        with self._database.transaction(write=False):
+            return self._database.is_scrub_due
+
+    def _erase(self, ids: Collection[str] | None) -> int:
+        cache.remove_index_files(self._database, self._namespace.name)
+        return self._namespace.erase(ids)
+
+    def _scrub(self, same_content: Collection[str] = (), *, wait: bool = True) -> None:
+        """Finish the rewriting that an erasure of any namespace has left due."""
+        if not self.pending_scrub:
+            return
+        cache.remove_index_files(self._database)  # also index files written in the meantime
+        self._database.remove_abandoned_copies()
+        try:
+            self._database.scrub(wait=wait)
+        except ScrubPending as pending:
+            pending.same_content = tuple(same_content)
+            raise
+
+    def _finish_interrupted_work(self) -> None:
+        """Go on with a pending scrub, and remove the files of killed copies, without waiting for others."""
+        try:
+            if self._database.abandoned_copies():
+                self._database.remove_abandoned_copies()
+            self._scrub(wait=False)
+        except StoreError as error:
+            warnings.warn(str(error), stacklevel=3)
