@@ -10,7 +10,7 @@ import numpy as np
 from memalpha.errors import StoreError, UnknownEntry
 from memalpha.store import history as timeline
 from memalpha.store.backends.base import Backend
-from memalpha.store.backends.operation_log import LogEnd
+from memalpha.store.backends.operation_log import LogEnd, check_clock
 from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Where
 from memalpha.store.history import Diff
@@ -242,7 +242,9 @@ class StoreReader(Memory):
 
     def _has_expired_entries(self, log_end: LogEnd) -> bool:
         """Return True if a live entry has expired."""
-        return log_end.next_expiry is not None and log_end.next_expiry <= self._database.now()
+        if log_end.next_expiry is None:
+            return False
+        return log_end.next_expiry <= check_clock(self._database.now(), log_end)
 
     def _end_expired(self) -> LogEnd:
         """End all expired entries and return the new end of the log.

@@ -13,6 +13,7 @@ from memalpha.store.filters import format_utc, parse_time
 from memalpha.store.schema import MemorySchema, count_core_tokens
 from memalpha.types import is_iso_time
 
+MAX_DEPTH = 50  # levels of metadata; filters allow as many
 _ID = re.compile(r"[^\s\x00]{1,128}")
 
 
@@ -103,9 +104,20 @@ def _check_metadata(name: str, value: Any) -> dict[str, Any]:
     if all(map(_is_json_scalar, value.values())):
         return dict(value)
     try:
-        return json.loads(json.dumps(dict(value), allow_nan=False))
+        stored = json.loads(json.dumps(dict(value), allow_nan=False))
+        if _is_deeper(stored, MAX_DEPTH):
+            raise InvalidContent(f"{name}: nested deeper than {MAX_DEPTH} levels: keep it as text")
+        return stored
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidContent(f"{name} cannot be written as JSON: {error}") from error
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    """Return True if mappings and lists are nested deeper than `depth` levels."""
+    if not isinstance(value, dict | list):
+        return False
+    items = value.values() if isinstance(value, dict) else value
+    return depth == 0 or any(_is_deeper(item, depth - 1) for item in items)
 
 
 def _is_json_scalar(value: Any) -> bool:

@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Thread
 
@@ -341,3 +342,38 @@ def test_a_reading_transaction_writes_nothing(tmp_path) -> None:
         store.insert("semantic", "a")
     with new(tmp_path / "a.db") as store:
         assert store.list() == []
+
+
+def test_one_reading_of_a_wrong_clock_is_refused(tmp_path: Path) -> None:
+    now = [datetime(2027, 1, 1, tzinfo=UTC)]
+    store = MemoryStore.open(tmp_path / "a.db", embedder="hash", clock=lambda: now[0])
+    store.insert("semantic", "pet: cat", expires="2040-01-01")
+    now[0] = datetime(9999, 12, 31, tzinfo=UTC)
+    for write in (lambda: store.add("pet: dog"), lambda: store.add_many(["pet: dog"]), store.list, store.undo):
+        with pytest.raises(StoreError, match=r"clock reads 9999-12-31.*set it right"):
+            write()
+    now[0] = datetime(2027, 1, 2, tzinfo=UTC)
+    store.add("pet: hen")
+    assert [time[:10] for _, time, _ in store.log()] == ["2027-01-01", "2027-01-02"]
+    now[0] = datetime(2036, 1, 1, tzinfo=UTC)
+    store.add("pet: bee")  # a long pause is none
+
+
+def test_deep_metadata_is_refused_and_never_blocks_an_export(tmp_path: Path) -> None:
+    store = MemoryStore.open(tmp_path / "a.db", embedder="hash")
+    for depth, is_stored in ((1, True), (48, True), (49, False), (900, False), (100_000, False)):
+        metadata: dict = {}
+        inner = metadata
+        for _ in range(depth):
+            inner["a"] = inner = {}
+        inner["b"] = [1]
+        if is_stored:
+            store.insert("semantic", f"depth {depth}", metadata=metadata)
+        else:
+            with pytest.raises(InvalidContent, match="metadata"):
+                store.insert("semantic", f"depth {depth}", metadata=metadata)
+    assert store.export_jsonl(tmp_path / "log.jsonl") == 2
+    assert len(store.list(where={"a": {"$ne": 1}})) == 2
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000)
+    with pytest.raises(DataError, match="not JSON"):
+        store.import_jsonl(tmp_path / "deep.jsonl")

@@ -15,7 +15,7 @@ import numpy as np
 
 from memalpha.store.backends.base import Backend
 from memalpha.store.backends.entry_table import EntryTable
-from memalpha.store.backends.operation_log import LogEnd, OperationLog
+from memalpha.store.backends.operation_log import LogEnd, OperationLog, check_clock
 from memalpha.store.backends.row_codec import content_digest, decode_vectors, row_values, vector_blob, version_row
 from memalpha.store.backends.scope import NamespaceScope
 from memalpha.store.backends.vector_table import VectorTable
@@ -85,7 +85,9 @@ class Namespace:
         change = plan(self.entries, operation, position)
         completed, entry = change.operation, change.entry
         ns = self.scope.create()
-        time = max(time or self.database.now(), log_end.time)  # keep the log ordered if the clock is set back
+        time = max(
+            time or check_clock(self.database.now(), log_end), log_end.time
+        )  # keep the log ordered if the clock is set back
         if effective_position is None:  # expiry and erasure are not undone
             is_undoable = completed.kind not in ("expired", "erased")
             effective_position = position if is_undoable else self.log.effective_position(log_end.position)
@@ -120,7 +122,7 @@ class Namespace:
         """
         log_end = self.log.end()
         self.scope.create()
-        time = max(self.database.now(), log_end.time)
+        time = max(check_clock(self.database.now(), log_end), log_end.time)
         size = self._BATCH or len(entries) or 1
         for start in range(0, len(entries), size):
             batch = entries[start : start + size]

@@ -14,6 +14,7 @@ from memalpha.store.filters import format_utc, parse_time
 from memalpha.types import MemoryEntry, Operation
 
 OPERATION_COLUMNS = f"seq, time, head, kind, {ENTRY_COLUMNS}"
+_RELEASE, _MOST_YEARS = "2026-11-01", 10  # a clock further ahead of both the release and the log is wrong
 _FINGERPRINT_ROWS = 64  # log rows that a fingerprint covers
 _INSERT_OPERATION = f"INSERT INTO operations (ns, {OPERATION_COLUMNS}) VALUES ({','.join('?' * 15)})"
 _SELECT_LOG_END = (
@@ -38,6 +39,25 @@ class LogEnd(NamedTuple):
     position: int = 0
     time: str = ""
     next_expiry: str | None = None
+
+
+def check_clock(now: str, log_end: LogEnd) -> str:
+    """Return the clock's time, if it can be right: the log's times never go back, so a wrong one would stay.
+
+    Args:
+        now: Time of the clock.
+        log_end: End of the log.
+
+    Raises:
+        StoreError: It is over ten years after this release and after the last operation.
+    """
+    latest = max(log_end.time, _RELEASE)
+    if int(now[:4]) - int(latest[:4]) > _MOST_YEARS:
+        raise StoreError(
+            f"the clock reads {now[:19]}, more than {_MOST_YEARS} years after {latest[:10]}: set it right; the log's "
+            "times never go back, so nothing was written"
+        )
+    return now
 
 
 class OperationLog:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import glob
 import os
+import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -268,6 +269,16 @@ class SQLiteDatabase(Backend):
             f"{self.path}: erased, but {obstacle}: nothing returns what was erased, its bytes may still lie in the "
             "file; opening the store again or `memalpha doctor --repair` goes on"
         )
+
+    def index_key(self) -> bytes | None:
+        row = self._connection.execute("SELECT value FROM meta WHERE key = 'index key'").fetchone()
+        return None if row is None else str(row[0]).encode()
+
+    def make_index_key(self) -> bytes:
+        self._connection.execute("INSERT OR IGNORE INTO meta VALUES ('index key', ?)", (secrets.token_hex(32),))
+        key = self.index_key()
+        assert key is not None
+        return key
 
     @contextmanager
     def note_copy(self, target: Path) -> Iterator[None]:

@@ -214,6 +214,8 @@ class _Examination:
                 self.report("log", f"position {position}: {error}; {ADVICE}", rows.name)
                 return None
             effective_positions.append(effective_position)
+            if position == rows.log.position and time > self.database.now():
+                self.health.notes.append(f"the log of {rows.name} ends in the future ({time[:19]}): a clock was wrong")
             previous_time, state = time, state.advance(change)
             for entry in (change.ended, change.entry):
                 if entry is not None:

@@ -5,7 +5,7 @@ time. It is written (aside, synced, renamed) when a store of `MIN_ENTRIES` entri
 
 The next search uses the file if all of this holds:
 
-- the SHA-256 over all its bytes is right;
+- the keyed SHA-256 over all its bytes is right, whose key lies in the store: nobody else can write such a file;
 - format, precision of vectors, way of splitting words, store, embedder and namespace are the same;
 - the log up to the file's position ends in the very rows (positions, times and contents) that it was made from, so a
   copy of the store with a different history does not fit;
@@ -31,7 +31,7 @@ from memalpha.store.indexing.file_format import Arrays, read_arrays, write_array
 from memalpha.store.search.bm25 import words
 from memalpha.store.search.vectors import Precision
 
-FORMAT = 6
+FORMAT = 7
 MIN_ENTRIES = 5000  # below, rebuilding the index takes less than 0.1 s
 GROWING_ARRAYS = ("vectors", "live", "orders", "groups", "spans", "words lengths")  # arrays with a row per slot
 _PROBE = "Ana's running-shoes, 2024: naïve \u6771\u4eac\u306b \ud55c\uad6d\uc5b4 weren't U.S. \u0939\u093f\u0928\u094d"
@@ -54,7 +54,8 @@ class IndexCache:
 
         Call this inside a transaction. The position is at or before the end of the log.
         """
-        content = None if self.path is None else read_arrays(self.path, spare=GROWING_ARRAYS)
+        key = self._rows.database.index_key()
+        content = None if self.path is None or key is None else read_arrays(self.path, key, spare=GROWING_ARRAYS)
         if content is None:
             return None
         header, arrays = content
@@ -94,9 +95,10 @@ class IndexCache:
                     self._rows.database, self._rows.name, keep=self.path
                 )  # left by writers that were killed
                 file = os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb")
+                key = self._rows.database.make_index_key()
                 header = {"position": position, "vectors": self._precision} | self._identity(position)
             with file:
-                write_arrays(file, header, make_arrays())
+                write_arrays(file, header, make_arrays(), key)
             with self._rows.transaction():
                 if self._rows.log.has_erasure_after(position):
                     temporary.unlink(missing_ok=True)

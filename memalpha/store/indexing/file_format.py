@@ -1,12 +1,12 @@
 """File format for named arrays, read as a whole or not at all.
 
 Layout: magic; length of the header (8 bytes); header (JSON: the caller's fields, and name, type and shape of each
-array); the arrays (little-endian); SHA-256 of everything before it.
+array); the arrays (little-endian); HMAC-SHA-256 of everything before it, under a key of the caller.
 """
 
 from __future__ import annotations
 
-import hashlib
+import hmac
 import json
 import math
 import os
@@ -25,18 +25,19 @@ _BLOCK = 1 << 22
 Arrays = Mapping[str, np.ndarray]
 
 
-def write_arrays(file: BinaryIO, header: Mapping[str, Any], arrays: Arrays) -> None:
+def write_arrays(file: BinaryIO, header: Mapping[str, Any], arrays: Arrays, key: bytes) -> None:
     """Write header and arrays to an open file and sync it.
 
     Args:
         file: Empty file, open for writing.
         header: Fields for the header; values that JSON can hold.
         arrays: Arrays by name.
+        key: Secret key of the checksum.
     """
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     described = [[name, part.dtype.newbyteorder("<").str, part.shape] for name, part in contiguous.items()]
     head = json.dumps({**header, "arrays": described}).encode()
-    digest = hashlib.sha256()
+    digest = hmac.new(key, digestmod="sha256")
     for block in (_MAGIC, len(head).to_bytes(8, "little"), head):
         digest.update(block)
         file.write(block)
@@ -50,12 +51,13 @@ def write_arrays(file: BinaryIO, header: Mapping[str, Any], arrays: Arrays) -> N
     os.fsync(file.fileno())
 
 
-def read_arrays(path: Path, spare: Collection[str] = ()) -> tuple[dict[str, Any], Arrays] | None:
+def read_arrays(path: Path, key: bytes, spare: Collection[str] = ()) -> tuple[dict[str, Any], Arrays] | None:
     """Read the header (without `arrays`) and the arrays of a file.
 
     Args:
         path: File to read.
-        growing: Names of arrays that get a quarter more rows of zeros, which take no memory before they are used.
+        key: Key that the file was written with.
+        spare: Names of arrays that get a quarter more rows of zeros, which take no memory before they are used.
 
     Returns:
         Header and arrays, or None if the file is missing or any byte is not as written.
@@ -64,13 +66,15 @@ def read_arrays(path: Path, spare: Collection[str] = ()) -> tuple[dict[str, Any]
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
-            return _read(file, status.st_size, spare) if stat.S_ISREG(status.st_mode) else None  # a pipe would wait
+            return (
+                _read(file, status.st_size, key, spare) if stat.S_ISREG(status.st_mode) else None
+            )  # a pipe would wait
     except (OSError, ValueError, TypeError, KeyError):  # the header may be anything before it has been checked
         return None
 
 
-def _read(file: BinaryIO, size: int, spare: Collection[str]) -> tuple[dict[str, Any], Arrays] | None:
-    digest = hashlib.sha256()
+def _read(file: BinaryIO, size: int, key: bytes, spare: Collection[str]) -> tuple[dict[str, Any], Arrays] | None:
+    digest = hmac.new(key, digestmod="sha256")
     start = file.read(len(_MAGIC) + 8)
     length = int.from_bytes(start[len(_MAGIC) :], "little")
     if start[: len(_MAGIC)] != _MAGIC or length > size:
@@ -93,7 +97,7 @@ def _read(file: BinaryIO, size: int, spare: Collection[str]) -> tuple[dict[str, 
             if file.readinto(view[offset : offset + _BLOCK]) != len(view[offset : offset + _BLOCK]):  # pyright: ignore
                 return None
             digest.update(view[offset : offset + _BLOCK])
-    return (header, arrays) if file.read() == digest.digest() else None
+    return (header, arrays) if hmac.compare_digest(file.read(), digest.digest()) else None
 
 
 def pack_strings(name: str, strings: Iterable[str]) -> dict[str, np.ndarray]:

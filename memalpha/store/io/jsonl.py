@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import fields as fields_of
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -80,7 +80,8 @@ def write_jsonl(
     with atomic_writer(path) as file:
         file.write(to_json(header) + "\n")
         for position, time, effective_position, operation in log:
-            fields = {name: value for name, value in asdict(operation).items() if value is not None}
+            values = ((field.name, getattr(operation, field.name)) for field in fields_of(operation))
+            fields = {name: value for name, value in values if value is not None}
             row = {"seq": position, "time": time, "head": effective_position, **fields}
             file.write(to_json(row) + "\n")
             count += 1
@@ -169,7 +170,7 @@ def parse_fields(location: str, text: str, names: Sequence[str]) -> dict[str, An
 def _parse_json(location: str, text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{location}: not JSON: {error}") from error
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
+SMALLEST_RANGE = 1e-3  # of scores that are scaled; inner products are rounded to 1e-5
+
 
 def scale(scores: np.ndarray, score_range: tuple[float, float] | None) -> np.ndarray:
     """Scale scores to 0..1 by minimum and maximum; equal scores become zeros.
+
+    A range below `SMALLEST_RANGE` counts as that, so that rounding is not scaled up to a difference of 1.
 
     Args:
         scores: Scores `(n,)`.
         score_range: Minimum and maximum over more documents than these; None takes those of `scores`.
     """
     low, high = score_range or (scores.min(), scores.max())
-    return (scores - low) / (high - low) if high > low else np.zeros_like(scores)
+    return (scores - low) / max(high - low, SMALLEST_RANGE)
 
 
 def share_of_best(scores: np.ndarray) -> np.ndarray:

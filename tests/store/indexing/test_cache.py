@@ -1,5 +1,6 @@
 """Index files are caches: missing, torn, stale or foreign ones are made anew, never trusted."""
 
+import hashlib
 import shutil
 import sqlite3
 from contextlib import closing
@@ -132,6 +133,27 @@ def two_stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, b
         return folder / "a.db", file.read_bytes(), other, search_results(folder / "a.db", by_hand=True)
 
 
+def is_sound(file: Path, path: Path) -> bool:
+    """Return True if the index file is as the store at `path` wrote it."""
+    with closing(sqlite3.connect(path)) as rows:
+        (key,) = rows.execute("SELECT value FROM meta WHERE key = 'index key'").fetchone()
+    return read_arrays(file, key.encode()) is not None
+
+
+def test_a_forged_file_is_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    file = fill(path)
+    right = search_results(path, by_hand=True)
+    with closing(sqlite3.connect(path)) as rows:
+        (key,) = rows.execute("SELECT value FROM meta WHERE key = 'index key'").fetchone()
+    header, arrays = read_arrays(file, key.encode()) or ({}, {})
+    for forged_key in (b"", b"guess", hashlib.sha256(key.encode()).digest()):
+        with file.open("wb") as target:
+            write_arrays(target, header, {**arrays, "vectors": np.roll(arrays["vectors"], 1, 0)}, forged_key)
+        assert search_results(path) == right
+    assert key not in file.read_bytes().decode("latin-1")
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_whatever_happens_to_the_file_the_answers_are_right(
@@ -152,10 +174,10 @@ def test_whatever_happens_to_the_file_the_answers_are_right(
     file.unlink(missing_ok=True)
     if kind != "delete":
         file.write_bytes(changed[kind])
-        assert (read_arrays(file) is not None) == (changed[kind] in (own_file, other))
+        assert is_sound(file, path) == (changed[kind] == own_file)  # the other's key is another
         assert bool(examine(path).problems) == (changed[kind] != own_file)
     assert search_results(path) == right
-    assert file.read_bytes() == own_file or read_arrays(file) is not None  # and a sound one is there again
+    assert file.read_bytes() == own_file or is_sound(file, path)  # and a sound one is there again
 
 
 def test_a_copy_that_went_its_own_way_is_another_store(tmp_path: Path, built: list[int]) -> None:
@@ -254,7 +276,7 @@ def test_two_processes_that_close_at_once(tmp_path: Path) -> None:
     first._index.save = lambda: save(14, 11, lambda: (second.close(), corpus_to_arrays(corpus))[1])  # pyright: ignore
     first.close()  # the other closes while this one writes
     [file] = index_files(str(path))
-    assert read_arrays(file) is not None and search_results(path) == right
+    assert is_sound(file, path) and search_results(path) == right
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,8 +304,9 @@ def test_parts_come_back_as_they_were(
     path = tmp_path_factory.mktemp("parts") / "x"
     parts = {**pack_strings("s", strings), "n": np.array(numbers, np.int64), "e": np.zeros((0, 3), np.float32)}
     with path.open("wb") as file:
-        write_arrays(file, {"any": "thing"}, parts)
-    header, again = read_arrays(path) or ({}, {})
+        write_arrays(file, {"any": "thing"}, parts, b"secret")
+    assert read_arrays(path, b"guess") is None
+    header, again = read_arrays(path, b"secret") or ({}, {})
     assert header == {"any": "thing"} and unpack_strings("s", again) == strings
     assert {name: (part.dtype, part.tolist()) for name, part in again.items()} == {
         name: (part.dtype, part.tolist()) for name, part in parts.items()
