@@ -25,14 +25,15 @@ from memalpha.config.groups import LoadingConfig
 from memalpha.config.sampling import EvalSamplingConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.base import with_prompt_style
-from memalpha.policy.load import load_policy
+from memalpha.policy.load import ENDPOINT_PREFIXES, load_policy
 from memalpha.qa.protocol import run_systems
 from memalpha.qa.reader import Reader, load_reader
 from memalpha.qa.report import Report, make_result_folder
 from memalpha.qa.reporting.tables import check_folder, check_names, provenance, save_results
 from memalpha.qa.scoring.gold import check_categories
 from memalpha.qa.scoring.judge import Judge, load_judge
-from memalpha.qa.systems.builtin import EvaluatedSystem, Writer, load_system
+from memalpha.qa.systems.builtin import EvaluatedSystem, is_writer, load_system
+from memalpha.qa.systems.over_workers import OverWorkers, SystemLoading
 from memalpha.store.embedding import load_embedder
 from memalpha.store.schema import load_schema
 from memalpha.tasks.catalog import MODULES, get_data_set
@@ -143,19 +144,8 @@ def run_evaluation(config: EvalConfig, progress: Callable[[str, int, int], None]
     provenance_fields = provenance(config, tasks)
     if folder is not None:
         check_folder(folder, config.systems, provenance_fields)
-    endpoint = config.endpoint.kept_in(config.out)
-    systems = [
-        load_system(
-            name,
-            device=config.device,
-            dtype=config.dtype,
-            endpoint=endpoint,
-            loading=config.compute,
-            batching=config.sampling,
-        )
-        for name in config.systems
-    ]
-    if any(isinstance(source, Writer) for source in systems):
+    systems = [_load_config_system(config, name) for name in config.systems]
+    if any(map(is_writer, config.systems)):
         data_source = f"data: {config.data}" if config.benchmark == "tasks" else config.benchmark
         check_categories(tasks, load_schema(config.agent.memory_schema), data_source)
     reader = load_config_reader(config)
@@ -169,6 +159,34 @@ def run_evaluation(config: EvalConfig, progress: Callable[[str, int, int], None]
     finally:  # keep finished reports if a system, a judge or an endpoint fails
         if folder is not None and reports:
             save_results(folder, reports, provenance_fields)
+
+
+def _load_config_system(config: EvalConfig, name: str) -> EvaluatedSystem:
+    if config.workers == 1:
+        return load_system(
+            name,
+            device=config.device,
+            dtype=config.dtype,
+            endpoint=config.endpoint.kept_in(config.out),
+            loading=config.compute,
+            batching=config.sampling,
+        )
+    if name.startswith(ENDPOINT_PREFIXES):
+        raise ConfigError(
+            f"workers: {name} is behind an endpoint, whose calls are counted in one process: leave workers out; "
+            "endpoint.concurrency is the number of calls at a time"
+        )
+    return OverWorkers(
+        SystemLoading(
+            name,
+            config.agent.embedder,
+            device=config.device,
+            dtype=config.dtype,
+            loading=config.compute,
+            batching=config.sampling,
+        ),
+        config.workers,
+    )
 
 
 def _run_systems(

@@ -24,7 +24,7 @@ from rich.progress import Progress
 
 from memalpha.agent.copying_reader import format_date
 from memalpha.config import EvalConfig
-from memalpha.errors import DataError
+from memalpha.errors import ConfigError, DataError
 from memalpha.qa.report import make_result_folder
 from memalpha.qa.scoring.recall import EvidenceQuestion, EvidenceRanks, rank_evidence, search_function, summarize_ranks
 from memalpha.store.embedding import load_embedder
@@ -42,8 +42,11 @@ def run_locomo_search(config: EvalConfig) -> dict[str, Any]:
     With `config.out` the result is also written to its `eval/locomo-search.json`.
 
     Raises:
+        ConfigError: `config.workers` is above 1.
         DataError: `config.data` is missing.
     """
+    if config.workers > 1:
+        raise ConfigError("workers: locomo-search runs in one process: leave it out")
     if config.data is None:
         raise DataError("locomo-search: give the path of its file, data=PATH (locomo10.json; see data/README.md)")
     folder = None if config.out is None else make_result_folder(config.out)

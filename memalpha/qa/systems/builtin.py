@@ -332,7 +332,7 @@ def load_system(
         return Streamed(name, makers[name], exempt=name == "full")
     if name == "oracle":
         return Oracle()
-    if _FACTORY_PATH.fullmatch(name) and not name.startswith(("scripted:", *ENDPOINT_PREFIXES)):
+    if _is_factory(name):
         return Streamed(name, load_factory(name))
     if (
         name != "sentence-rules"
@@ -348,6 +348,15 @@ def load_system(
     return Writer(
         name, load_policy(policy, device=device, dtype=dtype, endpoint=endpoint, loading=loading, batching=batching)
     )
+
+
+def is_writer(name: str) -> bool:
+    """Return True if a system's name means a policy that writes a memory."""
+    return name == "sentence-rules" or not (name in BUILT_IN or _is_factory(name))
+
+
+def _is_factory(name: str) -> bool:
+    return bool(_FACTORY_PATH.fullmatch(name)) and not name.startswith(("scripted:", *ENDPOINT_PREFIXES))
 
 
 def load_factory(path: str) -> Callable[[Task, SystemSettings], System]:
