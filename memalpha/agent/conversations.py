@@ -27,7 +27,7 @@ from memalpha.policy.load import load_policy
 from memalpha.store.backends.base import system_clock
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.io.whole_log import is_written, write_log
-from memalpha.store.open import open_database
+from memalpha.store.open import is_url, open_database
 from memalpha.store.state import MemoryState
 from memalpha.tasks.formats.jsonl import iterate_lines, parse_task
 from memalpha.types import Operation, Task
@@ -151,7 +151,8 @@ def read_conversations(
         schema: Categories of a new store.
         embedder: Embedder of a new store, or of an existing one that records a model.
         shard: Index and number of shards; only the conversations of this shard are read (`shard_of`).
-        run: Runs the jobs: `run_jobs`, with `partial(run_jobs, workers=N)` over N processes of this machine.
+        run: Runs the jobs: `run_jobs`, with `partial(run_jobs, workers=N)` over N processes of this machine, or
+            `integrations.ray_jobs.run_on_ray`.
         progress: Called with the result of each conversation of this shard, as it ends.
         max_errors: Failed conversations after which reading stops.
 
@@ -167,7 +168,8 @@ def read_conversations(
     index, count = shard
     if not 0 <= index < count:
         raise ConfigError(f"shard {index}/{count}: 0/{count} to {count - 1}/{count} are needed")
-    settings = ReadingSettings(str(store), policy, config or AgentConfig(), schema, embedder)
+    location = str(store) if is_url(store) else str(Path(store).absolute())  # workers may have another current folder
+    settings = ReadingSettings(location, policy, config or AgentConfig(), schema, embedder)
     summary = ReadingSummary()
 
     def record(result: ConversationResult) -> None:

@@ -35,7 +35,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def logs(store: Path) -> dict[str, list[Operation]]:
+def logs(store: Path | str) -> dict[str, list[Operation]]:
     """Return the log of each namespace, without its times."""
     with MemoryStore.open(store, create=False) as opened:
         return {
@@ -84,6 +84,16 @@ def test_shards_share_the_conversations(tasks: Path, expected, tmp_path: Path) -
     assert [shard_of(f"task-{number}", 4) for number in range(6)] == [0, 3, 0, 2, 2, 1]  # the same on every machine
     with pytest.raises(ConfigError, match="shard 3/3: 0/3 to 2/3"):
         read_conversations(tmp_path / "none.db", tasks, "sentence_rules", shard=(3, 3))
+
+
+def test_one_postgres_holds_all_shards(tasks: Path, expected, postgres_url: str, tmp_path: Path) -> None:
+    part = tmp_path / "part.jsonl"
+    part.write_bytes(b"".join(tasks.read_bytes().splitlines(keepends=True)[:6]))
+    shards = [read_conversations(postgres_url, part, "sentence_rules", shard=(index, 2)) for index in range(2)]
+    assert sum(summary.read for summary in shards) == 6 and not any(summary.present for summary in shards)
+    assert read_conversations(postgres_url, part, "sentence_rules").present == 6
+    names = [task.id for task in load_jsonl(part)]
+    assert logs(postgres_url) == {name: expected[name] for name in sorted(names)}
 
 
 def test_a_failed_conversation_leaves_nothing_and_is_read_again(tmp_path: Path, monkeypatch) -> None:

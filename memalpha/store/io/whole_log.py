@@ -21,7 +21,14 @@ def is_written(database: Backend, name: str, schema: MemorySchema) -> bool:
     """
     namespace = open_namespace(database, name, schema)
     with namespace.transaction(write=False):
-        return namespace.scope.namespace_id >= 0
+        is_present = namespace.scope.namespace_id >= 0
+        _forget_id(database, name)
+        return is_present
+
+
+def _forget_id(database: Backend, name: str) -> None:
+    """Drop the id that the connection remembers, so that memory does not grow with the number of namespaces."""
+    database.namespace_ids.pop(name, None)
 
 
 def write_log(
@@ -51,9 +58,10 @@ def write_log(
     vectors = dict(zip(contents, embedder.load_checked().encode(contents), strict=True)) if contents else {}
     namespace = open_namespace(database, name, schema)
     with namespace.transaction():
-        if namespace.scope.namespace_id >= 0:
-            return False
-        namespace.scope.create()
-        for operation in operations:
-            namespace.write(operation, vectors)
-    return True
+        is_new = namespace.scope.namespace_id < 0
+        if is_new:
+            namespace.scope.create()
+            for operation in operations:
+                namespace.write(operation, vectors)
+        _forget_id(database, name)
+    return is_new
