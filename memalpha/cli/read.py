@@ -65,6 +65,9 @@ def read(
     shard: Annotated[
         str | None, typer.Option(metavar="I/M", help="Read shard I of M, from 0/M to M-1/M (with --namespaces).")
     ] = None,
+    on: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Workers on Ray: ray://HOST:PORT, or ray for this machine.")
+    ] = None,
     max_errors: Annotated[
         int | None, typer.Option(min=1, help="Failed conversations after which reading stops (default: 100).")
     ] = None,
@@ -93,11 +96,11 @@ def read(
         single_options = {"--namespace": namespace != DEFAULT_NAMESPACE, "--timestamp": timestamp is not None}
         single_options["--chunk"] = chunk_size != DEFAULT_CHUNK_SIZE
         _refuse(single_options, "belongs to a single text, not to --namespaces")
-        run = partial(run_jobs, workers=workers or 1)
+        run = partial(run_jobs, workers=workers or 1) if on is None else _run_on(on, store, workers)
         config = parse_store_writer(settings, instructions)
         _read_conversations(store, file, policy, config, schema, embedder, shard, run, max_errors, as_json=as_json)
         return
-    many_options = {"--workers": workers, "--shard": shard, "--max-errors": max_errors}
+    many_options = {"--workers": workers, "--shard": shard, "--on": on, "--max-errors": max_errors}
     _refuse({name: value is not None for name, value in many_options.items()}, "needs --namespaces task")
     # Check every input before a store is created.
     chunks, writer = read_chunks(file, timestamp, chunk_size), load_policy(policy)
@@ -161,6 +164,19 @@ def _read_conversations(
     print_result({**to_json_value(summary), "seconds": seconds}, as_json, _format_summary(summary, seconds))
     if summary.failed:
         raise typer.Exit(1)
+
+
+def _run_on(address: str, store: str, workers: int | None) -> RunJobs:
+    """Return the function that runs jobs on a Ray cluster."""
+    from memalpha.integrations.ray_jobs import run_on_ray
+
+    if address != "ray" and not address.startswith("ray://"):
+        raise ConfigError(f"--on {address}: give ray://HOST:PORT of a cluster, or ray for this machine")
+    if workers is None:
+        raise ConfigError("--on: say with --workers how many actors are to read")
+    if address != "ray" and "://" not in store:
+        raise ConfigError(f"{store}: workers on other machines need a store that all reach: give postgresql://...")
+    return partial(run_on_ray, address=None if address == "ray" else address, workers=workers)
 
 
 def _parse_shard(text: str | None) -> tuple[int, int]:

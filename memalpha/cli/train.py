@@ -72,9 +72,7 @@ def train(
     summary = memalpha.train(settings)
     if PROCESS_RANK:
         return  # the process of rank 0 reports
-    from memalpha.report.page import write_report
-
-    page = write_report(settings.out)
+    page = _write_page(settings.out)
     print_result(summary, as_json, f"{_format_summary(summary)}\n{page}")
 
 
@@ -132,10 +130,14 @@ def report(
 
     Example: memalpha report runs/demo
     """
+    page = _write_page(run)
+    print_result({"report": str(page)}, as_json, str(page))
+
+
+def _write_page(run: Path) -> Path:
     from memalpha.report.page import write_report
 
-    page = write_report(run)
-    print_result({"report": str(page)}, as_json, str(page))
+    return write_report(run)
 
 
 def merge(

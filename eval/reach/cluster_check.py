@@ -1,0 +1,127 @@
+"""Read conversations on a local Ray, kill an actor, and validate the Kubernetes manifest of the page.
+
+    scripts/check-cluster
+
+The store of two Ray actors, one of which is killed with SIGKILL, must hold the same logs as that of one process. The
+manifest in docs/guides/many-conversations.md is checked by kubernetes-validate against the OpenAPI schema of
+Kubernetes, strictly: unknown keys are errors.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from common import make_parser, opening, save
+from many_conversations import differing_namespaces
+
+from memalpha.agent.conversations import ConversationResult, read_conversations
+from memalpha.integrations.ray_jobs import run_on_ray
+from memalpha.tasks.formats.jsonl import save_jsonl
+from memalpha.tasks.load import load_tasks
+
+PAGE = Path("docs/guides/many-conversations.md")
+KUBERNETES = "1.37"
+
+
+def find_actors() -> list[int]:
+    """Return the processes of this user's Ray actors that read conversations."""
+    pids = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes()
+        except OSError:
+            continue
+        if command.startswith(b"ray::") and b"_Actor" in command and path.stat().st_uid == os.getuid():
+            pids.append(int(path.parent.name))
+    return pids
+
+
+def check_ray(count: int, folder: Path) -> dict[str, Any]:
+    """Read conversations with one process and on Ray, killing an actor at a third; return the figures."""
+    tasks, whole, on_ray = folder / "tasks.jsonl", folder / "whole.db", folder / "ray.db"
+    save_jsonl(load_tasks("synthetic", count), tasks)
+    start = time.monotonic()
+    read_conversations(whole, tasks, "sentence_rules")
+    seconds = time.monotonic() - start
+    ended, killed = 0, 0
+
+    def kill_one(_: ConversationResult) -> None:
+        nonlocal ended, killed
+        ended += 1
+        if ended == count // 3:
+            killed = find_actors()[0]
+            os.kill(killed, signal.SIGKILL)
+
+    start = time.monotonic()
+    summary = read_conversations(on_ray, tasks, "sentence_rules", run=partial(run_on_ray, workers=2), progress=kill_one)
+    return {
+        "count": count,
+        "killed": killed > 0,
+        "read": summary.read,
+        "present": summary.present,
+        "failed": [result.error for result in summary.failed],
+        "differing": len(differing_namespaces(whole, on_ray)),
+        "seconds": {"one process": seconds, "Ray, start included": time.monotonic() - start},
+    }
+
+
+def check_manifest() -> list[str]:
+    """Validate the manifest of the page strictly; return the kinds and names of its objects.
+
+    Raises the validator's error for an object that does not fit.
+    """
+    import kubernetes_validate
+
+    blocks = re.findall(r"```yaml\n# job\.yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    objects = [item for block in blocks for item in yaml.safe_load_all(block)]
+    for item in objects:
+        kubernetes_validate.validate(item, KUBERNETES, strict=True)
+    broken = {**objects[0], "spec": {**objects[0]["spec"], "parallelizm": 4}}
+    try:
+        kubernetes_validate.validate(broken, KUBERNETES, strict=True)
+    except kubernetes_validate.ValidationError:
+        return [f"{item['apiVersion']} {item['kind']} {item['metadata']['name']}" for item in objects]
+    raise AssertionError("the validator accepts an unknown key")
+
+
+def main() -> None:
+    """Check both and write the record."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--count", type=int, default=400)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        record: dict[str, Any] = check_ray(arguments.count, Path(folder))
+    record["manifest"] = check_manifest()
+    lines = opening(
+        "Reading on a cluster", ("memalpha", "ray", "kubernetes-validate"), started_by="scripts/check-cluster"
+    )
+    times = ", ".join(f"{seconds:.1f} s with {name}" for name, seconds in record["seconds"].items())
+    lines += [
+        "",
+        f"{record['count']} conversations of the demo world, a local Ray with two actors, one killed with SIGKILL at a "
+        f"third: {record['read']} read, {record['present']} found written by the killed actor, {len(record['failed'])} "
+        f"failed, {record['differing']} with another log than in the store of one process. {times}; other processes "
+        "shared the cores.",
+        "",
+        f"kubernetes-validate, strict, schemas of Kubernetes {KUBERNETES}: valid: "
+        f"{', '.join(record['manifest'])}. The same Job with an unknown key is refused.",
+    ]
+    save(arguments.results / "cluster-check", record, "\n".join(lines))
+    if record["differing"] or record["failed"] or record["read"] + record["present"] != record["count"]:
+        raise SystemExit("the store read on Ray is not that of one process")
+
+
+if __name__ == "__main__":
+    main()
