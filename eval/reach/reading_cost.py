@@ -21,7 +21,8 @@ import tempfile
 import time
 from typing import Any
 
-from memalpha.agent.agent import act, build_request, observe
+from memalpha.agent.agent import act, build_request
+from memalpha.agent.observe import observe
 from memalpha.config import AgentConfig, WorldConfig
 from memalpha.environments import memory_engine
 from memalpha.policy.scripted import ScriptedPolicy

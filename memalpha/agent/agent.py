@@ -6,179 +6,42 @@ Every chunk gets a fresh prompt of the memory view and the chunk, so the cost is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import RLock
 from typing import TypeVar, cast
 
-from memalpha.agent.prompts import (
-    CORE_CUT,
-    check_store_names,
-    check_style,
-    prompted_config,
-    render_view,
-    writer_messages,
-)
+from memalpha.agent.observe import observe
+from memalpha.agent.prompts import check_store_names, check_style, prompted_config, writer_messages
 from memalpha.agent.reader import Answer, Reader, default_reader
 from memalpha.agent.styles import parse_reply
-from memalpha.agent.tools import execute
+from memalpha.agent.tools import changed_id, execute
 from memalpha.config import AgentConfig
-from memalpha.errors import ConfigError, DataError
+from memalpha.errors import ConfigError, DataError, UnknownEntry
 from memalpha.policy.base import Policy
 from memalpha.policy.load import load_policy
 from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema
-from memalpha.store.validation import check_timestamp
 from memalpha.tasks.chunking import split_text
 from memalpha.tasks.formats.messages import Messages, chunk_messages, is_messages
 from memalpha.types import (
     Chunk,
     Completion,
-    MemoryEntry,
     Observation,
     Operation,
     SampleRequest,
-    Task,
     ToolCall,
     ToolResult,
     Turn,
-    ViewEntry,
 )
 
 T = TypeVar("T")
 Text = str | Chunk
 MAX_CHUNK_CHARACTERS = 4000
 """Maximum length in characters of chunks cut from a long text; same as in `memalpha read`."""
-
-
-def observe(
-    memory: Memory,
-    chunk: Chunk,
-    config: AgentConfig,
-    count_tokens: Callable[[str], int],
-    task: Task | None = None,
-    advice: str = "",
-) -> Observation:
-    """Build the writer's view of the memory for one chunk.
-
-    The view holds the core memory, entries retrieved for the chunk, and the most recent entries, oldest first. If the
-    rendered view exceeds `config.view_tokens`, it is shortened in two ways:
-
-    - A core memory of more than half the budget is cut, with a last line that says so. The stored core stays whole.
-    - The lowest-ranked entries are dropped until the view fits. The rank alternates: best retrieved, most recent,
-      second best, and so on.
-
-    The style `mem-alpha` shows the last `config.view_recent` entries of each category instead, in the order in which
-    they were first stored. If they do not fit, it shows half as many of each, down to none.
-
-    Args:
-        memory: the memory to show.
-        chunk: the chunk to read; its text is the search query.
-        config: sizes and style of the view.
-        count_tokens: the policy's token counter.
-        task: task of the chunk, in training and evaluation only.
-        advice: advice from an earlier attempt; it does not count towards `view_tokens`.
-
-    Returns:
-        The observation, not yet rendered to messages.
-
-    Raises:
-        InvalidContent: if the chunk's timestamp is not ISO 8601.
-    """
-    check_timestamp(chunk.timestamp)
-    if config.prompt == "mem-alpha":
-        return _observe_by_category(memory, chunk, config, count_tokens, task, advice)
-    recent, core = memory.recent(config.view_recent + 1), memory.core
-    if len(recent) <= config.view_recent:
-        entries = _oldest_first(memory, recent)
-        if _fits(core, entries, config, count_tokens):
-            return Observation(chunk, core, _view(entries), task, advice)
-    ranked = _ranked(memory, recent[: config.view_recent], chunk, config)
-    if not _fits(core, ranked, config, count_tokens):
-        core = _cut_core(core, config, count_tokens)
-    entries = _oldest_first(memory, ranked)
-    while ranked and not _fits(core, entries, config, count_tokens):
-        entries.remove(ranked.pop())
-    return Observation(chunk, core, _view(entries), task, advice)
-
-
-def _observe_by_category(
-    memory: Memory,
-    chunk: Chunk,
-    config: AgentConfig,
-    count_tokens: Callable[[str], int],
-    task: Task | None,
-    advice: str,
-) -> Observation:
-    """Build the view of the style `mem-alpha`: the last entries of each category; see `observe`."""
-    by_category = {name: memory.list(name) for name in memory.schema.category_names}
-
-    def newest(number: int) -> list[MemoryEntry]:
-        return [entry for entries in by_category.values() for entry in entries[max(len(entries) - number, 0) :]]
-
-    number, core = config.view_recent, memory.core
-    if not _fits(core, newest(number), config, count_tokens):
-        core = _cut_core(core, config, count_tokens)
-    while number and not _fits(core, newest(number), config, count_tokens):
-        number //= 2
-    counts = {name: len(entries) for name, entries in by_category.items()}
-    return Observation(chunk, core, _view(newest(number)), task, advice, counts)
-
-
-def _oldest_first(memory: Memory, entries: Sequence[MemoryEntry]) -> list[MemoryEntry]:
-    created = memory.created_at([entry.id for entry in entries])
-    return sorted(entries, key=lambda entry: created[entry.id])
-
-
-def _cut_core(core: str, config: AgentConfig, count_tokens: Callable[[str], int]) -> str:
-    """Cut the core to half the budget, at a word or a nearby line end.
-
-    The cut core ends with the notice `CORE_CUT`. A core that fits is returned unchanged.
-    """
-    half = config.model_copy(update={"view_tokens": config.view_tokens // 2})
-    if count_tokens(core) <= count_tokens(CORE_CUT) or _fits(core, [], half, count_tokens):
-        return core
-
-    def cut(length: int) -> str:
-        prefix = core[:length]
-        if not core[length].isspace():
-            line = prefix.rfind("\n")
-            prefix = prefix[:line] if line >= length // 2 else prefix.rsplit(None, 1)[0] if prefix.strip() else ""
-        return f"{prefix.rstrip()}\n{CORE_CUT}" if prefix.strip() else CORE_CUT
-
-    fitting, too_long = 0, len(core)
-    while too_long - fitting > 1:
-        middle = (fitting + too_long) // 2
-        if _fits(cut(middle), [], half, count_tokens):
-            fitting = middle
-        else:
-            too_long = middle
-    return cut(fitting)
-
-
-def _view(entries: list[MemoryEntry]) -> tuple[ViewEntry, ...]:
-    return tuple(ViewEntry(entry.id, entry.category, entry.content, entry.timestamp) for entry in entries)
-
-
-def _fits(core: str, entries: list[MemoryEntry], config: AgentConfig, count_tokens: Callable[[str], int]) -> bool:
-    text = render_view(core, _view(entries), config.prompt)
-    # A text never has more tokens than bytes, so most views need no counting.
-    return len(text.encode()) <= config.view_tokens or count_tokens(text) <= config.view_tokens
-
-
-def _ranked(memory: Memory, recent: list[MemoryEntry], chunk: Chunk, config: AgentConfig) -> list[MemoryEntry]:
-    """Return retrieved and recent entries alternately, best first, without duplicates."""
-    related = memory.search(chunk.render(), config.view_related) if config.view_related else []
-    ranked: dict[str, MemoryEntry] = {}
-    for number in range(max(len(related), len(recent))):
-        if number < len(related):
-            ranked.setdefault(related[number].entry.id, related[number].entry)
-        if number < len(recent):
-            ranked.setdefault(recent[number].id, recent[number])
-    return list(ranked.values())
 
 
 def build_request(
@@ -215,8 +78,29 @@ def build_request(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What a writer wants to do about a chunk, not done yet: see `MemoryAgent.propose`.
+
+    Attributes:
+        observation: What the writer saw: the chunk, and the memory at that moment.
+        completion: Its reply.
+        core: The whole core memory at that moment.
+    """
+
+    observation: Observation
+    completion: Completion
+    core: str
+
+
 def act(
-    memory: Memory, chunk: Chunk, completion: Completion, *, source: str | None = None, form: str = "hermes"
+    memory: Memory,
+    chunk: Chunk,
+    completion: Completion,
+    *,
+    source: str | None = None,
+    form: str = "hermes",
+    conflicts: Collection[str] = (),
 ) -> Turn:
     """Apply the tool calls of a completion to the memory, in order.
 
@@ -228,21 +112,25 @@ def act(
         completion: the writer's reply.
         source: name of the conversation, stored with each operation.
         form: form in which the writer's calls are written (`AgentConfig.reply_form`).
+        conflicts: ids of entries ("core" for the core memory) that the reply must not change.
 
     Returns:
         The turn: calls, their results, and the operations that changed the memory.
     """
     calls = parse_reply(completion.text, form)
-    outcomes = list(_execute_calls(memory, chunk, calls, source))
+    outcomes = list(_execute_calls(memory, chunk, calls, source, conflicts))
     operations = tuple(operation for _, operation in outcomes if operation is not None)
     return Turn(chunk.index, completion, calls, tuple(result for result, _ in outcomes), operations)
 
 
 def _execute_calls(
-    memory: Memory, chunk: Chunk, calls: Iterable[ToolCall], source: str | None
+    memory: Memory, chunk: Chunk, calls: Iterable[ToolCall], source: str | None, conflicts: Collection[str] = ()
 ) -> Iterator[tuple[ToolResult, Operation | None]]:
     for call in calls:
-        yield execute(memory, call, chunk=chunk.index, source=source, timestamp=chunk.timestamp)
+        if conflicts and changed_id(call) in conflicts:
+            yield ToolResult(call, False, "conflict", "was changed after the writer saw it; it stays as it is"), None
+        else:
+            yield execute(memory, call, chunk=chunk.index, source=source, timestamp=chunk.timestamp)
 
 
 class MemoryAgent:
@@ -320,8 +208,50 @@ class MemoryAgent:
 
     def _read_chunk(self, chunk: Text, timestamp: str | None, source: str | None) -> Turn:
         with self._turn:
-            shown_chunk, completion = self._reply(chunk, timestamp)
-            return act(self.store, shown_chunk, completion, source=source, form=self.config.reply_form)
+            return self.apply(self.propose(chunk, timestamp=timestamp), source=source)
+
+    def propose(self, chunk: Text, *, timestamp: str | None = None) -> Proposal:
+        """Ask the policy what to do about one chunk; nothing is written.
+
+        Others may write meanwhile: a slow policy holds up nobody. `apply` does what was proposed.
+
+        Args:
+            chunk: a text or a `Chunk`.
+            timestamp: ISO 8601 date of a text; a `Chunk` has its own.
+
+        Raises:
+            PolicyError: the policy did not answer.
+        """
+        with self._turn:
+            core = self.store.core
+            observation, completion = self._reply(chunk, timestamp)
+            return Proposal(observation, completion, core)
+
+    def apply(self, proposal: Proposal, *, source: str | None = None) -> Turn:
+        """Apply a proposal to the memory as it is now.
+
+        What the writer saw and somebody changed since then is not changed again: such a call fails with the code
+        "conflict". An entry that is gone gives "unknown_id".
+
+        Args:
+            proposal: from `propose`.
+            source: name of the conversation, stored with each operation.
+
+        Returns:
+            The turn: calls, their results, and the operations that changed the memory.
+        """
+        shown = {entry.id: entry.content for entry in proposal.observation.entries}
+        conflicts = {id for id, content in shown.items() if self._content(id) not in (content, None)}
+        if self.store.core != proposal.core:
+            conflicts.add("core")
+        chunk, form = proposal.observation.chunk, self.config.reply_form
+        return act(self.store, chunk, proposal.completion, source=source, form=form, conflicts=conflicts)
+
+    def _content(self, id: str) -> str | None:
+        try:
+            return self.store.get(id).content
+        except UnknownEntry:
+            return None
 
     def _message_chunks(self, messages: object, timestamp: str | None) -> list[Chunk]:
         if not is_messages(messages):
@@ -347,9 +277,9 @@ class MemoryAgent:
         """
         for chunk in self._split(text, timestamp):
             with self._turn:
-                shown_chunk, completion = self._reply(chunk, timestamp)
+                observation, completion = self._reply(chunk, timestamp)
             calls = parse_reply(completion.text, self.config.reply_form)
-            for _, operation in _execute_calls(self.store, shown_chunk, calls, source):
+            for _, operation in _execute_calls(self.store, observation.chunk, calls, source):
                 if operation is not None:
                     yield operation
 
@@ -407,14 +337,14 @@ class MemoryAgent:
             return (text,)
         return self._message_chunks(text, timestamp) if is_messages(text) else cast(Iterable[Text], text)
 
-    def _reply(self, chunk: Text, timestamp: str | None) -> tuple[Chunk, Completion]:
-        """Return the chunk with its index, and the policy's completion for it."""
+    def _reply(self, chunk: Text, timestamp: str | None) -> tuple[Observation, Completion]:
+        """Return what the policy sees, the chunk with its index, and its completion."""
         if isinstance(chunk, str):
             chunk = Chunk(text=chunk, timestamp=timestamp, index=self.chunks_read)
         observation = observe(self.store, chunk, self.config, self.policy.count_tokens)
         [completion] = self.policy.sample([build_request(observation, self.config, self.store.schema)])
         self.chunks_read += 1
-        return chunk, completion
+        return observation, completion
 
     async def _run_in_thread(self, work: Callable[[], T]) -> T:
         if self._thread is None:

@@ -138,6 +138,15 @@ def execute(
         return ToolResult(call, False, error.code, str(error)), None
 
 
+def changed_id(call: ToolCall) -> str | None:
+    """Return the id of the entry that a call updates or deletes, "core" for the core memory, or else None."""
+    model = TOOLS.get(call.name)
+    if model is CoreUpdate:
+        return "core"
+    id = call.arguments.get("id") if model in (Update, Delete) else None
+    return id if isinstance(id, str) else None
+
+
 def _run(
     memory: Memory, call: ToolCall, arguments: _Arguments, origin: dict[str, Any], timestamp: str | None
 ) -> tuple[ToolResult, Operation | None]:

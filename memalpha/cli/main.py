@@ -31,7 +31,7 @@ from memalpha.cli import (
     train,
     transfer,
 )
-from memalpha.cli.options import PROCESS_RANK
+from memalpha.cli.options import PROCESS_RANK, visible
 from memalpha.errors import EvaluationError, MemalphaError
 
 app = typer.Typer(
@@ -95,5 +95,5 @@ def main() -> NoReturn:
 
 def _exit_with_message(message: str, code: int = 2) -> NoReturn:
     program = f"memalpha (process {PROCESS_RANK})" if PROCESS_RANK else "memalpha"
-    print(f"{program}: {message}", file=sys.stderr)
+    print(f"{program}: {visible(message)}", file=sys.stderr)
     sys.exit(code)

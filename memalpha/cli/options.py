@@ -236,10 +236,24 @@ def print_result(value: Any, as_json: bool, text: str) -> None:
     Args:
         value: Result as dataclasses, mappings and sequences.
         as_json: Print `value` as one JSON value.
-        text: Printed otherwise.
+        text: Printed otherwise, with control characters made visible.
     """
     if as_json:
         from memalpha.store.io.jsonl import to_json
 
         text = to_json(to_json_value(value), default=str)
-    typer.echo(text)
+    typer.echo(visible(text))
+
+
+_OVERRIDES = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_CONTROL = {
+    code: f"\\u{code:04x}" for code in (*range(0x20), *range(0x7F, 0xA0), *_OVERRIDES) if chr(code) not in "\n\t"
+}
+
+
+def visible(text: str) -> str:
+    r"""Return `text` with control characters and changes of direction as JSON's escapes (`\u001b`).
+
+    A memory holds what strangers wrote: an escape sequence in it could rewrite what the terminal shows.
+    """
+    return text.translate(_CONTROL)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from memalpha.agent.agent import act, build_request, observe
+from memalpha.agent.agent import act, build_request
+from memalpha.agent.observe import observe
 from memalpha.agent.prompts import check_style
 from memalpha.config import AgentConfig
 from memalpha.environments.base import Step

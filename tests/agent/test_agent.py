@@ -6,12 +6,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from memalpha.agent.agent import MemoryAgent, observe
-from memalpha.agent.parsing import format_call
+from memalpha.agent.agent import MemoryAgent
+from memalpha.agent.observe import observe
 from memalpha.agent.prompts import CORE_CUT, render_view
 from memalpha.config import AgentConfig
 from memalpha.environments import Start, memory_engine
 from memalpha.errors import ConfigError, DataError, InvalidContent
+from memalpha.policy.hermes import format_call
 from memalpha.policy.sampling_keys import noise_key
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.embedding import HashEmbedder
@@ -265,6 +266,38 @@ def test_second_attempts_carry_their_advice_and_draw_noise_of_their_own():
     assert all(("mind the" in r.messages[-1]["content"]) == bool(r.observation.advice) for r in policy.requests)
     assert noise_key(5, 7, 3, 0, 1, "reflection") != noise_key(5, 7, 3, 0, 1, "retry")
     assert first[0].trajectories[0].role == "attempt"
+
+
+@pytest.mark.parametrize("backend", ["state", "store"])
+def test_what_was_changed_since_it_was_shown_is_not_changed_by_a_proposal(backend):
+    class Fixed(ScriptedPolicy):
+        def sample(self, requests):
+            calls = [
+                ("memory_update", {"id": ids[0], "content": "Ana lives in Faro."}),
+                ("memory_update", {"id": ids[1], "content": "Tom has two dogs."}),
+                ("memory_update", {"id": ids[1], "content": "Tom has three dogs."}),
+                ("memory_delete", {"id": ids[2]}),
+                ("memory_delete", {"id": ["no id"]}),
+                ("core_memory_update", {"content": "the writer's"}),
+            ]
+            return [Completion("".join(format_call(*call) for call in calls)) for _ in requests]
+
+    fresh = WorkingMemory(MemoryState.empty(SCHEMA), HashEmbedder(64))
+    memory = MemoryStore.open(":memory:", embedder="hash") if backend == "store" else fresh
+    ids = [memory.insert("semantic", text).id for text in ("Ana lives in Porto.", "Tom has a dog.", "Eva sings.")]
+    agent = MemoryAgent(Fixed("add-all"), memory)
+    proposal = agent.propose("Ana: Faro it is.")
+    assert memory.list()[0].content == "Ana lives in Porto.", "nothing is written yet"
+    memory.update(ids[0], "Ana lives in Oslo.")
+    memory.delete(ids[2])
+    memory.core_update("the user's")
+    turn = agent.apply(proposal, source="chat")
+    codes = [result.code for result in turn.results]
+    assert codes == ["conflict", "updated", "updated", "unknown_id", "invalid_arguments", "conflict"]
+    assert [entry.content for entry in memory.list()] == ["Ana lives in Oslo.", "Tom has three dogs."]
+    assert memory.core == "the user's" and {op.source for op in turn.operations} == {"chat"}
+    again = agent.read("Ana: Faro it is.")
+    assert again.results[0].code == "updated" and again.results[-1].code == "core_updated"
 
 
 def test_the_prompt_without_advice_keeps_the_memory_that_the_retry_made():

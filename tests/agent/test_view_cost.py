@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memalpha.agent.agent import observe
+from memalpha.agent.observe import observe
 from memalpha.agent.prompts import render_view
 from memalpha.config import AgentConfig
 from memalpha.environments import memory_engine

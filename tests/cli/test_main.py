@@ -32,6 +32,18 @@ def test_add_show_search_ask_history(memalpha, store: Path) -> None:
     assert "v1" in memalpha("history", store, entry["id"])[1]
 
 
+def test_control_characters_of_a_memory_do_not_reach_the_terminal(memalpha, store: Path) -> None:
+    hostile = "Ana\x1b[2J\x07 lives\x9b31m in \u202eotroP"
+    with MemoryStore.open(store) as memory:
+        memory.insert("semantic", hostile)
+    shown = "Ana\\u001b[2J\\u0007 lives\\u009b31m in \\u202eotroP"
+    assert shown in memalpha("show", store)[1] and shown in memalpha("search", store, "Ana lives")[1]
+    out = memalpha("show", store, "--json")[1]
+    assert shown in out and json.loads(out)["entries"][-1]["content"] == hostile
+    code, out, err = memalpha("show", store, "--category", "\x1b[31m")
+    assert (code, out) == (2, "") and "\x1b" not in err
+
+
 def test_add_reports_a_duplicate(memalpha, store: Path) -> None:
     added = json.loads(memalpha("add", store, "city: Porto", "--json")[1])
     assert added["outcome"] == "inserted" and added["content"] == "city: Porto"

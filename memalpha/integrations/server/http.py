@@ -66,11 +66,13 @@ _ERRORS = {
     400: "unreadable request",
     401: "missing or wrong token",
     403: "not allowed",
+    408: "the body came too slowly",
     413: "too large",
     421: "the request is for another host",
     422: "invalid arguments",
+    429: "too many requests wait for the policy",
     500: "the server failed",
-    503: "the store failed, or the server is closing",
+    503: "the store failed, or the server is busy or closing",
 }
 _NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {"model": ErrorResponse, "description": "no such entry"}}
 _BAD_GATEWAY: dict[int | str, dict[str, Any]] = {

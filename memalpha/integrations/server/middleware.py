@@ -1,9 +1,11 @@
-"""HTTP middleware of the server: host, origin and token checks, body size limit, JSON error responses."""
+"""HTTP middleware of the server: checks of host, origin and token, limits, gone clients, JSON error responses."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +24,12 @@ except ModuleNotFoundError as error:
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HEALTH = "/v1/health"
+BODY_SECONDS = 30.0
+"""Time for the body of a request."""
+MAX_BODIES = 64 * MAX_BODY
+"""Maximum bytes of all bodies that are held at one time."""
+RETRY_SECONDS = 5
+"""After how long a client may ask again that was told to wait."""
 
 
 class SurrogateJSONResponse(JSONResponse):
@@ -33,11 +41,16 @@ class SurrogateJSONResponse(JSONResponse):
 
 def error_response(error: ServiceError, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """Return the response `{code, message}` of a failed request."""
-    return SurrogateJSONResponse({"code": error.code, "message": error.message}, error.status, dict(headers or {}))
+    sent = dict(headers or {})
+    if error.status in (429, 503):
+        sent["Retry-After"] = str(RETRY_SECONDS)
+    return SurrogateJSONResponse({"code": error.code, "message": error.message}, error.status, sent)
 
 
 class RequestGuard:
-    """ASGI middleware that checks host, origin, token and body size of every request, those to /mcp included.
+    """ASGI middleware that checks host, origin, token and body of every request, those to /mcp included.
+
+    Work for a client that has gone is dropped, unless it has begun to write.
 
     On a loopback address a web page could point its own name at this server (DNS rebinding). There Host must be a
     loopback name, and Origin must equal it. On other addresses the token keeps foreign pages out.
@@ -47,6 +60,7 @@ class RequestGuard:
         self._app = app
         self._token = None if token is None else token.encode()
         self._local = local
+        self._body_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on with its body read, or answer with an error.
@@ -62,18 +76,45 @@ class RequestGuard:
         headers = Headers(scope=scope)
         try:
             self._check(headers, scope["path"])
-            receive = await _read_body(MAX_BODY, headers, receive)
+            async with self._body(headers, receive) as replay:
+                await self._run(scope, replay, receive, send)
         except ServiceError as error:
             challenge = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
             await error_response(error, challenge)(scope, receive, send)
+
+    async def _run(self, scope: Scope, replay: Receive, receive: Receive, send: Send) -> None:
+        """Run the application; cancel it if the client leaves before it has its answer."""
+        if not scope["path"].startswith("/v1/"):  # MCP's transport watches for that itself
+            await self._app(scope, replay, send)
             return
-        await self._app(scope, receive, send)
+        answered = False
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal answered
+            answered = message["type"] == "http.response.body" and not message.get("more_body", False)
+            await send(message)
+
+        async def gone() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        work, leaving = asyncio.ensure_future(self._app(scope, replay, send_and_note)), asyncio.create_task(gone())
+        try:
+            await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if answered or work.done():
+                await work
+        finally:
+            for task in (work, leaving):
+                task.cancel()
+            await asyncio.gather(work, leaving, return_exceptions=True)
 
     def _check(self, headers: Headers, path: str) -> None:
         if self._local:
             host, origin = headers.get("host", ""), headers.get("origin")
             if _hostname(f"//{host}") not in LOOPBACK:
                 raise ServiceError("foreign_host", "this server answers to localhost alone", 421)
+            if headers.get("sec-fetch-site") == "cross-site":
+                raise ServiceError("foreign_origin", "pages of another site are not let in", 403)
             if origin is not None and origin.partition("://")[2].lower() != host.lower():
                 raise ServiceError("foreign_origin", "pages of another origin are not let in", 403)
         if self._token is not None and path != HEALTH:
@@ -81,42 +122,52 @@ class RequestGuard:
             if scheme.lower() != "bearer" or not hmac.compare_digest(token.strip().encode(), self._token):
                 raise ServiceError("unauthorized", "a token is needed: Authorization: Bearer TOKEN", 401)
 
+    @asynccontextmanager
+    async def _body(self, headers: Headers, receive: Receive) -> AsyncIterator[Receive]:
+        """Read the whole body and yield a `receive` that gives it again.
+
+        Raises:
+            ServiceError: The body is too large or too slow, or too many others are held.
+        """
+        body = bytearray()
+        try:
+            try:
+                async with asyncio.timeout(BODY_SECONDS):
+                    last = await self._read_body(headers, receive, body)
+            except TimeoutError:
+                raise ServiceError("slow_body", f"the body did not come within {BODY_SECONDS:g} s", 408) from None
+            messages: list[Message] = [last]
+            if last["type"] == "http.request":
+                messages = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+
+            async def replay() -> Message:
+                return messages.pop(0) if messages else await receive()
+
+            yield replay
+        finally:
+            self._body_bytes -= len(body)
+
+    async def _read_body(self, headers: Headers, receive: Receive, body: bytearray) -> Message:
+        """Read into `body` and return the last message."""
+        too_large = ServiceError("too_large", f"more than {MAX_BODY} bytes", 413)
+        declared = headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > MAX_BODY:
+            raise too_large
+        while (message := await receive())["type"] == "http.request":
+            part = message.get("body", b"")
+            if len(body) + len(part) > MAX_BODY:
+                raise too_large
+            if self._body_bytes + len(part) > MAX_BODIES:
+                raise ServiceError("busy", "too many large requests at one time; try again later", 503)
+            body += part
+            self._body_bytes += len(part)
+            if not message.get("more_body", False):
+                break
+        return message
+
 
 def _hostname(url: str) -> str | None:
     try:
         return urlsplit(url).hostname
     except ValueError:
         return None
-
-
-async def _read_body(limit: int, headers: Headers, receive: Receive) -> Receive:
-    """Read the whole body and return a `receive` that gives it again.
-
-    Args:
-        limit: Maximum size in bytes.
-        headers: Headers of the request; a content-length over the limit is refused unread.
-        receive: Source of the request's messages.
-
-    Raises:
-        ServiceError: the body is over the limit.
-    """
-    too_large = ServiceError("too_large", f"more than {limit} bytes", 413)
-    declared = headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit:
-        raise too_large
-    body, last = b"", await receive()
-    while last["type"] == "http.request":
-        body += last.get("body", b"")
-        if len(body) > limit:
-            raise too_large
-        if not last.get("more_body", False):
-            break
-        last = await receive()
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-    if last["type"] != "http.request":
-        messages = [last]
-
-    async def replay() -> Message:
-        return messages.pop(0) if messages else await receive()
-
-    return replay

@@ -7,6 +7,7 @@ is in the store.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -156,6 +157,11 @@ def check_token_needed(host: str, token: str | None) -> None:
 async def _http(service: MemoryService, app: Any, listening: socket.socket) -> None:
     import uvicorn
 
+    from memalpha.integrations.server.connections import BACKLOG, OncePerSecond, connection_limit, limited_protocol
+
+    for name in ("uvicorn.error", "asyncio"):
+        logging.getLogger(name).addFilter(OncePerSecond())
+
     class Server(uvicorn.Server):
         """Server without uvicorn's signal handling, which raises signals again after a clean shutdown."""
 
@@ -169,6 +175,8 @@ async def _http(service: MemoryService, app: Any, listening: socket.socket) -> N
         access_log=False,
         server_header=False,
         proxy_headers=False,
+        http=limited_protocol(connection_limit()),
+        backlog=BACKLOG,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
     server, stop = Server(config), _stop_event()

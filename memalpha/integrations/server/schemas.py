@@ -32,6 +32,10 @@ MAX_MESSAGE = 1000
 """Maximum characters of an error message."""
 MAX_DEPTH = 20
 """Maximum nesting of a filter or of metadata."""
+MAX_CONDITIONS = 100
+"""Maximum conditions of a filter: its cost is their number times that of the entries."""
+MAX_MODEL_REQUESTS = 32
+"""Maximum requests that run or wait for the policy, one after the other."""
 MAX_BODY = 3 << 20
 """Maximum bytes of a request: the longest text with every character escaped."""
 

@@ -1,8 +1,10 @@
 """Asynchronous access to one namespace of a store and its writer, shared by MCP and HTTP.
 
-No method blocks the event loop. One thread writes: edits and chunks of texts run one after the other, in the order of
-their requests. Reads have threads of their own and never wait for writes; questions have one more thread. The policy
-runs one request at a time. A started request finishes even if its client disconnects; waiting ones are then dropped.
+No method blocks the event loop. One thread writes: edits, and what the policy wants written, run one after the other.
+The policy has a thread of its own and is asked outside the writes: nobody's edit waits for it, and what it wants to
+change is refused with the code "conflict" if somebody changed it meanwhile. Reads have threads of their own and never
+wait for writes; questions have one more thread. The policy runs one request at a time, and a bounded number may wait.
+What waits for a client that has gone is dropped, what the policy proposed for one too. A started write finishes.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import Any, ParamSpec, TypeVar
 
 from memalpha.agent.agent import MemoryAgent
@@ -34,7 +36,9 @@ from memalpha.errors import (
     UnknownEntry,
 )
 from memalpha.integrations.server.schemas import (
+    MAX_CONDITIONS,
     MAX_CONTENT,
+    MAX_MODEL_REQUESTS,
     MAX_TEXT,
     CallOutcome,
     EntryPage,
@@ -99,6 +103,8 @@ class MemoryService:
         if self._agent is not None and reader is not None:
             self._reader = default_reader(self._agent.policy, self._agent.config, reader)
         self._policy_lock = Lock()  # the policy writes in one thread and answers in another
+        self._model_requests = 0
+        self._model_pool = ThreadPoolExecutor(1, "memalpha-model")
         self._write_pool = ThreadPoolExecutor(1, "memalpha-write")
         self._ask_pool = ThreadPoolExecutor(1, "memalpha-ask")
         self._read_pool = ThreadPoolExecutor(READ_THREADS, "memalpha-read")
@@ -114,7 +120,7 @@ class MemoryService:
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
-        for pool in (self._write_pool, self._ask_pool, self._read_pool):
+        for pool in (self._model_pool, self._write_pool, self._ask_pool, self._read_pool):  # the model's writes last
             pool.shutdown(cancel_futures=True)
         self._store.close()
 
@@ -123,7 +129,8 @@ class MemoryService:
     async def read(self, request: ReadRequest, *, source: str, progress: Progress | None = None) -> ReadResponse:
         """Let the policy read a text or chat messages, chunk by chunk.
 
-        Edits of other clients may come between two chunks. If a chunk fails, the chunks before it stay written.
+        Edits of other clients may come between two chunks, and while the policy thinks. If a chunk fails, the chunks
+        before it stay written.
 
         Args:
             request: Text or messages, timestamp and source.
@@ -131,13 +138,18 @@ class MemoryService:
             progress: Awaited with (chunks read, chunks) if there are several.
 
         Raises:
-            ServiceError: A message is invalid, or none has words of a user or an assistant.
+            ServiceError: A message is invalid, none has words of a user or an assistant, or too many requests wait.
         """
+        self._check_writable()
+        with self._model_request():
+            return await self._read(request, source, progress)
+
+    async def _read(self, request: ReadRequest, source: str, progress: Progress | None) -> ReadResponse:
         outcomes: list[CallOutcome] = []
         chunks = self._split(request)
         for index, chunk in enumerate(chunks):
             try:
-                turn = await self._write(self._read_chunk, chunk, request.timestamp, request.source or source)
+                turn = await self._read_chunk(chunk, request.timestamp, request.source or source)
             except ServiceError as error:
                 note = f" ({index} of {len(chunks)} chunks were read and stay written)" if index else ""
                 raise ServiceError(error.code, f"{error.message}{note}", error.status) from error
@@ -160,17 +172,41 @@ class MemoryService:
             raise ServiceError("invalid_arguments", f"messages: of {size} characters; {MAX_TEXT} is the limit")
         return chunks
 
-    def _read_chunk(self, text: str | Chunk, timestamp: str | None, source: str) -> Turn:
-        """Let the agent read a chunk; it numbers chunks across requests, so that no two share an index."""
+    async def _read_chunk(self, text: str | Chunk, timestamp: str | None, source: str) -> Turn:
+        """Let the policy read one chunk; drop what it proposes if the caller is cancelled meanwhile."""
+        dropped = Event()
+        try:
+            return await self._run_in(self._model_pool, self._propose_and_apply, text, timestamp, source, dropped)
+        except asyncio.CancelledError:
+            dropped.set()
+            raise
+
+    def _propose_and_apply(self, text: str | Chunk, timestamp: str | None, source: str, dropped: Event) -> Turn:
+        """Ask the policy, then write in the turn of the writes. Chunks are numbered across requests."""
         assert self._agent is not None
         if isinstance(text, Chunk):
             text = text.model_copy(update={"index": self._agent.chunks_read})
         with self._policy_lock:
-            return self._agent.read(text, timestamp=timestamp, source=source)
+            proposal = self._agent.propose(text, timestamp=timestamp)
+        if dropped.is_set():
+            raise ServiceError("gone", "the client has gone", 499)
+        return self._write_pool.submit(self._agent.apply, proposal, source=source).result()
 
     async def ask(self, question: str, k: int) -> Answer:
-        """Answer a question from the `k` entries nearest to it."""
-        return await self._run_in(self._ask_pool, self._answer, question, k)
+        """Answer a question from the `k` entries nearest to it. Raises `ServiceError` if too many requests wait."""
+        with self._model_request():
+            return await self._run_in(self._ask_pool, self._answer, question, k)
+
+    @contextmanager
+    def _model_request(self) -> Iterator[None]:
+        """Count a request for the policy; refuse it if too many run or wait."""
+        if self._model_requests >= MAX_MODEL_REQUESTS:
+            raise ServiceError("too_many_requests", f"{MAX_MODEL_REQUESTS} requests wait for the model already", 429)
+        self._model_requests += 1
+        try:
+            yield
+        finally:
+            self._model_requests -= 1
 
     def _answer(self, question: str, k: int) -> Answer:
         with self._policy_lock:
@@ -293,6 +329,8 @@ class MemoryService:
         try:
             if category is not None:
                 self.schema.check_category(category)
+            if where is not None and (count := _conditions(where)) > MAX_CONDITIONS:
+                raise ServiceError("invalid_arguments", f"where: of {count} conditions; {MAX_CONDITIONS} is the limit")
             parse_filter(where)
         except UnknownCategory as error:
             raise _to_service_error(error) from error
@@ -300,9 +338,12 @@ class MemoryService:
             raise ServiceError("invalid_arguments", str(error)) from error
 
     async def _write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        self._check_writable()
+        return await self._run_in(self._write_pool, work, *args, **kwargs)
+
+    def _check_writable(self) -> None:
         if self.read_only:
             raise ServiceError("read_only", "this memory is served read-only", 403)
-        return await self._run_in(self._write_pool, work, *args, **kwargs)
 
     async def _run_in(self, pool: ThreadPoolExecutor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         with _service_errors():
@@ -311,6 +352,13 @@ class MemoryService:
             except RuntimeError as error:  # the pool was shut down
                 raise ServiceError("closing", "the server is shutting down", 503) from error
             return await result
+
+
+def _conditions(where: Any) -> int:
+    """Return the number of values in a filter, at any depth."""
+    if isinstance(where, Mapping):
+        return sum(map(_conditions, where.values()))
+    return sum(map(_conditions, where)) if isinstance(where, list | tuple) else 1
 
 
 @contextmanager

@@ -1,0 +1,241 @@
+"""A server over real sockets under attack: half requests, stalled bodies, wide filters, slow policies, gone clients."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
+import httpx2
+import uvicorn
+
+from memalpha.integrations.server import middleware
+from memalpha.integrations.server.connections import OncePerSecond, connection_limit, limited_protocol
+from memalpha.integrations.server.http import http_app
+from memalpha.integrations.server.schemas import MAX_CONDITIONS
+from memalpha.integrations.server.service import MemoryService
+from memalpha.policy.hermes import format_call
+from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.store.store import MemoryStore
+from memalpha.types import Completion
+
+LIMIT, HEAD_SECONDS, WAIT = 12, 1.0, 30
+HALF = b"GET /v1/entries HTTP/1.1\r\nHost: localhost\r\nX-Half: "
+
+
+def post(path: str, size: int, body: bytes) -> bytes:
+    """Return a request that promises `size` bytes and has `body`."""
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+class SlowPolicy(ScriptedPolicy):
+    """Policy that answers with `call` (or stores what it reads) once `gate` is open."""
+
+    def __init__(self) -> None:
+        super().__init__("add-all")
+        self.gate, self.asked, self.call = threading.Event(), 0, None
+
+    def sample(self, requests):
+        self.asked += len(requests)
+        assert self.gate.wait(WAIT)
+        if self.call is None:
+            return super().sample(requests)
+        return [Completion(format_call(*self.call)) for _ in requests]
+
+
+@contextmanager
+def serving(policy: SlowPolicy | None = None) -> Iterator[tuple[MemoryService, str, int]]:
+    """Serve a store in memory; yield the service with the server's URL and port."""
+    service = MemoryService(MemoryStore.open(":memory:", embedder="hash"), policy or SlowPolicy())
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(128)
+        port = listening.getsockname()[1]
+        app, protocol = http_app(service), limited_protocol(LIMIT, HEAD_SECONDS)
+        server = uvicorn.Server(uvicorn.Config(app, http=protocol, log_config=None, timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield service, f"http://localhost:{port}", port
+        finally:
+            server.should_exit = True
+            thread.join()
+            service._close()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Return once the condition holds."""
+    end = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def connect(stack: ExitStack, port: int, sent: bytes) -> socket.socket:
+    """Open a connection that sends `sent` and then nothing."""
+    client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=WAIT))
+    client.sendall(sent)
+    return client
+
+
+def is_closed(client: socket.socket) -> bool:
+    """Wait until the server ends the connection."""
+    try:
+        while client.recv(4096):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+def test_half_requests_leave_room_for_whole_ones_and_are_ended():
+    with serving() as (_, url, port), ExitStack() as stack:
+        halves = [connect(stack, port, HALF) for _ in range(5 * LIMIT)]
+        assert httpx2.get(f"{url}/v1/health", timeout=WAIT).status_code == 200
+        assert all(map(is_closed, halves))
+        # The head of a second request on one connection has a deadline, too.
+        second = connect(stack, port, b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\n\r\n" + HALF)
+        assert second.recv(4096).startswith(b"HTTP/1.1 200") and is_closed(second)
+
+
+def test_a_request_that_takes_long_is_answered():
+    policy = SlowPolicy()
+    with serving(policy) as (service, url, _):
+        threading.Timer(2 * HEAD_SECONDS, policy.gate.set).start()
+        assert httpx2.post(f"{url}/v1/read", json={"text": "I have a cat."}, timeout=WAIT).status_code == 200
+        assert [entry.content for entry in service._store.list()] == ["I have a cat."]
+
+
+def test_a_stalled_body_is_answered_and_forgotten(monkeypatch):
+    monkeypatch.setattr(middleware, "BODY_SECONDS", 0.2)
+    with serving() as (_, _, port), ExitStack() as stack:
+        stalled = connect(stack, port, post("/v1/search", 900, b'{"query": "'))
+        assert stalled.recv(4096).startswith(b"HTTP/1.1 408") and is_closed(stalled)
+
+
+def test_bodies_together_are_bounded(monkeypatch):
+    monkeypatch.setattr(middleware, "MAX_BODIES", 1000)
+    with serving() as (_, url, port), ExitStack() as stack:
+        for _ in range(2):
+            connect(stack, port, post("/v1/search", 900, b" " * 450))
+        query = {"query": "q" * 400}
+
+        def refused() -> bool:
+            answer = httpx2.post(f"{url}/v1/search", json=query, timeout=WAIT)
+            return answer.status_code == 503 and answer.json()["code"] == "busy"
+
+        wait_for(refused)
+        stack.close()
+        wait_for(lambda: httpx2.post(f"{url}/v1/search", json=query, timeout=WAIT).status_code == 200)
+
+
+def test_a_filter_has_a_width():
+    with serving() as (_, url, _):
+        conditions = [{"by": number} for number in range(MAX_CONDITIONS + 1)]
+        answers = [
+            httpx2.post(f"{url}/v1/search", json={"query": "q", "where": {"$or": part}}, timeout=WAIT)
+            for part in (conditions, conditions[1:])
+        ]
+        assert [answer.status_code for answer in answers] == [422, 200]
+        assert answers[0].json()["message"] == "where: of 101 conditions; 100 is the limit"
+
+
+def test_edits_do_not_wait_for_the_policy_and_win_against_it():
+    policy = SlowPolicy()
+    with serving(policy) as (service, url, _), httpx2.Client(base_url=url, timeout=WAIT) as web:
+        id = service._store.insert("semantic", "Ana lives in Porto.").id
+        policy.call = "memory_update", {"id": id, "content": "Ana lives in Faro."}
+        answers: list[httpx2.Response] = []
+
+        def read() -> None:
+            answers.append(httpx2.post(f"{url}/v1/read", json={"text": "Ana: Faro it is."}, timeout=WAIT))
+
+        reading = threading.Thread(target=read)
+        reading.start()
+        wait_for(lambda: policy.asked == 1)
+        assert web.post("/v1/entries", json={"category": "semantic", "content": "Tom has a dog."}).status_code == 201
+        assert web.patch(f"/v1/entries/{id.replace('#', '%23')}", json={"content": "Ana lives in Oslo."}).is_success
+        policy.gate.set()
+        reading.join()
+        [outcome] = answers[0].json()["results"]
+        assert (outcome["ok"], outcome["code"]) == (False, "conflict")
+        assert {entry.content for entry in service._store.list()} == {"Ana lives in Oslo.", "Tom has a dog."}
+        # Without an edit meanwhile the same proposal is applied.
+        assert web.post("/v1/read", json={"text": "Ana: Faro it is."}).json()["results"][0]["code"] == "updated"
+
+
+def test_work_of_gone_clients_is_dropped():
+    policy = SlowPolicy()
+    with serving(policy) as (service, url, port):
+        body = b'{"text": "I have a cat."}'
+        with ExitStack() as stack:
+            for _ in range(LIMIT - 2):
+                connect(stack, port, post("/v1/read", len(body), body))
+            wait_for(lambda: policy.asked == 1)
+        wait_for(lambda: service._model_requests == 0)
+        # All have gone; one who stays is served after the one whose policy call runs.
+        answers: list[httpx2.Response] = []
+
+        def read() -> None:
+            answers.append(httpx2.post(f"{url}/v1/read", json={"text": "I have a dog."}, timeout=WAIT))
+
+        staying = threading.Thread(target=read)
+        staying.start()
+        wait_for(lambda: service._model_requests == 1)
+        policy.gate.set()
+        staying.join()
+        assert answers[0].status_code == 200 and policy.asked == 2
+        assert [entry.content for entry in service._store.list()] == ["I have a dog."]
+
+
+def test_too_many_waiting_requests_are_told_to_come_back(monkeypatch):
+    monkeypatch.setattr("memalpha.integrations.server.service.MAX_MODEL_REQUESTS", 2)
+    policy = SlowPolicy()
+    with serving(policy) as (service, url, _):
+        statuses: list[int] = []
+
+        def read() -> None:
+            statuses.append(httpx2.post(f"{url}/v1/read", json={"text": "I have a cat."}, timeout=WAIT).status_code)
+
+        waiting = [threading.Thread(target=read) for _ in range(2)]
+        for thread in waiting:
+            thread.start()
+        wait_for(lambda: service._model_requests == 2)
+        for path, body in (("ask", {"question": "Who?"}), ("read", {"text": "I have a dog."})):
+            answer = httpx2.post(f"{url}/v1/{path}", json=body, timeout=WAIT)
+            assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
+        assert httpx2.get(f"{url}/v1/entries", timeout=WAIT).status_code == 200
+        policy.gate.set()
+        for thread in waiting:
+            thread.join()
+        assert statuses == [200, 200]
+        assert httpx2.post(f"{url}/v1/ask", json={"question": "Who?"}, timeout=WAIT).status_code == 200
+
+
+def test_the_limit_leaves_descriptors_for_the_store(monkeypatch):
+    resource = pytest.importorskip("resource")
+    for soft, limit in ((1024, 832), (100, 8), (1 << 20, 1000), (resource.RLIM_INFINITY, 1000)):
+        monkeypatch.setattr(resource, "getrlimit", lambda kind, soft=soft: (soft, soft))
+        assert connection_limit() == limit
+
+
+def test_repeated_messages_are_counted_not_written(monkeypatch, caplog):
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    logger = logging.getLogger("memalpha.test-limits")
+    logger.addFilter(OncePerSecond())
+    for step in (0, 0.1, 0.1, 1):
+        now[0] += step
+        logger.warning("Invalid request")
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == ["Invalid request", "Invalid request (2 more such messages left out)"]
