@@ -5,11 +5,11 @@ it: prompts in the compact style, completions in the line form. Equal options gi
 
 | part | share | rows |
 |---|---|---|
-| demo | .27 | the demo world, training values, 60 % pseudo-words, drills |
-| paraphrase | .21 | the demo world in training phrasings of `smol.paraphrases` |
-| dialogue | .31 | two people who talk over months (`smol.dialogues`), facts as sentences |
-| full | .05 | the full world, sessions cut into short chunks |
-| babi | .08 | streams of bAbI's training stories |
+| demo | .22 | the demo world, training values, 60 % pseudo-words, drills |
+| paraphrase | .34 | the demo world in training phrasings of `smol.paraphrases` and of `phrasings.txt` |
+| dialogue | .25 | two people who talk over months (`smol.dialogues`), facts as sentences |
+| full | .04 | the full world, sessions cut into short chunks |
+| babi | .07 | streams of bAbI's training stories |
 | passages | .08 | XQuAD (every second article), HotpotQA (even-numbered questions), FriendsQA (dev) |
 
 A fifth of each part but `full` are reader rows. Rows longer than `MAX_TOKENS` are dropped, and so are duplicates. The
@@ -39,7 +39,7 @@ from smol.worlds import babi_rows, demo_rows, full_rows, held_out_tasks, paraphr
 from memalpha.errors import DataError, MemalphaError
 from memalpha.tasks.formats.jsonl import save_jsonl
 
-SHARES = {"demo": 0.27, "paraphrase": 0.21, "dialogue": 0.31, "full": 0.05, "babi": 0.08, "passages": 0.08}
+SHARES = {"demo": 0.22, "paraphrase": 0.34, "dialogue": 0.25, "full": 0.04, "babi": 0.07, "passages": 0.08}
 """Share of each part among all rows."""
 READER_SHARE = 0.2
 """Share of reader rows in every part that has them."""

@@ -1,4 +1,5 @@
-"""Kinds of facts, values and talk of the made-up conversations: `facts.txt`, `pools.txt`, `talk.txt`."""
+"""Kinds of facts, values and talk of the made-up conversations: `facts.txt`, `phrasings.txt`, `pools.txt`,
+`talk.txt`."""
 
 from __future__ import annotations
 
@@ -45,6 +46,18 @@ def load_kinds() -> tuple[FactKind, ...]:
         else:
             {"say": kind.says, "new": kind.news, "end": kind.ends, "when": kind.whens}[word].append(text)
     return tuple(kinds)
+
+
+@cache
+def load_phrasings() -> dict[str, tuple[str, ...]]:
+    """Read `phrasings.txt`: further training phrasings of the demo world by kind and attribute ("state.city")."""
+    phrasings: dict[str, list[str]] = {}
+    for line in _data_lines("phrasings.txt"):
+        if match := re.fullmatch(r"\[(\w+\.\w+)\]", line):
+            sentences = phrasings.setdefault(match[1], [])
+        else:
+            sentences.append(line)
+    return {name: tuple(sentences) for name, sentences in phrasings.items()}
 
 
 @cache

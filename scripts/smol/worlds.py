@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Literal
@@ -19,6 +19,7 @@ from memalpha.tasks.synthetic.value_pools import Split, ValueSource, fill
 from memalpha.tasks.synthetic.worlds import drill, generate, shaped, stream
 from memalpha.types import Chunk, GoldOperation, MemoryEntry, Operation, SpeakerTurn, Task, ToolCall
 from smol.changes import CHANGES, RETRACTS
+from smol.kinds import load_phrasings
 from smol.paraphrases import EVENT_STATES, HELD_OUT_EVERY, LEADS, STATES, TAILS, TRAPS
 from smol.rows import SCHEMA, VIEW, SmolRow, apply_new, operation_call, writer_row
 
@@ -26,7 +27,7 @@ Phrasings = Literal["train", "held-out"]
 
 DEMO_WORLD = WorldConfig(pseudo_values=0.6, temporal_questions=True)
 FULL_WORLD = WorldConfig(preset="full", tokens=8000, pseudo_values=0.6)
-DRILLS = 0.4
+DRILLS = 0.5
 """Share of drills (a filled memory, then changes) among the demo tasks."""
 READER_TASKS = 0.3
 """Share of the demo tasks that also give reader rows."""
@@ -126,12 +127,30 @@ def _plain(part: str, row: tiny_policy.Row) -> SmolRow:
 # ---------------------------------------------------------------------------------------------------------- paraphrases
 
 
-def select_phrases(phrases: Sequence[str], phrasings: Phrasings) -> list[str]:
-    """Return the training phrasings, or every fourth: the held-out ones."""
-    is_held_out = phrasings == "held-out"
-    return [
-        text for number, text in enumerate(phrases) if (number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1) == is_held_out
-    ]
+PHRASES: dict[str, Mapping[str, Sequence[str]]] = {
+    "state": STATES,
+    "change": CHANGES,
+    "retract": RETRACTS,
+    "trap": TRAPS,
+    "event": EVENT_STATES,
+    "chat": {"lead": LEADS, "tail": TAILS},
+}
+"""Phrasings by kind of sentence and attribute; every fourth of each is held out."""
+
+
+def select_phrases(kind: str, key: str, phrasings: Phrasings) -> list[str]:
+    """Return the held-out phrasings, every fourth of `PHRASES`, or the others and all of `phrasings.txt`.
+
+    Args:
+        kind: Key of `PHRASES`.
+        key: Attribute, or "lead" and "tail" of chat.
+        phrasings: "train" or "held-out".
+    """
+    phrases = list(PHRASES[kind].get(key, ()))
+    held_out = phrases[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
+    if phrasings == "held-out":
+        return held_out
+    return [text for text in phrases if text not in held_out] + list(load_phrasings().get(f"{kind}.{key}", ()))
 
 
 def rephrase(task: Task, rng: Random, phrasings: Phrasings, *, split: Split = "train") -> Task:
@@ -156,10 +175,10 @@ def rephrase(task: Task, rng: Random, phrasings: Phrasings, *, split: Split = "t
                 turn = turn.model_copy(update={"text": _embed(text, rng, phrasings)})
             turns.append(turn)
             if rng.random() < 0.1:
-                key = rng.choice(sorted(TRAPS))
+                key = rng.choice(sorted(TRAPS if phrasings == "held-out" else STATES))
                 value = values.draw(key)
                 if value.lower() not in text_of_task:
-                    trap = fill(rng.choice(select_phrases(TRAPS[key], phrasings)), value)
+                    trap = fill(rng.choice(select_phrases("trap", key, phrasings)), value)
                     turns.append(SpeakerTurn(speaker="user", text=trap, id=f"{turn.id}.trap"))
         chunks.append(chunk.model_copy(update={"turns": tuple(turns)}))
     return task.model_copy(update={"chunks": tuple(chunks)})
@@ -171,17 +190,17 @@ def _rephrased(operation: GoldOperation, rng: Random, phrasings: Phrasings) -> s
     old = (operation.replaces or "").partition(": ")[2]
     if operation.category == "episodic":
         when = "yesterday" if operation.timestamp else "today"
-        return fill(rng.choice(select_phrases(EVENT_STATES[key], phrasings)), value, when=when)
+        return fill(rng.choice(select_phrases("event", key, phrasings)), value, when=when)
     if operation.kind == "delete":
-        return fill(rng.choice(select_phrases(RETRACTS[key], phrasings)), "", old)
-    sentences = CHANGES if operation.kind == "update" and rng.random() < 0.8 else STATES
-    return fill(rng.choice(select_phrases(sentences[key], phrasings)), value, old)
+        return fill(rng.choice(select_phrases("retract", key, phrasings)), "", old)
+    kind = "change" if operation.kind == "update" and rng.random() < 0.8 else "state"
+    return fill(rng.choice(select_phrases(kind, key, phrasings)), value, old)
 
 
 def _embed(text: str, rng: Random, phrasings: Phrasings) -> str:
     """Put chat before or behind a sentence at times."""
-    lead = rng.choice(select_phrases(LEADS, phrasings)) if rng.random() < 0.25 else ""
-    tail = rng.choice(select_phrases(TAILS, phrasings)) if rng.random() < 0.25 else ""
+    lead = rng.choice(select_phrases("chat", "lead", phrasings)) if rng.random() < 0.25 else ""
+    tail = rng.choice(select_phrases("chat", "tail", phrasings)) if rng.random() < 0.25 else ""
     return " ".join(part for part in (lead, text, tail) if part)
 
 
