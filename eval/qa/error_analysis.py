@@ -3,7 +3,7 @@
 Run `python eval/qa/error_analysis.py`.
 
 The truth is known by construction. For each question of synthetic tasks, the memory of a perfect writer is spoiled in
-one known way: a fact dropped, garbled, deleted later, not retrieved, or retrieved and answered wrong. Each case is
+one known way: a fact dropped, garbled, deleted later, retrieved not or in part, or answered wrong. Each case is
 classified by the three rules: with the task's gold facts, with only the source turns of entries, and with neither. The
 script prints precision and recall for each rule and class.
 """
@@ -26,6 +26,7 @@ from memalpha.qa.error_analysis import (
     NOT_FOUND,
     NOT_RETRIEVED,
     OVERWRITTEN,
+    PARTLY_RETRIEVED,
     SHOULD_HAVE_ABSTAINED,
     WRITTEN_WRONG,
     classify,
@@ -75,6 +76,11 @@ def cases(task: Task, rng: Random) -> Iterator[Case]:
         yield Case(task, sample_retrieval(question, distractors, live, written_entries, rng), NOT_RETRIEVED)
         yield Case(task, sample_retrieval(question, distractors, None, None, rng), NOT_FOUND)
         yield Case(task, sample_retrieval(question, distractors, live, written_entries, rng, support), ANSWERED_WRONG)
+        if len(support) > 1:
+            first = [entry for entry in support if entry is not dropped]
+            yield Case(
+                task, sample_retrieval(question, distractors, live, written_entries, rng, first), PARTLY_RETRIEVED
+            )
 
 
 def by_rule(case: Case, rule: str) -> tuple[Task, Retrieval]:
@@ -124,6 +130,7 @@ def measure(pairs_of_classes: Sequence[tuple[str, str]]) -> dict[str, dict[str, 
             WRITTEN_WRONG,
             OVERWRITTEN,
             NOT_RETRIEVED,
+            PARTLY_RETRIEVED,
             NOT_FOUND,
             ANSWERED_WRONG,
         )

@@ -7,26 +7,29 @@
 | `never_written`         | was never in the memory                                                              |
 | `written_wrong`         | was never in the memory, but something else was written instead                      |
 | `overwritten_or_deleted`| was in the memory, but no longer when the question was asked                         |
+| `partly_retrieved`      | was retrieved in part: some of its several facts or turns were, not all              |
 | `not_retrieved`         | was in the memory, but not among the retrieved passages                              |
 | `not_found`             | was not retrieved, and the system does not show its entries                          |
 | `answered_wrong`        | was retrieved                                                                        |
 
-Classes are tried in this order, except that retrieved support is always `answered_wrong`. The first of three rules that
-the task allows decides what the support is (`Trace.rule`):
+Classes are tried in this order, except that retrieved support is always `answered_wrong`. The first of four rules that
+the task allows decides what the support is (`Record.rule`):
 
 1. `facts`: all gold facts of the evidence turns (`Task.gold_operations`). A passage holds a fact if one of its lines
-   states just that, or if it quotes the turn word for word. Written wrong is a value that the fact's slot never had, or
-   an entry taken from the turn that states no fact of the task.
+   states just that, if it quotes the turn word for word, or if an entry of its chunk says the fact's value in a
+   sentence from the turn (see rule 3). Written wrong is a value that the fact's slot never had, or an entry taken from
+   the turn that states no fact of the task.
 2. `turns`: all evidence turns, by the turn ids of the passages. If the turn's words have an accepted answer, the
-passage
-   needs one too (or the turn itself); otherwise it is written wrong.
-3. `answers`: an accepted answer in a passage's words. This rule cannot see what was written wrong, nor an answer that
-is
-   not in the conversation's words.
+   passage needs one too (or the turn itself); otherwise it is written wrong.
+3. `chunks`: all evidence turns, for entries that only name their chunk. A sentence of an entry belongs to the turns of
+   the chunk with most of its words (at least half). If the turn's words have an accepted answer, the entry needs one;
+   otherwise it needs half of the answer's words that the turn has, or of the sentence nearest to the question.
+4. `answers`: an accepted answer in a passage's words. This rule cannot see what was written wrong, nor an answer that
+   is not in the conversation's words.
 
-Limits: by `turns`, an entry from the right turn counts as support even if it left out the answer, where the answer is
-not in the turn's own words (dates, counts). Evidence repeated elsewhere is not seen. By `answers`, a short answer
-("yes", "2") matches unrelated passages. `eval/qa/error_analysis.py` measures all three rules where the truth is known.
+Yes, no and numbers below 100 never count as found. Limits: by `turns`, an entry from the right turn counts as support
+even if it left out the answer, where the answer is not in the turn's own words (dates, counts). Evidence repeated
+elsewhere is not seen. `eval/qa/error_analysis.py` measures the rules where the truth is known.
 """
 
 from __future__ import annotations
@@ -50,6 +53,7 @@ SHOULD_HAVE_ABSTAINED = "should_have_abstained"
 NEVER_WRITTEN = "never_written"
 WRITTEN_WRONG = "written_wrong"
 OVERWRITTEN = "overwritten_or_deleted"
+PARTLY_RETRIEVED = "partly_retrieved"
 NOT_RETRIEVED = "not_retrieved"
 NOT_FOUND = "not_found"
 ANSWERED_WRONG = "answered_wrong"
@@ -60,6 +64,7 @@ ERROR_CLASSES: Mapping[str, str] = {
     WRITTEN_WRONG: "what was asked for was written wrong",
     OVERWRITTEN: "what was asked for was written, then overwritten or deleted",
     NOT_RETRIEVED: "the memory held what was asked for, but it was not retrieved",
+    PARTLY_RETRIEVED: "only a part of what was asked for was retrieved",
     NOT_FOUND: "what was asked for was not among what was retrieved",
     ANSWERED_WRONG: "what was asked for was retrieved, and the answer is wrong all the same",
     SHOULD_HAVE_ABSTAINED: "there is no answer to the question, and one was given",
@@ -76,6 +81,7 @@ class Trace:
         written: True if the support was ever in the memory.
         live: True if it was in the memory when the question was asked.
         retrieved: True if it was among the retrieved passages.
+        partly_retrieved: True if some of several facts or turns, but not all, were among them.
         written_wrong: True if something else was written instead.
     """
 
@@ -83,6 +89,7 @@ class Trace:
     written: bool | None = None
     live: bool | None = None
     retrieved: bool | None = None
+    partly_retrieved: bool = False
     written_wrong: bool = False
 
 
@@ -91,7 +98,8 @@ def trace(task: Task, retrieval: Retrieval) -> Trace:
     if not retrieval.question.answers:
         return Trace()
     support = AnswerSupport(task, retrieval)
-    retrieved = support.is_held_by((*retrieval.passages, Passage(retrieval.core)))
+    pieces = support.pieces_in((*retrieval.passages, Passage(retrieval.core)))
+    retrieved = all(pieces)
     if not retrieved and not support.is_findable(task):
         written_before = (
             False if retrieval.history is not None and not any(passage.text for passage in retrieval.history) else None
@@ -103,7 +111,7 @@ def trace(task: Task, retrieval: Retrieval) -> Trace:
     written_wrong = (
         not written and retrieval.history is not None and support.is_written_wrong((*retrieval.history, core))
     )
-    return Trace(support.rule, written, live, retrieved, written_wrong)
+    return Trace(support.rule, written, live, retrieved, any(pieces) and not retrieved, written_wrong)
 
 
 def _found_by_stage(earlier: bool, passages: Sequence[Passage] | None, support: AnswerSupport) -> bool | None:
@@ -134,9 +142,9 @@ def _class_of(record: Record, question: Question, support_trace: Trace) -> str |
     if support_trace.retrieved:
         return ANSWERED_WRONG
     if support_trace.live:
-        return NOT_RETRIEVED
+        return PARTLY_RETRIEVED if support_trace.partly_retrieved else NOT_RETRIEVED
     if support_trace.live is None or support_trace.written is None:
-        return NOT_FOUND
+        return PARTLY_RETRIEVED if support_trace.partly_retrieved else NOT_FOUND
     if support_trace.written:
         return OVERWRITTEN
     return WRITTEN_WRONG if support_trace.written_wrong else NEVER_WRITTEN
@@ -194,6 +202,7 @@ def classified(task: Task, retrieval: Retrieval, record: Record, style: Style = 
         written=support.written,
         live=support.live,
         support_retrieved=support.retrieved,
+        rule=support.rule,
         error_class=_class_of(record, retrieval.question, support),
     )
     return replace(record, feedback=feedback(task, retrieval, record, style=style))
@@ -212,7 +221,7 @@ def retrieval_at(trajectory: Trajectory, question: Question, retrieved: Sequence
 
     def passage(item: MemoryEntry | Operation) -> Passage:
         turns = () if item.turn is None else (item.turn,)
-        return Passage(item.content or "", item.id, item.category, item.timestamp, turns)
+        return Passage(item.content or "", item.id, item.category, item.timestamp, turns, chunk=item.chunk)
 
     entries = tuple(map(passage, state.entries.values()))
     written = (o for turn in trajectory.turns if turn.chunk <= last for o in turn.operations if o.content)
@@ -282,14 +291,18 @@ def _waterfall_of(ability: str, records: Sequence[Record]) -> Waterfall:
     def remaining_share(*classes: str) -> float:
         return (n - sum(error_counts[name] for name in classes)) / n
 
-    has_unknown_support = bool(error_counts[NOT_FOUND])
+    has_unknown_support = bool(error_counts[NOT_FOUND]) or any(
+        record.error_class == PARTLY_RETRIEVED and record.live is None for record in records
+    )
     return Waterfall(
         ability=ability,
         n=n,
         sound=remaining_share(GOLD_FAULTY),
         written=None if has_unknown_support else remaining_share(GOLD_FAULTY, NEVER_WRITTEN, WRITTEN_WRONG),
         kept=None if has_unknown_support else remaining_share(GOLD_FAULTY, NEVER_WRITTEN, WRITTEN_WRONG, OVERWRITTEN),
-        retrieved=remaining_share(GOLD_FAULTY, NEVER_WRITTEN, WRITTEN_WRONG, OVERWRITTEN, NOT_RETRIEVED, NOT_FOUND),
+        retrieved=remaining_share(
+            GOLD_FAULTY, NEVER_WRITTEN, WRITTEN_WRONG, OVERWRITTEN, NOT_RETRIEVED, PARTLY_RETRIEVED, NOT_FOUND
+        ),
         answered=remaining_share(*ERROR_CLASSES),
         error_counts={name: error_counts[name] for name in ERROR_CLASSES if error_counts[name]},
         ceiling=ceiling,

@@ -260,6 +260,7 @@ class _Evaluation:
         figures["losses"] = dict(
             sorted(Counter(record.error_class for record in records if record.error_class).items())
         )
+        figures["rules"] = dict(sorted(Counter(record.rule for record in records if record.rule).items()))
         return figures
 
     def _records(

@@ -35,6 +35,7 @@ class Record:
         evidence_recall: Share of the evidence turns that the retrieved passages come from; None without evidence.
         support_retrieved: True if the support was among the retrieved passages; None if that is unknown.
         error_class: Class of a wrong answer, see `error_analysis`; None if right or not classified.
+        rule: Rule that found the support (`facts`, `turns`, `chunks`, `answers`); None if not classified or no answer.
         ceiling: True if the same reader is right when shown the evidence; None if it was not asked.
         scores: Further metrics by name.
         feedback: The error in words; see `error_analysis.feedback`.
@@ -66,6 +67,7 @@ class Record:
     scores: Mapping[str, float] = field(default_factory=dict)
     feedback: str = ""
     truncated: bool = False
+    rule: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the record as one line of `eval/<name>.jsonl`."""

@@ -1,21 +1,29 @@
 """Support of an answer: the facts, turns or words it rests on, and whether passages hold them.
 
-`error_analysis` describes the three rules and uses them to classify wrong answers.
+`error_analysis` describes the four rules and uses them to classify wrong answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from memalpha.agent.text_match import contains, is_same
+from memalpha.policy.rules.statements import split_sentences
 from memalpha.qa.systems.base import Passage, Retrieval
+from memalpha.store.search.bm25 import term_counts
 from memalpha.store.slots import key_value, normalize
 from memalpha.types import Task
 
-Rule = Literal["facts", "turns", "answers"]
+Rule = Literal["facts", "turns", "chunks", "answers"]
+
+MIN_OVERLAP = 0.5
+"""Smallest share of a sentence's terms that a turn of its chunk has to contain to be its source."""
+
+_NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve"
+_UNSPECIFIC = frozenset(["yes", "no", "true", "false", "none", *_NUMBER_WORDS.split()])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,11 +40,12 @@ class _TaskKey:
 
 
 class _Sources(NamedTuple):
-    """Words of each turn, gold contents by turn, and all gold contents normalized."""
+    """Words of each turn, gold contents by turn, all gold contents normalized, terms of each turn by chunk."""
 
     texts: dict[str, str]
     facts: dict[str, list[str]]
     values: set[str]
+    terms: dict[int, dict[str, frozenset[str]]]
 
 
 @lru_cache(maxsize=4)
@@ -48,7 +57,47 @@ def _sources(key: _TaskKey) -> _Sources:
     for turn, content in gold:
         if turn is not None:
             facts.setdefault(turn, []).append(content)
-    return _Sources(texts, facts, {normalize(content) for _, content in gold})
+    terms = {
+        chunk.index: {turn.id: _terms(f"{turn.speaker} {turn.text}") for turn in chunk.turns if turn.id is not None}
+        for chunk in key.task.chunks
+    }
+    return _Sources(texts, facts, {normalize(content) for _, content in gold}, terms)
+
+
+@lru_cache(maxsize=65536)
+def _terms(text: str) -> frozenset[str]:
+    """Return the stems of a text without stop words."""
+    return frozenset(term_counts(text))
+
+
+def source_sentences(text: str, turns: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
+    """Tie the sentences of an entry to the turns whose terms they share most.
+
+    A sentence belongs to the turns that contain the greatest share of its terms, if that is at least `MIN_OVERLAP`.
+
+    Args:
+        text: Content of the entry.
+        turns: Terms of the turns of the entry's chunk, by turn id.
+
+    Returns:
+        Terms of the sentences that belong to a turn, by turn id; a turn without a sentence has no key.
+    """
+    sources: dict[str, frozenset[str]] = {}
+    for line in text.split("\n"):
+        for sentence in split_sentences(line):
+            terms = _terms(sentence)
+            shares = {turn: len(terms & words) / len(terms) for turn, words in turns.items()} if terms else {}
+            best = max(shares.values(), default=0.0)
+            for turn, share in shares.items():
+                if share == best >= MIN_OVERLAP:
+                    sources[turn] = sources.get(turn, frozenset()) | terms
+    return sources
+
+
+def is_unspecific(answer: str) -> bool:
+    """Return True for yes, no and numbers up to 99: words that unrelated texts contain too."""
+    words = normalize(answer).split()
+    return all(word in _UNSPECIFIC or (word.isdecimal() and len(word) < 3) for word in words)
 
 
 class AnswerSupport:
@@ -56,25 +105,39 @@ class AnswerSupport:
 
     def __init__(self, task: Task, retrieval: Retrieval) -> None:
         question, sources = retrieval.question, _sources(_TaskKey(task))
-        self.answers = question.answers
+        self.answers = tuple(answer for answer in question.answers if not is_unspecific(answer))
+        self.question = question
+        self.turn_terms = sources.terms
+        self.chunks = {turn: chunk for chunk, turns in sources.terms.items() for turn in turns}
         self.texts = {turn: sources.texts[turn] for turn in question.evidence if turn in sources.texts}
         self.facts: list[tuple[str, str | None]] = []  # (content, turn)
         for turn in question.evidence:
             facts = sources.facts.get(turn, [])
-            answering = [content for content in facts if self._has_answer(content)]
+            answering = [c for c in facts if any(contains(c, answer) for answer in question.answers)]
             self.facts += [(content, turn) for content in answering or facts]
         self.values = sources.values
+        self._ties: dict[tuple[int | None, str], dict[str, frozenset[str]]] = {}
         parts = (retrieval.passages, retrieval.entries, retrieval.history)
-        has_turn_ids = any(passage.turns or passage.cut_turns for part in parts for passage in part or ())
-        self.rule: Rule = "facts" if self.facts else "turns" if self.texts and has_turn_ids else "answers"
+        passages = [passage for part in parts for passage in part or ()]
+        self.rule: Rule = "answers"
+        if self.facts:
+            self.rule = "facts"
+        elif self.texts and any(passage.turns or passage.cut_turns for passage in passages):
+            self.rule = "turns"
+        elif self.texts and any(passage.chunk is not None for passage in passages):
+            self.rule = "chunks"
 
     def is_held_by(self, passages: Sequence[Passage]) -> bool:
         """Return True if the passages together hold all of the support."""
+        return all(self.pieces_in(passages))
+
+    def pieces_in(self, passages: Sequence[Passage]) -> list[bool]:
+        """Return for each fact, evidence turn or (rule `answers`) the whole support if the passages hold it."""
         if self.rule == "facts":
-            return all(self._states_fact(passages, *fact) for fact in self.facts)
-        if self.rule == "turns":
-            return all(any(self._covers_turn(passage, turn) for passage in passages) for turn in self.texts)
-        return any(self._has_answer(passage.text) for passage in passages)
+            return [self._states_fact(passages, *fact) for fact in self.facts]
+        if self.rule == "answers":
+            return [any(self._has_answer(passage.text) for passage in passages)]
+        return [any(self._covers_turn(passage, turn) for passage in passages) for turn in self.texts]
 
     def is_findable(self, task: Task) -> bool:
         """Return True if the rule can find the support; `answers` needs an answer in the conversation's words."""
@@ -89,8 +152,8 @@ class AnswerSupport:
                 if not self._states_fact(passages, *fact)
                 for passage in passages
             )
-        return self.rule == "turns" and any(
-            turn in passage.turns
+        return self.rule != "answers" and any(
+            self._is_from_turn(passage, turn)
             for turn in self.texts
             if not any(self._covers_turn(passage, turn) for passage in passages)
             for passage in passages
@@ -104,7 +167,9 @@ class AnswerSupport:
 
         A `key: value` line has to state just the fact; free text may say other things too.
         """
-        if turn is not None and any(self._quotes_turn(passage, turn) for passage in passages):
+        if turn is not None and any(
+            self._quotes_turn(passage, turn) or self._says_value(passage, content, turn) for passage in passages
+        ):
             return True
         needle, free = normalize(content), key_value(content) is None
         return any(
@@ -113,6 +178,32 @@ class AnswerSupport:
             if needle in normalize(passage.text)  # cheap filter before the exact comparison
             for line in passage.text.split("\n")
         )
+
+    def _says_value(self, passage: Passage, content: str, turn: str) -> bool:
+        """Return True if an entry of the turn's chunk says the fact's value in a sentence from the turn.
+
+        The rest of the fact's words may be worded differently. An entry of `key: value` lines has to state the fact.
+        """
+        pair = key_value(content)
+        if pair is None or not self._is_from_chunk(passage, turn) or key_value(passage.text) is not None:
+            return False
+        return contains(passage.text, pair[1]) and self._is_from_turn(passage, turn)
+
+    def _is_from_chunk(self, passage: Passage, turn: str) -> bool:
+        """Return True if the entry names no turns, and the turn's chunk or (the core text) none."""
+        return not (passage.turns or passage.cut_turns) and passage.chunk in (None, self.chunks.get(turn))
+
+    def _is_from_turn(self, passage: Passage, turn: str) -> bool:
+        """Return True if the passage names the turn, or a sentence of it belongs to the turn by its words."""
+        return turn in passage.turns or turn in self._sources_of(passage, turn)
+
+    def _sources_of(self, passage: Passage, turn: str) -> Mapping[str, frozenset[str]]:
+        if not self._is_from_chunk(passage, turn) or (passage.chunk is None and self.rule != "chunks"):
+            return {}
+        key = self.chunks[turn], passage.text
+        if key not in self._ties:
+            self._ties[key] = source_sentences(passage.text, self.turn_terms[self.chunks[turn]])
+        return self._ties[key]
 
     def _quotes_turn(self, passage: Passage, turn: str) -> bool:
         if passage.turns and turn not in passage.turns:
@@ -129,8 +220,26 @@ class AnswerSupport:
         return turn in passage.turns and normalize(passage.text) not in self.values
 
     def _covers_turn(self, passage: Passage, turn: str) -> bool:
-        if turn not in passage.turns:
+        """Return True if the passage is from the turn and keeps what the question needs of it.
+
+        If the turn's words have an answer, the passage needs one. Otherwise an entry that names the turn counts. An
+        entry tied by its words needs half of the answer's terms that the turn has, or else half of the terms of the
+        turn's sentence nearest to the question.
+        """
+        if not self._is_from_turn(passage, turn):
             return False
-        return (
-            not self._has_answer(self.texts[turn]) or self._has_answer(passage.text) or self._quotes_turn(passage, turn)
-        )
+        if self._has_answer(self.texts[turn]):
+            return self._has_answer(passage.text) or self._quotes_turn(passage, turn)
+        if turn in passage.turns:
+            return True
+        needed = self._needed_terms(turn)
+        return 2 * len(needed & self._sources_of(passage, turn)[turn]) >= len(needed)
+
+    def _needed_terms(self, turn: str) -> frozenset[str]:
+        turn_terms = _terms(self.texts[turn])
+        answers = frozenset(term for answer in self.answers for term in _terms(answer))
+        if answers & turn_terms:
+            return answers & turn_terms
+        asked = _terms(self.question.question)
+        sentences = [_terms(sentence) for line in self.texts[turn].split("\n") for sentence in split_sentences(line)]
+        return max(sentences, key=lambda terms: len(terms & asked), default=frozenset())

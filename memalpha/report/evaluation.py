@@ -7,6 +7,7 @@ needs no script. Of many in one class, the first are shown and the rest counted.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -24,6 +25,7 @@ CLASS_LABELS = {
     RIGHT: "answered right",
     "answered_wrong": "retrieved, answered wrong",
     "should_have_abstained": "should have abstained",
+    "partly_retrieved": "partly retrieved",
     "not_retrieved": "held, not retrieved",
     "not_found": "not among what was retrieved",
     "overwritten_or_deleted": "overwritten or deleted",
@@ -95,7 +97,7 @@ def render_evaluation(systems: Systems, titles: Mapping[str, str], unjudged: Map
         "<h2>Error analysis: where the answers were lost</h2>",
         f'<figure><figcaption>{about}</figcaption><ul class="legend">{legend}</ul>{bars}</figure>',
     ]
-    parts += [_by_ability(name, names[name], fall) for name, fall in falls.items() if fall]
+    parts += [_by_ability(name, names[name], fall, _rule_counts(systems[name])) for name, fall in falls.items() if fall]
     parts.append("<h2>Wrong answers</h2><p>By system and error class; click one to open it.</p>")
     parts += [_failures(name, names[name], records) for name, records in systems.items()]
     return "\n".join(parts)
@@ -139,7 +141,13 @@ def _unjudged_note(unjudged: Mapping[str, int]) -> list[str]:
     return [f'<p class="soft">In no figure, because no judge gave a readable verdict: {text}.</p>'] if text else []
 
 
-def _by_ability(name: str, title: str, falls: Sequence[Waterfall]) -> str:
+def _rule_counts(records: Sequence[Record]) -> str:
+    """Return how many questions' support each rule of the error analysis found, as text; "" if unknown."""
+    counts = Counter(record.rule for record in records if record.rule)
+    return ", ".join(f"{rule} {count:,}" for rule, count in sorted(counts.items()))
+
+
+def _by_ability(name: str, title: str, falls: Sequence[Waterfall], rule_counts: str) -> str:
     classes = [error_class for error_class in CLASS_LABELS if error_class in falls[-1].error_counts]
     rows = []
     for fall in falls:
@@ -159,7 +167,9 @@ def _by_ability(name: str, title: str, falls: Sequence[Waterfall]) -> str:
         + (f"<figure>{bars}</figure>" if bars else "")
         + '<p class="soft">Written, kept, retrieved, answered: the share of all n questions that got that far. '
         "Ceiling: of the questions that name evidence, the share that the same reader has right when shown it; beside "
-        "it the share that the system has right of these.</p></details>"
+        "it the share that the system has right of these."
+        + (f" The support of the answer was found by these rules: {rule_counts}." if rule_counts else "")
+        + "</p></details>"
     )
 
 
@@ -189,6 +199,7 @@ def _failure(name: str, record: Record) -> str:
     )
     facts = [record.ability, f"task {record.task}", record.question_id, f"score {record.score:.2f}"]
     facts += [] if record.evidence_recall is None else [f"evidence recall {record.evidence_recall:.2f}"]
+    facts += [] if record.rule is None else [f"support by {record.rule}"]
     facts += [] if record.ceiling is None else [f"with the evidence itself {'right' if record.ceiling else 'wrong'}"]
     anchor = _anchor(name, record.task, record.question_id, str(record.rollout))
     text = f'<span class="nope">✗ {escape(_short(answer))}</span> <span class="yes">{escape(_short(gold))}</span>'

@@ -163,7 +163,9 @@ def test_all_evidence_is_needed():
     )
     half, complete = entries("x", turns=("b1",)), entries("x", turns=("b1", "a2"))
     assert error_of(retrieval(both_turns, half, half, half), FREE) == "never_written"
-    assert error_of(retrieval(both_turns, half, complete, complete), FREE) == "not_retrieved"
+    assert error_of(retrieval(both_turns, half, complete, complete), FREE) == "partly_retrieved"
+    assert error_of(retrieval(both_turns, half), FREE) == "partly_retrieved", "the entries are not known"
+    assert error_of(retrieval(both_turns, (), complete, complete), FREE) == "not_retrieved"
     assert error_of(retrieval(both_turns, complete), FREE) == "answered_wrong"
     assert (evidence_recall(retrieval(both_turns, half)), evidence_recall(retrieval(both_turns, complete))) == (
         0.5,
@@ -180,6 +182,50 @@ def test_by_answers():
     assert error_of(retrieval(worked_out, (), entries("Oslo"), entries("Oslo")), FREE) == "not_found"
     assert error_of(retrieval(worked_out, (), (), ()), FREE) == "never_written"  # nothing was
     assert error_of(retrieval(worked_out), FREE) == "not_found"
+
+
+def of_chunk(*texts, chunk):
+    return tuple(Passage(text, chunk=chunk) for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("texts", "chunk", "loss"),
+    [
+        (["The user moved to Rome on Monday."], 1, "not_retrieved"),
+        (["Ana likes tea. The user has moved to Rome."], 1, "not_retrieved"),  # one sentence of an entry is enough
+        (["The user moved on Monday."], 1, "written_wrong"),  # from the turn, without the answer
+        (["The user moved to Rome on Monday."], 0, "never_written"),  # another chunk
+        (["Rome has old churches and squares."], 1, "never_written"),  # the answer's word, from no turn of the chunk
+    ],
+)
+def test_by_chunks(texts, chunk, loss):
+    entries_of_chunk = of_chunk(*texts, chunk=chunk)
+    example = retrieval(CITY, (), entries_of_chunk, entries_of_chunk)
+    assert trace(FREE, example).rule == "chunks"
+    assert error_of(example, FREE) == loss
+
+
+def test_a_sentence_of_an_entry_belongs_to_the_turn_that_shares_most_words():
+    """Two turns of one chunk: an entry from the one is no support from the other."""
+    pet = Question(id="pet", question="What animal lives with me?", answers=("a kitten",), evidence=("a1",))
+    right, other = of_chunk("The user lives in Oslo with a cat.", chunk=0), of_chunk("Tom lives in Rome.", chunk=0)
+    assert error_of(retrieval(pet, right, right, right), FREE) == "answered_wrong"
+    assert error_of(retrieval(pet, other, other, other), FREE) == "never_written"
+
+
+def test_free_text_of_the_chunk_states_a_gold_fact_by_its_value():
+    stated, missing = of_chunk("The user has moved to Rome.", chunk=1), of_chunk("The user has moved.", chunk=1)
+    assert trace(TASK, retrieval(CITY, stated, stated, stated)).rule == "facts"
+    assert error_of(retrieval(CITY, stated, stated, stated)) == "answered_wrong"
+    assert error_of(retrieval(CITY, missing, missing, missing)) == "never_written"
+    assert error_of(retrieval(CITY, (), *2 * [of_chunk("The user has moved to Rome.", chunk=0)])) == "never_written"
+
+
+@pytest.mark.parametrize("answer", ["Yes", "no", "2", "Twelve", "17"])
+def test_yes_no_and_small_numbers_never_count_as_found(answer):
+    question = Question(id="q", question="Is it so?", answers=(answer,))
+    stated = entries(f"They said {answer} to 2 of us.")
+    assert error_of(retrieval(question, stated, stated, stated), FREE) == "not_found"
 
 
 def test_evidence_recall_is_none_where_it_is_not_known():
@@ -206,10 +252,10 @@ def test_every_spoiled_memory_gets_its_class(world):
         assert row["cases"] > 2, name
         assert (row["precision"], row["recall"]) == (1.0, 1.0), (name, row)
     turns = measured["turns"]
-    for name in set(turns) - {"written_wrong", "not_retrieved"}:
+    for name in set(turns) - {"written_wrong", "not_retrieved", "partly_retrieved"}:
         assert (turns[name]["precision"], turns[name]["recall"]) == (1.0, 1.0), (name, turns[name])
     assert turns["written_wrong"]["recall"] > 0.4
-    assert set(turns["written_wrong"]["taken_for"]) == {"not_retrieved"}
+    assert set(turns["written_wrong"]["taken_for"]) <= {"not_retrieved", "partly_retrieved"}
     for name in ("gold_faulty", "should_have_abstained"):
         assert measured["answers"][name]["precision"] == measured["answers"][name]["recall"] == 1.0
 
@@ -266,7 +312,8 @@ def test_waterfall_by_hand():
     steps = (update.sound, update.written, update.kept, update.retrieved, update.answered)
     assert steps == (0.9, 0.7, 0.6, 0.5, 0.3)
     assert update.error_counts == {**dict.fromkeys(lost_by, 1), "should_have_abstained": 1}
-    assert list(update.error_counts) == [name for name in ERROR_CLASSES if name != "not_found"]
+    absent = {"not_found", "partly_retrieved"}
+    assert list(update.error_counts) == [name for name in ERROR_CLASSES if name not in absent]
     assert (other.ability, other.written, other.kept, other.retrieved, other.answered) == (
         "other",
         None,
@@ -276,6 +323,13 @@ def test_waterfall_by_hand():
     )
     assert (complete.ability, complete.n, complete.written, complete.answered) == ("all", 11, None, 3 / 11)
     assert json.loads(json.dumps(complete.as_json()))["losses"]["not_found"] == 1
+
+
+def test_partly_retrieved_support_counts_as_kept_where_the_entries_are_known():
+    partly = wrong(error_class="partly_retrieved", live=True)
+    stage = waterfall([partly, wrong(correct=True)])[-1]
+    assert (stage.written, stage.kept, stage.retrieved) == (1.0, 1.0, 0.5)
+    assert waterfall([replace(partly, live=None), wrong(correct=True)])[-1].kept is None
 
 
 def test_no_waterfall_of_records_without_classes():

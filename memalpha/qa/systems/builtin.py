@@ -226,8 +226,9 @@ class Writer:
             for turn in (turn for turn in trajectory.turns if turn.chunk == index):
                 for operation in turn.operations:
                     if operation.content:
-                        passage = Passage(operation.content, operation.id, operation.category, operation.timestamp)
-                        writes[operation.id, operation.content] = passage
+                        writes[operation.id, operation.content] = Passage(
+                            operation.content, operation.id, operation.category, operation.timestamp, chunk=index
+                        )
             questions = [question for question in task.questions if question_chunk(question, task) == index]
             if not questions:
                 continue
