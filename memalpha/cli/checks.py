@@ -60,7 +60,7 @@ def audit(
 
     questions = None if queries is None else _read_queries(queries)
     origin = None if source is None else (str(source), _read_source(source))
-    with open_store(store, embedder, namespace or "default") as memory:
+    with open_store(store, embedder, namespace or "default", reads=True) as memory:
         names = [namespace] if namespace is not None else memory.namespaces()
         reports = [
             audit_store(memory.namespace(name), queries=questions, k=k, near=near, source=origin) for name in names

@@ -37,7 +37,7 @@ def history(
     Raises:
         StoreError: There is no store, or it never held the entry.
     """
-    with open_store(store, embedder, namespace) as memory:
+    with open_store(store, embedder, namespace, reads=True) as memory:
         versions = memory.history(entry_id)
     lines = [
         f"v{v.version}  {v.valid_from:>5} to {v.valid_to if v.valid_to is not None else 'now':<5}  {v.content}"
@@ -62,7 +62,7 @@ def diff(
     Raises:
         StoreError: There is no store, or no such position.
     """
-    with open_store(store, None, namespace) as memory:
+    with open_store(store, None, namespace, reads=True) as memory:
         changes = memory.diff(resolve_position(start, memory, "FROM") or 0, resolve_position(end, memory, "TO"))
     lines = [f"- core: {changes.core[0]}", f"+ core: {changes.core[1]}"] if changes.core else []
     lines += [f"- {format_entry(entry)}" for entry in changes.removed]

@@ -67,7 +67,13 @@ MAX_POSITION_DIGITS = 18
 
 
 def open_store(
-    path: str, embedder: str | None, namespace: str, *, schema: str | None = None, create: bool = False
+    path: str,
+    embedder: str | None,
+    namespace: str,
+    *,
+    schema: str | None = None,
+    create: bool = False,
+    reads: bool = False,
 ) -> MemoryStore:
     """Open a namespace of a store.
 
@@ -76,11 +82,13 @@ def open_store(
         embedder: Embedder name; None takes the store's own.
         namespace: Namespace in the store.
         schema: Categories of a new store.
+        reads: The command only reads, so that a store that cannot be written is opened read-only.
         create: Create a missing store. Commands that only read leave it False, so that a typo creates no file.
     """
     from memalpha.store.store import MemoryStore
 
-    return MemoryStore.open(path, schema, embedder, namespace, create=create)
+    read_only = "if needed" if reads else False
+    return MemoryStore.open(path, schema, embedder, namespace, create=create, read_only=read_only)
 
 
 def parse_json_object(option: str, text: str | None) -> dict[str, Any] | None:

@@ -101,7 +101,8 @@ def serve(
             new_schema = None if read_only else schema or config.memory_schema
             config = prompted_config(config, writer, new_schema)  # before a store is created
             default_reader(writer, config, reader)
-        memory = MemoryStore.open(store, schema, embedder, namespace, create=not read_only)
+        is_file_read_only = read_only and "://" not in store
+        memory = MemoryStore.open(store, schema, embedder, namespace, create=not read_only, read_only=is_file_read_only)
     service = MemoryService(memory, writer, chunk_size=chunk_size, read_only=read_only, config=config, reader=reader)
     if address is None:
         serve_stdio(service)

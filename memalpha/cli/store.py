@@ -106,7 +106,7 @@ def search(
     Raises:
         StoreError: There is no store, or an option does not fit.
     """
-    with open_store(store, embedder, namespace) as memory:
+    with open_store(store, embedder, namespace, reads=True) as memory:
         hits = memory.search(
             query,
             k,
@@ -171,7 +171,7 @@ def ask(
     reader_settings = parse_reader_settings(settings)
     if reader_settings is not None and policy is None:
         raise ConfigError("--set: settings of the model that answers: name it with --policy")
-    with open_store(store, embedder, namespace) as memory:
+    with open_store(store, embedder, namespace, reads=True) as memory:
         reader = ExtractiveReader()
         if policy:
             model = load_policy(policy)
@@ -204,7 +204,7 @@ def show(
     Raises:
         StoreError: There is no store, no such entry, or an option does not fit.
     """
-    with open_store(store, embedder, namespace) as memory:
+    with open_store(store, embedder, namespace, reads=True) as memory:
         position = resolve_position(as_of, memory)
         if entry_id:
             entries = [memory.get(entry_id, as_of=position)]

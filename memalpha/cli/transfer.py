@@ -34,7 +34,7 @@ def export(
     Raises:
         StoreError: There is no store, or the file cannot be written.
     """
-    with open_store(store, None, namespace) as memory:
+    with open_store(store, None, namespace, reads=True) as memory:
         if file.suffix in _MARKDOWN:
             from memalpha.store.io.markdown import export_markdown
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,6 +13,7 @@ from memalpha.errors import ConfigError, DamagedStore, StoreError, install_comma
 from memalpha.store.backends.base import Backend, Clock, Durability
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.sqlite import SQLiteDatabase, create_file
+from memalpha.store.backends.sqlite_readonly import ReadOnlyDatabase
 from memalpha.store.embedding import Embedder
 from memalpha.store.indexing.namespace_index import NamespaceIndex
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder, embedder_record
@@ -47,6 +49,7 @@ def open_database(
     create: bool,
     durability: Durability,
     clock: Clock,
+    read_only: bool = False,
 ) -> tuple[Backend, MemorySchema, RecordedEmbedder]:
     """Open the database at a path or URL; see `MemoryStore.open`.
 
@@ -57,6 +60,7 @@ def open_database(
         create: Create a missing store.
         durability: "full" or "normal".
         clock: Returns the current time.
+        read_only: Write nothing.
 
     Returns:
         The database, its schema and its recorded embedder.
@@ -69,8 +73,11 @@ def open_database(
     def initial_meta() -> dict[str, str]:
         return {"schema": named_schema.to_json(), "embedder": embedder_record(embedder or DEFAULT_EMBEDDER)}
 
-    backend = _import_postgres() if is_url(path) else SQLiteDatabase
-    database = backend(str(path), create=create, durability=durability, clock=clock, initial_meta=initial_meta)
+    if read_only:
+        database = _open_read_only(path, clock)
+    else:
+        backend = _import_postgres() if is_url(path) else SQLiteDatabase
+        database = backend(str(path), create=create, durability=durability, clock=clock, initial_meta=initial_meta)
     try:
         recorded_schema = _recorded_schema(database)
         if schema is None:
@@ -95,13 +102,26 @@ def _recorded_schema(database: Backend) -> MemorySchema:
         ) from error
 
 
-def open_existing(path: str | Path) -> Backend:
+def _open_read_only(path: str | Path, clock: Clock) -> Backend:
+    if is_url(path) or str(path) == ":memory:":
+        raise StoreError("read_only: a store file is needed; in PostgreSQL, open as a role that may only SELECT")
+    return ReadOnlyDatabase(str(path), clock=clock)
+
+
+def is_writable(path: str | Path) -> bool:
+    """Return False for a store file that this user cannot write, or whose folder he cannot."""
+    return is_url(path) or not Path(path).exists() or all(os.access(p, os.W_OK) for p in (path, Path(path).parent))
+
+
+def open_existing(path: str | Path, *, read_only: bool = False) -> Backend:
     """Open the existing database at a path or URL for inspection, foreign objects included.
 
     Raises `StoreError` if there is none.
     """
     if is_url(path):
         return _import_postgres()(str(path), create=False, initial_meta=dict)
+    if read_only:
+        return ReadOnlyDatabase(str(path), inspect=True)
     return SQLiteDatabase(str(path), create=False, initial_meta=dict, inspect=True)
 
 
@@ -167,7 +187,7 @@ def create_database(path: str | Path, meta: Mapping[str, str]) -> Iterator[Backe
 
 def copy_noted(source: Backend, target: str | Path) -> AbstractContextManager[None]:
     """Record in `source` during the block that a copy is made at `target`, unless that is a URL."""
-    return nullcontext() if is_url(target) else source.note_copy(Path(target))
+    return nullcontext() if is_url(target) or source.is_read_only else source.note_copy(Path(target))
 
 
 @contextmanager

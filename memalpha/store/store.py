@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakSet
 
 import numpy as np
@@ -21,7 +21,7 @@ from memalpha.store.bulk_insert import Fact, insert_facts, normalize_vectors, va
 from memalpha.store.embedding import Embedder
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder, StoredEmbedder
 from memalpha.store.io.jsonl import apply_lines, read_jsonl, stored_contents, write_jsonl
-from memalpha.store.open import copy_noted, create_namespace, open_database
+from memalpha.store.open import copy_noted, create_namespace, is_writable, open_database
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.vectors import PRECISIONS, Precision
 from memalpha.store.state import Change
@@ -58,6 +58,7 @@ class MemoryStore(StoreEraser):
         durability: Durability = "full",
         vectors: Precision = "float32",
         clock: Clock = system_clock,
+        read_only: bool | Literal["if needed"] = False,
     ) -> MemoryStore:
         """Open a store, or create it.
 
@@ -83,6 +84,9 @@ class MemoryStore(StoreEraser):
                 prototypes. Filters stay exact, and `as_of` uses float32 throughout. Searching up to 50,000 entries
                 takes three times as long.
             clock: Returns the current time, with its zone, for log times and expiry.
+            read_only: Write nothing: no entry, no index file, no log. The file and its folder may be read-only. Writing
+                methods raise `StoreError`. Expired entries are ended in memory alone. SQLite files only. "if needed"
+                does so only for a file or a folder that this user cannot write.
 
         Raises:
             StoreError: The store is missing, unreadable, or has another schema.
@@ -91,12 +95,15 @@ class MemoryStore(StoreEraser):
         """
         if vectors not in PRECISIONS:
             raise StoreError(f"vectors {vectors!r}: {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]} is needed")
+        if read_only == "if needed":
+            read_only = not is_writable(path)
         database, recorded_schema, recorded_embedder = open_database(
-            path, schema, embedder, create=create, durability=durability, clock=clock
+            path, schema, embedder, create=create, durability=durability, clock=clock, read_only=read_only
         )
         try:
             store = cls(database, recorded_schema, recorded_embedder, namespace, vectors)
-            store._finish_interrupted_work()
+            if not read_only:
+                store._finish_interrupted_work()
             return store
         except BaseException:
             database.close()

@@ -235,7 +235,7 @@ class StoreReader(Memory):
                 if not self._has_expired_entries(log_end):
                     yield log_end
                     return
-            with self._namespace.transaction():
+            with self._database.expiry_transaction(self._namespace.name):
                 self._end_expired()
         with self._namespace.transaction(write=write):
             yield self._end_expired() if write else self._namespace.log.end()

@@ -80,6 +80,15 @@ class Backend(ABC):
         """Return warnings about the server and the role."""
         return []
 
+    @property
+    def is_read_only(self) -> bool:
+        """True if nothing may be written, caches included."""
+        return False
+
+    def expiry_transaction(self, namespace: str) -> AbstractContextManager[Any]:
+        """Open a transaction that ends expired entries, which a read needs."""
+        return self.transaction(namespace)
+
     def bulk_load(self) -> AbstractContextManager[None]:
         """Wrap the filling of an empty store."""
         return nullcontext()

@@ -83,7 +83,7 @@ class SQLiteDatabase(Backend):
             inspect: Open a file with foreign objects too, for `memalpha doctor`, as long as its tables are sound.
         """
         super().__init__(path, durability, clock)
-        self._inspect = inspect
+        self._inspect, self._durability = inspect, durability
         self._lock = RLock()
         self._writes = False  # True if the open transaction may write
         self.namespace_ids: dict[str, int] = {}
@@ -95,25 +95,33 @@ class SQLiteDatabase(Backend):
             initial_meta()  # may raise: call it before the file is created
             if path != ":memory:":
                 _create_private_file(Path(path))
+        self._open(create, initial_meta)
+
+    def _open(self, create: bool = False, initial_meta: Callable[[], dict[str, str]] = dict) -> None:
+        """Connect to the file and prepare it."""
         with self._translated_errors():
-            # With isolation_level None, the sqlite3 module never begins or ends a transaction itself.
-            self._connection = sqlite3.connect(
-                path, timeout=_LOCK_TIMEOUT, isolation_level=None, check_same_thread=False
-            )
+            self._connection = self._connect()
         try:
             self._prepare(create, initial_meta)
-            if durability == "normal":  # creating and migrating a file is always durable
+            if self._durability == "normal":  # creating and migrating a file is always durable
                 self._connection.execute("PRAGMA synchronous = NORMAL")
         except BaseException:
             self._connection.close()
             raise
 
+    def _connect(self) -> sqlite3.Connection:
+        # With isolation_level None, the sqlite3 module never begins or ends a transaction itself.
+        return sqlite3.connect(self.path, timeout=_LOCK_TIMEOUT, isolation_level=None, check_same_thread=False)
+
+    def _set_limits(self) -> None:
+        self._connection.execute("PRAGMA trusted_schema = OFF")  # what the file defines calls no risky function
+        self._connection.execute("PRAGMA cell_size_check = ON")
+        for category, limit in _LIMITS.items():
+            self._connection.setlimit(category, limit)
+
     def _prepare(self, create: bool, initial_meta: Callable[[], dict[str, str]]) -> None:
         with self._translated_errors():
-            self._connection.execute("PRAGMA trusted_schema = OFF")  # what the file defines calls no risky function
-            self._connection.execute("PRAGMA cell_size_check = ON")
-            for category, limit in _LIMITS.items():
-                self._connection.setlimit(category, limit)
+            self._set_limits()
             self._connection.execute("PRAGMA synchronous = FULL")
             self._connection.execute("PRAGMA fullfsync = ON")  # macOS: flush the drive's cache, too
             self._connection.execute(f"PRAGMA cache_size = {-1024 * _CACHE_SIZE}")

@@ -23,7 +23,7 @@ from memalpha.store.embedding import Embedder, first_faulty_row
 from memalpha.store.filters import format_utc
 from memalpha.store.indexing import cache
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder
-from memalpha.store.open import open_existing, open_namespace
+from memalpha.store.open import is_writable, open_existing, open_namespace
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import MemoryState, plan
 from memalpha.types import MemoryEntry
@@ -79,7 +79,7 @@ def examine(path: str | Path, *, repair: bool = False, embedder: str | Embedder 
         StoreError: There is no store at `path`.
     """
     try:
-        database = open_existing(path)
+        database = open_existing(path, read_only=not repair and not is_writable(path))
     except DamagedStore as error:
         return HealthReport([Problem("file", f"{error}; {ADVICE}")])
     if isinstance(database, SQLiteDatabase):

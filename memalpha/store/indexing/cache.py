@@ -83,7 +83,7 @@ class IndexCache:
             force: Write even if the file is nearly up to date. A memory below `MIN_ENTRIES` is never written.
         """
         is_due = force or self._file_position is None or position - self._file_position > size // 20
-        if self.path is None or size < MIN_ENTRIES or not is_due:
+        if self.path is None or self._rows.database.is_read_only or size < MIN_ENTRIES or not is_due:
             return
         temporary = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
         try:
