@@ -61,6 +61,7 @@ THEMES = {
         "systems-babi",
         "systems-synthetic",
         "error-analysis",
+        "error-class-agreement",
         "mcp-host",
         "reading-cost",
         "chat-templates",
