@@ -182,7 +182,7 @@ def _stores(
 
     monkeypatch.setattr(postgres_schema, "PARTITIONS", 2)  # the work of 16 in each test is seconds
     monkeypatch.setattr(store, "open_database", opened)
-    monkeypatch.setattr(doctor, "open_existing", lambda path: open_existing(_places.url(path)))
+    monkeypatch.setattr(doctor, "open_existing", lambda path, **_: open_existing(_places.url(path)))
     monkeypatch.setattr(store, "create_namespace", lambda path, *args: create_namespace(_places.url(path), *args))
     monkeypatch.setattr(postgres.PostgresDatabase, "_create_tables", lambda *args: _places.make(create_tables, *args))
     yield
