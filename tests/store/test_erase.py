@@ -1,6 +1,7 @@
 """Erasure: no erased content remains in the file, and nothing restores it."""
 
 import json
+import os
 import resource
 import sqlite3
 import subprocess
@@ -265,6 +266,26 @@ def test_a_killed_copy_is_removed_when_its_source_is_opened(tmp_path: Path) -> N
     with store.fork(path=target) as fork:  # one at work is left alone: it is locked
         assert fork.list() == store.list()
     assert store._database.abandoned_copies() == {}
+
+
+@pytest.mark.sqlite
+def test_a_file_from_somebody_else_removes_no_files_but_half_made_stores(tmp_path: Path) -> None:
+    """What it names as the target of a copy is its own word."""
+    path, folder = tmp_path / "a.db", tmp_path / "home"
+    folder.mkdir()
+    files = [folder / name for name in (".notes.4242", ".notes.4242-wal", ".notes.backup", "notes")]
+    for file in files:
+        file.write_text("mine")
+        os.utime(file, (0, 0))
+    half = folder / ".notes.4242.0123abcd.partial"
+    half.write_text("half a store")
+    filled(path)[0].close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("INSERT INTO meta VALUES (?, '')", (f"copy {folder / 'notes'}",))
+    connection.close()
+    new(path).close()
+    examine(path, repair=True)
+    assert sorted(folder.iterdir()) == sorted(files) and not half.exists()
 
 
 def test_the_past_of_the_core_memory_can_be_erased(tmp_path: Path) -> None:

@@ -390,7 +390,7 @@ def create_file(path: Path, meta: Mapping[str, str]) -> Iterator[SQLiteDatabase]
     _check_path(path, create=True)
     if path.exists():
         raise StoreError(f"{path} already exists: give another path")
-    remove_abandoned_files(path)
+    remove_abandoned_files(path, older_names=True)
     temporary = temporary_path(path)
     files = [Path(f"{temporary}{suffix}") for suffix in ("", "-wal", "-shm")]
     with locked_file(temporary):

@@ -102,7 +102,7 @@ def atomic_writer(path: Path) -> Iterator[TextIO]:
     """
     temporary = temporary_path(path)
     try:
-        remove_abandoned_files(path)
+        remove_abandoned_files(path, older_names=True)
         with locked_file(temporary) as descriptor:
             with open(descriptor, "w", encoding="utf-8", newline="\n", closefd=False) as file:
                 yield file
