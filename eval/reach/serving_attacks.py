@@ -109,13 +109,26 @@ class Honest:
 
 
 def request(path: str, size: int, body: bytes) -> bytes:
-    """Return a request that promises `size` bytes and has `body`."""
+    """Return the bytes of a request.
+
+    Args:
+        path: Path of the URL.
+        size: Bytes that its head promises.
+        body: What it has.
+    """
     head = f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {size}"
     return "\r\n".join((*head, "", "")).encode() + body
 
 
 def hold(port: int, count: int, sent: bytes, work: Callable[[], None]) -> None:
-    """Do `work` while `count` connections have sent `sent` and wait."""
+    """Do `work` while connections are held open.
+
+    Args:
+        port: Port of the server.
+        count: Number of connections.
+        sent: What each sends before it waits.
+        work: Called once all are open.
+    """
     with ExitStack() as stack:
         for _ in range(count):
             with suppress(OSError):
