@@ -6,12 +6,13 @@ Every chunk gets a fresh prompt of the memory view and the chunk, so the cost is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import RLock
+from types import MappingProxyType
 from typing import TypeVar, cast
 
 from memalpha.agent.observe import observe
@@ -92,6 +93,11 @@ class Proposal:
     completion: Completion
     core: str
 
+    @property
+    def shown(self) -> dict[str, str]:
+        """Contents that the writer saw, by id; "" is the id of the core memory."""
+        return {entry.id: entry.content for entry in self.observation.entries} | {"": self.core}
+
 
 def act(
     memory: Memory,
@@ -100,7 +106,7 @@ def act(
     *,
     source: str | None = None,
     form: str = "hermes",
-    conflicts: Collection[str] = (),
+    shown: Mapping[str, str] = MappingProxyType({}),
 ) -> Turn:
     """Apply the tool calls of a completion to the memory, in order.
 
@@ -112,25 +118,37 @@ def act(
         completion: the writer's reply.
         source: name of the conversation, stored with each operation.
         form: form in which the writer's calls are written (`AgentConfig.reply_form`).
-        conflicts: ids of entries ("core" for the core memory) that the reply must not change.
+        shown: contents that the writer saw, by id ("" for the core memory). What has another content now is not
+            changed: the call fails with the code "conflict".
 
     Returns:
         The turn: calls, their results, and the operations that changed the memory.
     """
     calls = parse_reply(completion.text, form)
-    outcomes = list(_execute_calls(memory, chunk, calls, source, conflicts))
+    outcomes = list(_execute_calls(memory, chunk, calls, source, shown))
     operations = tuple(operation for _, operation in outcomes if operation is not None)
     return Turn(chunk.index, completion, calls, tuple(result for result, _ in outcomes), operations)
 
 
 def _execute_calls(
-    memory: Memory, chunk: Chunk, calls: Iterable[ToolCall], source: str | None, conflicts: Collection[str] = ()
+    memory: Memory, chunk: Chunk, calls: Sequence[ToolCall], source: str | None, shown: Mapping[str, str]
 ) -> Iterator[tuple[ToolResult, Operation | None]]:
+    # Before any call: the second of two calls may change what the first one wrote.
+    ids = shown.keys() & {changed_id(call) for call in calls}
+    conflicts = {id for id in ids if _content(memory, id) not in (shown[id], None)}
     for call in calls:
-        if conflicts and changed_id(call) in conflicts:
+        if changed_id(call) in conflicts:
             yield ToolResult(call, False, "conflict", "was changed after the writer saw it; it stays as it is"), None
         else:
             yield execute(memory, call, chunk=chunk.index, source=source, timestamp=chunk.timestamp)
+
+
+def _content(memory: Memory, id: str) -> str | None:
+    """Return the content of an entry, None if it is gone; "" is the core memory."""
+    try:
+        return memory.get(id).content if id else memory.core
+    except UnknownEntry:
+        return None
 
 
 class MemoryAgent:
@@ -223,7 +241,7 @@ class MemoryAgent:
             PolicyError: the policy did not answer.
         """
         with self._turn:
-            core = self.store.core
+            core = self.store.core  # the view may have it cut
             observation, completion = self._reply(chunk, timestamp)
             return Proposal(observation, completion, core)
 
@@ -240,18 +258,8 @@ class MemoryAgent:
         Returns:
             The turn: calls, their results, and the operations that changed the memory.
         """
-        shown = {entry.id: entry.content for entry in proposal.observation.entries}
-        conflicts = {id for id, content in shown.items() if self._content(id) not in (content, None)}
-        if self.store.core != proposal.core:
-            conflicts.add("core")
         chunk, form = proposal.observation.chunk, self.config.reply_form
-        return act(self.store, chunk, proposal.completion, source=source, form=form, conflicts=conflicts)
-
-    def _content(self, id: str) -> str | None:
-        try:
-            return self.store.get(id).content
-        except UnknownEntry:
-            return None
+        return act(self.store, chunk, proposal.completion, source=source, form=form, shown=proposal.shown)
 
     def _message_chunks(self, messages: object, timestamp: str | None) -> list[Chunk]:
         if not is_messages(messages):
@@ -276,10 +284,9 @@ class MemoryAgent:
             The operations that changed the memory, as logged.
         """
         for chunk in self._split(text, timestamp):
-            with self._turn:
-                observation, completion = self._reply(chunk, timestamp)
-            calls = parse_reply(completion.text, self.config.reply_form)
-            for _, operation in _execute_calls(self.store, observation.chunk, calls, source):
+            proposal = self.propose(chunk, timestamp=timestamp)
+            calls = parse_reply(proposal.completion.text, self.config.reply_form)
+            for _, operation in _execute_calls(self.store, proposal.observation.chunk, calls, source, proposal.shown):
                 if operation is not None:
                     yield operation
 

@@ -139,10 +139,10 @@ def execute(
 
 
 def changed_id(call: ToolCall) -> str | None:
-    """Return the id of the entry that a call updates or deletes, "core" for the core memory, or else None."""
+    """Return the id of the entry that a call updates or deletes, "" for the core memory, or else None."""
     model = TOOLS.get(call.name)
     if model is CoreUpdate:
-        return "core"
+        return ""
     id = call.arguments.get("id") if model in (Update, Delete) else None
     return id if isinstance(id, str) else None
 

@@ -25,6 +25,7 @@ from memalpha.cli.options import (
     print_result,
     read_chunks,
     to_json_value,
+    visible,
 )
 from memalpha.config import AgentConfig
 from memalpha.errors import ConfigError, PolicyError, PromptTooLong
@@ -198,7 +199,7 @@ class _ProgressReporter:
     def __call__(self, result: ConversationResult) -> None:
         self._counts[result.status] += 1
         if result.status == "failed":
-            print(f"memalpha: failed: {result.error}", file=sys.stderr)
+            print(f"memalpha: failed: {visible(result.error)}", file=sys.stderr)
         now = time.monotonic()
         if now - self._last >= _REPORT_SECONDS:
             self._last = now

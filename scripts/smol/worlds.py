@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from random import Random
 from typing import Literal
 
@@ -138,7 +139,8 @@ PHRASES: dict[str, Mapping[str, Sequence[str]]] = {
 """Phrasings by kind of sentence and attribute; every fourth of each is held out."""
 
 
-def select_phrases(kind: str, key: str, phrasings: Phrasings) -> list[str]:
+@cache
+def select_phrases(kind: str, key: str, phrasings: Phrasings) -> tuple[str, ...]:
     """Return the held-out phrasings, every fourth of `PHRASES`, or the others and all of `phrasings.txt`.
 
     Args:
@@ -146,11 +148,12 @@ def select_phrases(kind: str, key: str, phrasings: Phrasings) -> list[str]:
         key: Attribute, or "lead" and "tail" of chat.
         phrasings: "train" or "held-out".
     """
-    phrases = list(PHRASES[kind].get(key, ()))
+    phrases = tuple(PHRASES[kind].get(key, ()))
     held_out = phrases[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
     if phrasings == "held-out":
         return held_out
-    return [text for text in phrases if text not in held_out] + list(load_phrasings().get(f"{kind}.{key}", ()))
+    training = tuple(text for text in phrases if text not in held_out)
+    return training + load_phrasings().get(f"{kind}.{key}", ())
 
 
 def rephrase(task: Task, rng: Random, phrasings: Phrasings, *, split: Split = "train") -> Task:

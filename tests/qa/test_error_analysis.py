@@ -255,6 +255,7 @@ def test_every_spoiled_memory_gets_its_class(world):
     for name in set(turns) - {"written_wrong", "not_retrieved", "partly_retrieved"}:
         assert (turns[name]["precision"], turns[name]["recall"]) == (1.0, 1.0), (name, turns[name])
     assert turns["written_wrong"]["recall"] > 0.4
+    assert turns["partly_retrieved"]["recall"] == turns["not_retrieved"]["recall"] == 1.0
     taken_for = set(turns["written_wrong"]["taken_for"])
     assert {"not_retrieved"} <= taken_for <= {"not_retrieved", "partly_retrieved"}
     for name in ("gold_faulty", "should_have_abstained"):

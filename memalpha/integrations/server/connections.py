@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Any
 
 from memalpha.errors import ConfigError, install_command
 
@@ -103,18 +102,18 @@ class OncePerSecond(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._last: dict[Any, tuple[float, int]] = {}
+        self._last: dict[str, tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return True if the record is to be written."""
-        now = time.monotonic()
-        last, left_out = self._last.get(record.msg, (-1.0, 0))
-        if now - last < 1 and last >= 0:
-            self._last[record.msg] = (last, left_out + 1)
+        now, message = time.monotonic(), str(record.msg)
+        last, left_out = self._last.get(message, (float("-inf"), 0))
+        if now - last < 1:
+            self._last[message] = (last, left_out + 1)
             return False
         if len(self._last) > 100:  # messages with their values written into them
             self._last.clear()
-        self._last[record.msg] = (now, 0)
+        self._last[message] = (now, 0)
         if left_out:
             record.msg = f"{record.msg} ({left_out} more such messages left out)"
         return True

@@ -4,7 +4,7 @@ No method blocks the event loop. One thread writes: edits, and what the policy w
 The policy has a thread of its own and is asked outside the writes: nobody's edit waits for it, and what it wants to
 change is refused with the code "conflict" if somebody changed it meanwhile. Reads have threads of their own and never
 wait for writes; questions have one more thread. The policy runs one request at a time, and a bounded number may wait.
-What waits for a client that has gone is dropped, what the policy proposed for one too. A started write finishes.
+What waits for a caller that is cancelled is dropped, what the policy proposed for one too. A started write finishes.
 """
 
 from __future__ import annotations

@@ -278,15 +278,11 @@ class SQLiteDatabase(Backend):
             "file; opening the store again or `memalpha doctor --repair` goes on"
         )
 
-    def index_key(self) -> bytes | None:
+    def index_key(self, *, create: bool = False) -> bytes | None:
+        if create:
+            self._connection.execute("INSERT OR IGNORE INTO meta VALUES ('index key', ?)", (secrets.token_hex(32),))
         row = self._connection.execute("SELECT value FROM meta WHERE key = 'index key'").fetchone()
         return None if row is None else str(row[0]).encode()
-
-    def make_index_key(self) -> bytes:
-        self._connection.execute("INSERT OR IGNORE INTO meta VALUES ('index key', ?)", (secrets.token_hex(32),))
-        key = self.index_key()
-        assert key is not None
-        return key
 
     @contextmanager
     def note_copy(self, target: Path) -> Iterator[None]:

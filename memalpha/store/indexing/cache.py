@@ -89,13 +89,13 @@ class IndexCache:
         try:
             with self._rows.transaction():
                 # Created under the lock: a later erasure removes the file, and an earlier one shows here.
-                if self._rows.log.has_erasure_after(position):
+                key = self._rows.database.index_key(create=True)
+                if key is None or self._rows.log.has_erasure_after(position):
                     return
                 remove_index_files(
                     self._rows.database, self._rows.name, keep=self.path
                 )  # left by writers that were killed
                 file = os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb")
-                key = self._rows.database.make_index_key()
                 header = {"position": position, "vectors": self._precision} | self._identity(position)
             with file:
                 write_arrays(file, header, make_arrays(), key)
