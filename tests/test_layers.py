@@ -21,12 +21,13 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "memalpha"
 
 # room → the rooms it may import from (besides itself)
-BASE = frozenset({"errors", "types", "config", "hub", "workers"})
+BASE = frozenset({"errors", "types", "config", "hub", "workers", "endpoint_calls"})
 BELOW: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "types": frozenset({"errors"}),
     "hub": frozenset(),
     "workers": frozenset({"errors"}),
+    "endpoint_calls": frozenset({"errors"}),
     "config": BASE,
 }
 BELOW["store"] = BASE

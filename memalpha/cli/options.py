@@ -34,8 +34,9 @@ SchemaName = Annotated[
 EmbedderName = Annotated[
     str | None,
     typer.Option(
-        help="Embedder of a new store: static (default), hash, minilm, or a model's name or folder. An existing store "
-        "has its own; name that only if it is a model, which is not loaded otherwise."
+        help="Embedder of a new store: static (default), hash, minilm, openai:MODEL, http://HOST/v1#MODEL, or a "
+        "model's name or folder. An existing store has its own; name that only if it is a model, which is not loaded "
+        "otherwise."
     ),
 ]
 Where = Annotated[

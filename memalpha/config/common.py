@@ -80,7 +80,10 @@ class AgentConfig(ChatConfig):
     """
 
     memory_schema: str = Field(default="mem-alpha", description="mem-alpha, life, or a YAML file of your own")
-    embedder: str = Field(default="static", description="static, hash, or a sentence-transformers model name or path")
+    embedder: str = Field(
+        default="static",
+        description="static, hash, minilm, openai:MODEL, http://HOST/v1#MODEL, or a model's hub id or folder",
+    )
     prompt: Literal["full", "compact", "mem-alpha"] = Field(
         default="full",
         description="prompt style; compact is the tiny policies', mem-alpha that of Mem-alpha's checkpoints "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memalpha.config import EndpointConfig
 from memalpha.config.groups import LoadingConfig
 from memalpha.config.sampling import BatchConfig
+from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.errors import ConfigError, PolicyError, install_command
 from memalpha.policy.base import ADAPTER_CONFIG, NAMED_POLICIES, SHIPPED_POLICIES, Policy, endpoint_hint
 from memalpha.policy.smol.base_model import (
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 
 SHORT_NAMES = {"add_all": "scripted:add-all", "sentence_rules": "scripted:sentence-rules"}
 """Short names of the scripted policies that work without gold operations."""
-
-ENDPOINT_PREFIXES = ("openai:", "http://", "https://")
-"""Prefixes that mark a policy name as an endpoint."""
 
 
 def load_policy(

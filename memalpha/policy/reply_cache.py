@@ -8,8 +8,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from threading import Lock
 
+from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.policy.base import Policy
-from memalpha.policy.load import ENDPOINT_PREFIXES
 from memalpha.types import Completion, SampleRequest
 
 MAX_REPLIES = 4096

@@ -23,9 +23,10 @@ from memalpha.config import (
 )
 from memalpha.config.groups import LoadingConfig
 from memalpha.config.sampling import EvalSamplingConfig
+from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.errors import ConfigError
 from memalpha.policy.base import with_prompt_style
-from memalpha.policy.load import ENDPOINT_PREFIXES, load_policy
+from memalpha.policy.load import load_policy
 from memalpha.qa.protocol import run_systems
 from memalpha.qa.reader import Reader, load_reader
 from memalpha.qa.report import Report, make_result_folder

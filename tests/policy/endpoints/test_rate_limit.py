@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memalpha.policy.endpoints.rate_limit import Window, backoff, retry_after
+from memalpha.endpoint_calls import backoff, retry_after
+from memalpha.policy.endpoints.rate_limit import Window
 
 
 @given(

@@ -1,0 +1,187 @@
+"""Embedder behind an endpoint, against a server on a real socket: batches, retries, checks, keys, kept vectors."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memalpha.errors import EmbedderError, StoreError
+from memalpha.store.embedding import HashEmbedder, load_embedder
+from memalpha.store.indexing import endpoint_embedder
+from memalpha.store.indexing.endpoint_embedder import BATCH_TEXTS, TRIES, EndpointEmbedder
+from memalpha.store.store import MemoryStore
+
+REFERENCE = HashEmbedder(8)
+
+
+class Server:
+    """Answer with three times the hash embedder's rows, in reverse order, unless `replace` has an answer."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.replace: Callable[[dict[str, Any], int], tuple[int, Any] | None] = lambda body, number: None
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.bodies.append(body)
+                outer.keys.append(self.headers["Authorization"])
+                status, answer = outer.replace(body, len(outer.bodies)) or (200, outer.answer(body))
+                content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                if status == 302:
+                    self.send_header("Location", f"{outer.url}/elsewhere")
+                if status == 429:
+                    self.send_header("Retry-After", "3")
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *words: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+        self.name = f"{self.url}#model"
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    @staticmethod
+    def answer(body: dict[str, Any]) -> dict[str, Any]:
+        vectors = 3.0 * REFERENCE.encode(body["input"])
+        rows = [{"index": index, "embedding": row.tolist()} for index, row in enumerate(vectors)]
+        return {"data": rows[::-1], "model": body["model"]}
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    for variable in (endpoint_embedder.KEY_VARIABLE, endpoint_embedder.CACHE_VARIABLE, "OPENAI_BASE_URL"):
+        monkeypatch.delenv(variable, raising=False)
+    server = Server()
+    yield server
+    server.close()
+
+
+def test_rows_are_those_of_the_texts_whatever_the_order_and_the_batches(server: Server) -> None:
+    embedder = EndpointEmbedder(server.name)
+    texts = [f"fact {number}" for number in range(2 * BATCH_TEXTS + 1)] + ["", " \n", "fact 0"]
+    vectors = embedder.encode(texts)
+    assert embedder.dim == 8
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(vectors, REFERENCE.encode(texts) * [[bool(text.strip())] for text in texts], atol=1e-6)
+    sent = [body["input"] for body in server.bodies[1:]]
+    assert [len(batch) for batch in sent] == [BATCH_TEXTS, BATCH_TEXTS, 1]  # blank and repeated texts are not sent
+    assert {body["model"] for body in server.bodies} == {"model"}
+    assert embedder.encode([]).shape == (0, 8)
+
+
+def test_long_texts_make_smaller_batches(server: Server) -> None:
+    embedder = EndpointEmbedder(server.name)
+    embedder.encode(["a " * 30_000, "b " * 30_000, "c", "d " * 60_000])
+    assert [len(body["input"]) for body in server.bodies[1:]] == [1, 2, 1]
+
+
+def test_what_may_pass_is_tried_again_a_bounded_number_of_times(server: Server) -> None:
+    waits: list[float] = []
+    embedder = EndpointEmbedder(server.name, sleep=waits.append)
+    faults = {2: (429, {"error": {"message": "slow down"}}), 3: (503, b"busy"), 4: (200, b'{"data": [')}
+    server.replace = lambda body, number: faults.get(number)
+    np.testing.assert_allclose(embedder.encode(["x"]), REFERENCE.encode(["x"]), atol=1e-6)
+    assert len(waits) == 3
+    assert waits[0] >= 3.0  # Retry-After
+    server.replace = lambda body, number: (500, b"down")
+    before = len(server.bodies)
+    with pytest.raises(EmbedderError, match=rf"no answer in {TRIES} tries, the last: status 500: down"):
+        embedder.encode(["y"])
+    assert len(server.bodies) - before == TRIES
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "message"),
+    [
+        (400, {"error": {"message": "too long"}}, "refused a request .status 400: too long"),
+        (401, {"error": "who are you"}, "MEMALPHA_EMBEDDING_KEY, which is not set"),
+        (302, b"", "status 302"),
+        (200, {"data": []}, "returned 0 vectors for 1 texts"),
+        (200, {"object": "list"}, "returned no vectors for 1 texts"),
+        (200, {"data": [{"index": 1, "embedding": [1.0] * 8}]}, "indices"),
+        (200, {"data": [{"index": 0, "embedding": [1.0] * 7}]}, "returned 7 numbers for 'x', 8 before"),
+        (200, b'{"data": [{"index": 0, "embedding": [NaN, 1, 1, 1, 1, 1, 1, 1]}]}', "0 or not finite for 'x'"),
+        (200, {"data": [{"index": 0, "embedding": [0.0] * 8}]}, "0 or not finite for 'x'"),
+        (200, {"data": [{"index": 0, "embedding": "AACAPw=="}]}, "no vectors of one length"),
+        (200, {"data": [{"index": 0, "embedding": [[1.0] * 8]}]}, "shape"),
+    ],
+)
+def test_what_is_no_vector_is_refused_at_once(server: Server, status: int, answer: Any, message: str) -> None:
+    embedder = EndpointEmbedder(server.name, sleep=lambda seconds: pytest.fail("no retry is due"))
+    server.replace = lambda body, number: (status, answer)
+    with pytest.raises(EmbedderError, match=message):
+        embedder.encode(["x"])
+    assert len(server.bodies) == 2
+
+
+def test_a_repeated_call_sends_what_is_missing(server: Server, tmp_path, monkeypatch) -> None:
+    texts = [f"fact {number}" for number in range(3 * BATCH_TEXTS)]
+    embedder = EndpointEmbedder(server.name)
+    server.replace = lambda body, number: (400, b"no") if number == 3 else None
+    with pytest.raises(EmbedderError):
+        embedder.encode(texts)
+    embedder.encode(texts)
+    assert [len(body["input"]) for body in server.bodies] == [1, *[BATCH_TEXTS] * 4]
+
+    monkeypatch.setenv(endpoint_embedder.CACHE_VARIABLE, str(tmp_path / "cache" / "vectors.sqlite"))
+    first = EndpointEmbedder(server.name).encode(texts)
+    before = len(server.bodies)
+    again = EndpointEmbedder(server.name)  # as another process would
+    np.testing.assert_array_equal(again.encode(texts), first)
+    assert len(server.bodies) == before
+    assert again.encode(["new"]).shape == (1, 8)
+    assert b"fact 7" not in (tmp_path / "cache" / "vectors.sqlite").read_bytes()
+    (tmp_path / "cache" / "vectors.sqlite").write_bytes(b"this is no database, whatever its name says" * 40)
+    with pytest.raises(EmbedderError, match="vectors cannot be kept here"):
+        EndpointEmbedder(server.name)
+
+
+def test_keys_come_from_variables_and_reach_no_other_host(server: Server, monkeypatch) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(EmbedderError, match="set the environment variable OPENAI_API_KEY"):
+        EndpointEmbedder("openai:text-embedding-3-small")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
+    EndpointEmbedder("openai:text-embedding-3-small")
+    EndpointEmbedder(server.name)  # an address gets no key of OpenAI's
+    monkeypatch.setenv(endpoint_embedder.KEY_VARIABLE, "other")
+    EndpointEmbedder(server.name)
+    assert server.keys == ["Bearer sk-1", None, "Bearer other"]
+    with pytest.raises(EmbedderError, match="names no model"):
+        EndpointEmbedder(server.url)
+    server.replace = lambda body, number: (400, {"error": "bad key other"})
+    with pytest.raises(EmbedderError, match=r"bad key \*\*\*"):
+        EndpointEmbedder(server.name)
+
+
+def test_a_store_is_searched_with_it_and_not_by_its_files_word(server: Server, tmp_path) -> None:
+    path = tmp_path / "a.db"
+    load_embedder.cache_clear()
+    with MemoryStore.open(path, embedder=server.name) as store:
+        store.insert_many(
+            [{"category": "semantic", "content": text} for text in ("Ana keeps bees.", "Tom plays chess.")]
+        )
+        assert store.search("bees", 1, route="dense")[0].entry.content == "Ana keeps bees."
+    sent = len(server.bodies)
+    with MemoryStore.open(path) as store, pytest.raises(StoreError, match="not loaded by a file's word alone"):
+        store.search("bees")
+    assert len(server.bodies) == sent
+    with MemoryStore.open(path, embedder=server.name) as store:
+        assert store.search("chess", 1)[0].entry.content == "Tom plays chess."
