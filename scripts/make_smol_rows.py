@@ -5,10 +5,10 @@ it: prompts in the compact style, completions in the line form. Equal options gi
 
 | part | share | rows |
 |---|---|---|
-| demo | .22 | the demo world, training values, 60 % pseudo-words, drills |
-| paraphrase | .34 | the demo world in training phrasings of `smol.paraphrases` and of `phrasings.txt` |
-| dialogue | .25 | two people who talk over months (`smol.dialogues`), facts as sentences |
-| full | .04 | the full world, sessions cut into short chunks |
+| demo | .20 | the demo world, training values, 60 % pseudo-words, drills |
+| paraphrase | .44 | the demo world in training phrasings of `smol.paraphrases` and of `phrasings.txt` |
+| dialogue | .18 | two people who talk over months (`smol.dialogues`), facts as sentences |
+| full | .03 | the full world, sessions cut into short chunks |
 | babi | .07 | streams of bAbI's training stories |
 | passages | .08 | XQuAD (every second article), HotpotQA (even-numbered questions), FriendsQA (dev) |
 
@@ -39,7 +39,7 @@ from smol.worlds import babi_rows, demo_rows, full_rows, held_out_tasks, paraphr
 from memalpha.errors import DataError, MemalphaError
 from memalpha.tasks.formats.jsonl import save_jsonl
 
-SHARES = {"demo": 0.22, "paraphrase": 0.34, "dialogue": 0.25, "full": 0.04, "babi": 0.07, "passages": 0.08}
+SHARES = {"demo": 0.20, "paraphrase": 0.44, "dialogue": 0.18, "full": 0.03, "babi": 0.07, "passages": 0.08}
 """Share of each part among all rows."""
 READER_SHARE = 0.2
 """Share of reader rows in every part that has them."""

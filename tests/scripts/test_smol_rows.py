@@ -26,10 +26,12 @@ from memalpha.tasks.load import load_tasks
 from memalpha.tasks.synthetic.worlds import generate
 from memalpha.types import SpeakerTurn
 
+ROWS = 400
+
 
 @pytest.fixture(scope="module")
 def rows() -> list[SmolRow]:
-    return make_rows(320, 3, None, token_counter(None))[0]
+    return make_rows(ROWS, 3, None, token_counter(None))[0]
 
 
 def test_equal_seeds_give_equal_rows_in_the_declared_mixture(rows: list[SmolRow]) -> None:
@@ -38,7 +40,7 @@ def test_equal_seeds_give_equal_rows_in_the_declared_mixture(rows: list[SmolRow]
     counts = Counter(row.part for row in rows)
     total = sum(share for part, share in SHARES.items() if part != "passages")
     for part in counts:
-        assert counts[part] == round(320 * SHARES[part] / total)
+        assert counts[part] == round(ROWS * SHARES[part] / total)
         assert 10 < len({row.prompt for row in rows if row.part == part}) == counts[part]
     assert {row.part for row in rows[:60]} == set(counts)
 
