@@ -41,3 +41,11 @@ def test_old_paths_are_the_new_modules_and_warn(old: str) -> None:
 def test_documented_imports_of_release_0_1_work(statement: str) -> None:
     done = subprocess.run([sys.executable, "-c", statement], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_learner_is_found_in_its_old_package() -> None:
+    pytest.importorskip("torch")
+    from memalpha.train.learner import Learner
+    from memalpha.train.learner.async_engine import Learner as now
+
+    assert Learner is now

@@ -248,7 +248,8 @@ def test_writer_and_reader_are_prompted_in_the_policy_s_own_style(small, tmp_pat
     policy.model.config.memalpha_prompt = "compact"
     for part in (policy.model, policy.tokenizer):
         part.save_pretrained(tmp_path / "compact")
-    given = small().model_dump(exclude_unset=True)
+    few = {"eval_tasks": 1, "validation_tasks": 1, "tasks_per_step": 1, "group_size": 2}
+    given = small(**few).model_dump(exclude_unset=True)
     del given["agent"]["prompt"]
     given |= {"policy": str(tmp_path / "compact"), "max_steps": 1, "reader": {"kind": "policy", "max_new_tokens": 4}}
     train(TrainConfig(**given))

@@ -36,7 +36,7 @@ KINDS: dict[str, tuple[type[LearnerConfig], dict[str, Any]]] = {
     ),
     "memory, dpo": (
         TrainConfig,
-        {"algorithm": "dpo", "dpo": {"beta": 0.2}, "num_iterations": 2, "tasks_per_step": 3},
+        {"algorithm": "dpo", "dpo": {"beta": 0.2}, "num_iterations": 2, "tasks_per_step": 3, "group_size": 3},
     ),
     "memory, erl": (
         TrainConfig,
@@ -92,8 +92,8 @@ def ending_policy(tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(request, policy_path, ending_policy, tmp_path_factory):
     kind, changes = KINDS[request.param]
-    if kind is TrainConfig:  # most of its time would be evaluation
-        changes = {"eval_tasks": 1, "validation_tasks": 1, **changes}
+    if kind is TrainConfig:  # most of its time would be evaluation and further rollouts
+        changes = {"eval_tasks": 1, "validation_tasks": 1, "tasks_per_step": 1, "group_size": 2, **changes}
     policy = ending_policy if changes.get("source") == "best" else policy_path
     folder = tmp_path_factory.mktemp("whole")
     config = small_config(kind, policy, folder, **changes)
@@ -128,6 +128,7 @@ def test_stopping_and_resuming_equals_one_go(whole, tmp_path):
     assert_same_end(whole.out, parts.out)
     one, two = (lines(run / "metrics.jsonl") for run in (whole.out, parts.out))
     assert [line["step"] for line in one] == [line["step"] for line in two] == [0, 1, 2, 3]
+    assert sum(line["grad_norm"] > 0 for line in one) > 1, "steps on both sides of a stop learnt something"
     for whole_line, line in zip(one, two, strict=True):  # an early stop validates, too
         assert {name: line[name] for name in whole_line if "second" not in name} == {
             name: value for name, value in whole_line.items() if "second" not in name
