@@ -360,7 +360,7 @@ assert "torch" not in sys.modules and "transformers" not in sys.modules
 def test_train_is_the_same_object_in_any_order() -> None:
     """The package `memalpha.train` and the public function share a name: both spellings must work in either order.
 
-    A module that loads no torch takes the place of the others: what counts is that importing any of them binds the name.
+    A module that loads no torch stands for the others: importing any of them binds the name.
     """
     code = """
 import sys
