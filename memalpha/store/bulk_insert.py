@@ -50,6 +50,8 @@ def normalize_vectors(count: int, vectors: np.ndarray, dim: int) -> np.ndarray:
     """
     try:
         array = np.asarray(vectors)
+        if array.dtype.kind not in "fiu":
+            raise TypeError(f"their type is {array.dtype}")
         if array.dtype != np.float32:
             array = array.astype(np.float64)
     except (TypeError, ValueError) as error:

@@ -119,15 +119,31 @@ def _restore_operations(namespace: Namespace, position: int) -> list[Operation]:
     return operations + [as_operation("insert", entry) for entry in (*swapped, *diff.added)]
 
 
-def _last_effective(namespace: Namespace, position: int, as_of: int | None = None) -> int:
+def _last_effective(
+    namespace: Namespace, position: int, as_of: int | None = None, skips: dict[int, int] | None = None
+) -> int:
     """Return the position of the last operation in effect at a position; 0 if none.
 
-    Erased operations are skipped, and so are operations on entries that have expired by `as_of` (the position itself).
+    Erased operations are skipped, and so are operations on entries that have expired by `as_of`.
+
+    Args:
+        namespace: Namespace to read.
+        position: Log position.
+        as_of: Position by which an entry has expired; the position itself by default.
+        skips: Remembers for several calls where a run of erased operations leads, so that none is read twice.
     """
     last, as_of = namespace.log.effective_position(position), position if as_of is None else as_of
-    while last and (namespace.log.kind_at(last) == "erased" or namespace.entries.has_expired(last, as_of)):
+    skips = {} if skips is None else skips
+    while last:
+        erased_run = []
+        while last in skips or (last and namespace.log.kind_at(last) == "erased"):
+            erased_run.append(last)
+            last = skips[last] if last in skips else namespace.log.effective_position(last - 1)
+        skips.update(dict.fromkeys(erased_run, last))
+        if not last or not namespace.entries.has_expired(last, as_of):
+            return last
         last = namespace.log.effective_position(last - 1)
-    return last
+    return 0
 
 
 def _redo_position(namespace: Namespace) -> int:
@@ -138,17 +154,20 @@ def _redo_position(namespace: Namespace) -> int:
     waits for one; any other operation ends the search.
     """
     pending_redos: list[int] = []
+    skips: dict[int, int] = {}
     last_position = namespace.log.position
     for position in range(last_position, 0, -1):
-        before, after = _last_effective(namespace, position - 1), _last_effective(namespace, position)
         operation_kind = namespace.log.kind_at(position)
-        if operation_kind == "expired" or (before == after and operation_kind == "erased"):
+        if operation_kind == "expired":
+            continue  # skipped entirely
+        before, after = (_last_effective(namespace, end, skips=skips) for end in (position - 1, position))
+        if before == after and operation_kind == "erased":
             continue  # skipped entirely
         if namespace.log.effective_position(position) == position:
             return 0
         if before != after and namespace.entries.has_expired(max(before, after), last_position):
             continue
-        if before and after == _last_effective(namespace, before - 1, position):
+        if before and after == _last_effective(namespace, before - 1, position, skips):
             if not pending_redos:
                 return before
             if pending_redos.pop() != before:

@@ -14,7 +14,7 @@ from memalpha.store.search.corpus import Corpus
 from memalpha.store.search.documents import Document
 from memalpha.store.search.options import SearchOptions
 from memalpha.store.state import Change, MemoryState, plan
-from memalpha.store.validation import check_timestamp
+from memalpha.store.validation import check_count, check_timestamp
 from memalpha.types import Hit, MemoryEntry, Operation
 
 
@@ -78,6 +78,7 @@ class WorkingMemory(Memory):
         return [entry for entry in self._state.list(category) if entry_filter is None or entry_filter.matches(entry)]
 
     def recent(self, n: int) -> list[MemoryEntry]:
+        check_count("n", n)
         if self._write_order is None:
             entries = sorted(self._state.entries.values(), key=lambda entry: entry.valid_from)
             self._write_order = dict.fromkeys(entry.id for entry in entries)

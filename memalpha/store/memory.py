@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from memalpha.errors import DuplicateContent
+from memalpha.errors import DuplicateContent, StoreError
 from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Filter, Where, parse_filter
 from memalpha.store.schema import MemorySchema
@@ -172,6 +172,8 @@ class Memory(ABC):
             args: `k`, as in `search`.
             keywords: Keywords of `search`.
         """
+        if isinstance(queries, str) or not all(isinstance(query, str) for query in queries):
+            raise StoreError("query: text is needed, and for search_many a list of texts")
         options = SearchOptions(*args, **keywords)
         if options.category is not None:
             self.schema.check_category(options.category)

@@ -110,7 +110,11 @@ def _open_read_only(path: str | Path, clock: Clock) -> Backend:
 
 def is_writable(path: str | Path) -> bool:
     """Return False for a store file that this user cannot write, or whose folder he cannot."""
-    return is_url(path) or not Path(path).exists() or all(os.access(p, os.W_OK) for p in (path, Path(path).parent))
+    try:
+        exists = not is_url(path) and Path(path).exists()
+    except (OSError, ValueError):  # a path that no file can have: opening it says so
+        exists = False
+    return not exists or all(os.access(p, os.W_OK) for p in (path, Path(path).parent))
 
 
 def open_existing(path: str | Path, *, read_only: bool = False) -> Backend:

@@ -26,7 +26,7 @@ from memalpha.store.schema import MemorySchema
 from memalpha.store.search.vectors import PRECISIONS, Precision
 from memalpha.store.state import Change
 from memalpha.store.store_erasure import StoreEraser
-from memalpha.store.validation import check_timestamp, clean_content
+from memalpha.store.validation import brief_repr, check_timestamp, clean_content
 from memalpha.types import MemoryEntry, Operation
 
 
@@ -236,8 +236,9 @@ class MemoryStore(StoreEraser):
             StoreError: The position is not in the log.
         """
         with self._transaction(write=True):
-            if not isinstance(position, int) or not 0 <= position <= self._namespace.log.position:
-                raise StoreError(f"position {position!r} is not in the log: 0 to {self._namespace.log.position} are")
+            log_end = self._namespace.log.position
+            if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position <= log_end:
+                raise StoreError(f"position {brief_repr(position)} is not in the log: 0 to {log_end} are")
             return timeline.restore(self._namespace, position)
 
     def fork(

@@ -39,17 +39,13 @@ class StoreEraser(StoreReader):
             ScrubPending: The entries are erased, but the file cannot be rewritten now. The next opening goes on.
         """
         with self._transaction(write=True):
-            for id in ids:
-                if self._namespace.entries.latest_version(id) is None:
-                    break
-            else:
-                id = None
-                same_content_ids = self._namespace.entries.ids_with_same_content(ids)
+            unknown_ids = [id for id in ids if self._namespace.entries.latest_version(id) is None]
+            same_content_ids = [] if unknown_ids else self._namespace.entries.ids_with_same_content(ids)
+            if not unknown_ids:
                 self._erase(ids)
-        if id is not None:
-            self._scrub()  # the id may be that of an erasure that was not finished
-            raise UnknownEntry(f"no entry ever had the id {id!r}")
-        self._scrub(same_content_ids)
+        self._scrub(same_content_ids)  # an unknown id may be that of an erasure that was not finished
+        if unknown_ids:
+            raise UnknownEntry(f"no entry ever had the id {unknown_ids[0]!r:.80}")
         return same_content_ids
 
     def erase_all(self) -> int:

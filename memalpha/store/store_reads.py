@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from memalpha.errors import StoreError, UnknownEntry
+from memalpha.errors import DamagedStore, StoreError, UnknownEntry
 from memalpha.store import history as timeline
 from memalpha.store.backends.base import Backend
 from memalpha.store.backends.operation_log import LogEnd, check_clock
@@ -19,9 +19,10 @@ from memalpha.store.indexing.stored_embedder import RecordedEmbedder, StoredEmbe
 from memalpha.store.memory import Memory
 from memalpha.store.open import open_index, open_namespace
 from memalpha.store.schema import MemorySchema
-from memalpha.store.search.options import SearchOptions, check_token_count
+from memalpha.store.search.options import SearchOptions
 from memalpha.store.search.vectors import Precision
 from memalpha.store.state import MemoryState
+from memalpha.store.validation import check_count, is_text
 from memalpha.types import Hit, MemoryEntry, Operation
 
 _PAGE = 1000
@@ -37,8 +38,8 @@ class StoreReader(Memory):
     def __init__(
         self, database: Backend, schema: MemorySchema, embedder: RecordedEmbedder, namespace: str, vectors: Precision
     ) -> None:
-        if not isinstance(namespace, str) or not namespace:
-            raise StoreError(f"namespace {namespace!r}: a non-empty text is needed")
+        if not is_text(namespace) or not namespace:
+            raise StoreError(f"namespace {namespace!r:.80}: a non-empty text is needed")
         self._database = database
         self._embedder = embedder
         self._namespace = open_namespace(database, namespace, schema)
@@ -121,8 +122,8 @@ class StoreReader(Memory):
             StoreError: `where`, `limit` or `as_of` is invalid.
         """
         entry_filter = self._filter(category, where)
-        if limit is not None and limit < 0:
-            raise StoreError(f"limit {limit}: 0 or more is needed")
+        if limit is not None:
+            check_count("limit", limit)
         with self._transaction():
             if after is not None and self._namespace.entries.latest_version(after) is None:
                 raise UnknownEntry(f"after: no entry ever had the id {after!r}")
@@ -138,6 +139,7 @@ class StoreReader(Memory):
             return matches[:limit]
 
     def recent(self, n: int) -> list[MemoryEntry]:
+        check_count("n", n)
         with self._transaction() as log_end:
             return self._namespace.recent(log_end.position, n)
 
@@ -165,6 +167,11 @@ class StoreReader(Memory):
             entries |= self._namespace.entries.versions_at(
                 list({hit.id for hits in results for hit in hits} - entries.keys()), position
             )
+            missing = next((hit.id for hits in results for hit in hits if hit.id not in entries), None)
+            if missing is not None:  # somebody else's index file
+                raise DamagedStore(
+                    f"the index names {missing[:80]!r}, which is no entry: delete the files {self.path}-index-*"
+                )
             tokens = options.around
             context = {id: tuple(surrounding_spans(self._namespace, id, tokens, position)) for id in entries if tokens}
         return [
@@ -184,7 +191,7 @@ class StoreReader(Memory):
         Raises:
             UnknownEntry: No such entry is live.
         """
-        check_token_count(tokens)
+        check_count("tokens", tokens)
         with self._transaction():
             return surrounding_spans(self._namespace, id, tokens, self._namespace.log.resolve_as_of(as_of))
 

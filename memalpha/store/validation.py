@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import re
+import sys
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import Any
 
 from memalpha.errors import InvalidContent, StoreError
@@ -28,6 +29,20 @@ def clean_content(value: object) -> str:
     if not content:
         raise InvalidContent("content is empty")
     return content
+
+
+def brief_repr(value: object) -> str:
+    """Return the beginning of a value's `repr`, for a message."""
+    try:
+        return f"{value!r:.80}"
+    except ValueError:  # an integer of thousands of digits
+        return f"of the type {type(value).__name__}"
+
+
+def check_count(name: str, value: object) -> None:
+    """Raise `StoreError` unless an argument is a whole number from 0."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+        raise StoreError(f"{name} {brief_repr(value)}: a whole number from 0 is needed")
 
 
 def check_timestamp(timestamp: object) -> None:
@@ -60,6 +75,14 @@ def validate_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: check(name, fields[name]) for name, check in FIELD_CHECKS.items() if fields.get(name) is not None}
 
 
+def is_text(value: object) -> bool:
+    """Return True for a text that can be encoded: no half of a surrogate pair."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
 def check_text(name: str, value: object) -> str:
     """Return the text. Raises `InvalidContent` for another type, a NUL or half a surrogate pair."""
     if not isinstance(value, str):
@@ -75,13 +98,13 @@ def check_text(name: str, value: object) -> str:
 
 def _check_integer(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise InvalidContent(f"{name} {value!r}: a whole number from 0 is needed")
+        raise InvalidContent(f"{name} {brief_repr(value)}: a whole number from 0 is needed")
     return value
 
 
 def _check_number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidContent(f"{name} {value!r}: a finite number is needed")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        raise InvalidContent(f"{name} {brief_repr(value)}: a finite number is needed")
     return float(value)
 
 

@@ -102,6 +102,10 @@ def counted(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Wo
     work.append(Work(ticks[0], rows[0], sample.embedder.texts - texts))
 
 
+def erase_entries(store: MemoryStore) -> None:
+    store.erase(*(entry.id for entry in store.list()))
+
+
 Call = Callable[[MemoryStore, str], object]
 TABLE: dict[str, tuple[str, Call]] = {
     "get": ("flat", lambda store, id: store.get(id)),
@@ -146,6 +150,7 @@ TABLE: dict[str, tuple[str, Call]] = {
     "expiry": ("flat", lambda store, id: (store.insert("semantic", "y", expires="2020-01-01"), store.list(limit=1))),
     "undo": ("flat", lambda store, id: (store.delete(id), store.undo())),
     "redo": ("flat", lambda store, id: (store.delete(id), store.undo(), store.redo())),
+    "redo of nothing": ("grows", lambda store, id: (erase_entries(store), store.redo())),  # but no faster than n
     "restore": ("grows", lambda store, id: (store.delete(id), store.restore(store.snapshot() - 1))),  # should be flat
     "diff": ("grows", lambda store, id: store.diff(store.snapshot() - 1)),  # should be flat
     "erase": ("grows", lambda store, id: store.erase(id)),  # should be flat, but for rewriting the file

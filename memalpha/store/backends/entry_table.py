@@ -153,12 +153,15 @@ class EntryTable(StateView):
 
     def ids_with_same_content(self, ids: Collection[str]) -> list[str]:
         """Return other ids that hold, or held, a content of one of these ids."""
-        query = (
-            "SELECT DISTINCT id FROM versions WHERE ns = ?1 AND digest IN "
-            "(SELECT digest FROM versions WHERE ns = ?1 AND id = ?2) ORDER BY id"
-        )
-        same = dict.fromkeys(id for erased_id in ids for (id,) in self._scope.select(query, erased_id))
-        return [id for id in same if id not in ids]
+        same_ids, all_ids = set[str](), list(dict.fromkeys(ids))
+        for start in range(0, len(all_ids), _BATCH):
+            batch = all_ids[start : start + _BATCH]
+            query = (
+                "SELECT DISTINCT id FROM versions WHERE ns = ?1 AND digest IN (SELECT digest FROM versions "
+                f"WHERE ns = ?1 AND id IN ({','.join(f'?{number}' for number in range(2, 2 + len(batch)))}))"
+            )
+            same_ids.update(id for (id,) in self._scope.select(query, *batch))
+        return sorted(same_ids.difference(all_ids))
 
     def expired_by(self, time: str) -> list[tuple[str, str]]:
         """Return id and expiry of the live entries that expire at or before a time, earliest first."""

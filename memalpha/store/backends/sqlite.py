@@ -421,6 +421,12 @@ def _is_local_path(path: str) -> bool:
 
 
 def _check_path(path: Path, create: bool) -> None:
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:  # too long a name, a NUL, a folder that is a file
+        raise StoreError(f"{str(path)[:200]!r} cannot be opened ({error!s:.60}): give another path") from error
     if path.is_dir():
         raise StoreError(f"{path} is a folder, not a store: give a file path such as {path / 'memory.db'}")
     if not path.parent.is_dir():

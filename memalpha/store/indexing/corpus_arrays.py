@@ -47,6 +47,86 @@ def corpus_to_arrays(corpus: Corpus) -> dict[str, np.ndarray]:
     }
 
 
+def are_sound(arrays: Mapping[str, np.ndarray], embedder: Embedder, compact: CompactVectors | None) -> bool:
+    """Return True if the arrays fit together: types and shapes are right, and no index points outside of its array.
+
+    An index file may come from somebody else, together with the store that holds its key, and FAISS checks no bounds.
+    The inverted lists are FAISS's own and not checked.
+
+    Args:
+        arrays: Arrays by name, those of slots with spare rows.
+        embedder: Embedder of the vectors.
+        compact: Precision of the vectors; None for float32.
+    """
+    expected = corpus_to_arrays(Corpus(embedder, compact=compact))
+    optional = {"lists": np.zeros(0, np.uint8), "since": np.zeros(0, np.int64)}
+    if not expected.keys() <= arrays.keys() <= expected.keys() | optional.keys():
+        return False
+    for name, array in arrays.items():
+        model = optional.get(name, expected.get(name, array))
+        has_type = array.dtype.kind == "u" if name.endswith("counts") else array.dtype == model.dtype
+        if not has_type or array.ndim != model.ndim or array.shape[1:] != model.shape[1:]:
+            return False
+    if len(arrays["size"]) != 1:
+        return False
+    size, sources = int(arrays["size"][0]), len(arrays["sources lengths"])
+    groups, passages = len(arrays["groups lengths"]), arrays[f"{_PASSAGES}slots"]
+    by_slot = [arrays[name] for name in ("live", "orders", "groups", "vectors", *(["spans"] if sources else []))]
+    return (
+        0 <= size <= min(map(len, by_slot))
+        and np.array_equal(np.flatnonzero(arrays["live"]), np.flatnonzero(arrays["ids lengths"] >= 0))
+        and _is_within(np.flatnonzero(arrays["live"]), 0, size)
+        and _is_cut_between_characters(arrays, "ids")
+        and _are_names(arrays, "groups")
+        and _are_names(arrays, "sources")
+        and _is_within(arrays["groups"], 0, groups)
+        and len(arrays["prototypes"]) == groups
+        and _is_within(arrays["spans"][:, 0], 0, sources + 1)
+        and _are_postings_sound(arrays, _WORDS, size)
+        and _are_postings_sound(arrays, _PASSAGES + _WORDS, len(passages))
+        and len(passages) == len(arrays[f"{_PASSAGES}numbers"])
+        and _is_within(passages, -1, size)
+        and _is_within(arrays.get("since", passages[:0]), 0, size)
+    )
+
+
+def _are_postings_sound(arrays: Mapping[str, np.ndarray], prefix: str, slot_count: int) -> bool:
+    starts, slots, counts, lengths = (arrays[prefix + name] for name in ("starts", "slots", "counts", "lengths"))
+    return (
+        len(starts) > 0
+        and starts[0] == 0
+        and bool((starts[1:] >= starts[:-1]).all())
+        and starts[-1] == len(slots) == len(counts)
+        and len(lengths) >= slot_count
+        and _is_within(slots, 0, slot_count)
+        and _is_cut_between_characters(arrays, f"{prefix}terms")
+    )
+
+
+def _are_names(arrays: Mapping[str, np.ndarray], name: str) -> bool:
+    """Return True if an array of strings holds different texts."""
+    try:
+        names = unpack_strings(name, arrays)
+    except UnicodeDecodeError:
+        return False
+    return len(set(names)) == len(names)
+
+
+def _is_within(numbers: np.ndarray, start: int, end: int) -> bool:
+    return not len(numbers) or bool(start <= numbers.min() and numbers.max() < end)
+
+
+def _is_cut_between_characters(arrays: Mapping[str, np.ndarray], name: str) -> bool:
+    """Return True if the texts of a `StringTable` are UTF-8 each."""
+    text, ends = arrays[f"{name} text"], np.cumsum(np.maximum(arrays[f"{name} lengths"], 0), dtype=np.int64)
+    try:
+        text.tobytes().decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return False
+    inner_ends = ends[ends < len(text)]
+    return bool(ends[-1:].sum() == len(text) and ((text[inner_ends] & 0xC0) != 0x80).all())
+
+
 def corpus_from_arrays(
     arrays: Mapping[str, np.ndarray],
     embedder: Embedder,

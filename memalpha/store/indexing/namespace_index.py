@@ -10,7 +10,7 @@ import numpy as np
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.row_codec import check_texts, decode_vectors
 from memalpha.store.indexing.cache import IndexCache
-from memalpha.store.indexing.corpus_arrays import corpus_from_arrays, corpus_to_arrays
+from memalpha.store.indexing.corpus_arrays import are_sound, corpus_from_arrays, corpus_to_arrays
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder, StoredEmbedder
 from memalpha.store.search.background import Background
 from memalpha.store.search.corpus import CompactVectors, Corpus
@@ -93,9 +93,10 @@ class NamespaceIndex:
             corpus = None
         elif corpus is None and (saved := self._cache.load()) is not None:
             self._position, arrays = saved
-            corpus = corpus_from_arrays(
-                arrays, self._encoder(), self._rows.entries.live, self._background, self._compact
-            )
+            if are_sound(arrays, self._encoder(), self._compact):
+                corpus = corpus_from_arrays(
+                    arrays, self._encoder(), self._rows.entries.live, self._background, self._compact
+                )
         if corpus is None:
             corpus = self._build_corpus()
         elif position != self._position:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from numbers import Integral
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from memalpha.store.filters import Filter, Where, parse_filter
 from memalpha.store.search.boost import Boost
 from memalpha.store.search.ranking import COMBINED_ROUTES, ROUTES, Route
 from memalpha.store.search.reranking import Reranker
+from memalpha.store.validation import check_count
 
 WEIGHTED_PARTS = ("dense", "bm25", "group")
 
@@ -43,9 +43,8 @@ class SearchOptions:
     def __post_init__(self) -> None:
         if self.route not in ROUTES:
             raise StoreError(f"route {self.route!r} is not one of {', '.join(ROUTES)}")
-        if not isinstance(self.k, Integral) or self.k < 0:
-            raise StoreError(f"k {self.k!r}: a whole number from 0 is needed")
-        check_token_count(self.around)
+        check_count("k", self.k)
+        check_count("around", self.around)
         for name, value in {"min_score": self.min_score, **(self.weights or {})}.items():
             if name not in ("min_score", *WEIGHTED_PARTS):
                 raise StoreError(f"weights: {name!r} is not one of {', '.join(WEIGHTED_PARTS)}")
@@ -67,14 +66,12 @@ class SearchOptions:
         """
         if self.vector is None:
             return None
-        row = np.asarray(self.vector, np.float64)
+        try:
+            row = np.asarray(self.vector)
+            row = np.zeros(0) if row.dtype.kind not in "fiu" else row.astype(np.float64)
+        except ValueError:  # rows of several lengths
+            row = np.zeros(0)
         norm = float(np.linalg.norm(row)) if row.shape == (dim,) else 0.0
         if not (math.isfinite(norm) and norm > 0):
             raise StoreError(f"vector: {dim} finite numbers, not all 0, are needed, as the store's embedder gives them")
         return np.repeat((row / norm).astype(np.float32)[None], number, axis=0)
-
-
-def check_token_count(around: int) -> None:
-    """Raise `StoreError` unless the number of tokens around an entry is a whole number from 0."""
-    if not isinstance(around, int) or around < 0:
-        raise StoreError(f"around: {around!r} tokens: a whole number from 0 is needed")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memalpha.errors import StoreError
+from memalpha.errors import DamagedStore, StoreError
 from memalpha.store.checks.integrity import examine
 from memalpha.store.indexing import cache
 from memalpha.store.indexing.cache import index_files
@@ -152,6 +152,29 @@ def test_a_forged_file_is_not_used(tmp_path: Path) -> None:
             write_arrays(target, header, {**arrays, "vectors": np.roll(arrays["vectors"], 1, 0)}, forged_key)
         assert search_results(path) == right
     assert key not in file.read_bytes().decode("latin-1")
+
+
+def test_a_file_with_the_right_key_points_nowhere_outside(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "a.db"
+    file = fill(path)
+    with MemoryStore.open(path) as store:  # long enough for passages
+        store.insert("semantic", " ".join(f"word{index % 9}" for index in range(400)))
+    with closing(sqlite3.connect(path)) as rows:
+        key = rows.execute("SELECT value FROM meta WHERE key = 'index key'").fetchone()[0].encode()
+    header, arrays = read_arrays(file, key) or ({}, {})
+    outcomes = set()
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    for name, array in arrays.items():
+        largest = np.iinfo(array.dtype).max if array.dtype.kind in "iu" else 1
+        for forged in (array * 0 + largest, array * 0 - 1, array[:-1], array[:0], array.astype("<f8"), array[:, None]):
+            with file.open("wb") as target:
+                write_arrays(target, header, {**arrays, name: forged.astype(forged.dtype.str)}, key)
+            try:
+                with MemoryStore.open(path, read_only=True) as store:
+                    outcomes.add(len(store.search("fact value word7", 20)))
+            except DamagedStore:
+                outcomes.add("refused")
+    assert 12 in outcomes
 
 
 @settings(max_examples=60, deadline=None)

@@ -283,5 +283,5 @@ def test_hits_bring_the_text_around_them_if_asked():
             assert [hit.score for hit in hits] == [hit.score for hit in store.search("turn 4", 3, as_of=as_of)]
             for hit in hits:
                 assert list(hit.around) == store.around(hit.entry.id, 30, as_of=as_of) != []
-        with pytest.raises(StoreError, match="-3 tokens"):
+        with pytest.raises(StoreError, match="-3: a whole number"):
             store.search("turn 4", around=-3)

@@ -1,0 +1,49 @@
+"""Arguments that no caller should pass: a `StoreError` that names them, and a store that is as it was."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memalpha.errors import StoreError
+from memalpha.store.store import MemoryStore
+
+HUGE = 10**5000  # whose `repr` is a ValueError
+CALLS: dict[str, Callable[[Any], object]] = {
+    **{f"search {query!r:.9}": lambda s, q=query: s.search(q) for query in (None, 5, b"Ana", ["Ana"])},
+    "search_many of a text": lambda s: s.search_many("Ana"),
+    **{f"k {k!r:.9}": lambda s, k=k: s.search("Ana", k) for k in (True, -1, 2.5, "3", None)},
+    "around True": lambda s: s.search("Ana", around=True),
+    **{f"vector {v!r:.9}": lambda s, v=v: s.search("Ana", vector=v) for v in ("x", [1j] * 256, [[1], [2, 3]], ["1"])},
+    **{f"limit {n!r:.9}": lambda s, n=n: s.list(limit=n) for n in (-1, "x", 1.5, True)},
+    "limit of many digits": lambda s: s.list(limit=-HUGE),
+    **{f"recent {n!r:.9}": lambda s, n=n: s.recent(n) for n in (-1, "x", None)},
+    "importance beyond floats": lambda s: s.insert("semantic", "a", importance=HUGE),
+    "importance beyond floats, negative": lambda s: s.insert("semantic", "a", importance=-HUGE),
+    "chunk of many digits": lambda s: s.insert("semantic", "a", chunk=HUGE),
+    **{f"restore {n!r:.9}": lambda s, n=n: s.restore(n) for n in (True, -1, 1.0, "1", 10**9)},
+    **{f"erase {id!r:.9}": lambda s, id=id: s.erase(id) for id in (None, "", 5, ["x"], "\ud800")},
+    "complex vectors": lambda s: s.insert_many([{"category": "semantic", "content": "a"}], np.ones((1, 256), complex)),
+    "vectors of texts": lambda s: s.insert_many([{"category": "semantic", "content": "a"}], np.full((1, 256), "1")),
+    **{f"namespace {name!r:.9}": lambda s, n=name: s.namespace(n) for name in ("", None, "\ud800")},
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_bad_argument_is_refused_by_name(name: str) -> None:
+    with MemoryStore.open(":memory:", embedder="hash") as store:
+        store.insert("semantic", "Ana lives in Oslo")
+        with pytest.raises(StoreError):
+            CALLS[name](store)
+        assert store.snapshot() == 1 and len(store.search("Ana")) == 1
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("read_only", [False, True, "if needed"])
+@pytest.mark.parametrize("path", ["a\0b", "x" * 300, "file/x.db"])
+def test_a_path_that_no_file_can_have_is_refused(path: str, read_only: bool, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError):
+        MemoryStore.open(f"{tmp_path}/{path}", read_only=read_only)
