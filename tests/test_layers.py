@@ -57,6 +57,7 @@ MAX_MODULES_IN_FOLDER = 18
 OPTIONAL_LIBRARIES = MODEL_LIBRARIES | {
     *(
         "anthropic",
+        "bm25s",
         "datasets",
         "filelock",
         "huggingface_hub",

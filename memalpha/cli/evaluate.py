@@ -46,11 +46,11 @@ def evaluate(
     from memalpha.qa.from_config import load_settings, run_evaluation
 
     settings = load_settings(config, keys)
-    if settings.benchmark == "locomo-search":
-        from memalpha.qa.locomo_search import format_locomo_search, run_locomo_search
+    if settings.benchmark in ("search", "locomo-search"):
+        from memalpha.qa.search_benchmark import format_search, run_search
 
-        result = run_locomo_search(settings)
-        print_result(result, as_json, format_locomo_search(result))
+        result = run_search(settings)
+        print_result(result, as_json, format_search(result))
         return
     reports = run_evaluation(settings)
     page = None

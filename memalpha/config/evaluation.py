@@ -28,7 +28,7 @@ class EvalConfig(Config):
     """One evaluation: every system gets the same tasks, reader, context budget and metric."""
 
     benchmark: str = Field(
-        default="tasks", description="a data set (memalpha data list), tasks (a task file), or locomo-search"
+        default="tasks", description="a data set (memalpha data list), tasks (a task file), search, or locomo-search"
     )
     data: str | None = Field(default=None, description="the data set's file or folder, or a task file (JSON Lines)")
     variant: str | None = Field(default=None, description="part or size of the data set (default: its first)")
@@ -66,7 +66,7 @@ class EvalConfig(Config):
         default=ReaderConfig(k=EVAL_K), description="reader.k: passages that a searching system shows (default 20)"
     )
     embedders: tuple[str, ...] = Field(
-        default=("static",), min_length=1, description="locomo-search: embedders to compare"
+        default=("static",), min_length=1, description="search, locomo-search: embedders to compare"
     )
 
     @field_validator("systems", mode="before")

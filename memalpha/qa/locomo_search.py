@@ -77,17 +77,6 @@ def run_locomo_search(config: EvalConfig) -> dict[str, Any]:
     return result
 
 
-def format_locomo_search(result: dict[str, Any]) -> str:
-    """Format the result of `run_locomo_search` as a text table."""
-    lines = ["method     embedder  recall@5  recall@10  recall@20    mrr  tokens@10  questions"]
-    for row in result["retrieval"]:
-        lines.append(
-            f"{row['method']:<10} {row['embedder']:<9} {row['recall@5']:>7.3f} {row['recall@10']:>10.3f} "
-            f"{row['recall@20']:>10.3f} {row['mrr']:>6.3f} {row['tokens@10']:>10.0f} {row['questions']:>10}"
-        )
-    return "\n".join(lines)
-
-
 # ------------------------------------------------------------------------------------------------------------- search
 
 

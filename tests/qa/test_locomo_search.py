@@ -8,8 +8,9 @@ import pytest
 
 from memalpha.config import EvalConfig, load_config
 from memalpha.errors import DataError
-from memalpha.qa.locomo_search import format_locomo_search, run_locomo_search, turn_entries
+from memalpha.qa.locomo_search import run_locomo_search, turn_entries
 from memalpha.qa.scoring.recall import EvidenceQuestion, EvidenceRanks, rank_evidence, recall_metrics
+from memalpha.qa.search_benchmark import format_search
 from memalpha.tasks.datasets.locomo import load_locomo
 from memalpha.types import MemoryEntry
 
@@ -71,7 +72,7 @@ def test_shape_of_the_result(tmp_path):
         assert 0 < row["tokens@10"] < 200
         assert row["recall@10"] == 1.0  # there are nine turns
     assert json.loads((tmp_path / "run" / "eval" / "locomo-search.json").read_text()) == result
-    assert "soft" in format_locomo_search(result)
+    assert "soft" in format_search(result)
 
 
 def test_several_embedders_share_one_bm25_row():

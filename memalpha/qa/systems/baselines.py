@@ -77,6 +77,19 @@ def _split_at_words(text: str, size: int) -> Iterator[str]:
         yield text
 
 
+def plain_fields(piece: Passage, chunk: Chunk) -> dict[str, Any]:
+    """Return a passage as a plain entry for `MemoryStore.insert_many`."""
+    return {"category": piece.category, "content": piece.text, "timestamp": piece.timestamp}
+
+
+def raw_fields(piece: Passage, chunk: Chunk) -> dict[str, Any]:
+    """Return a passage as raw dated text of its conversation, whose neighbours are searched too."""
+    fields = plain_fields(piece, chunk)
+    if piece.timestamp and is_iso_time(piece.timestamp[:10]):
+        fields["content"] = f"{format_date(date.fromisoformat(piece.timestamp[:10]))} {piece.text}"
+    return fields | {"source": "conversation", "chunk": chunk.index, "turn": piece.id}
+
+
 class EmptySystem:
     """System that stores nothing."""
 
@@ -127,7 +140,8 @@ class SearchSystem:
     def read(self, chunk: Chunk) -> None:
         """Store the passages of the chunk."""
         pieces = self._split(chunk)
-        entries = self._store.insert_many(self._insert_fields(piece, chunk) for piece in pieces)
+        fields = raw_fields if self._raw else plain_fields
+        entries = self._store.insert_many(fields(piece, chunk) for piece in pieces)
         for piece, entry in zip(pieces, entries, strict=True):
             self._pieces_read += 1
             previous = self._passages.get(entry.id)
@@ -137,14 +151,6 @@ class SearchSystem:
                 piece.turns if previous is None else (*previous.turns, *piece.turns)
             )  # the same words: taken from both
             self._passages[entry.id] = replace(piece, id=entry.id, turns=turns, order=self._pieces_read)
-
-    def _insert_fields(self, piece: Passage, chunk: Chunk) -> dict[str, Any]:
-        fields: dict[str, Any] = {"category": piece.category, "content": piece.text, "timestamp": piece.timestamp}
-        if not self._raw:
-            return fields
-        if piece.timestamp and is_iso_time(piece.timestamp[:10]):
-            fields["content"] = f"{format_date(date.fromisoformat(piece.timestamp[:10]))} {piece.text}"
-        return fields | {"source": "conversation", "chunk": chunk.index, "turn": piece.id}
 
     def context(self, question: str) -> Sequence[Passage]:
         """Return the k best passages."""

@@ -1,0 +1,189 @@
+"""Benchmark of search on any tasks whose questions name their evidence, without a reader or a language model.
+
+Each conversation is a `MemoryStore` of its turns, stored as the system `rag` stores them. A question is searched for
+among the chunks that it may know (`asked_after_chunk`). Its evidence are turns; a text that was said twice is stored
+once and stands for both. `scoring.recall` defines recall@k, mrr and tokens@10. The methods are the routes of
+`MemoryStore.search`, and BM25 of the package bm25s beside them where it is installed. The route `dense` is the plain
+inner product of question and turn.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from memalpha.config import EvalConfig
+from memalpha.errors import ConfigError, DataError
+from memalpha.qa.locomo_search import run_locomo_search
+from memalpha.qa.report import make_result_folder
+from memalpha.qa.scoring.recall import EvidenceQuestion, EvidenceRanks, rank_evidence, summarize_ranks
+from memalpha.qa.systems.base import question_chunk
+from memalpha.qa.systems.baselines import raw_fields, turn_passages
+from memalpha.store.embedding import load_embedder
+from memalpha.store.search.ranking import ROUTES, Route
+from memalpha.store.store import MemoryStore
+from memalpha.tasks.splits import load_evaluation_tasks
+from memalpha.types import MemoryEntry, Question, Task
+
+BM25S = "bm25s"
+"""Method: BM25 of the package bm25s, with its English stop words."""
+WITHOUT_EMBEDDER = ("bm25", BM25S)
+
+Search = Callable[[Sequence[str], int], Sequence[Sequence[MemoryEntry]]]
+
+
+class _Group(NamedTuple):
+    """Questions of one conversation that may know the same chunks."""
+
+    last: int
+    questions: list[EvidenceQuestion]
+
+
+def run_search(config: EvalConfig, progress: Callable[[str, int, int], None] | None = None) -> dict[str, Any]:
+    """Run the benchmark on `config.data`, or the one of LoCoMo's turns (`locomo_search`) where `config` names that.
+
+    With `config.out` the result is also written to its `eval/search.json`.
+
+    Args:
+        config: Task file, embedders, number of tasks, output.
+        progress: Called with (embedder, conversations done, all conversations).
+
+    Returns:
+        `{"retrieval": [row, ...], "questions_without_evidence": number}`.
+
+    Raises:
+        ConfigError: `config.workers` is above 1.
+        DataError: `config.data` is missing, or no question names evidence, or one names a turn that its task lacks.
+    """
+    if config.benchmark == "locomo-search":
+        return run_locomo_search(config)
+    if config.workers > 1:
+        raise ConfigError("workers: search runs in one process: leave it out")
+    if config.data is None:
+        raise DataError("search: name a task file whose questions have evidence, data=PATH (see data/README.md)")
+    folder = None if config.out is None else make_result_folder(config.out)
+    tasks = load_evaluation_tasks(config.data, config.limit)
+    questions = [question for task in tasks for question in task.questions]
+    if not any(question.evidence for question in questions):
+        raise DataError(f"{config.data}: no question names its evidence (ids of turns), so recall cannot be measured")
+    rows = []
+    for number, name in enumerate(config.embedders):
+        methods: list[str] = [route for route in ROUTES if number == 0 or route not in WITHOUT_EMBEDDER]
+        methods += [BM25S] if number == 0 and importlib.util.find_spec("bm25s") else []
+        ranks: dict[str, list[EvidenceRanks]] = {method: [] for method in methods}
+        for done, task in enumerate(tasks):
+            for method, task_ranks in _measure(task, name, methods).items():
+                ranks[method] += task_ranks
+            if progress is not None:
+                progress(f"search, {name}", done + 1, len(tasks))
+        for method, collected in ranks.items():
+            kinds = sorted({item.kind for item in collected})
+            embedder = "none" if method in WITHOUT_EMBEDDER else name
+            rows.append({"method": method, "embedder": embedder, **summarize_ranks(collected, kinds)})
+    result = {
+        "retrieval": rows,
+        "questions_without_evidence": sum(not question.evidence for question in questions),
+    }
+    if folder is not None:
+        (folder / "search.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return result
+
+
+def format_search(result: Mapping[str, Any]) -> str:
+    """Format the result of `run_search`: a table of all questions, and recall@10 by type of question."""
+    rows = result["retrieval"]
+    width = max(len("embedder"), *(len(row["embedder"]) for row in rows))
+    lines = [f"{'method':<8} {'embedder':<{width}}  recall@5  recall@10  recall@20    mrr  tokens@10  questions"]
+    for row in rows:
+        lines.append(
+            f"{row['method']:<8} {row['embedder']:<{width}} {row['recall@5']:>9.3f} {row['recall@10']:>10.3f} "
+            f"{row['recall@20']:>10.3f} {row['mrr']:>6.3f} {row['tokens@10']:>10.0f} {row['questions']:>10}"
+        )
+    kinds = rows[0]["by_type"]
+    if len(kinds) > 1:
+        heads = [f"{kind} ({figures['questions']})" for kind, figures in kinds.items()]
+        lines += ["", f"{'recall@10':<8} {'':<{width - 1}} " + "  ".join(heads)]
+        for row in rows:
+            cells = [
+                f"{row['by_type'][kind]['recall@10']:>{len(head)}.3f}" for kind, head in zip(kinds, heads, strict=True)
+            ]
+            lines.append(f"{row['method']:<8} {row['embedder']:<{width}} " + "  ".join(cells))
+    if result.get("questions_without_evidence"):
+        lines += ["", f"{result['questions_without_evidence']} questions name no evidence and are left out."]
+    return "\n".join(lines)
+
+
+def _measure(task: Task, embedder: str, methods: Sequence[str]) -> dict[str, list[EvidenceRanks]]:
+    """Return the ranks of a task's questions by method."""
+    ranks: dict[str, list[EvidenceRanks]] = {method: [] for method in methods}
+    if not any(question.evidence for question in task.questions):
+        return ranks
+    with MemoryStore.open(":memory:", embedder=load_embedder(embedder)) as store:
+        pieces = [(piece, chunk) for chunk in task.chunks for piece in turn_passages(chunk)]
+        entries = store.insert_many(raw_fields(piece, chunk) for piece, chunk in pieces)
+        entry_ids = {turn: entry.id for (piece, _), entry in zip(pieces, entries, strict=True) for turn in piece.turns}
+        distinct = {entry.id: entry for entry in entries}.values()
+        for group in _groups(task, entry_ids):
+            visible = [entry for entry in distinct if _chunk(entry) <= group.last]
+            for method in methods:
+                search = _bm25s_search(visible) if method == BM25S else _route_search(store, method, group.last)
+                ranks[method] += rank_evidence(group.questions, search, lambda entry: entry.id)
+    return ranks
+
+
+def _chunk(entry: MemoryEntry) -> int:
+    assert entry.chunk is not None
+    return entry.chunk
+
+
+def _groups(task: Task, entry_ids: Mapping[str, str]) -> list[_Group]:
+    groups: dict[int, list[EvidenceQuestion]] = defaultdict(list)
+    for question in task.questions:
+        if question.evidence:
+            gold = dict.fromkeys(_entry_id(task, question, turn, entry_ids) for turn in question.evidence)
+            groups[question_chunk(question, task)].append(
+                EvidenceQuestion(question.question, question.category or "all", tuple(gold))
+            )
+    return [_Group(last, questions) for last, questions in groups.items()]
+
+
+def _entry_id(task: Task, question: Question, turn: str, entry_ids: Mapping[str, str]) -> str:
+    try:
+        return entry_ids[turn]
+    except KeyError:
+        raise DataError(
+            f"task {task.id!r}, question {question.id!r}: its evidence {turn!r} is the id of no turn with words"
+        ) from None
+
+
+def _route_search(store: MemoryStore, route: str, last: int) -> Search:
+    where = {"chunk": {"$lte": last}}
+    return lambda queries, k: [
+        [hit.entry for hit in hits] for hits in store.search_many(queries, k, route=_as_route(route), where=where)
+    ]
+
+
+def _as_route(name: str) -> Route:
+    return next(route for route in ROUTES if route == name)
+
+
+def _bm25s_search(entries: Sequence[MemoryEntry]) -> Search:
+    import bm25s
+
+    def tokenize(texts: Sequence[str]) -> Any:
+        return bm25s.tokenize(list(texts), stopwords="en", show_progress=False)
+
+    index = bm25s.BM25()
+    index.index(tokenize([entry.content for entry in entries]), show_progress=False)
+
+    def search(queries: Sequence[str], k: int) -> list[list[MemoryEntry]]:
+        numbers, scores = index.retrieve(tokenize(queries), k=min(k, len(entries)), show_progress=False)
+        return [
+            [entries[number] for number, score in zip(*row, strict=True) if score > 0]
+            for row in zip(numbers, scores, strict=True)
+        ]
+
+    return search
