@@ -153,6 +153,11 @@ def _load(
         model, loading_info = loaded
     if missing_keys := sorted(loading_info["missing_keys"]):  # transformers would initialize them randomly
         raise ValueError(f"its weights are not those of its config.json: they lack {missing_keys[0]}")
+    if "quantization_config" in kwargs:
+        # What was not packed is still a view of the mapped file: all of it would stay resident on a CPU.
+        for parameter in model.parameters():
+            if getattr(parameter, "quant_state", None) is None:
+                parameter.data = parameter.data.clone()
     return model, tokenizer
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -147,6 +148,7 @@ def test_qlora_trains_resumes_and_merges_into_the_unquantized_base(tmp_path):
         return policy, Engine(add_lora(policy.model, settings.lora, str(base), seed), settings, reference=True)
 
     policy, engine = learner()
+    assert str(base) not in Path("/proc/self/maps").read_text(), "the unpacked weights are let go"
     assert type(policy.model.model.layers[0].mlp.up_proj.base_layer).__name__ == "Linear4bit"
     assert policy.model.config.quantization_config.bnb_4bit_quant_type == "nf4"
     assert policy.model.config.quantization_config.bnb_4bit_use_double_quant
