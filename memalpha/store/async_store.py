@@ -149,6 +149,7 @@ class AsyncMemoryStore:
     insert_many = _as_async(MemoryStore.insert_many)
     add = _as_async(MemoryStore.add)
     add_many = _as_async(MemoryStore.add_many)
+    upsert = _as_async(MemoryStore.upsert)
     update = _as_async(MemoryStore.update)
     delete = _as_async(MemoryStore.delete)
     core_update = _as_async(MemoryStore.core_update)

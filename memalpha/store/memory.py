@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from memalpha.errors import DuplicateContent, StoreError
+from memalpha.errors import DuplicateContent, StoreError, UnknownEntry
 from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Filter, Where, parse_filter
 from memalpha.store.schema import MemorySchema
@@ -271,6 +271,46 @@ class Memory(ABC):
             InvalidContent: The content is empty, or a field cannot be stored.
         """
         return self.insert(self.schema.default_category if category is None else category, content, **fields)
+
+    def upsert(self, key: str, content: str, *, category: str | None = None, **fields: Any) -> MemoryEntry:
+        """Store a fact under a key of your own, or replace what the key holds.
+
+        The key is the entry's id, so `get`, `update`, `delete` and `history` take it. A deleted key comes back with its
+        next version.
+
+        Args:
+            key: 1 to 128 characters without whitespace, such as "user-7:city".
+            content: Text of the fact; outer whitespace is removed.
+            category: Name of a category; default: that of the key's entry, or `schema.default_category` for a new one.
+            **fields: Further arguments of `insert` for a new key; of `update` for one that is there, where a field
+                that is left out keeps its value and a new content clears the timestamp.
+
+        Returns:
+            The entry, unchanged if it says exactly this already.
+
+        Raises:
+            StoreError: The key's entry has another category.
+            UnknownCategory: The schema has no such category.
+            InvalidContent: The key cannot be an id, the content is empty, or a field cannot be stored.
+            DuplicateContent: Another entry of the category has exactly this content.
+        """
+        if category is not None:
+            self.schema.check_category(category)
+        try:
+            current = self.get(key)
+        except UnknownEntry:
+            category = category or self.schema.default_category
+            entry = self.change(Operation("insert", id=key, category=category, content=content, **fields)).entry
+            assert entry is not None
+            return entry
+        if category not in (None, current.category):
+            raise StoreError(f"key {key!r} holds an entry of category {current.category!r}, not {category!r}")
+        try:
+            return self.update(key, content, **fields)
+        except DuplicateContent as duplicate:
+            if duplicate.entry_id != key:
+                raise
+            return self.get(key)
 
     def update(
         self,

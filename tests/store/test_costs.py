@@ -144,6 +144,7 @@ TABLE: dict[str, tuple[str, Call]] = {
     "add_many": ("flat", lambda store, id: store.add_many(["pet: cat"])),
     "insert a duplicate": ("flat", lambda store, id: store.insert("semantic", "city: Oslo")),
     "insert_many": ("flat", lambda store, id: store.insert_many([{"category": "semantic", "content": "pet: cat"}])),
+    "upsert": ("flat", lambda store, id: store.upsert("ana:pet", "pet: cat")),
     "update": ("flat", lambda store, id: store.update(id, "city: Bergen")),
     "delete": ("flat", lambda store, id: store.delete(id)),
     "core_update": ("flat", lambda store, id: store.core_update("Ben")),

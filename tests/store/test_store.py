@@ -1,4 +1,5 @@
 import json
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 import memalpha.store.backends.entry_table
 import memalpha.store.backends.namespace
 import memalpha.store.backends.vector_table
-from memalpha.errors import DataError, DuplicateContent, InvalidContent, StoreError, UnknownEntry
+from memalpha.errors import DataError, DuplicateContent, InvalidContent, StoreError, UnknownCategory, UnknownEntry
 from memalpha.store.embedding import load_embedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import MEM_ALPHA, MemorySchema
@@ -312,3 +313,42 @@ def test_add_stores_in_the_default_category(tmp_path):
         assert [item.content for item in store.list()] == ["Ana lives in Rome.", "She ran.", "a", "b"]
     with MemoryStore.open(tmp_path / "life.db", embedder="hash", schema="life") as store:
         assert store.add("x").category == store.schema.category_names[0]
+
+
+def test_upsert_stores_under_a_key_and_replaces_what_it_holds(tmp_path):
+    with MemoryStore.open(tmp_path / "a.db", embedder="hash") as store:
+        first = store.upsert("ana:city", " Ana lives in Rome. ", timestamp="2024-05-01", metadata={"user": "ana"})
+        assert (first.id, first.category, first.content) == ("ana:city", "semantic", "Ana lives in Rome.")
+        position = store.snapshot()
+        assert store.upsert("ana:city", "Ana lives in Rome.") == first
+        assert store.snapshot() == position
+        second = store.upsert("ana:city", "Ana lives in Oslo.")
+        assert (second.version, second.timestamp, second.metadata) == (2, None, {"user": "ana"})
+        assert [version.content for version in store.history("ana:city")] == [first.content, second.content]
+        store.delete("ana:city")
+        assert store.upsert("ana:city", "Ana lives in Bonn.").version == 3
+        assert [entry.content for entry in store.list()] == ["Ana lives in Bonn."]
+
+        store.upsert("run", "She ran.", category="episodic")
+        with pytest.raises(StoreError, match="'run' holds an entry of category 'episodic', not 'semantic'"):
+            store.upsert("run", "She ran far.", category="semantic")
+        with pytest.raises(UnknownCategory):
+            store.upsert("run", "She ran far.", category="no")
+        with pytest.raises(InvalidContent, match="without whitespace"):
+            store.upsert("two words", "x")
+        with pytest.raises(DuplicateContent) as duplicate:
+            store.upsert("other", "Ana lives in Bonn.")
+        assert duplicate.value.entry_id == "ana:city"
+
+
+def test_several_writers_upsert_one_key_one_after_another(tmp_path):
+    path = tmp_path / "a.db"
+    MemoryStore.open(path, embedder="hash").close()
+
+    def write(number):
+        with MemoryStore.open(path) as store:
+            return store.upsert("city", f"City {number}.").version
+
+    with ThreadPoolExecutor(4) as pool:
+        versions = list(pool.map(write, range(8)))
+    assert sorted(versions) == list(range(1, 9))
