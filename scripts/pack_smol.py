@@ -2,7 +2,8 @@
 
 Takes the best checkpoint of a run directory, or a checkpoint. If its base is another run's adapter (supervised, then
 reinforced), the adapters of all runs become one: their factors are concatenated, which is exact but for rounding, or
-cut to `--rank` by singular values. Writes the folder with
+cut to `--rank` by singular values. A layer's rank is the sum of the ranks of the adapters that change it. A packed
+adapter may itself be the base of a further run. Writes the folder with
 
 - `adapter_model.safetensors`, bfloat16, at most 12 MB, and `adapter_config.json` with `smol-base` as its base,
 - `memalpha.json`: SHA-256 of the base's GGUF file and of the adapter, prompt style, form of calls, and of each run its
@@ -38,6 +39,7 @@ from memalpha.policy.smol.base_model import (
     SMOL_BASE,
     adapter_folder,
     file_sha256,
+    read_record,
 )
 from memalpha.policy.smol.convert import has_same_weights
 from memalpha.policy.transformers import TransformersPolicy
@@ -45,7 +47,7 @@ from memalpha.policy.transformers import TransformersPolicy
 MAX_BYTES = 12_000_000
 A, B = ".lora_A.weight", ".lora_B.weight"
 PREFIX = "base_model.model."
-UNSUPPORTED = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save", "trainable_token_indices")
+UNSUPPORTED = ("use_dora", "use_rslora", "modules_to_save", "trainable_token_indices")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -64,14 +66,6 @@ class Factors:
         root = singular_values[:rank].sqrt()
         return Factors(root[:, None] * (v[:rank] @ right.T), (left @ u[:, :rank]) * root)
 
-    def padded(self, rank: int) -> Factors:
-        """Return the same update with factors of a larger rank."""
-        more = rank - len(self.a)
-        return Factors(
-            torch.nn.functional.pad(self.a, (0, 0, 0, more)),
-            torch.nn.functional.pad(self.b, (0, more)),
-        )
-
 
 def read_factors(folder: Path) -> dict[str, Factors]:
     """Return an adapter's updates by the name of the layer that they belong to; the scale is in `b`.
@@ -86,19 +80,23 @@ def read_factors(folder: Path) -> dict[str, Factors]:
     names = {name.removesuffix(A) for name in tensors if name.endswith(A)}
     if tensors.keys() != {name + suffix for name in names for suffix in (A, B)}:
         raise PolicyError(f"{folder / ADAPTER_WEIGHTS} holds more than the factors of LoRA")
-    scale = config["lora_alpha"] / config["r"]
-    return {
-        name.removeprefix(PREFIX): Factors(tensors[name + A].double(), tensors[name + B].double() * scale)
-        for name in sorted(names)
-    }
+    alphas = config.get("alpha_pattern") or {}
+    if not {PREFIX + name for name in alphas.keys() | (config.get("rank_pattern") or {}).keys()} <= names:
+        raise PolicyError(f"{folder / ADAPTER_CONFIG}: a pattern of ranks that names no layer in full cannot be packed")
+    factors = {}
+    for name in sorted(names):
+        a, layer = tensors[name + A].double(), name.removeprefix(PREFIX)
+        scale = alphas.get(layer, config["lora_alpha"]) / len(a)
+        factors[layer] = Factors(a, tensors[name + B].double() * scale)
+    return factors
 
 
 def combine(adapters: list[dict[str, Factors]], rank: int | None) -> tuple[dict[str, Factors], dict[str, Factors]]:
-    """Return the sum of adapters, exactly and with all factors of one rank.
+    """Return the sum of adapters, exactly and cut.
 
     Args:
         adapters: Updates of each adapter, by layer.
-        rank: Rank to cut to; None cuts nothing.
+        rank: Highest rank of a layer; None cuts nothing.
     """
     layers = list(dict.fromkeys(name for adapter in adapters for name in adapter))
     exact = {}
@@ -108,8 +106,7 @@ def combine(adapters: list[dict[str, Factors]], rank: int | None) -> tuple[dict[
     cut = {
         name: update if rank is None or len(update.a) <= rank else update.cut(rank) for name, update in exact.items()
     }
-    width = max(len(update.a) for update in cut.values())
-    return exact, {name: update.padded(width) for name, update in cut.items()}
+    return exact, cut
 
 
 def relative_error(exact: Mapping[str, Factors], tensors: Mapping[str, torch.Tensor]) -> float:
@@ -123,8 +120,13 @@ def relative_error(exact: Mapping[str, Factors], tensors: Mapping[str, torch.Ten
     return math.sqrt(error / total) if total else 0.0
 
 
-def describe_run(checkpoint: Path, command: str | None) -> dict[str, Any]:
-    """Return what a checkpoint was trained with: algorithm, steps, rows or rollouts, minutes, commit, command."""
+def describe_runs(checkpoint: Path, command: str | None) -> list[dict[str, Any]]:
+    """Return what a checkpoint was trained with: algorithm, steps, rows or rollouts, minutes, commit, command.
+
+    A packed adapter gives the runs of its record.
+    """
+    if (record := read_record(checkpoint)) is not None:
+        return [*record["runs"], {"packed_to_rank": record["rank"], "packing_error": record["packing_error"]}]
     state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
     config = yaml.safe_load((checkpoint.parent.parent / "config.yaml").read_text(encoding="utf-8"))
     algorithm, step = config.get("algorithm", "grpo"), state["step"]
@@ -134,12 +136,22 @@ def describe_run(checkpoint: Path, command: str | None) -> dict[str, Any]:
     else:
         run["rollouts"] = step * config["sampling"]["tasks_per_step"] * config["sampling"]["group_size"]
     run |= {"learning_minutes": round(state["learning_minutes"], 1), "commit": state["software"]["commit"]}
-    return run | ({"command": command} if command else {})
+    return [run | ({"command": command} if command else {})]
 
 
-def write_adapter_config(folder: Path, layers: list[str], rank: int) -> None:
-    """Write peft's configuration of factors whose scale is 1."""
-    config = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=layers, task_type="CAUSAL_LM", inference_mode=True)
+def write_adapter_config(folder: Path, ranks: Mapping[str, int]) -> None:
+    """Write peft's configuration of factors whose scale is 1, from the rank of each layer."""
+    layers, rank = list(ranks), min(ranks.values())
+    higher = {name: number for name, number in ranks.items() if number > rank}
+    config = peft.LoraConfig(
+        r=rank,
+        lora_alpha=rank,
+        rank_pattern=dict(higher),
+        alpha_pattern=dict(higher),
+        target_modules=layers,
+        task_type="CAUSAL_LM",
+        inference_mode=True,
+    )
     config.base_model_name_or_path = SMOL_BASE
     config.save_pretrained(str(folder))
     path = folder / ADAPTER_CONFIG
@@ -166,7 +178,7 @@ def pack(run: str | Path, out: Path, commands: list[str], rank: int | None = Non
         run: Run directory or checkpoint.
         out: Folder to write; an older one is replaced.
         commands: Command of each run of the chain, the first run first.
-        rank: Rank to cut to; None keeps the sum of the ranks.
+        rank: Highest rank of a layer; None keeps the sums of the ranks.
 
     Returns:
         Relative error of the packed update.
@@ -195,11 +207,12 @@ def pack(run: str | Path, out: Path, commands: list[str], rank: int | None = Non
     partial.mkdir(parents=True)
     save_file(tensors, partial / ADAPTER_WEIGHTS, {"format": "pt"})
     size = (partial / ADAPTER_WEIGHTS).stat().st_size
-    width = len(next(iter(packed.values())).a)
+    ranks = {name: len(update.a) for name, update in packed.items()}
+    width = max(ranks.values())
     if size > MAX_BYTES:
         shutil.rmtree(partial)
         raise PolicyError(f"rank {width} takes {size:,} bytes, more than {MAX_BYTES:,}: cut it with --rank")
-    write_adapter_config(partial, list(packed), width)
+    write_adapter_config(partial, ranks)
     copy_tokenizer(folders[-1], Path(policy_path(SMOL_BASE)), partial)
     error = relative_error(exact, tensors)
     record = {
@@ -211,8 +224,9 @@ def pack(run: str | Path, out: Path, commands: list[str], rank: int | None = Non
         "rank": width,
         "packing_error": float(f"{error:.3g}"),
         "runs": [
-            describe_run(folder.resolve(), command)
+            run
             for folder, command in zip(folders, commands or [None] * len(folders), strict=True)
+            for run in describe_runs(folder.resolve(), command)
         ],
     }
     (partial / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -226,7 +240,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, metavar="RUN_OR_CHECKPOINT")
     parser.add_argument("--out", type=Path, default=adapter_folder(), help="folder to write (default: the package's)")
-    parser.add_argument("--rank", type=int, help="cut the sum of the adapters to this rank")
+    parser.add_argument("--rank", type=int, help="cut the sum of the adapters to this rank, in each layer")
     parser.add_argument("--command", action="append", default=[], help="command of a run, the first run first")
     options = parser.parse_args()
     try:

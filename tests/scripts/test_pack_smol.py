@@ -89,6 +89,22 @@ def test_a_chain_of_adapters_becomes_one(chain, out):
     assert record["runs"][1]["command"] == "memalpha train b"
     tensors = load_file(out / "adapter_model.safetensors")
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    ranks = {name.split(".")[4]: len(tensor) for name, tensor in tensors.items() if "lora_A" in name}
+    assert ranks == {"0": 2, "1": 5}, "a layer has the ranks of the adapters that change it"
+
+
+def test_a_packed_adapter_can_be_trained_on_and_packed_again(chain, out, tmp_path):
+    pack_smol.pack(chain, out, ["memalpha train a", "memalpha train b"])
+    third = tmp_path / "third"
+    train("sft", **SETTINGS, policy="smol", out=third, lora={"r": 2}, agent={"max_new_tokens": 300})
+    trained = weights(third)
+    pack_smol.pack(third, tmp_path / "again", ["", "memalpha train c"])
+    shutil.rmtree(out)
+    (tmp_path / "again").rename(out)
+    assert largest_difference(weights("smol"), trained) < 0.01 * largest_difference(trained, weights("smol-base"))
+    runs = json.loads((out / "memalpha.json").read_text())["runs"]
+    assert [run.get("command") for run in runs] == ["memalpha train a", "memalpha train b", None, "memalpha train c"]
+    assert runs[2]["packed_to_rank"] == 5
 
 
 def test_a_lower_rank_is_the_best_of_its_rank(chain, out):
