@@ -15,6 +15,7 @@ from threading import RLock
 from types import MappingProxyType
 from typing import TypeVar, cast
 
+from memalpha.agent.consolidate import Consolidation, apply_consolidation, propose_consolidation
 from memalpha.agent.observe import observe
 from memalpha.agent.prompts import check_store_names, check_style, prompted_config, writer_messages
 from memalpha.agent.reader import Answer, Reader, default_reader
@@ -26,6 +27,7 @@ from memalpha.policy.base import Policy
 from memalpha.policy.load import load_policy
 from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema
+from memalpha.store.store import MemoryStore
 from memalpha.tasks.chunking import split_text
 from memalpha.tasks.formats.messages import Messages, chunk_messages, is_messages
 from memalpha.types import (
@@ -289,6 +291,27 @@ class MemoryAgent:
             for _, operation in _execute_calls(self.store, proposal.observation.chunk, calls, source, proposal.shown):
                 if operation is not None:
                     yield operation
+
+    def consolidate(self, *, dry_run: bool = True) -> Consolidation:
+        """Merge duplicates, end what is outdated, write relative dates out and rewrite the core memory.
+
+        Rules do what is certain; a model decides the rest (`agent.consolidate`).
+
+        Args:
+            dry_run: True proposes the changes and writes nothing; `apply_consolidation(store, proposal)` applies them.
+
+        Returns:
+            The changes, each with its reason. `undo_consolidation(store)` takes them back in one step.
+
+        Raises:
+            ConfigError: The memory is no `MemoryStore`, or the policy is not prompted in full style with tools.
+            PolicyError: The policy did not answer; nothing is written.
+        """
+        if not isinstance(self.store, MemoryStore):
+            raise ConfigError(f"consolidate: a MemoryStore is needed, not {type(self.store).__name__}: it keeps a log")
+        with self._turn:
+            proposal = propose_consolidation(self.store, self.policy, self.config)
+        return proposal if dry_run else apply_consolidation(self.store, proposal)
 
     def ask(self, question: str, k: int = 8) -> Answer:
         """Answer from the `k` nearest entries, which are listed in `Answer.hits`."""

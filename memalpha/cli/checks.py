@@ -1,4 +1,4 @@
-"""Commands that check a store, audit (its content) and doctor (its file and log), and a policy (check-policy)."""
+"""Commands that check and tidy a store: audit, consolidate (content), doctor (file and log), and check-policy."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ import typer
 from memalpha.cli.options import (
     AsJson,
     EmbedderName,
+    Namespace,
     StoreFile,
     WriterSettings,
     format_entry,
     open_store,
+    parse_store_writer,
     parse_writer_settings,
     print_result,
     read_chunks,
     read_text,
 )
-from memalpha.errors import DataError
+from memalpha.errors import ConfigError, DataError
 from memalpha.tasks.formats.jsonl import load_jsonl
 
 if TYPE_CHECKING:
+    from memalpha.agent.consolidate import Consolidation
     from memalpha.agent.policy_check import PolicyCheck
     from memalpha.store.checks.findings import Audit, Finding
     from memalpha.types import Chunk
@@ -66,6 +69,51 @@ def audit(
             audit_store(memory.namespace(name), queries=questions, k=k, near=near, source=origin) for name in names
         ]
     print_result(reports, as_json, "\n".join(line for report in reports for line in _format_audit(report, limit)))
+
+
+def consolidate(
+    store: StoreFile,
+    policy: Annotated[
+        str | None, typer.Option(help="A model that decides what rules cannot (default: rules alone).")
+    ] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Write the changes (default: only list them).")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Undo the last consolidation, in one step.")] = False,
+    settings: WriterSettings = None,
+    embedder: EmbedderName = None,
+    namespace: Namespace = "default",
+    as_json: AsJson = False,
+) -> None:
+    """Merge duplicates in STORE, end what is outdated, write relative dates out, rewrite the core.
+
+    Lists the changes with their reasons. With --apply they are written in one transaction, and the log keeps each
+    reason. Rules do what is certain: equal texts, updated or labelled entries, dates such as "yesterday". A model is
+    shown related entries and decides the rest. Raw turns stay as they were said.
+
+    Example: memalpha consolidate ana.db --policy openai:gpt-4o-mini
+
+    Raises:
+        ConfigError: A setting does not fit, or the policy cannot consolidate.
+        PolicyError: The policy cannot be loaded or asked; nothing is written.
+        StoreError: There is no store, or nothing to undo.
+    """
+    from memalpha.agent import consolidate as consolidation
+    from memalpha.agent.prompts import prompted_config
+    from memalpha.policy.load import load_policy
+
+    if undo and (apply or policy is not None):
+        raise ConfigError("--undo: undoes the last consolidation: leave --apply and --policy out")
+    model = None if policy is None else load_policy(policy)
+    config = parse_store_writer(settings, None)
+    config = config if model is None else prompted_config(config, model)
+    with open_store(store, embedder, namespace, reads=not (apply or undo)) as memory:
+        if undo:
+            count = consolidation.undo_consolidation(memory)
+            print_result({"operations": count}, as_json, f"undone (operations: {count})")
+            return
+        result = consolidation.propose_consolidation(memory, model, config)
+        if apply:
+            result = consolidation.apply_consolidation(memory, result)
+    print_result(result, as_json, "\n".join(_format_consolidation(result)))
 
 
 def doctor(
@@ -125,7 +173,7 @@ def check_policy(
     result.raise_if_broken()
 
 
-COMMANDS = {"audit": audit, "doctor": doctor, "check-policy": check_policy}
+COMMANDS = {"audit": audit, "consolidate": consolidate, "doctor": doctor, "check-policy": check_policy}
 
 
 def _read_queries(file: Path) -> list[str]:
@@ -176,6 +224,20 @@ def _format_check(result: PolicyCheck) -> list[str]:
     }
     lines = [result.policy, *(f"  {name:<20} {value}" for name, value in rows.items() if value is not None)]
     return lines + [f"  note: {note}" for note in result.notes]
+
+
+def _format_consolidation(result: Consolidation) -> list[str]:
+    lines = []
+    for change in result.changes:
+        operation = change.operation
+        lines.append(f"{operation.id or 'core memory'}: {change.reason}")
+        lines.append(f"  - {change.before}")
+        lines += [] if operation.kind == "delete" else [f"  + {operation.content}"]
+    lines += [f"unsure: {line}" for line in result.unsure]
+    lines += [f"refused: {line}" for line in result.refused]
+    count = f"{len(result.changes)} change" + ("" if len(result.changes) == 1 else "s")
+    ending = "written; --undo takes them back" if result.applied else "proposed; --apply writes them"
+    return [*lines, f"{count} {ending}" if result.changes else "nothing to change"]
 
 
 def _format_finding(finding: Finding, limit: int) -> list[str]:

@@ -38,7 +38,7 @@ from memalpha.store.checks.coverage import (
     measure_retrieval,
 )
 from memalpha.store.checks.duplicates import find_duplicates
-from memalpha.store.checks.findings import KINDS, Audit
+from memalpha.store.checks.findings import KINDS, Audit, Finding
 from memalpha.store.checks.slot_checks import find_contradictions, find_stale
 from memalpha.types import Chunk
 
@@ -77,9 +77,8 @@ def audit(
     result = Audit(store._namespace.name)
     with store._transaction():
         position, entries = store._namespace.log.position, store._namespace.entries.live()
-        ended = [version for version in store._namespace.entries.all_versions() if version.valid_to is not None]
         result.findings += find_contradictions(entries)
-        result.findings += find_stale(entries, ended, store._namespace)
+        result.findings += stale_findings(store)
     vectors = store._embed(list(dict.fromkeys(entry.content for entry in entries)))
     rows = np.array([vectors[entry.content] for entry in entries], np.float32)
     result.findings += find_duplicates(entries, rows, near)
@@ -91,3 +90,11 @@ def audit(
     counts = Counter(finding.kind for finding in result.findings)
     result.counts = {"entries": len(entries), **{kind: counts[kind] for kind in KINDS}}
     return result
+
+
+def stale_findings(store: MemoryStore) -> list[Finding]:
+    """Return the findings of kind `stale` alone."""
+    with store._transaction():
+        entries, namespace = store._namespace.entries.live(), store._namespace
+        ended = [version for version in namespace.entries.all_versions() if version.valid_to is not None]
+        return find_stale(entries, ended, namespace)

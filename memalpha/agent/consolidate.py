@@ -1,0 +1,328 @@
+"""Consolidate a stored memory: merge duplicates, end what is outdated, date what is relative, rewrite the core.
+
+Rules do what is certain without a language model. They end an entry that equals another but for case, spacing and
+closing marks, that was updated elsewhere, or whose own text says that it is outdated. They write the dates of
+`yesterday` or `last week` out. Raw turns stay as they were said. A model then sees the entries in groups of related
+ones. It may update and end entries and rewrite the core memory, with a reason for each change.
+
+Nothing is written before `apply_consolidation`. Then all is written in one transaction, and every operation of the log
+carries its reason: an update in `metadata["consolidated"]`, others as their source.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from memalpha.agent.parsing import parse_calls
+from memalpha.agent.prompts import render_view
+from memalpha.config import AgentConfig
+from memalpha.errors import ConfigError, MemalphaError, StoreError, UnknownEntry
+from memalpha.policy.base import Policy
+from memalpha.policy.chat.tool_text import describe_tools
+from memalpha.policy.rules.dates import resolve_dates
+from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.store.checks.audit import stale_findings
+from memalpha.store.checks.slot_checks import plain
+from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.store import MemoryStore
+from memalpha.types import MemoryEntry, Operation, SampleRequest, ToolCall, ViewEntry
+
+CERTAIN = ("replaced", "says")
+"""Reasons of stale findings that rules act on; two values of a slot (`hobby`) may both hold."""
+METADATA_KEY = "consolidated"
+_MARK = re.compile(r"consolidation (\d+): ")
+_MAX_REASON = 200
+_SYSTEM = """\
+You tidy a long-term memory. You see its core text and some of its entries, which are related to each other. Change \
+only what needs it, with tool calls only:
+- memory_update gives an entry a new content: to merge entries that say the same (end the others), or to write out a \
+date that depends on the day of the entry.
+- memory_delete ends an entry that another one makes superfluous, or that is no longer true.
+- core_memory_update rewrites the core text: the few facts that matter in every conversation.
+Never lose a fact that still holds, and never add one. Give a short reason with each call. If nothing needs a change, \
+make no call.\
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsolidationChange:
+    """One change of a consolidation.
+
+    Attributes:
+        operation: Update, delete or core_update, with its reason as the log will have it.
+        before: Content that it replaces or ends.
+        reason: The reason in words.
+    """
+
+    operation: Operation
+    before: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Consolidation:
+    """Changes of a consolidation, proposed or applied.
+
+    Attributes:
+        changes: Changes in order.
+        unsure: What looks wrong and no rule may decide, in words.
+        refused: Calls of the model that cannot be done, and changes whose entry was changed by others meanwhile.
+        position: Log position before the changes.
+        applied: True if the changes are in the log.
+    """
+
+    changes: tuple[ConsolidationChange, ...]
+    unsure: tuple[str, ...]
+    refused: tuple[str, ...]
+    position: int
+    applied: bool = False
+
+
+def propose_consolidation(
+    store: MemoryStore, policy: Policy | None = None, config: AgentConfig | None = None
+) -> Consolidation:
+    """Return the changes that would consolidate a memory; nothing is written.
+
+    Args:
+        store: Memory to consolidate.
+        policy: Model that decides what rules cannot; None or a scripted policy: rules alone.
+        config: Size of the view, length of the reply and prompt style of the policy.
+
+    Raises:
+        ConfigError: The policy is not prompted in full style with tools.
+        PolicyError: The policy does not answer.
+    """
+    position, stale = store.snapshot(), stale_findings(store)
+    draft = _Draft(WorkingMemory(store.state, store.load_embedder()))
+    for entry, reason in _superfluous(draft.memory.list()):
+        draft.end(entry, reason)
+    unsure = []
+    for finding in stale:
+        entry, others = finding.entries[0], ", ".join(other.id for other in finding.against)
+        if finding.reason not in CERTAIN:
+            unsure.append(f"{entry.id} may be outdated: {others} has a later date")
+        elif draft.has(entry):
+            draft.end(entry, f"outdated since {others}" if others else "outdated by its own words")
+    for entry in draft.memory.list():
+        content = entry.content if entry.turn is not None else resolve_dates(entry.content, entry.timestamp)
+        if content != entry.content and draft.memory.find(entry.category, content) is None:
+            draft.update(entry, content, f"relative to {entry.timestamp}")
+    if policy is not None and not isinstance(policy, ScriptedPolicy):
+        config = config or AgentConfig()
+        if config.prompt != "full" or config.form == "lines":
+            raise ConfigError(
+                f"consolidation needs a model that is prompted in full and calls tools, and {policy.name} is prompted "
+                f"as {config.prompt}, {config.form}: name an instruction-tuned model, or leave the policy out"
+            )
+        for entries in _groups(draft.memory, policy, config):
+            _ask(draft, policy, config, [entry for entry in entries if draft.has(entry)], unsure)
+    return Consolidation(tuple(draft.changes), tuple(unsure), tuple(draft.refused), position)
+
+
+def apply_consolidation(store: MemoryStore, proposal: Consolidation) -> Consolidation:
+    """Write the changes of a proposal in one transaction.
+
+    What others changed since the proposal stays as it is and is listed in `refused`.
+
+    Args:
+        store: Memory that the proposal was made for.
+        proposal: From `propose_consolidation`.
+
+    Returns:
+        The applied changes, and the log position before them.
+    """
+    applied, refused = [], list(proposal.refused)
+    # Embed before the write lock, as single writes do.
+    contents = [change.operation.content or "" for change in proposal.changes if change.operation.kind == "update"]
+    store.load_embedder().encode(contents)
+    with store._transaction(write=True):
+        position = store.snapshot()
+        for change in proposal.changes:
+            operation = _marked(change, position)
+            try:
+                current = store.core if operation.id is None else store.get(operation.id).content
+                if current != change.before:
+                    raise StoreError("was changed after the proposal")
+                applied.append(replace(change, operation=store.apply(operation)))
+            except StoreError as error:
+                refused.append(f"{operation.kind} of {operation.id or 'the core memory'}: {error}")
+    return Consolidation(tuple(applied), proposal.unsure, tuple(refused), position, applied=True)
+
+
+def undo_consolidation(store: MemoryStore) -> int:
+    """Undo the last consolidation in one step, by appending operations; return their number.
+
+    Raises:
+        StoreError: The last operation of the log belongs to no consolidation.
+    """
+    with store._transaction(write=True):
+        end = store.snapshot()
+        marks = {_start_of(operation) for _, _, operation in store.log(max(0, end - 1))}
+        start = marks.pop() if marks else None
+        if start is None:
+            raise StoreError("the last operation is no consolidation: undo what was written since, one by one")
+        if any(_start_of(operation) != start for _, _, operation in store.log(start)):
+            raise StoreError(f"others wrote to the log since position {start}, where the consolidation began")
+        return store.restore(start)
+
+
+class _Draft:
+    """A copy of the memory that changes are tried on."""
+
+    def __init__(self, memory: WorkingMemory) -> None:
+        self.memory = memory
+        self.changes: list[ConsolidationChange] = []
+        self.refused: list[str] = []
+
+    def has(self, entry: MemoryEntry) -> bool:
+        """Return True if the entry is live and says what it said."""
+        try:
+            return self.memory.get(entry.id).content == entry.content
+        except UnknownEntry:
+            return False
+
+    def end(self, entry: MemoryEntry, reason: str) -> None:
+        self._change(Operation("delete", id=entry.id), entry.content, reason)
+
+    def update(self, entry: MemoryEntry, content: str, reason: str, timestamp: str | None = None) -> None:
+        stamp = timestamp or entry.timestamp or ""
+        origin = {"source": entry.source, "chunk": entry.chunk, "turn": entry.turn}
+        fields = {"timestamp": stamp, "metadata": entry.metadata, **origin}
+        operation = Operation("update", id=entry.id, content=content, **fields)
+        self._change(operation, entry.content, reason)
+
+    def rewrite_core(self, content: str, reason: str) -> None:
+        if content.strip() != self.memory.core:
+            self._change(Operation("core_update", content=content), self.memory.core, reason)
+
+    def _change(self, operation: Operation, before: str, reason: str) -> None:
+        self.memory.apply(operation)
+        self.changes.append(ConsolidationChange(operation, before, reason))
+
+
+def _marked(change: ConsolidationChange, position: int) -> Operation:
+    """Return the operation of a change with its reason."""
+    mark = f"consolidation {position}: {change.reason}"
+    if change.operation.kind == "update":
+        return replace(change.operation, metadata={**(change.operation.metadata or {}), METADATA_KEY: mark})
+    return replace(change.operation, source=mark)
+
+
+def _start_of(operation: Operation) -> int | None:
+    mark = (operation.metadata or {}).get(METADATA_KEY) if operation.kind == "update" else operation.source
+    match = _MARK.match(mark) if isinstance(mark, str) else None
+    return None if match is None else int(match[1])
+
+
+def _superfluous(entries: Sequence[MemoryEntry]) -> Iterator[tuple[MemoryEntry, str]]:
+    """Yield each entry whose text another one has, with the reason. The one with the latest date stays."""
+    groups: dict[tuple[str, str], list[MemoryEntry]] = {}
+    for entry in entries:
+        if entry.turn is None:
+            groups.setdefault((entry.category, plain(entry.content)), []).append(entry)
+    for group in groups.values():
+        kept = max(group, key=lambda entry: (entry.timestamp or "", entry.importance, -entry.valid_from))
+        yield from ((entry, f"says the same as {kept.id}") for entry in group if entry is not kept)
+
+
+def _groups(memory: WorkingMemory, policy: Policy, config: AgentConfig) -> Iterator[list[MemoryEntry]]:
+    """Yield the entries in groups of related ones, each as large as the view allows."""
+    entries = [entry for entry in memory.list() if entry.turn is None]
+    vectors = memory.load_embedder().encode([entry.content for entry in entries])
+    waiting = np.ones(len(entries), bool)
+    while waiting.any():
+        first = int(np.argmax(waiting))
+        order = [int(index) for index in np.argsort(-(vectors @ vectors[first]), kind="stable") if waiting[index]]
+        order.remove(first)
+        group, size = [first], _size(entries[first], policy)
+        for index in order:
+            size += _size(entries[index], policy)
+            if size > config.view_tokens:
+                break
+            group.append(index)
+        waiting[group] = False
+        yield [entries[index] for index in sorted(group)]
+
+
+def _size(entry: MemoryEntry, policy: Policy) -> int:
+    return policy.count_tokens(f"[{entry.id}] ({entry.category}, {entry.timestamp}) {entry.content}") + 1
+
+
+def _ask(
+    draft: _Draft, policy: Policy, config: AgentConfig, entries: Sequence[MemoryEntry], unsure: Sequence[str]
+) -> None:
+    """Let the model change a group of entries and the core memory of the draft."""
+    view = [ViewEntry(entry.id, entry.category, entry.content, entry.timestamp) for entry in entries]
+    ids = {entry.id for entry in entries}
+    hints = [line for line in unsure if line.split(" ", 1)[0] in ids]
+    tools = _tools(has_core=draft.memory.schema.core)
+    form = f"\n\n{describe_tools(tools)}" if config.form == "hermes" else ""
+    wishes = f"\n\nInstructions of the user on what to remember:\n{config.instructions}" if config.instructions else ""
+    text = "\n".join([render_view(draft.memory.core, view, "full"), *(["", "Look at:", *hints] if hints else [])])
+    request = SampleRequest(
+        ({"role": "system", "content": f"{_SYSTEM}{form}{wishes}"}, {"role": "user", "content": text}),
+        tools if config.form == "native" else (),
+        max_new_tokens=config.max_new_tokens,
+        thinking_tokens=config.thinking_tokens,
+        chat_template_kwargs=config.chat_template_kwargs,
+        native_calls=config.form == "native",
+    )
+    [completion] = policy.sample([request])
+    for call in parse_calls(completion.text):
+        try:
+            _do(draft, call, ids)
+        except (MemalphaError, KeyError, TypeError) as error:
+            draft.refused.append(f"{call.name} {dict(call.arguments)}: {error}")
+
+
+def _do(draft: _Draft, call: ToolCall, ids: set[str]) -> None:
+    """Do one call on the draft. Raises if it cannot be done."""
+    arguments = dict(call.arguments)
+    reason = " ".join(str(arguments.get("reason") or "no reason given").split())[:_MAX_REASON]
+    if call.error or call.name not in ("memory_update", "memory_delete", "core_memory_update"):
+        raise StoreError(call.error or "no such tool here")
+    if call.name == "core_memory_update":
+        draft.rewrite_core(arguments["content"], reason)
+        return
+    if arguments["id"] not in ids:
+        raise UnknownEntry("no such entry was shown")
+    entry = draft.memory.get(arguments["id"])
+    if call.name == "memory_delete":
+        draft.end(entry, reason)
+    else:
+        draft.update(entry, arguments["content"], reason, arguments.get("timestamp"))
+
+
+def _tools(*, has_core: bool) -> tuple[dict[str, Any], ...]:
+    """Return the tools of a consolidation in OpenAI's function format."""
+    id = {"type": "string", "description": "id of the entry, as shown"}
+    reason = {"type": "string", "description": "why, in a few words"}
+    content = {"type": "string", "description": "the whole new content"}
+    timestamp = {"type": "string", "description": "ISO date of the fact, if it is another one than the entry's"}
+    shapes: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+        "memory_update": (
+            "Replace what an entry says.",
+            {"id": id, "content": content, "timestamp": timestamp, "reason": reason},
+            ["id", "content", "reason"],
+        ),
+        "memory_delete": ("End an entry.", {"id": id, "reason": reason}, ["id", "reason"]),
+    }
+    if has_core:
+        core = {"content": content, "reason": reason}
+        shapes["core_memory_update"] = ("Rewrite the core text.", core, ["content", "reason"])
+    return tuple(
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": description,
+                "parameters": {"type": "object", "properties": properties, "required": required},
+            },
+        }
+        for name, (description, properties, required) in shapes.items()
+    )
