@@ -9,6 +9,7 @@ import typer
 
 from memalpha.cli.options import AsJson, Overrides, print_result
 from memalpha.config import parse_overrides
+from memalpha.qa.progress import show_progress
 
 if TYPE_CHECKING:
     from memalpha.config import TextConfig
@@ -23,6 +24,8 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate memory systems, or a policy's replies to prompts.
+
+    After Ctrl-C the same command resumes with the systems that are left, if out=DIR is set.
 
     All systems get the same reader, budget and metric. A run directory repeats the evaluation of its run: the best
     checkpoint ("trained" among systems) with the run's prompts, reader and metric. out=DIR saves every answer, the
@@ -52,7 +55,12 @@ def evaluate(
         result = run_search(settings)
         print_result(result, as_json, format_search(result))
         return
-    reports = run_evaluation(settings)
+    try:
+        reports = run_evaluation(settings)
+    except KeyboardInterrupt:
+        kept = "name out=DIR to keep finished systems" if settings.out is None else _resume_hint(settings.out)
+        typer.echo(f"memalpha: interrupted: {kept}", err=True)
+        raise typer.Exit(130) from None
     page = None
     if settings.out is not None:
         from memalpha.report.page import write_report
@@ -68,18 +76,15 @@ def evaluate(
         typer.echo(page)
 
 
-def _evaluate_text(settings: TextConfig, out: Path | None, name: str, *, as_json: bool) -> None:
-    from rich.console import Console
-    from rich.progress import Progress
+def _resume_hint(out: Path) -> str:
+    return f"finished systems are kept in {out}, and the same command resumes with the others"
 
+
+def _evaluate_text(settings: TextConfig, out: Path | None, name: str, *, as_json: bool) -> None:
     from memalpha.train.trainers.text_eval import evaluate_text_run
 
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task(name)
-        report = evaluate_text_run(
-            settings, out, name, lambda done, total: progress.update(bar, completed=done, total=total)
-        )
+    with show_progress("tasks") as progress:
+        report = evaluate_text_run(settings, out, name, lambda done, total: progress(name, done, total))
     if not as_json:
         report.table()
         means = report.summary["rewards"].items()

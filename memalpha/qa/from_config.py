@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.progress import Progress, TaskID
 
 from memalpha.config import (
     EvalConfig,
@@ -27,6 +26,7 @@ from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.errors import ConfigError
 from memalpha.policy.base import with_prompt_style
 from memalpha.policy.load import load_policy
+from memalpha.qa.progress import show_progress
 from memalpha.qa.protocol import run_systems
 from memalpha.qa.reader import Reader, load_reader
 from memalpha.qa.report import Report, make_result_folder
@@ -35,6 +35,7 @@ from memalpha.qa.scoring.gold import check_categories
 from memalpha.qa.scoring.judge import Judge, load_judge
 from memalpha.qa.systems.builtin import EvaluatedSystem, is_writer, load_system
 from memalpha.qa.systems.over_workers import OverWorkers, SystemLoading
+from memalpha.qa.unfinished import MARKER, UnfinishedEvaluation
 from memalpha.store.embedding import load_embedder
 from memalpha.store.schema import load_schema
 from memalpha.tasks.catalog import MODULES, get_data_set
@@ -129,11 +130,12 @@ def load_run_settings(run: Path, overrides: Mapping[str, Any] | None = None) -> 
 def run_evaluation(config: EvalConfig, progress: Callable[[str, int, int], None] | None = None) -> list[Report]:
     """Evaluate `config.systems` on its benchmark; save each report under `config.out` as it is done.
 
-    Writers and reader are prompted in the style of their policy unless the configuration names one.
+    If an evaluation of the same configuration and tasks was interrupted there, the systems that it finished are not
+    evaluated again. Writers and reader are prompted in the style of their policy unless the configuration names one.
 
     Args:
         config: Benchmark, systems, reader, metric, budget.
-        progress: Called with (system, chunks read, all chunks). Default: a bar on stderr.
+        progress: Called with (system, chunks read, all chunks). Default: bars on stderr, or lines without a terminal.
 
     Raises:
         ConfigError: The benchmark is unknown or lacks its file, or `out` holds other systems on other tasks.
@@ -145,21 +147,37 @@ def run_evaluation(config: EvalConfig, progress: Callable[[str, int, int], None]
     provenance_fields = provenance(config, tasks)
     if folder is not None:
         check_folder(folder, config.systems, provenance_fields)
-    systems = [_load_config_system(config, name) for name in config.systems]
+    unfinished = None if folder is None else UnfinishedEvaluation(folder, config.systems, provenance_fields)
+    finished = {} if unfinished is None else unfinished.finished
+    if finished and folder is not None:
+        print(f"resuming: {', '.join(finished)} done (remove {folder / MARKER} to begin again)", file=sys.stderr)
+    systems = [_load_config_system(config, name) for name in config.systems if name not in finished]
     if any(map(is_writer, config.systems)):
         data_source = f"data: {config.data}" if config.benchmark == "tasks" else config.benchmark
         check_categories(tasks, load_schema(config.agent.memory_schema), data_source)
     reader = load_config_reader(config)
-    reports: list[Report] = []
+    reports = dict(finished)
+
+    def save_report(report: Report) -> None:
+        reports[report.name] = report
+        if config.out is not None and unfinished is not None:
+            report.save(config.out)
+            unfinished.add(report.name)
+
+    def in_order() -> list[Report]:
+        return [reports[name] for name in config.systems if name in reports]
+
+    shown = show_progress("chunks") if progress is None else nullcontext(progress)
     try:
-        if progress is not None:
-            return _run_systems(config, systems, tasks, reader, progress, reports)
-        console = Console(stderr=True)
-        with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-            return _run_systems(config, systems, tasks, reader, _progress_on(bars), reports)
+        with shown as report_progress:
+            if systems:
+                _run_systems(config, systems, tasks, reader, report_progress, save_report)
     finally:  # keep finished reports if a system, a judge or an endpoint fails
         if folder is not None and reports:
-            save_results(folder, reports, provenance_fields)
+            save_results(folder, in_order(), provenance_fields)
+    if unfinished is not None:
+        unfinished.end()
+    return in_order()
 
 
 def _load_config_system(config: EvalConfig, name: str) -> EvaluatedSystem:
@@ -196,15 +214,9 @@ def _run_systems(
     tasks: Sequence[Task],
     reader: Reader,
     progress: Callable[[str, int, int], None],
-    reports: list[Report],
+    on_report: Callable[[Report], None],
 ) -> list[Report]:
-    """Return the reports; each is appended to `reports` and saved as soon as it is complete."""
-
-    def save_report(report: Report) -> None:
-        reports.append(report)
-        if config.out is not None:
-            report.save(config.out)
-
+    """Return the reports; `on_report` is called with each as soon as it is complete."""
     return run_systems(
         systems,
         tasks,
@@ -217,7 +229,7 @@ def _run_systems(
         agent=config.agent,
         judge=_load_judge(config),
         progress=progress,
-        on_report=save_report,
+        on_report=on_report,
         check_reader=config.sampling.stop_unreadable,
     )
 
@@ -227,17 +239,6 @@ def _load_judge(config: EvalConfig) -> Judge | None:
         return None
     endpoint = config.judge.endpoint.kept_in(config.out)
     return load_judge(config.judge.model_copy(update={"endpoint": endpoint}))
-
-
-def _progress_on(bars: Progress) -> Callable[[str, int, int], None]:
-    task_ids: dict[str, TaskID] = {}
-
-    def progress(name: str, done: int, total: int) -> None:
-        if name not in task_ids:
-            task_ids[name] = bars.add_task(name, total=total)
-        bars.update(task_ids[name], completed=done)
-
-    return progress
 
 
 def load_config_tasks(config: EvalConfig) -> list[Task]:

@@ -19,12 +19,10 @@ import json
 from datetime import date
 from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress
-
 from memalpha.agent.copying_reader import format_date
 from memalpha.config import EvalConfig
 from memalpha.errors import ConfigError, DataError
+from memalpha.qa.progress import show_progress
 from memalpha.qa.report import make_result_folder
 from memalpha.qa.scoring.recall import EvidenceQuestion, EvidenceRanks, rank_evidence, search_function, summarize_ranks
 from memalpha.store.embedding import load_embedder
@@ -37,7 +35,7 @@ METHODS: tuple[Route, ...] = ("dense", "bm25", "flat", "soft")
 
 
 def run_locomo_search(config: EvalConfig) -> dict[str, Any]:
-    """Run the benchmark and return `{"retrieval": [row, ...]}`; a progress bar goes to stderr.
+    """Run the benchmark and return `{"retrieval": [row, ...]}`; progress goes to stderr.
 
     With `config.out` the result is also written to its `eval/locomo-search.json`.
 
@@ -53,20 +51,19 @@ def run_locomo_search(config: EvalConfig) -> dict[str, Any]:
     tasks = load_locomo(config.data, config.limit)
     embedders = [load_embedder(name) for name in config.embedders]
     result: dict[str, Any] = {"retrieval": []}
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    with show_progress("conversations") as progress:
         for number, embedder in enumerate(embedders):
-            bar = progress.add_task(f"locomo, {embedder.name}", total=len(tasks))
             ranks: dict[Route, list[EvidenceRanks]] = {
                 method: [] for method in METHODS if method != "bm25" or number == 0
             }
-            for task in tasks:
+            for done, task in enumerate(tasks, start=1):
                 with MemoryStore.open(":memory:", embedder=embedder) as store:
                     store.insert_many(turn_entries(task))
                     for method, collected in ranks.items():
                         collected += rank_evidence(
                             evidence_questions(task), search_function(store, method), lambda entry: entry.turn
                         )
-                progress.advance(bar)
+                progress(f"locomo, {embedder.name}", done, len(tasks))
             for method, collected in ranks.items():
                 name = "none" if method == "bm25" else embedder.name
                 result["retrieval"].append(

@@ -166,6 +166,20 @@ class Report:
             unjudged_path.write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
         return folder / f"{stem}.json"
 
+    @classmethod
+    def load(cls, directory: str | Path, name: str) -> Report:
+        """Return a report that `save` wrote, without its trajectories and the texts of unjudged answers.
+
+        Raises:
+            OSError: A file is missing.
+            ValueError: A file is not valid JSON.
+            TypeError: A line has other fields than a record.
+        """
+        folder, stem = Path(directory) / "eval", file_stem(name)
+        summary = json.loads((folder / f"{stem}.json").read_text(encoding="utf-8"))
+        lines = (folder / f"{stem}.jsonl").read_text(encoding="utf-8").splitlines()
+        return cls(name, summary, tuple(Record.from_json(json.loads(line)) for line in lines))
+
 
 def format_cell(value: Any) -> str:
     """Format a table cell: three decimals, none above 10, "-" for None; other values as text."""

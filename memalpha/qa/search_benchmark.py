@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from memalpha.config import EvalConfig
 from memalpha.errors import ConfigError, DataError
 from memalpha.qa.locomo_search import run_locomo_search
+from memalpha.qa.progress import show_progress
 from memalpha.qa.report import make_result_folder
 from memalpha.qa.scoring.recall import EvidenceQuestion, EvidenceRanks, rank_evidence, summarize_ranks
 from memalpha.qa.systems.base import question_chunk
@@ -42,14 +43,13 @@ class _Group(NamedTuple):
     questions: list[EvidenceQuestion]
 
 
-def run_search(config: EvalConfig, progress: Callable[[str, int, int], None] | None = None) -> dict[str, Any]:
+def run_search(config: EvalConfig) -> dict[str, Any]:
     """Run the benchmark on `config.data`, or the one of LoCoMo's turns (`locomo_search`) where `config` names that.
 
     With `config.out` the result is also written to its `eval/search.json`.
 
     Args:
         config: Task file, embedders, number of tasks, output.
-        progress: Called with (embedder, conversations done, all conversations).
 
     Returns:
         `{"retrieval": [row, ...], "questions_without_evidence": number}`.
@@ -74,11 +74,11 @@ def run_search(config: EvalConfig, progress: Callable[[str, int, int], None] | N
         methods: list[str] = [route for route in ROUTES if number == 0 or route not in WITHOUT_EMBEDDER]
         methods += [BM25S] if number == 0 and importlib.util.find_spec("bm25s") else []
         ranks: dict[str, list[EvidenceRanks]] = {method: [] for method in methods}
-        for done, task in enumerate(tasks):
-            for method, task_ranks in _measure(task, name, methods).items():
-                ranks[method] += task_ranks
-            if progress is not None:
-                progress(f"search, {name}", done + 1, len(tasks))
+        with show_progress("conversations") as progress:
+            for done, task in enumerate(tasks, start=1):
+                for method, task_ranks in _measure(task, name, methods).items():
+                    ranks[method] += task_ranks
+                progress(f"search, {name}", done, len(tasks))
         for method, collected in ranks.items():
             kinds = sorted({item.kind for item in collected})
             embedder = "none" if method in WITHOUT_EMBEDDER else name

@@ -1,0 +1,136 @@
+"""Interrupted evaluations: what is done is kept, the same command resumes, another one begins again; progress lines."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from memalpha.cli.main import app
+from memalpha.config import EvalConfig, load_config
+from memalpha.errors import ConfigError, EvaluationError
+from memalpha.qa import from_config
+from memalpha.qa.from_config import run_evaluation
+from memalpha.qa.progress import SECONDS, line_progress
+from memalpha.qa.systems.baselines import EmptySystem
+from memalpha.qa.unfinished import MARKER
+
+TASK = {
+    "id": "ana",
+    "chunks": [{"turns": [{"id": "0.0", "speaker": "user", "text": "pet: cat"}]}],
+    "questions": [{"id": "q", "question": "What is the pet?", "answers": ["cat"], "evidence": ["0.0"]}],
+}
+FAULT: list[BaseException] = []
+
+
+class Stoppable(EmptySystem):
+    """Raises the error in `FAULT`, if there is one."""
+
+    def read(self, chunk):
+        if FAULT:
+            raise FAULT[0]
+
+
+@pytest.fixture(autouse=True)
+def no_fault():
+    yield
+    FAULT.clear()
+
+
+@pytest.fixture
+def settings(tmp_path):
+    data, out = tmp_path / "tasks.jsonl", tmp_path / "run"
+    data.write_text(json.dumps(TASK) + "\n", encoding="utf-8")
+
+    def make(**keys) -> EvalConfig:
+        keys = {"data": str(data), "out": str(out), "systems": ["rag", f"{__name__}:Stoppable", "full"], **keys}
+        return load_config(EvalConfig, "tasks", keys)
+
+    return make
+
+
+def evaluated_systems(monkeypatch) -> list[str]:
+    names: list[str] = []
+    load = from_config.load_system
+
+    def counting(name, **options):
+        names.append(name)
+        return load(name, **options)
+
+    monkeypatch.setattr(from_config, "load_system", counting)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"), [(KeyboardInterrupt(), KeyboardInterrupt), (OSError("x"), EvaluationError)]
+)
+def test_the_same_command_resumes_with_the_systems_that_are_left(settings, tmp_path, monkeypatch, fault, error):
+    whole = run_evaluation(settings(out=str(tmp_path / "whole")))
+    assert not (tmp_path / "whole" / "eval" / MARKER).exists()
+    FAULT.append(fault)
+    with pytest.raises(error):
+        run_evaluation(settings())
+    folder = tmp_path / "run" / "eval"
+    assert list(json.loads((folder / "summary.json").read_text())["systems"]) == ["rag"]
+    FAULT.clear()
+    names = evaluated_systems(monkeypatch)
+    reports = run_evaluation(settings())
+    assert names == [f"{__name__}:Stoppable", "full"]
+    assert [report.name for report in reports] == ["rag", f"{__name__}:Stoppable", "full"]
+    assert [report.records for report in reports] == [report.records for report in whole]
+    assert [report.summary["accuracy"] for report in reports] == [report.summary["accuracy"] for report in whole]
+    assert len(json.loads((folder / "summary.json").read_text())["systems"]) == 3
+    assert not (folder / MARKER).exists()
+    names.clear()
+    run_evaluation(settings())  # a whole one is evaluated anew
+    assert len(names) == 3
+
+
+def test_another_configuration_or_other_tasks_begin_again(settings, tmp_path, monkeypatch):
+    FAULT.append(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        run_evaluation(settings())
+    FAULT.clear()
+    names = evaluated_systems(monkeypatch)
+    run_evaluation(settings(metric="f1"))
+    assert names[0] == "rag"
+
+
+def test_a_damaged_report_is_named(settings, tmp_path):
+    FAULT.append(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        run_evaluation(settings())
+    (tmp_path / "run" / "eval" / "rag.jsonl").write_text("{", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"cannot be read.*remove .*\.unfinished"):
+        run_evaluation(settings())
+
+
+def test_the_command_says_how_to_resume(settings, tmp_path):
+    FAULT.append(KeyboardInterrupt())
+    words = ["eval", "tasks", f"data={tmp_path / 'tasks.jsonl'}", f"systems=[rag,{__name__}:Stoppable]"]
+    settings()
+    ended = CliRunner().invoke(app, [*words, f"out={tmp_path / 'run'}"])
+    assert ended.exit_code == 130
+    assert "the same command resumes" in ended.stderr
+    assert "name out=DIR" in CliRunner().invoke(app, words).stderr
+    FAULT.clear()
+    resumed = CliRunner().invoke(app, [*words, f"out={tmp_path / 'run'}", "--json"])
+    assert "resuming: rag done" in resumed.stderr
+    assert [summary["system"] for summary in json.loads(resumed.stdout)] == ["rag", f"{__name__}:Stoppable"]
+
+
+def test_lines_of_progress_come_now_and_then():
+    stream, now = io.StringIO(), [0.0]
+    report = line_progress("chunks", stream, lambda: now[0])
+    for done in range(1, 101):
+        now[0] += SECONDS / 10
+        report("slow", done, 100)
+        report("other", done, 5000)
+    report("quick", 1, 1)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "slow: 11 of 100 chunks"
+    assert lines[-1] == "slow: 100 of 100 chunks" or lines[-2] == "slow: 100 of 100 chunks"
+    assert 9 <= sum(line.startswith("slow") for line in lines) <= 12
+    assert not any(line.startswith("quick") for line in lines)  # no line for what takes no time
