@@ -143,6 +143,22 @@ class ReinforcementConfig(RolloutConfig):
         return self
 
     @model_validator(mode="after")
+    def _check_staleness(self) -> ReinforcementConfig:
+        """Refuse settings whose tasks or rollouts depend on the step before."""
+        sampling = self.sampling
+        curriculum = getattr(sampling, "curriculum", None) or getattr(self, "curriculum", None)
+        impossible = {
+            "algorithm=erl": self.algorithm == "erl",
+            f"overlap={sampling.overlap}": sampling.overlap > 1,
+            "resample_flat": bool(sampling.resample_flat),
+            "a curriculum": curriculum is not None,
+        }
+        for setting, applies in impossible.items():
+            if sampling.staleness and applies:
+                raise ValueError(f"sampling.staleness: does not work with {setting}; leave one of them out")
+        return self
+
+    @model_validator(mode="after")
     def _check_sampler(self) -> ReinforcementConfig:
         """Refuse settings that only a sampler in this process has."""
         sampling = self.sampling

@@ -121,6 +121,12 @@ class RLSamplingConfig(SamplingConfig):
         description="stop a run whose first two steps have no readable tool call, over 90 % truncated replies, or a "
         "reader that is cut off or silent; false lets random weights start",
     )
+    staleness: int = Field(
+        default=0,
+        ge=0,
+        description="most steps that the sampler's weights may lie behind the learner's; with a server (`sampler`) "
+        "rollouts are sampled while the learner learns, without one they are sampled this many steps before",
+    )
     sampler: SamplerConfig | None = Field(
         default=None, description="a vLLM server that samples the rollouts (default: this process does)"
     )

@@ -9,8 +9,9 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -37,12 +38,16 @@ class VllmServer:
             embedding), no-echo, no-end (the end of sequence is left out), hang, or none.
         faults: Number of completions that have the fault; None: all.
         kill_after: The process kills itself at this completion (second) after this load of weights (first).
+        delay: Takes a completion's body and its number of tokens; seconds that the answer waits, beside others.
+        in_flight: (time, completions under way) at each change.
     """
 
     folder: Path
     fault: str = ""
     faults: int | None = None
     kill_after: tuple[int, int] | None = None
+    delay: Callable[[dict[str, Any], int], float] | None = None
+    in_flight: list[tuple[float, int]] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
     adapters: dict[str, Any] = field(default_factory=dict)
@@ -70,10 +75,15 @@ class VllmServer:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"null")
+                is_completion = self.path == "/v1/completions"
+                outer._count(is_completion)
                 with outer._lock:
                     status, answer = outer.answer(self.path, body)
                 if answer == "hang":
                     outer._released.wait(10)
+                if outer.delay is not None and is_completion and status == 200:
+                    time.sleep(outer.delay(body, len(answer["choices"][0]["token_ids"])))
+                outer._count(-is_completion)
                 self._send(status, answer)
 
             def _send(self, status: int, answer: Any) -> None:
@@ -107,6 +117,11 @@ class VllmServer:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            if change:
+                self.in_flight.append((time.monotonic(), change + (self.in_flight[-1][1] if self.in_flight else 0)))
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         if path == "/v1/completions":

@@ -165,6 +165,11 @@ class VllmQueue:
         )
         return [(ticket, completion) for (ticket, *_), completion in zip(ended, completions, strict=True)]
 
+    def cancel(self) -> None:
+        """Cancel all requests under way; a `collect` that waits for them in another thread raises `PolicyError`."""
+        for future in list(self._flying):
+            future.cancel()
+
     def close(self) -> None:
         """Drop all requests under way; the server stops sampling them."""
         for future in self._flying:

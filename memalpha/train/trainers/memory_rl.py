@@ -23,6 +23,7 @@ from memalpha.qa.report import Report, summarize
 from memalpha.qa.reporting.example import add_walks, choose_examples, write_examples
 from memalpha.store.embedding import load_embedder
 from memalpha.train.algorithms import build_algorithm
+from memalpha.train.rollouts.ahead import make_source
 from memalpha.train.rollouts.curriculum import Curriculum
 from memalpha.train.rollouts.early_stop import EarlyStop
 from memalpha.train.rollouts.memory_tasks import TaskSource
@@ -84,6 +85,7 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
         attempt_metrics=partial(_attempt_metrics, policy.count_tokens, training_reader),
         trajectory_fields=_trajectory_fields,
         overlap=build_overlap(config, worker, algorithm, engine, display, reason),
+        source=make_source(config, tasks, worker, sampler),
         sampler_metrics=connect_sampler(sampler, engine, config, rollouts, source.batch, directory.path),
         early_stop=EarlyStop(config, training_reader if isinstance(training_reader, PolicyReader) else None),
     )

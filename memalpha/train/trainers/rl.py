@@ -7,6 +7,7 @@ A step samples with the weights that it starts from. Tasks, rewards and evaluati
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from random import Random
 from statistics import pstdev
 from typing import Any, NamedTuple
@@ -19,10 +20,11 @@ from memalpha.train.algorithms.base import Algorithm, Annotation, annotate
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
 from memalpha.train.learner.distributed import World
 from memalpha.train.learner.engine import Engine, scheduled_learning_rate
+from memalpha.train.rollouts.ahead import GroupSource
 from memalpha.train.rollouts.curriculum import TrainingTasks
 from memalpha.train.rollouts.early_stop import EarlyStop
 from memalpha.train.rollouts.resampling import is_flat, resample_flat_groups
-from memalpha.train.rollouts.worker import RolloutWorker
+from memalpha.train.rollouts.worker import RolloutWorker, drop_unscored
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.overlap import OverlapPipeline, Part
 from memalpha.train.trainers.progress import Display
@@ -110,6 +112,7 @@ class ReinforcementStep(TrainingStep):
         overlap: Runs the step in parts; None runs it as a whole.
         component_prefix: Prefix of the reward components' names in metrics.jsonl.
         early_stop: Stops the run if its first steps cannot teach anything.
+        source: Samples ahead of learning; None samples at the start of each step.
         sampler_metrics: Returns metrics of a sampler apart from the learner; called once a step, in every process.
     """
 
@@ -129,6 +132,7 @@ class ReinforcementStep(TrainingStep):
         overlap: OverlapPipeline | None = None,
         component_prefix: str = "",
         early_stop: EarlyStop | None = None,
+        source: GroupSource | None = None,
         sampler_metrics: Callable[[], dict[str, float]] = dict,
     ) -> None:
         self.config, self.directory, self.tasks = config, directory, tasks
@@ -136,15 +140,19 @@ class ReinforcementStep(TrainingStep):
         self.attempt_metrics, self.trajectory_fields = attempt_metrics, trajectory_fields
         self.overlap, self.component_prefix = overlap, component_prefix
         self.early_stop = early_stop or EarlyStop(config)
-        self.sampler_metrics = sampler_metrics
+        self.source, self.sampler_metrics = source, sampler_metrics
         self.scheduled_steps = config.optimizer.schedule_steps
         self.keeps_all_checkpoints = config.sampling.keep_tokens
         self.position = 0
         if config.sampling.resample_flat and type(algorithm).collect is not Algorithm.collect:
             raise ConfigError(f"sampling.resample_flat: {type(algorithm).__name__} collects its rollouts itself")
+        if source is not None and type(algorithm).collect is not Algorithm.collect:
+            raise ConfigError(f"sampling.staleness: {type(algorithm).__name__} collects its rollouts itself")
 
     def prepare(self, step: int) -> Collected | list[Part]:
         """Sample and score the step's rollouts; in parts, wait for the rewards of the first one only."""
+        if self.source is not None:
+            return self._take_from(self.source, step)
         tasks = self.tasks.batch(self.position)
         if self.overlap is not None:
             return self.overlap.start_step(tasks, step)
@@ -183,6 +191,8 @@ class ReinforcementStep(TrainingStep):
             if annotation.state is not None:
                 self.algorithm.state = annotation.state
         metrics |= self.sampler_metrics()
+        if self.source is not None:
+            metrics |= self.source.commit(step)
         self.algorithm.finish_step(metrics)
         self._write_trajectories(groups, samples, step)
         self.position += count
@@ -192,17 +202,32 @@ class ReinforcementStep(TrainingStep):
 
     def state(self, step: int) -> dict[str, Any]:
         """Return the state of the algorithm and of the tasks."""
-        return {"position": self.position, "algorithm": self.algorithm.state, **self.tasks.state}
+        state = {"position": self.position, "algorithm": self.algorithm.state, **self.tasks.state}
+        return state if self.source is None else {**state, "rollouts": self.source.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state of the algorithm and of the tasks."""
         self.position, self.algorithm.state = state["position"], state["algorithm"]
         self.tasks.state = {name: state[name] for name in self.tasks.state}
+        if self.source is not None:
+            self.source.restore(state["rollouts"])
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Hold the sampler back inside the block, so that an evaluation has it for itself."""
+        return nullcontext() if self.source is None else self.source.paused()
 
     def close(self) -> None:
-        """Stop the threads of the overlap."""
-        if self.overlap is not None:
-            self.overlap.close()
+        """Stop the threads of the overlap, or of the sampler that runs ahead."""
+        for background in (self.overlap, self.source):
+            if background is not None:
+                background.close()
+
+    def _take_from(self, source: GroupSource, step: int) -> Collected:
+        """Return the step's groups from the queue, annotated with the current weights."""
+        taken = source.take(step)
+        groups = drop_unscored([scored.group for scored in taken])
+        records = [record for scored in taken for answers in scored.records for record in answers]
+        return Collected(groups, records, annotate(self.algorithm, groups, self.engine), len(taken))
 
     def _check_start(self, step: int, groups: Sequence[TrajectoryGroup[Any]], records: Sequence[Record]) -> None:
         """Raise `TrainingError` if the first steps cannot teach anything; nothing of this step is on disk then."""

@@ -21,6 +21,7 @@ from memalpha.qa.records import Record
 from memalpha.rewards.evaluate import TextScorer, check_rewards, text_summary
 from memalpha.train.algorithms import build_algorithm
 from memalpha.train.learner.distributed import World
+from memalpha.train.rollouts.ahead import make_source
 from memalpha.train.rollouts.curriculum import Curriculum
 from memalpha.train.rollouts.text_inputs import PythonInputs, build_environment
 from memalpha.train.rollouts.text_reflection import FeedbackFunction, TextReflection, check_feedback_function
@@ -77,6 +78,7 @@ def text_trainer(config: TextConfig, directory: RunDirectory, inputs: PythonInpu
         trajectory_fields=_trajectory_fields,
         component_prefix="rewards/",
         overlap=build_overlap(config, worker, algorithm, engine, display, reason),
+        source=make_source(config, tasks, worker, sampler),
         sampler_metrics=connect_sampler(sampler, engine, config, rollouts, source.batch, directory.path),
     )
     directory.claim(config)

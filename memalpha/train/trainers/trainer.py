@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -66,6 +66,10 @@ class TrainingStep(Protocol):
     def summary(self) -> dict[str, Any]:
         """Return this part's share of the run's summary."""
         return {}
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Hold back what works in the background inside the block, which evaluates weights."""
+        return nullcontext()
 
     def close(self) -> None:
         """Stop what still works in the background."""
@@ -163,7 +167,8 @@ class Trainer:
                 directory.write_stop(self.step, str(error))
                 raise
             self._save()
-            return self._finish()
+            with self.training_step.paused():
+                return self._finish()
 
     def _start_fresh(self) -> None:
         self.world.run_on_main(lambda: self._reset_files(0))
@@ -284,7 +289,8 @@ class Trainer:
         validation off the schedule happens only at the end of a run. It may be chosen there, and a resumed run forgets
         it.
         """
-        score = self.evaluations.validate(self.step, metrics)
+        with self.training_step.paused():
+            score = self.evaluations.validate(self.step, metrics)
         if score is not None:
             self.final = {"step": self.step, "score": score}
             if self.step % self.config.evaluation.eval_steps == 0:

@@ -1,0 +1,226 @@
+"""Sampling ahead: whose weights a step learns from, what is dropped, and a queue that outlives a crash."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from run_kinds import python_inputs, small_config
+from runs import lines, same, weights
+from vllm_server import VllmServer
+
+from memalpha.config import TextConfig, TrainConfig
+from memalpha.environments import MemoryWriting, RolloutEngine
+from memalpha.errors import CheckpointError, ConfigError, PolicyError
+from memalpha.policy.load import load_policy
+from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.qa.evaluate import MemoryScorer
+from memalpha.store.state import MemoryState
+from memalpha.train.api import train
+from memalpha.train.learner.distributed import World
+from memalpha.train.rollouts.ahead import ServerSource, _RunningGroup, make_source
+from memalpha.train.rollouts.group_codec import ScoredGroup, decode_group, encode_group
+from memalpha.train.rollouts.memory_tasks import TaskSource
+from memalpha.train.rollouts.weight_sync import make_sampler
+from memalpha.train.trainers.rl import ReinforcementStep
+from memalpha.types import TrajectoryGroup
+
+SHAPE = {"eval_tasks": 1, "validation_tasks": 0, "keep_tokens": True, "warmup_steps": 0}
+SERVED = {**SHAPE, "tasks_per_step": 1, "group_size": 2, "agent": {"max_new_tokens": 4}, "staleness": 1}
+
+
+def crash(monkeypatch, step: int) -> None:
+    """Let runs end at `step`, between sampling and update, as a kill would: nothing is saved."""
+    update = ReinforcementStep.train
+
+    def train_or_crash(self, batch, number):
+        if number == step:
+            raise RuntimeError("killed")
+        return update(self, batch, number)
+
+    monkeypatch.setattr(ReinforcementStep, "train", train_or_crash)
+
+
+def decoded(text: str) -> dict:
+    return json.loads(zlib.decompress(base64.b64decode(text)))
+
+
+@pytest.mark.parametrize("kind", [TrainConfig, TextConfig])
+def test_steps_learn_from_older_weights_and_a_crash_changes_nothing(kind, policy_path, tmp_path, monkeypatch):
+    def config(name: str):
+        return small_config(kind, policy_path, tmp_path, **SHAPE, staleness=2, out=str(tmp_path / name))
+
+    train(config("whole"), **python_inputs(config("whole")))
+    turns = lines(tmp_path / "whole" / "turns.jsonl")
+    assert {(turn["step"], turn["weights_step"]) for turn in turns} == {(0, 0), (1, 0), (2, 0), (3, 1)}
+    metrics = lines(tmp_path / "whole" / "metrics.jsonl")
+    assert [line["staleness_max"] for line in metrics] == [0, 1, 2, 2]
+    assert [line["queued_groups"] / config("whole").tasks_per_step for line in metrics] == [2, 2, 1, 0]
+    assert metrics[0]["mismatch_max"] < 1e-4 < 1e-3 < min(line["mismatch_max"] for line in metrics[1:])
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
+        crash(patch, 2)
+        train(config("killed"), **python_inputs(config("killed")))
+    state = json.loads((tmp_path / "killed" / "checkpoints" / "step-2" / "state.json").read_text())
+    assert len(state["rollouts"]["groups"]) == 2 * config("killed").tasks_per_step
+    train(config("killed"), **python_inputs(config("killed")))
+    assert same(weights(tmp_path / "killed", 4), weights(tmp_path / "whole", 4))
+    assert lines(tmp_path / "killed" / "turns.jsonl") == turns
+    timed = ("seconds", "per_second")
+    for line, expected in zip(lines(tmp_path / "killed" / "metrics.jsonl"), metrics, strict=True):
+        assert {k: v for k, v in line.items() if not k.endswith(timed)} == {
+            k: v for k, v in expected.items() if not k.endswith(timed)
+        }
+
+
+def test_without_staleness_nothing_is_sampled_ahead(small, tmp_path):
+    train(small(**SHAPE, staleness=0, max_steps=1, out=str(tmp_path / "zero")))
+    train(small(**SHAPE, max_steps=1, out=str(tmp_path / "default")))
+    assert same(weights(tmp_path / "zero", 1), weights(tmp_path / "default", 1))
+    state = json.loads((tmp_path / "zero" / "checkpoints" / "step-1" / "state.json").read_text())
+    assert "rollouts" not in state and "staleness_max" not in lines(tmp_path / "zero" / "metrics.jsonl")[0]
+
+
+def test_a_server_samples_ahead_and_a_crash_loses_no_group(small, policy_path, tmp_path, monkeypatch):
+    save = ServerSource.state
+
+    def state_with_a_queue(self):  # the server would fill it in time; the test must not depend on when
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure or self._thread is None or self.scored or not self._running)
+        return save(self)
+
+    with VllmServer(policy_path) as server:
+        config = small(**SERVED, sampler={"url": server.url})
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
+            patch.setattr(ServerSource, "state", state_with_a_queue)
+            crash(patch, 2)
+            train(config)
+        state = json.loads((config.out / "checkpoints" / "step-2" / "state.json").read_text())["rollouts"]
+        queued = [decoded(text) for text in state["groups"]]
+        assert len(queued) == 1 and state["learned"] == 2
+        train(config)
+    turns, metrics = lines(config.out / "turns.jsonl"), lines(config.out / "metrics.jsonl")
+    assert [line["step"] for line in metrics] == [0, 1, 2, 3]
+    assert sum(line["dropped_groups"] for line in metrics) == 0
+    rollouts = {(turn["task"], turn["rollout"], turn["chunk"]) for turn in turns}
+    assert len(rollouts) == len(turns) and len({turn["task"] for turn in turns}) == 4, "each group is learned once"
+    assert all(0 <= turn["step"] - turn["weights_step"] <= 1 for turn in turns)
+    assert any(turn["step"] - turn["weights_step"] == 1 for turn in turns)
+    for trajectory in queued[0]["trajectories"]:
+        sampled = [turn["completion"]["completion_ids"] for turn in trajectory["turns"]]
+        learned = [
+            turn["completion_ids"]
+            for turn in turns
+            if (turn["task"], turn["rollout"]) == (queued[0]["task"], trajectory["rollout"])
+        ]
+        assert sampled == learned, "what was in the queue is learned as it was sampled"
+
+
+def test_a_server_that_dies_ends_the_run_with_its_queue_saved(small, policy_path):
+    with VllmServer(policy_path) as server:
+        config = small(**{**SERVED, "keep_tokens": False}, sampler={"url": server.url, "retries": 0, "timeout": 5.0})
+        take = ServerSource.take
+
+        def take_after_a_fault(self, step):
+            server.fault = "no-echo" if step == 2 else ""
+            return take(self, step)
+
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(PolicyError, match="does not repeat the ids"):
+            patch.setattr(ServerSource, "take", take_after_a_fault)
+            train(config)
+    assert (config.out / "checkpoints" / "step-2" / "state.json").is_file()
+
+
+@pytest.fixture
+def source(small, policy_path):
+    """A source whose server is never asked, two tasks a step and staleness 1."""
+    config = small(sampler={"url": "vllm:http://127.0.0.1:9"}, staleness=1)
+    policy = make_sampler(load_policy(policy_path), config)
+    tasks = TaskSource(config)
+    writing = MemoryWriting(config.agent, policy.count_tokens)
+    worker = SimpleNamespace(
+        engine=SimpleNamespace(policy=policy, environment=writing, make_environment=writing, system_prompt=None),
+        world=World(),
+        scorer=MemoryScorer(SimpleNamespace(conflicts="none", name="", policy=None), SimpleNamespace(judge=None), None),
+        questions_per_task=None,
+    )
+    policy.version = 0
+    source = make_source(config, tasks, worker, policy)
+    yield source
+    source.close()
+
+
+def test_the_capacity_follows_the_servers_weights(source):
+    assert [group.number for group in source._admit()] == [0, 1, 2, 3] and source._admit() == []
+    for number in (1, 2):
+        del source._running[number]
+        source.scored[number] = ScoredGroup(number, None, [], 0)
+    assert source._admit() == [], "queued groups count, too"
+    source.policy.version = 1
+    assert [group.number for group in source._admit()] == [4, 5]
+    source._choose()
+    source.commit(0)
+    assert source._admit() == [], "no group starts with weights that are too old for the step that would learn from it"
+    source.unfinished = [1]
+    source.policy.version = 2
+    assert [group.number for group in source._admit()] == [1, 6], "unfinished groups come first"
+
+
+def test_stale_groups_are_dropped_whole_and_counted(source):
+    completion = SimpleNamespace(completion=SimpleNamespace(weights_step=0))
+    source.scored = {number: ScoredGroup(number, None, [], oldest) for number, oldest in ((0, 0), (1, 1), (2, 2))}
+    source.policy.version = 2
+    slow, fresh = source._admit()[:2]
+    slow.episodes[0].turns.append(completion)
+    for group in (slow, fresh):
+        source._pool.is_paused = True
+        source._pool.submit(group.episodes)
+    source._drop_stale(2)
+    assert list(source.scored) == [1, 2] and slow.number not in source._running and fresh.number in source._running
+    assert source._pool.waiting == fresh.episodes
+    source._choose()
+    assert source.commit(2)["dropped_groups"] == 2 and source._dropped == 0
+    ended = _RunningGroup(9, [SimpleNamespace(turns=[completion], done=True)])
+    source._running[9] = ended
+    source._score(ended, lambda: ([TrajectoryGroup(None, ())], []))
+    assert 9 not in source.scored and source._dropped == 1, "a group may become stale while it is scored"
+
+
+def test_a_group_is_the_same_after_a_checkpoint(small, policy_path):
+    config = small()
+    [task] = TaskSource(config).batch(0)[:1]
+    writing = MemoryWriting(config.agent, len)
+    [group] = RolloutEngine(ScriptedPolicy("oracle"), writing).roll_out([task], 2)
+    turn = group.trajectories[0].turns[0]
+    odd = replace(turn.completion, text="half \ud83d", logprobs=(-0.1, -1 / 3), completion_ids=(3, 1), weights_step=4)
+    changed = replace(group.trajectories[0], turns=(replace(turn, completion=odd), *group.trajectories[0].turns[1:]))
+    scored = ScoredGroup(7, replace(group, trajectories=(changed, group.trajectories[1])), [[], []], 4)
+    text, empty = encode_group(scored), MemoryState.empty(writing.schema)
+    again = decode_group(text, task, empty)
+    assert again == scored and again.group.trajectories[0].turns == changed.turns
+    for trajectory, expected in zip(again.group.trajectories, scored.group.trajectories, strict=True):
+        assert [state.list() for state in trajectory.states] == [state.list() for state in expected.states]
+        assert len(expected.states[-1].list()) > 1
+    with pytest.raises(CheckpointError, match="put the data back"):
+        decode_group(text, task.model_copy(update={"id": "another"}), empty)
+
+
+def test_what_cannot_be_sampled_ahead_is_refused(small, source):
+    for changes in ({"algorithm": "erl"}, {"overlap": 2}, {"resample_flat": 1}):
+        with pytest.raises(ConfigError, match=r"sampling\.staleness: does not work with"):
+            small(staleness=1, **changes)
+    source.worker.world = World(0, 2)
+    with pytest.raises(ConfigError, match="2 processes cannot learn beside a server yet"):
+        make_source(source.config, source.tasks, source.worker, source.policy)
+    source.worker.world = World()
+
+    class Together(type(source.worker.engine.make_environment())):
+        lock_step = True
+
+    source.worker.engine.make_environment = lambda: Together(source.worker.engine.environment)
+    with pytest.raises(ConfigError, match="set lock_step=False"):
+        make_source(source.config, source.tasks, source.worker, source.policy)
