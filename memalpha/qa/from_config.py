@@ -26,6 +26,7 @@ from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.errors import ConfigError
 from memalpha.policy.base import with_prompt_style
 from memalpha.policy.load import load_policy
+from memalpha.qa.own_data import with_default_reader
 from memalpha.qa.progress import show_progress
 from memalpha.qa.protocol import run_systems
 from memalpha.qa.reader import Reader, load_reader
@@ -144,6 +145,12 @@ def run_evaluation(config: EvalConfig, progress: Callable[[str, int, int], None]
         check_names(config.systems)
     folder = None if config.out is None else make_result_folder(config.out)
     tasks = load_config_tasks(config)
+    if config.benchmark == "tasks":
+        config, default_metric, note = with_default_reader(config, tasks)
+        if note is not None:
+            print(note, file=sys.stderr)
+    else:
+        default_metric = get_data_set(config.benchmark).metric
     provenance_fields = provenance(config, tasks)
     if folder is not None:
         check_folder(folder, config.systems, provenance_fields)
@@ -171,7 +178,7 @@ def run_evaluation(config: EvalConfig, progress: Callable[[str, int, int], None]
     try:
         with shown as report_progress:
             if systems:
-                _run_systems(config, systems, tasks, reader, report_progress, save_report)
+                _run_systems(config, systems, tasks, reader, default_metric, report_progress, save_report)
     finally:  # keep finished reports if a system, a judge or an endpoint fails
         if folder is not None and reports:
             save_results(folder, in_order(), provenance_fields)
@@ -213,6 +220,7 @@ def _run_systems(
     systems: Sequence[EvaluatedSystem],
     tasks: Sequence[Task],
     reader: Reader,
+    default_metric: str,
     progress: Callable[[str, int, int], None],
     on_report: Callable[[Report], None],
 ) -> list[Report]:
@@ -223,7 +231,7 @@ def _run_systems(
         reader,
         budget=config.context_tokens,
         metric=config.metric,
-        default_metric="exact" if config.benchmark == "tasks" else get_data_set(config.benchmark).metric,
+        default_metric=default_metric,
         k=config.reader.k,
         embedder=load_embedder(config.agent.embedder),
         agent=config.agent,
