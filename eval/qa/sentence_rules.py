@@ -30,7 +30,10 @@ SYSTEMS = ("append-only", "sentence-rules", "rag")
 SETS = {"locomo": ("locomo/locomo10.json", "locomo-f1"), "friendsqa": ("friendsqa", "f1")}
 HALVES = ("even, chosen on", "odd, held out")
 RESAMPLES = 10_000
-HEAD = "| set | conversations | questions | system | F1 | against append-only | accuracy | tokens shown | tokens held |"
+HEAD = (
+    "| set | conversations | questions | system | evidence kept | evidence shown | F1 | against append-only | accuracy "
+    "| tokens shown | tokens held |"
+)
 MARK = "<!-- table -->"
 
 
@@ -57,6 +60,8 @@ def measure(data: Path) -> list[dict[str, Any]]:
                 [report] = run_systems([system], tasks[half::2], load_reader("copy"), metric=metric)
                 base, summary = base or report, report.summary
                 gain, low, high = difference(report, base)
+                is_live = [record.live for record in report.records if record.live is not None]
+                is_shown = [bool(record.support_retrieved) for record in report.records if record.live is not None]
                 rows.append(
                     {
                         "set": name,
@@ -64,6 +69,9 @@ def measure(data: Path) -> list[dict[str, Any]]:
                         "system": system,
                         "questions": len(report.records),
                         **{key: round(summary[key], 4) for key in ("score", "accuracy", "tokens", "memory_tokens")},
+                        "known": len(is_live),
+                        "kept": round(sum(is_live) / len(is_live), 4),
+                        "shown": round(sum(is_shown) / len(is_shown), 4),
                         "difference": round(gain, 4),
                         "low": round(low, 4),
                         "high": round(high, 4),
@@ -80,7 +88,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         gain = (
             "" if row["system"] == SYSTEMS[0] else f"{row['difference']:+.3f} ({row['low']:+.3f} to {row['high']:+.3f})"
         )
-        cells = [row["set"], row["half"], f"{row['questions']:,}", row["system"], f"{row['score']:.3f}", gain]
+        cells = [row["set"], row["half"], f"{row['questions']:,}", row["system"]]
+        cells += [f"{row['kept']:.3f}", f"{row['shown']:.3f}", f"{row['score']:.3f}", gain]
         cells += [f"{row['accuracy']:.3f}", f"{row['tokens']:,.0f}", f"{row['memory_tokens']:,.0f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
