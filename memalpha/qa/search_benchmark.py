@@ -76,7 +76,7 @@ def run_search(config: EvalConfig) -> dict[str, Any]:
         ranks: dict[str, list[EvidenceRanks]] = {method: [] for method in methods}
         with show_progress("conversations") as progress:
             for done, task in enumerate(tasks, start=1):
-                for method, task_ranks in _measure(task, name, methods).items():
+                for method, task_ranks in measure_task(task, name, methods).items():
                     ranks[method] += task_ranks
                 progress(f"search, {name}", done, len(tasks))
         for method, collected in ranks.items():
@@ -116,8 +116,17 @@ def format_search(result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _measure(task: Task, embedder: str, methods: Sequence[str]) -> dict[str, list[EvidenceRanks]]:
-    """Return the ranks of a task's questions by method."""
+def measure_task(task: Task, embedder: str, methods: Sequence[str]) -> dict[str, list[EvidenceRanks]]:
+    """Return the ranks of a task's questions by method.
+
+    Args:
+        task: Task; questions without evidence are left out.
+        embedder: Name of the embedder.
+        methods: Routes of the store, or `BM25S`.
+
+    Raises:
+        DataError: The evidence of a question is the id of no turn with words.
+    """
     ranks: dict[str, list[EvidenceRanks]] = {method: [] for method in methods}
     if not any(question.evidence for question in task.questions):
         return ranks

@@ -1,0 +1,125 @@
+"""The default search beside its routes on sentences in other languages, without a reader.
+
+    python eval/qa/search_languages.py DATA
+
+DATA holds XQuAD's files (google-deepmind/xquad), xquad.LANGUAGE.json. A pool is the sentences of 12 articles, a
+paragraph a chunk. The evidence of a question is the sentence in which its answer begins. Thai has no sentence marks,
+so most of its paragraphs are one text. In `mixed` the articles are in Chinese, Arabic, German and English in turn, each
+with its questions. Writes search-languages.json and the table of search-languages.md to --results.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memalpha.qa.scoring.recall import EvidenceRanks, summarize_ranks
+from memalpha.qa.search_benchmark import measure_task
+from memalpha.types import Chunk, Question, SpeakerTurn, Task
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from common import make_parser
+
+METHODS = ("bm25", "dense", "flat", "soft")
+LANGUAGES = ("zh", "ar", "de", "ru", "hi", "th")
+MIXED = ("zh", "ar", "de", "en")
+ARTICLES = 12
+SENTENCE = re.compile(r".+?(?:[.!?\u0964](?=\s|$)|[\u3002\uff01\uff1f]|$)", re.DOTALL)
+RESAMPLES = 10_000
+HEAD = "| set | questions | route | recall@5 | recall@10 | mrr | tokens@10 | recall@10 over bm25 |"
+MARK = "<!-- table -->"
+
+Articles = Sequence[dict[str, Any]]
+
+
+def load_articles(data: Path, language: str) -> Articles:
+    """Return the articles of a language."""
+    return json.loads((data / f"xquad.{language}.json").read_text(encoding="utf-8"))["data"]
+
+
+def make_pools(articles: Articles) -> list[Task]:
+    """Return a task for every 12 articles."""
+    return [_pool(f"pool-{start}", articles[start : start + ARTICLES]) for start in range(0, len(articles), ARTICLES)]
+
+
+def _pool(name: str, articles: Articles) -> Task:
+    chunks, questions = [], []
+    for number, article in enumerate(articles):
+        for index, paragraph in enumerate(article["paragraphs"]):
+            sentences = [match for match in SENTENCE.finditer(paragraph["context"]) if match[0].strip()]
+            ids = [f"{number}:{index}:{at}" for at in range(len(sentences))]
+            turns = [
+                SpeakerTurn(speaker="user", text=match[0].strip(), id=id)
+                for match, id in zip(sentences, ids, strict=True)
+            ]
+            chunks.append(Chunk(turns=tuple(turns), index=len(chunks)))
+            for question in paragraph["qas"]:
+                start = question["answers"][0]["answer_start"]
+                evidence = tuple(
+                    id for match, id in zip(sentences, ids, strict=True) if match.start() <= start < match.end()
+                )
+                questions.append(Question(id=question["id"], question=question["question"], evidence=evidence))
+    return Task(id=name, chunks=tuple(chunks), questions=tuple(questions))
+
+
+def difference(ranks: Sequence[EvidenceRanks], base: Sequence[EvidenceRanks]) -> tuple[float, float, float]:
+    """Return the difference in recall@10 and its 95 % bootstrap interval over questions."""
+    gains = np.array([item.recall(10) - other.recall(10) for item, other in zip(ranks, base, strict=True)])
+    drawn = np.random.default_rng(0).integers(len(gains), size=(RESAMPLES, len(gains)))
+    low, high = np.quantile(gains[drawn].mean(1), [0.025, 0.975])
+    return round(float(gains.mean()), 4), round(float(low), 4), round(float(high), 4)
+
+
+def measure(data: Path) -> list[dict[str, Any]]:
+    """Return a row per set and route."""
+    articles = {language: load_articles(data, language) for language in dict.fromkeys((*LANGUAGES, *MIXED))}
+    sets = {language: articles[language] for language in LANGUAGES}
+    sets["mixed"] = [articles[MIXED[index % len(MIXED)]][index] for index in range(len(articles["en"]))]
+    rows = []
+    for name, texts in sets.items():
+        ranks: dict[str, list[EvidenceRanks]] = {method: [] for method in METHODS}
+        began = time.process_time()
+        for task in make_pools(texts):
+            for method, task_ranks in measure_task(task, "static", METHODS).items():
+                ranks[method] += task_ranks
+        for method, collected in ranks.items():
+            gain = difference(collected, ranks["bm25"])
+            rows.append({"set": name, "route": method, **summarize_ranks(collected), "gain": gain})
+        rows[-1]["cpu_s"] = round(time.process_time() - began, 1)
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the rows as a Markdown table."""
+    lines = [HEAD, "|" + "---|" * (HEAD.count("|") - 1)]
+    for row in rows:
+        gain = "" if row["route"] == "bm25" else "{:+.3f} ({:+.3f} to {:+.3f})".format(*row["gain"])
+        route = "**default**" if row["route"] == "soft" else row["route"]
+        figures = [f"{row[key]:.3f}" for key in ("recall@5", "recall@10", "mrr")]
+        cells = [row["set"], f"{row['questions']:,}", route, *figures, f"{row['tokens@10']:,.0f}", gain]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, and write the record and its page."""
+    parser = make_parser(__doc__)
+    parser.add_argument("data", type=Path)
+    options = parser.parse_args()
+    rows = measure(options.data)
+    (options.results / "search-languages.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    page = options.results / "search-languages.md"
+    before, _, after = page.read_text(encoding="utf-8").split(MARK)
+    page.write_text(f"{before}{MARK}\n\n{table(rows)}\n\n{MARK}{after}", encoding="utf-8")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
