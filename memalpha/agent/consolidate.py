@@ -287,6 +287,8 @@ def _do(draft: _Draft, call: ToolCall, ids: set[str]) -> None:
     if call.error or call.name not in ("memory_update", "memory_delete", "core_memory_update"):
         raise StoreError(call.error or "no such tool here")
     if call.name == "core_memory_update":
+        if not isinstance(arguments["content"], str):
+            raise StoreError("content: a text is needed")
         draft.rewrite_core(arguments["content"], reason)
         return
     if arguments["id"] not in ids:

@@ -21,7 +21,7 @@ class UnfinishedEvaluation:
         finished: Reports that an interrupted evaluation of the same provenance left, by system.
 
     Raises:
-        ConfigError: The reports that the marker names cannot be read.
+        ConfigError: The reports that the marker names cannot be read, or the folder cannot be written.
     """
 
     def __init__(self, folder: Path, systems: Sequence[str], provenance: Mapping[str, Any]) -> None:
@@ -66,4 +66,7 @@ class UnfinishedEvaluation:
 
     def _write(self) -> None:
         text = json.dumps({"finished": self._done, "provenance": self._provenance}, indent=1)
-        self._path.write_text(text + "\n", encoding="utf-8")
+        try:
+            self._path.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"out: cannot write to {self._path.parent}: {error.strerror}") from error

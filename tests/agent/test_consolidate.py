@@ -111,12 +111,16 @@ def test_a_model_merges_and_rewrites_the_core_and_its_mistakes_are_refused(store
             ("memory_delete", {"id": "gone", "reason": "x"}),
             ("memory_insert", {"category": "semantic", "content": "Ana likes coffee."}),
             ("memory_update", {"id": tea.id, "reason": "no content"}),
+            ("memory_update", {"id": tea.id, "content": 5}),
+            ("memory_update", {"id": tea.id, "content": "Ana.", "timestamp": "soon"}),
+            ("memory_delete", {"id": [tea.id]}),
+            ("core_memory_update", {"content": ["x"]}),
         ]
     )
     agent = MemoryAgent(model, store)
     proposal = agent.consolidate()
     assert [change.reason for change in proposal.changes] == ["merged", f"is in {tea.id}", "summary"]
-    assert len(proposal.refused) == 3
+    assert len(proposal.refused) == 7
     assert contents(store) == ["Ana likes green tea.", "Ana's favourite drink is tea."]
     shown = model.requests[0].messages[-1]["content"]
     assert all(part in shown for part in ("Ana.", tea.id, drink.id, "2024-01-02"))

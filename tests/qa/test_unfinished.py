@@ -134,3 +134,11 @@ def test_lines_of_progress_come_now_and_then():
     assert lines[-1] == "slow: 100 of 100 chunks" or lines[-2] == "slow: 100 of 100 chunks"
     assert 9 <= sum(line.startswith("slow") for line in lines) <= 12
     assert not any(line.startswith("quick") for line in lines)  # no line for what takes no time
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_the_work(settings, tmp_path, monkeypatch):
+    (tmp_path / "run" / "eval" / MARKER).mkdir(parents=True)
+    names = evaluated_systems(monkeypatch)
+    with pytest.raises(ConfigError, match="out: cannot write to"):
+        run_evaluation(settings())
+    assert names == []

@@ -182,7 +182,7 @@ class EndpointEmbedder:
                 raise ValueError(f"the indices {numbers[:8]}")
             ordered = [row["embedding"] for _, row in sorted(zip(numbers, rows, strict=True), key=lambda pair: pair[0])]
             vectors = np.array(ordered, np.float64)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise EmbedderError(f"embedder {self.name!r} returned no vectors of one length ({error})") from error
         if vectors.ndim != 2 or not vectors.shape[1]:
             raise EmbedderError(f"embedder {self.name!r} returned numbers of the shape {vectors.shape}, not vectors")
@@ -264,5 +264,5 @@ def _lower(headers: Any) -> dict[str, str]:
 def _parse_json(content: bytes) -> Any:
     try:
         return json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

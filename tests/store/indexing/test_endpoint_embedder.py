@@ -120,6 +120,7 @@ def test_what_may_pass_is_tried_again_a_bounded_number_of_times(server: Server) 
         (200, b'{"data": [{"index": 0, "embedding": [NaN, 1, 1, 1, 1, 1, 1, 1]}]}', "0 or not finite for 'x'"),
         (200, {"data": [{"index": 0, "embedding": [0.0] * 8}]}, "0 or not finite for 'x'"),
         (200, {"data": [{"index": 0, "embedding": "AACAPw=="}]}, "no vectors of one length"),
+        (200, {"data": [{"index": 0, "embedding": [10**400] * 8}]}, "no vectors of one length"),
         (200, {"data": [{"index": 0, "embedding": [[1.0] * 8]}]}, "shape"),
     ],
 )
