@@ -109,6 +109,10 @@ class ScrubPending(StoreError):
     same_content: tuple[str, ...] = ()
 
 
+class UnknownFieldWarning(UserWarning):
+    """A filter without matches names a metadata key that no entry of the memory has."""
+
+
 class UnknownEntry(StoreError):
     """No live entry has this id."""
 

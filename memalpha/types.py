@@ -7,6 +7,7 @@ frozen dataclasses. This module imports no torch and does not depend on stores, 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, Literal
@@ -212,6 +213,11 @@ class MemoryEntry:
     valid_from: int = 0
     valid_to: int | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields by name, of JSON types."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return fields | {"metadata": deepcopy(dict(self.metadata))}
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:
@@ -251,6 +257,16 @@ class Hit:
     explain: Mapping[str, float] = field(default_factory=dict)
     around: tuple[MemoryEntry, ...] = ()
     passage: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields by name, of JSON types, with entries as mappings."""
+        return {
+            "entry": self.entry.to_dict(),
+            "score": self.score,
+            "explain": dict(self.explain),
+            "around": [entry.to_dict() for entry in self.around],
+            "passage": self.passage,
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,19 @@ class AsyncMemoryStore:
         """Return the core memory text; "" without one."""
         return await self.core_at(None)
 
+    async def transaction(self, work: Callable[[MemoryStore], T]) -> T:
+        """Call `work` with the store, inside one transaction (see `MemoryStore.transaction`), and return its result.
+
+        Args:
+            work: Function that reads and writes, in the store's thread. If it raises, nothing of it is stored.
+        """
+
+        def run() -> T:
+            with self._store.transaction():
+                return work(self._store)
+
+        return await self._worker.run(run)
+
     async def log(self, after: int = 0) -> AsyncIterator[tuple[int, str, Operation]]:
         """Iterate over the operations after a position: position, time (ISO, UTC), operation as applied."""
         lines = self._store.log(after)
@@ -151,10 +164,16 @@ class AsyncMemoryStore:
     add_many = _as_async(MemoryStore.add_many)
     upsert = _as_async(MemoryStore.upsert)
     update = _as_async(MemoryStore.update)
+    update_many = _as_async(MemoryStore.update_many)
+    delete_many = _as_async(MemoryStore.delete_many)
     delete = _as_async(MemoryStore.delete)
     core_update = _as_async(MemoryStore.core_update)
     core_at = _as_async(MemoryStore.core_at)
     get = _as_async(MemoryStore.get)
+    get_many = _as_async(MemoryStore.get_many)
+    count = _as_async(MemoryStore.count)
+    to_pandas = _as_async(MemoryStore.to_pandas)
+    backup = _as_async(MemoryStore.backup)
     find = _as_async(MemoryStore.find)
     recent = _as_async(MemoryStore.recent)
     created_at = _as_async(MemoryStore.created_at)

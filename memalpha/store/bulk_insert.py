@@ -11,7 +11,7 @@ from memalpha.errors import StoreError
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.row_codec import vector_blob
 from memalpha.store.state import make_id
-from memalpha.store.validation import check_timestamp, clean_content, validate_fields
+from memalpha.store.validation import check_content_size, check_timestamp, clean_content, validate_fields
 from memalpha.types import MemoryEntry
 
 Fact = Mapping[str, Any]
@@ -20,8 +20,8 @@ _KEYS = ("category", "content", "timestamp", "importance", "metadata", "source",
 _ALLOWED_KEYS = set(_KEYS)
 
 
-def validate_facts(facts: Iterable[Fact]) -> list[tuple[Fact, str]]:
-    """Return each fact with its cleaned content.
+def validate_facts(facts: Iterable[Fact], max_content: int) -> list[tuple[Fact, str]]:
+    """Return each fact with its cleaned content, of `max_content` bytes at most.
 
     Raises `StoreError` naming the index of an invalid fact.
     """
@@ -31,7 +31,9 @@ def validate_facts(facts: Iterable[Fact]) -> list[tuple[Fact, str]]:
             if not isinstance(fact, Mapping) or not _REQUIRED_KEYS <= fact.keys() <= _ALLOWED_KEYS:
                 raise StoreError(f"a mapping with category, content and none but {', '.join(_KEYS)} is needed")
             check_timestamp(fact.get("timestamp"))
-            validated.append((fact, clean_content(fact["content"])))
+            content = clean_content(fact["content"])
+            check_content_size(content, max_content)
+            validated.append((fact, content))
         except StoreError as error:
             raise type(error)(f"fact {index}: {error}") from error
     return validated

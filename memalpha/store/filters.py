@@ -6,10 +6,11 @@ A key is a field of the entry (`FIELDS`) or a key of its metadata. `a.b` is the 
 the metadata key a even if an entry field has that name. All conditions of one mapping must hold. A plain value means
 `$eq`.
 
-`$eq`, `$ne` and `$in` compare JSON values: 1 equals 1.0 but not true, and a missing field is null. `$gt`, `$gte`,
-`$lt` and `$lte` compare numbers with numbers and texts with texts; they are false for anything else, missing fields
-included. `timestamp` and `expires` are compared as times (UTC unless they say otherwise). `$contains` looks for a text
-in a text or a value in a list. `$ne` and `$not` are exact negations, so they hold for entries without the field.
+`$eq`, `$ne`, `$in` and `$nin` compare JSON values: 1 equals 1.0 but not true, and a missing field is null. `$gt`,
+`$gte`, `$lt` and `$lte` compare numbers with numbers and texts with texts; they are false for anything else, missing
+fields included. `timestamp` and `expires` are compared as times (UTC unless they say otherwise). `$contains` looks for
+a text in a text or a value in a list. `{"$exists": true}` holds for entries whose field is there and not null. `$ne`,
+`$nin` and `$not` are exact negations, so they hold for entries without the field.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from memalpha.types import MemoryEntry, is_iso_time
 
 FIELDS = frozenset({"id", "category", "content", "timestamp", "importance", "source", "chunk", "turn", "expires"})
 TIME_FIELDS = frozenset({"timestamp", "expires"})
-COMPARISONS = ("$eq", "$ne", "$in", "$gt", "$gte", "$lt", "$lte", "$contains")
+COMPARISONS = ("$eq", "$ne", "$in", "$nin", "$exists", "$gt", "$gte", "$lt", "$lte", "$contains")
 COMBINATIONS = ("$and", "$or", "$not")
 Where = Mapping[str, Any] | None
 ORDER = {"$gt": gt, "$gte": ge, "$lt": lt, "$lte": le}
@@ -34,7 +35,7 @@ _MAX_DEPTH = 50
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Comparison of one field; `operator` is one of `COMPARISONS`."""
+    """Comparison of one field; `operator` is one of `COMPARISONS`, but neither "$nin" nor "$exists"."""
 
     field: str
     operator: str
@@ -215,12 +216,17 @@ def _parse_field(field: str, value: Any, depth: int) -> Iterable[Filter]:
         if operator not in COMPARISONS:
             raise _unknown_operator(operator, f" for {field!r}")
         location = f"where: {field!r} {operator}"
-        if operator == "$in" and not isinstance(operand, list | tuple):
+        if operator in ("$in", "$nin") and not isinstance(operand, list | tuple):
             raise StoreError(f"{location}: a list is needed, not {operand!r}")
+        if operator == "$exists":
+            if not isinstance(operand, bool):
+                raise StoreError(f"{location}: true or false is needed, not {operand!r:.80}")
+            yield Condition(field, "$ne" if operand else "$eq", None)
+            continue
         operand = _json_operand(location, operand)
         if field in TIME_FIELDS and operator in ORDER and isinstance(operand, str) and not is_iso_time(operand):
             raise StoreError(f"{location}: {operand!r} is no ISO 8601 date or time (2024-05-01)")
-        yield Condition(field, operator, operand)
+        yield Not(Condition(field, "$in", operand)) if operator == "$nin" else Condition(field, operator, operand)
 
 
 def _unknown_operator(operator: object, location: str = "") -> StoreError:

@@ -60,6 +60,7 @@ class KeyedEntries:
         if not isinstance(store, MemoryStore):
             raise StoreError(f"a MemoryStore is needed, not {type(store).__name__}")
         self.store, self.kind = store, kind
+        store._known_fields.add(kind)  # there may be no entry yet
         self.category = store.schema.check_category(category) if category else store.schema.default_category
 
     def now(self) -> datetime:

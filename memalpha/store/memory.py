@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -20,7 +21,7 @@ from memalpha.store.search.passages import split_passages
 from memalpha.store.search.ranking import Route
 from memalpha.store.search.reranking import RERANKED, Reranker, rerank
 from memalpha.store.state import Change, MemoryState
-from memalpha.store.validation import clean_content
+from memalpha.store.validation import update_operation
 from memalpha.types import Hit, MemoryEntry, Operation
 
 P = ParamSpec("P")
@@ -312,10 +313,14 @@ class Memory(ABC):
                 raise
             return self.get(key)
 
+    def _exclusive(self) -> AbstractContextManager[Any]:
+        """Return a block in which nobody else writes."""
+        return nullcontext()
+
     def update(
         self,
         id: str,
-        content: str,
+        content: str | None = None,
         *,
         timestamp: str | None = None,
         importance: float | None = None,
@@ -324,6 +329,7 @@ class Memory(ABC):
         chunk: int | None = None,
         turn: str | None = None,
         expires: str | None = None,
+        merge_metadata: bool = False,
     ) -> MemoryEntry:
         """Replace the content of an entry: same id, next version.
 
@@ -332,7 +338,7 @@ class Memory(ABC):
 
         Args:
             id: Id of a live entry.
-            content: New text; outer whitespace is removed.
+            content: New text; outer whitespace is removed. None keeps the text.
             timestamp: ISO 8601 date or time; "" clears it.
             importance: Any finite number.
             metadata: Mapping of JSON values; replaces the old one.
@@ -340,27 +346,29 @@ class Memory(ABC):
             chunk: Index of the chunk within the source.
             turn: Id of the turn within the chunk.
             expires: ISO 8601 time; "" clears it.
+            merge_metadata: Set the keys of `metadata` and keep the others; a key whose value is None is removed.
 
         Raises:
             UnknownEntry: No live entry has the id.
             InvalidContent: The content is empty, or a field cannot be stored.
             DuplicateContent: Another live entry of the category has this content, or only the origin would change.
         """
-        if timestamp is None and self.get(id).content != clean_content(content):
-            timestamp = ""
-        operation = Operation(
-            "update",
-            id=id,
-            content=content,
-            timestamp=timestamp,
-            importance=importance,
-            metadata=metadata,
-            source=source,
-            chunk=chunk,
-            turn=turn,
-            expires=expires,
-        )
-        entry = self.change(operation).entry
+        # What depends on the old version must be read where nobody else writes.
+        with self._exclusive() if content is None or merge_metadata else nullcontext():
+            operation = update_operation(
+                self.get(id),
+                id=id,
+                content=content,
+                timestamp=timestamp,
+                importance=importance,
+                metadata=metadata,
+                source=source,
+                chunk=chunk,
+                turn=turn,
+                expires=expires,
+                merge_metadata=merge_metadata,
+            )
+            entry = self.change(operation).entry
         assert entry is not None
         return entry
 

@@ -20,17 +20,25 @@ from memalpha.store.backends.base import Backend, Clock, Durability, system_cloc
 from memalpha.store.bulk_insert import Fact, insert_facts, normalize_vectors, validate_facts, vector_blobs
 from memalpha.store.embedding import Embedder
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder, StoredEmbedder
+from memalpha.store.io.copy import back_up
 from memalpha.store.io.jsonl import apply_lines, read_jsonl, stored_contents, write_jsonl
-from memalpha.store.open import copy_noted, create_namespace, is_writable, open_database
+from memalpha.store.open import copy_noted, create_namespace, is_url, is_writable, open_database
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.vectors import PRECISIONS, Precision
 from memalpha.store.state import Change
-from memalpha.store.store_erasure import StoreEraser
-from memalpha.store.validation import brief_repr, check_timestamp, clean_content
+from memalpha.store.store_batches import StoreBatches
+from memalpha.store.validation import (
+    MAX_CONTENT,
+    brief_repr,
+    check_content_size,
+    check_count,
+    check_timestamp,
+    clean_content,
+)
 from memalpha.types import MemoryEntry, Operation
 
 
-class MemoryStore(StoreEraser):
+class MemoryStore(StoreBatches):
     """Durable memory: one namespace of a store. Open the first one with `MemoryStore.open`.
 
     Threads may share it; a forked process must open its own.
@@ -59,6 +67,7 @@ class MemoryStore(StoreEraser):
         vectors: Precision = "float32",
         clock: Clock = system_clock,
         read_only: bool | Literal["if needed"] = False,
+        max_content: int = MAX_CONTENT,
     ) -> MemoryStore:
         """Open a store, or create it.
 
@@ -87,6 +96,8 @@ class MemoryStore(StoreEraser):
             read_only: Write nothing: no entry, no index file, no log. The file and its folder may be read-only. Writing
                 methods raise `StoreError`. Expired entries are ended in memory alone. SQLite files only. "if needed"
                 does so only for a file or a folder that this user cannot write.
+            max_content: Bytes (UTF-8) of a content at most; a longer one raises `InvalidContent`. What is stored
+                already is read whatever its length.
 
         Raises:
             StoreError: The store is missing, unreadable, or has another schema.
@@ -95,6 +106,7 @@ class MemoryStore(StoreEraser):
         """
         if vectors not in PRECISIONS:
             raise StoreError(f"vectors {vectors!r}: {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]} is needed")
+        check_count("max_content", max_content)
         if read_only == "if needed":
             read_only = not is_writable(path)
         database, recorded_schema, recorded_embedder = open_database(
@@ -102,6 +114,7 @@ class MemoryStore(StoreEraser):
         )
         try:
             store = cls(database, recorded_schema, recorded_embedder, namespace, vectors)
+            store._max_content = max_content
             if not read_only:
                 store._finish_interrupted_work()
             return store
@@ -115,6 +128,7 @@ class MemoryStore(StoreEraser):
         Closing a scope made by `namespace` does nothing: the opened store owns the connections.
         """
         if not self._is_scope:
+            self._database.refuse_in_transaction("close")
             try:
                 for store in (self, *self._scopes):
                     store._index.close()
@@ -136,7 +150,7 @@ class MemoryStore(StoreEraser):
         Namespaces never see each other.
         """
         scope = MemoryStore(self._database, self.schema, self._embedder, name, self._precision)
-        scope._is_scope, scope._scopes = True, self._scopes
+        scope._is_scope, scope._scopes, scope._max_content = True, self._scopes, self._max_content
         self._scopes.add(scope)
         return scope
 
@@ -153,6 +167,7 @@ class MemoryStore(StoreEraser):
             content = None
         vectors = None
         if content is not None:
+            check_content_size(content, self._max_content)
             with self._namespace.transaction(write=False):
                 vectors = self._namespace.vectors.of_texts([content], self._embedder.dim)
             # Embed before taking the write lock, so that a slow embedder blocks no other process.
@@ -178,7 +193,7 @@ class MemoryStore(StoreEraser):
             StoreError: A fact or a vector is invalid; the message names its index.
             EmbedderError: The embedder returned vectors that cannot be stored.
         """
-        pairs = validate_facts(facts)
+        pairs = validate_facts(facts, self._max_content)
         if vectors is None:
             contents = list(dict.fromkeys(content for _, content in pairs))
             blobs = vector_blobs(
@@ -263,6 +278,7 @@ class MemoryStore(StoreEraser):
         Raises:
             StoreError: The target exists already.
         """
+        self._database.refuse_in_transaction("fork")
         if path is None:
             if namespace is None:
                 raise StoreError("fork: give a namespace for a copy in this file, or a path for a new one")
@@ -279,7 +295,34 @@ class MemoryStore(StoreEraser):
             create_namespace(path, database.meta, name, self.schema) as target,
         ):
             self._namespace.copy_to(target, self._namespace.log.resolve_position(as_of))
-        return MemoryStore.open(path, self.schema, self._embedder.requested, name, clock=database.clock)
+        return MemoryStore.open(
+            path,
+            self.schema,
+            self._embedder.requested,
+            name,
+            clock=database.clock,
+            max_content=self._max_content,
+        )
+
+    def backup(self, path: str | Path) -> dict[str, int]:
+        """Copy the whole store, all namespaces with their logs, into a new file, as of one moment.
+
+        Others may go on reading and writing. The file appears when complete, and opens like the store. It holds
+        nothing that was erased before. A PostgreSQL store becomes a file, too.
+
+        Args:
+            path: New file.
+
+        Returns:
+            Number of operations by namespace.
+
+        Raises:
+            StoreError: The file exists already or cannot be written.
+        """
+        self._database.refuse_in_transaction("backup")
+        if is_url(path):
+            raise StoreError(f"backup: a file path is needed, not {path!s:.40}; `memalpha copy` copies to a server")
+        return back_up(self._database, self.schema, path)
 
     def export_jsonl(self, path: str | Path) -> int:
         """Write the namespace's log, one operation per line. The file appears when complete.
@@ -301,6 +344,9 @@ class MemoryStore(StoreEraser):
             DataError: A line is invalid; the message names file, line and field.
         """
         lines = read_jsonl(Path(path))
-        vectors = self._embed(stored_contents(path, lines))
+        contents = stored_contents(path, lines)
+        for content in contents:
+            check_content_size(content, self._max_content)
+        vectors = self._embed(contents)
         with self._transaction(write=True):
             return apply_lines(self._namespace, path, lines, vectors)

@@ -38,6 +38,7 @@ class StoreEraser(StoreReader):
             UnknownEntry: No entry ever had the id.
             ScrubPending: The entries are erased, but the file cannot be rewritten now. The next opening goes on.
         """
+        self._database.refuse_in_transaction("erase")
         with self._transaction(write=True):
             unknown_ids = [id for id in ids if self._namespace.entries.latest_version(id) is None]
             same_content_ids = [] if unknown_ids else self._namespace.entries.ids_with_same_content(ids)
@@ -54,6 +55,7 @@ class StoreEraser(StoreReader):
         Only the namespace's name and the stubs of its operations remain; `drop_namespace` removes these, too. Raises
         `ScrubPending` as `erase` does.
         """
+        self._database.refuse_in_transaction("erase_all")
         with self._transaction(write=True):
             count = self._erase(None)
         self._scrub()
@@ -64,6 +66,7 @@ class StoreEraser(StoreReader):
 
         Before the current text, past states then have no core memory. Raises `ScrubPending` as `erase` does.
         """
+        self._database.refuse_in_transaction("erase_core_history")
         with self._transaction(write=True):
             cache.remove_index_files(self._database, self._namespace.name)
             count = self._namespace.erase_core_history()
@@ -86,6 +89,7 @@ class StoreEraser(StoreReader):
             StoreError: There is no such namespace, or the role does not own a PostgreSQL store's tables.
             ScrubPending: It is deleted, but the file cannot be rewritten now, as in `erase`.
         """
+        self._database.refuse_in_transaction("drop_namespace")
         namespace = open_namespace(self._database, name, self.schema)
         with namespace.transaction():
             if name not in self._database.namespaces():

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memalpha.errors import DamagedStore, StoreError, UnknownEntry
+from memalpha.errors import DamagedStore, StoreError, UnknownEntry, UnknownFieldWarning
 from memalpha.store import history as timeline
 from memalpha.store.backends.base import Backend
 from memalpha.store.backends.operation_log import LogEnd, check_clock
 from memalpha.store.embedding import Embedder
-from memalpha.store.filters import Where
+from memalpha.store.filters import FIELDS, Filter, Where, filter_fields
 from memalpha.store.history import Diff
 from memalpha.store.indexing.context import surrounding_spans
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder, StoredEmbedder
@@ -22,10 +24,14 @@ from memalpha.store.schema import MemorySchema
 from memalpha.store.search.options import SearchOptions
 from memalpha.store.search.vectors import Precision
 from memalpha.store.state import MemoryState
-from memalpha.store.validation import check_count, is_text
+from memalpha.store.validation import MAX_CONTENT, check_count, is_text
 from memalpha.types import Hit, MemoryEntry, Operation
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 _PAGE = 1000
+_MAX_KNOWN_FIELDS = 1000  # after so many, filters are checked no more
 
 
 class StoreReader(Memory):
@@ -44,6 +50,8 @@ class StoreReader(Memory):
         self._embedder = embedder
         self._namespace = open_namespace(database, namespace, schema)
         self._precision: Precision = vectors
+        self._max_content = MAX_CONTENT
+        self._known_fields: set[str] = set()  # metadata keys that filters may name without a warning
         self._index = open_index(self._namespace, embedder, vectors)
 
     @property
@@ -136,7 +144,60 @@ class StoreReader(Memory):
                 if len(page) < _PAGE:
                     break
                 after = page[-1].id
+            if not matches and limit != 0 and as_of is None:
+                self._warn_of_unknown_fields(entry_filter)
             return matches[:limit]
+
+    def get_many(self, ids: Iterable[str], *, as_of: int | str | None = None) -> dict[str, MemoryEntry]:
+        """Return live entries by id, in the order of `ids`; ids that are not live are left out.
+
+        Args:
+            ids: Ids of entries.
+            as_of: Log position or ISO time; None means now.
+        """
+        ids = list(dict.fromkeys(ids))
+        with self._transaction():
+            position = self._namespace.log.resolve_as_of(as_of)
+            entries = self._namespace.entries.versions_at([id for id in ids if is_text(id)], position)
+        return {id: entries[id] for id in ids if id in entries}
+
+    def count(self, category: str | None = None, *, where: Where = None, as_of: int | str | None = None) -> int:
+        """Return the number of live entries.
+
+        Args:
+            category: Count entries of this category only.
+            where: Count entries that pass this filter only (see `filters`).
+            as_of: Log position or ISO time; None means now.
+
+        Raises:
+            UnknownCategory: The schema has no such category.
+            StoreError: `where` or `as_of` is invalid.
+        """
+        if where is not None:
+            return len(self.list(category, where=where, as_of=as_of))
+        self._filter(category, None)
+        with self._transaction():
+            return self._namespace.entries.count(category, self._namespace.log.resolve_as_of(as_of))
+
+    def to_pandas(
+        self, category: str | None = None, *, where: Where = None, as_of: int | str | None = None
+    ) -> DataFrame:
+        """Return the live entries as a pandas table, a row each, oldest id first.
+
+        Args:
+            category: Entries of this category only.
+            where: Filter on fields and metadata (see `filters`).
+            as_of: Log position or ISO time; None means now.
+
+        Raises:
+            StoreError: pandas is not installed, or an argument is invalid as in `list`.
+        """
+        try:
+            from pandas import DataFrame
+        except ImportError as error:
+            raise StoreError(f"to_pandas needs pandas ({error}): pip install pandas") from error
+        entries = [entry.to_dict() for entry in self.list(category, where=where, as_of=as_of)]
+        return DataFrame(entries, columns=list(MemoryEntry.__dataclass_fields__))
 
     def recent(self, n: int) -> list[MemoryEntry]:
         check_count("n", n)
@@ -172,6 +233,8 @@ class StoreReader(Memory):
                 raise DamagedStore(
                     f"the index names {missing[:80]!r}, which is no entry: delete the files {self.path}-index-*"
                 )
+            if not entries and options.k and options.as_of is None:
+                self._warn_of_unknown_fields(options.filter)
             tokens = options.around
             context = {id: tuple(surrounding_spans(self._namespace, id, tokens, position)) for id in entries if tokens}
         return [
@@ -200,6 +263,7 @@ class StoreReader(Memory):
 
         Useful after many inserts. Searches build the index themselves, in the background where that takes long.
         """
+        self._database.refuse_in_transaction("build_index")
         with self._transaction() as log_end:
             self._index.build(log_end.position)
         self._index.save()
@@ -263,6 +327,23 @@ class StoreReader(Memory):
             timeline.expire_entries(self._namespace, self._namespace.entries.expired_by(self._database.now()))
             log_end = self._namespace.log.end()
         return log_end
+
+    def _warn_of_unknown_fields(self, entry_filter: Filter | None) -> None:
+        """Warn, once for each, of metadata keys in a filter without matches that no entry of the memory has."""
+        fields = set() if entry_filter is None else filter_fields(entry_filter) - FIELDS
+        for field in fields if len(self._known_fields) < _MAX_KNOWN_FIELDS else ():
+            path = field.removeprefix("metadata.").split(".")
+            if self._known_fields.isdisjoint((path[0], path[-1])) and self._namespace.entries.count(None, None):
+                self._known_fields.add(path[-1])
+                if not self._namespace.entries.has_metadata_key(path[-1]):
+                    warnings.warn(
+                        f"where: no entry has the field {field!r}, so nothing equals it: is it spelt right?",
+                        UnknownFieldWarning,
+                        stacklevel=4,
+                    )
+
+    def _exclusive(self) -> AbstractContextManager[LogEnd]:
+        return self._transaction(write=True)
 
     def _log_rows(self, after: int) -> Iterator[tuple[int, str, int, Operation]]:
         """Iterate over log rows in pages, so that a reader who stops early holds no transaction open."""

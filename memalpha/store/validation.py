@@ -12,9 +12,21 @@ from typing import Any
 from memalpha.errors import InvalidContent, StoreError
 from memalpha.store.filters import format_utc, parse_time
 from memalpha.store.schema import MemorySchema, count_core_tokens
-from memalpha.types import is_iso_time
+from memalpha.types import MemoryEntry, Operation, is_iso_time
 
+MAX_CONTENT = 1_000_000  # bytes of a content in UTF-8, unless the store is opened with another limit
 MAX_DEPTH = 50  # levels of metadata; filters allow as many
+UPDATE_FIELDS = (
+    "content",
+    "timestamp",
+    "importance",
+    "metadata",
+    "source",
+    "chunk",
+    "turn",
+    "expires",
+    "merge_metadata",
+)  # arguments of `Memory.update` beside the id
 _ID = re.compile(r"[^\s\x00]{1,128}")
 
 
@@ -45,6 +57,15 @@ def check_count(name: str, value: object) -> None:
         raise StoreError(f"{name} {brief_repr(value)}: a whole number from 0 is needed")
 
 
+def check_content_size(content: str, limit: int) -> None:
+    """Raise `InvalidContent` for a content of more UTF-8 bytes than the limit."""
+    if 4 * len(content) > limit and (size := len(content.encode())) > limit:
+        raise InvalidContent(
+            f"content of {size:,} bytes is over the limit of {limit:,}: split it, or open the store with a larger "
+            "max_content"
+        )
+
+
 def check_timestamp(timestamp: object) -> None:
     """Raise `InvalidContent` unless a new timestamp is ISO 8601, None or "".
 
@@ -52,6 +73,41 @@ def check_timestamp(timestamp: object) -> None:
     """
     if timestamp and not is_iso_time(check_text("timestamp", timestamp)):
         raise InvalidContent(f"timestamp {timestamp!r} is no ISO 8601 date or time (2024-05-01)")
+
+
+def update_operation(
+    current: MemoryEntry,
+    *,
+    id: str,
+    content: str | None = None,
+    timestamp: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    merge_metadata: bool = False,
+    **fields: Any,
+) -> Operation:
+    """Return the operation of an update, by the arguments of `Memory.update`.
+
+    Args:
+        current: Live version of the entry.
+        id: Id of the entry.
+        content: New text; None keeps it.
+        timestamp: New timestamp; None keeps it, unless the content changes.
+        metadata: New metadata; None keeps it.
+        merge_metadata: Set the keys of `metadata` in the old one, and remove those that are None.
+        **fields: Further fields of the operation.
+
+    Raises:
+        InvalidContent: The content or the metadata cannot be stored.
+    """
+    if timestamp is None and content is not None and current.content != clean_content(content):
+        timestamp = ""
+    if merge_metadata and metadata is not None:
+        if not isinstance(metadata, Mapping):
+            raise InvalidContent("metadata: a mapping with text keys is needed")
+        merged = {**current.metadata, **metadata}
+        metadata = {key: value for key, value in merged.items() if value is not None or key not in metadata}
+    content = current.content if content is None else content
+    return Operation("update", id=id, content=content, timestamp=timestamp, metadata=metadata, **fields)
 
 
 def clean_core_text(schema: MemorySchema, value: object) -> str:

@@ -106,6 +106,12 @@ def erase_entries(store: MemoryStore) -> None:
     store.erase(*(entry.id for entry in store.list()))
 
 
+def write_two(store: MemoryStore) -> None:
+    with store.transaction():
+        store.insert("semantic", "pet: cat")
+        store.search("pet", 5)
+
+
 Call = Callable[[MemoryStore, str], object]
 TABLE: dict[str, tuple[str, Call]] = {
     "get": ("flat", lambda store, id: store.get(id)),
@@ -126,6 +132,10 @@ TABLE: dict[str, tuple[str, Call]] = {
     "core_at": ("flat", lambda store, id: store.core_at(store.snapshot() - 1)),
     "snapshot": ("flat", lambda store, id: store.snapshot()),
     "state": ("grows", lambda store, id: store.state),
+    "get_many": ("flat", lambda store, id: store.get_many([id, "nobody"])),
+    "count": ("grows", lambda store, id: store.count()),  # rows of an index, of which none is decoded
+    "count where": ("grows", lambda store, id: store.count(where=NOBODY)),  # should be flat
+    "to_pandas": ("grows", lambda store, id: store.to_pandas()),
     "log": ("flat", lambda store, id: list(store.log(store.snapshot() - 3))),
     "log of the first": ("grows", lambda store, id: list(islice(store.log(), 3))),  # should be flat: pages of 1,000
     "namespaces": ("flat", lambda store, id: store.namespaces()),
@@ -147,6 +157,9 @@ TABLE: dict[str, tuple[str, Call]] = {
     "upsert": ("flat", lambda store, id: store.upsert("ana:pet", "pet: cat")),
     "update": ("flat", lambda store, id: store.update(id, "city: Bergen")),
     "delete": ("flat", lambda store, id: store.delete(id)),
+    "update_many": ("flat", lambda store, id: store.update_many([{"id": id, "content": "city: Bergen"}])),
+    "delete_many": ("flat", lambda store, id: store.delete_many([id])),
+    "transaction": ("flat", lambda store, id: write_two(store)),
     "core_update": ("flat", lambda store, id: store.core_update("Ben")),
     "expiry": ("flat", lambda store, id: (store.insert("semantic", "y", expires="2020-01-01"), store.list(limit=1))),
     "undo": ("flat", lambda store, id: (store.delete(id), store.undo())),
@@ -163,7 +176,15 @@ TABLE: dict[str, tuple[str, Call]] = {
     "export_jsonl": ("grows", lambda store, id: store.export_jsonl(Path(store.path).with_name("log.jsonl"))),
     "import_jsonl": ("flat", lambda store, id: store.import_jsonl(Path(store.path).with_name("facts.jsonl"))),
 }
-ELSEWHERE = {"open", "close", "path", "schema", "embedder", "load_embedder"}  # no reads of entries
+ELSEWHERE = {
+    "backup",
+    "open",
+    "close",
+    "path",
+    "schema",
+    "embedder",
+    "load_embedder",
+}  # no reads of entries by this connection
 SAME = {"apply", "change"}  # what insert, update, delete and core_update call
 
 

@@ -44,6 +44,7 @@ class Backend(ABC):
         path: File path, ":memory:", or the URL without its secrets.
         clock: Returns the current time.
         meta: Recorded metadata of the store.
+        rollbacks: Number of transactions and operations that were undone; what was read in them may not exist.
         namespace_ids: Ids of namespaces by name, as the current transaction sees them.
     """
 
@@ -54,11 +55,34 @@ class Backend(ABC):
         if durability not in get_args(Durability):
             raise StoreError(f"durability {durability!r}: 'full' or 'normal' is needed")
         self.path, self.clock = path, clock
+        self.rollbacks = 0
         self.meta: dict[str, str] = {}
 
     @abstractmethod
     def transaction(self, *namespaces: str, write: bool = True) -> AbstractContextManager[Any]:
         """Open a transaction: all writes happen or none, and all reads see one moment."""
+
+    @abstractmethod
+    def atomic(self, *namespaces: str) -> AbstractContextManager[None]:
+        """Open a caller's transaction: writing transactions inside join it, and one that fails is undone alone.
+
+        Inside, a transaction on other namespaces raises `StoreError`.
+        """
+
+    @property
+    @abstractmethod
+    def is_atomic(self) -> bool:
+        """True inside `atomic`, in its thread."""
+
+    @property
+    def is_writing(self) -> bool:
+        """True inside a writing transaction of a database whose search index is in memory."""
+        return False
+
+    def refuse_in_transaction(self, call: str) -> None:
+        """Raise `StoreError` inside `atomic`, for a call that cannot be undone."""
+        if self.is_atomic:
+            raise StoreError(f"{call} cannot be undone, so not inside `with store.transaction()`: call it afterwards")
 
     @abstractmethod
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -31,6 +32,7 @@ class EntryTable(StateView):
     """Versions of a namespace's entries, as `plan` needs them. Call every method inside a transaction."""
 
     _HAS_SOURCE = "source = ?"
+    _HAS_TEXT = "instr(metadata, ?2) > 0"
 
     def __init__(self, scope: NamespaceScope, schema: MemorySchema) -> None:
         self._scope, self._schema = scope, schema
@@ -116,6 +118,19 @@ class EntryTable(StateView):
             where, values = where + " LIMIT ?", [*values, limit]
         index = "live_order" if position is None else None
         return [_as_live(entry) for entry in self._select(where, *values, index=index)]
+
+    def count(self, category: str | None, position: int | None) -> int:
+        """Return the number of entries that are live, or were at a position; of one category, if given."""
+        where, values = _live_condition(position)
+        if category is not None:
+            where, values = where + " AND category = ?", [*values, category]
+        index = " INDEXED BY live_order" if position is None else ""
+        return self._scope.first(f"SELECT count(*) FROM versions{index} WHERE ns = ? AND {where}", *values)[0]
+
+    def has_metadata_key(self, key: str) -> bool:
+        """Return True if a live entry has this key in its metadata, or perhaps in a text there."""
+        query = f"SELECT 1 FROM versions WHERE ns = ?1 AND {_IS_LIVE} AND {self._HAS_TEXT} LIMIT 1"
+        return self._scope.first(query, json.dumps(key) + ": ") is not None
 
     def spans(self, entry: MemoryEntry, position: int | None, *, after: bool) -> Iterator[MemoryEntry]:
         """Iterate over the live spans of an entry's source, nearest first.

@@ -22,12 +22,10 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from threading import RLock
 from time import monotonic, sleep
-from typing import NoReturn
 
 from memalpha.errors import DamagedStore, ScrubPending, StoreError
-from memalpha.store.backends.base import Backend, Clock, Durability, system_clock
+from memalpha.store.backends.base import Clock, Durability, system_clock
 from memalpha.store.backends.sqlite_schema import (
     APPLICATION_ID,
     DDL,
@@ -38,9 +36,10 @@ from memalpha.store.backends.sqlite_schema import (
     foreign_objects,
     split_statements,
 )
+from memalpha.store.backends.sqlite_transactions import LOCK_TIMEOUT as _LOCK_TIMEOUT
+from memalpha.store.backends.sqlite_transactions import TransactionalConnection
 from memalpha.store.backends.temporary import abandoned_files, locked_file, remove_abandoned_files, temporary_path
 
-_LOCK_TIMEOUT = 30.0  # seconds that a writer waits for the lock
 _COPY = "copy "  # begins the key of `meta` for a copy that is being made; the path of its target follows
 _PAGE_SIZE = 8192  # bytes; holds five vectors of 384 numbers, while half of it would hold two
 _MAX_LISTED = 5  # foreign objects that a message names
@@ -55,7 +54,7 @@ _LIMITS = {
 _CACHE_SIZE = 16  # MiB of cached pages; SQLite's default of 2 spills and rereads pages in every batch
 
 
-class SQLiteDatabase(Backend):
+class SQLiteDatabase(TransactionalConnection):
     """Connection to a store file. All access goes through `transaction`; threads take turns.
 
     Raises `StoreError` for a file that is no store or of a newer format, a missing file without `create`, or a missing
@@ -84,10 +83,6 @@ class SQLiteDatabase(Backend):
         """
         super().__init__(path, durability, clock)
         self._inspect, self._durability = inspect, durability
-        self._lock = RLock()
-        self._writes = False  # True if the open transaction may write
-        self.namespace_ids: dict[str, int] = {}
-        self._data_version = 0
         if path != ":memory:":
             _check_path(Path(path), create)
         initial_meta = cache(initial_meta)
@@ -198,45 +193,6 @@ class SQLiteDatabase(Backend):
                 if not error.sqlite_errorname.startswith("SQLITE_BUSY") or monotonic() > deadline:
                     raise
                 sleep(0.01)
-
-    def _pragma(self, name: str) -> int:
-        return self._connection.execute(f"PRAGMA {name}").fetchone()[0]
-
-    @contextmanager
-    def transaction(self, *namespaces: str, write: bool = True) -> Iterator[sqlite3.Connection]:
-        """Open a transaction: all writes happen or none, and all reads see one moment.
-
-        Within another transaction of this thread it joins that one. Which `namespaces` it is for does not matter here.
-        """
-        with self._lock:
-            connection = self._connection
-            try:
-                if connection.in_transaction:
-                    assert self._writes or not write, "a reading transaction cannot write"
-                    yield connection
-                    return
-                self._writes = write
-                try:
-                    # IMMEDIATE: wait for other writers here, before reading anything that they may change.
-                    connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-                    self._forget_ids_if_changed()
-                    yield connection
-                    connection.execute("COMMIT")
-                except BaseException:  # Ctrl-C included
-                    self.namespace_ids.clear()  # an id assigned in this transaction may be reused for another name
-                    raise
-                finally:
-                    if connection.in_transaction:
-                        connection.execute("ROLLBACK")
-            except sqlite3.Error as error:
-                self._raise_store_error(error)
-
-    def _forget_ids_if_changed(self) -> None:
-        """Forget the ids of namespaces if another connection has written, which may have dropped one."""
-        version = self._pragma("data_version")
-        if version != self._data_version:
-            self.namespace_ids.clear()
-            self._data_version = version
 
     def mark_for_scrub(self) -> None:
         self._connection.execute("INSERT OR REPLACE INTO meta VALUES ('scrub', 'due')")
@@ -349,31 +305,6 @@ class SQLiteDatabase(Backend):
 
     def delete_orphans(self, table: str) -> None:
         self._connection.execute(f"DELETE FROM {table} WHERE ns NOT IN (SELECT ns FROM namespaces)")
-
-    @contextmanager
-    def _translated_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            self._raise_store_error(error)
-
-    def _raise_store_error(self, error: sqlite3.Error) -> NoReturn:
-        """Raise the error in the store's words, with what to do."""
-        if isinstance(error, sqlite3.ProgrammingError):
-            if "closed" not in str(error):
-                raise error
-            raise StoreError(f"the store {self.path} is closed") from error
-        code = getattr(error, "sqlite_errorname", "")
-        if code.startswith("SQLITE_NOTADB"):
-            raise StoreError(f"{self.path} is not a memalpha store: give another path") from error
-        if code.startswith("SQLITE_BUSY"):
-            raise StoreError(
-                f"{self.path}: another process has kept it locked for {_LOCK_TIMEOUT:.0f} s: try again"
-            ) from error
-        if code.startswith("SQLITE_CORRUPT") or "Could not decode" in str(error):
-            message = f"{self.path} is damaged ({str(error)[:100]}): restore a backup, or run `memalpha doctor`"
-            raise DamagedStore(message) from error
-        raise StoreError(f"{self.path}: {error}") from error
 
     def close(self) -> None:
         with self._lock:

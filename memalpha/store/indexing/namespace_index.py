@@ -37,6 +37,7 @@ class NamespaceIndex:
         self._background = Background()
         self._corpus: Corpus | None = None
         self._position, self._namespace_id = 0, -1
+        self._rollbacks: int | None = None  # of the database, if the corpus holds what is not committed yet
 
     def search(
         self,
@@ -84,6 +85,8 @@ class NamespaceIndex:
         namespace_id = self._rows.scope.namespace_id
         if namespace_id != self._namespace_id:  # the first search, or the namespace was dropped and made anew
             corpus, self._namespace_id = None, namespace_id
+        if self._rollbacks not in (None, self._rows.database.rollbacks):  # it may hold what was undone
+            corpus = None
         if corpus is not None and position == self._position:
             return corpus
         was_erased = corpus is not None and self._rows.log.has_erasure_after(self._position)
@@ -114,6 +117,7 @@ class NamespaceIndex:
 
     def _checkin(self, corpus: Corpus) -> None:
         """Store the corpus for the next search."""
+        self._rollbacks = self._rows.database.rollbacks if self._rows.database.is_writing else None
         self._corpus = corpus
 
     def save(self) -> None:

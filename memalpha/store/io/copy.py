@@ -6,7 +6,7 @@ from pathlib import Path
 
 from memalpha.errors import StoreError
 from memalpha.store.backends.base import Backend, system_clock
-from memalpha.store.open import copy_noted, create_database, open_database, open_namespace
+from memalpha.store.open import copy_noted, create_database, is_url, open_database, open_namespace
 from memalpha.store.schema import MemorySchema
 
 
@@ -32,20 +32,46 @@ def copy_store(source: str | Path, target: str | Path) -> dict[str, int]:
     """
     source_database, schema, _ = open_database(source, None, None, create=False, durability="full", clock=system_clock)
     try:
-        with source_database.transaction(write=False):
-            names = source_database.namespaces()
-        with (
-            copy_noted(source_database, target),
-            source_database.transaction(*names, write=False),
-            create_database(target, source_database.meta) as target_database,
-            target_database.transaction(*names),
-        ):
-            if target_database.namespaces():
-                raise StoreError(f"{target_database.path} holds namespaces already: give another with ?schema=NAME")
-            with target_database.bulk_load():
-                return {name: _copy_namespace(source_database, target_database, name, schema) for name in names}
+        return _copy_database(source_database, schema, target)
     finally:
         source_database.close()
+
+
+def back_up(database: Backend, schema: MemorySchema, target: str | Path) -> dict[str, int]:
+    """Copy all namespaces of an open store into a new file, as `copy_store` does.
+
+    A store file is read through a connection of its own, so that threads that use this one do not wait.
+    """
+    if database.path == ":memory:" or is_url(database.path):
+        return _copy_database(database, schema, target)
+    reader, _, _ = open_database(
+        database.path,
+        None,
+        None,
+        create=False,
+        durability="full",
+        clock=database.clock,
+        read_only=database.is_read_only,
+    )
+    try:
+        return _copy_database(reader, schema, target)
+    finally:
+        reader.close()
+
+
+def _copy_database(source: Backend, schema: MemorySchema, target: str | Path) -> dict[str, int]:
+    with source.transaction(write=False):
+        names = source.namespaces()
+    with (
+        copy_noted(source, target),
+        source.transaction(*names, write=False),
+        create_database(target, source.meta) as target_database,
+        target_database.transaction(*names),
+    ):
+        if target_database.namespaces():
+            raise StoreError(f"{target_database.path} holds namespaces already: give another with ?schema=NAME")
+        with target_database.bulk_load():
+            return {name: _copy_namespace(source, target_database, name, schema) for name in names}
 
 
 def _copy_namespace(source: Backend, target: Backend, name: str, schema: MemorySchema) -> int:

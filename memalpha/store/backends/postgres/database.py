@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections import ChainMap
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from threading import local
 from typing import NoReturn
 
@@ -36,11 +36,13 @@ from memalpha.store.backends.postgres.errors import (
     is_connection_lost,
     raise_store_error,
 )
+from memalpha.store.backends.postgres.maintenance import analyze_partitions, without_vector_index
 from memalpha.store.backends.postgres.statements import (
     PostgresStatements,
     Transaction,
     namespaces_setting,
     read_namespace_numbers,
+    savepoint,
 )
 from memalpha.store.backends.postgres.url import redact_url, split_schema
 from memalpha.store.backends.postgres.vector_codec import register_vectors
@@ -51,7 +53,6 @@ _LOCK_TIMEOUT = 30  # seconds that a writer waits for its lock, or a thread for 
 _CONNECT_TIMEOUT = 10  # seconds for the server to answer
 _MAX_LISTED_NAMESPACES = 20  # up to here a transaction names all its namespaces to the policies at once
 _SET_NAMESPACES = "SELECT set_config('memalpha.ns', ?, true)"
-_IS_OWNER = "pg_has_role(c.relowner, 'USAGE')"
 
 
 class PostgresDatabase(Backend):
@@ -249,8 +250,15 @@ class PostgresDatabase(Backend):
         current: Transaction | None = getattr(self._local, "transaction", None)
         if current is not None:
             assert current.writes or not write, "a reading transaction cannot write"
-            assert current.of.issuperset(namespaces), "a transaction cannot reach namespaces that it was not opened for"
-            yield current.statements
+            foreign = set(namespaces) - current.of
+            if foreign and current.is_atomic:
+                raise StoreError(f"namespace {foreign.pop()!r}: the open transaction is of {min(current.of)!r} alone")
+            assert not foreign, "a transaction cannot reach namespaces that it was not opened for"
+            try:
+                with savepoint(current) if write and current.is_atomic else nullcontext():
+                    yield current.statements
+            except psycopg.Error as error:
+                self._raise_store_error(error, "nothing of this was stored" if write else "")
             return
         state = "nothing was done"
         try:
@@ -271,6 +279,21 @@ class PostgresDatabase(Backend):
                 self._checkin_connection(connection)
         except psycopg.Error as error:
             self._raise_store_error(error, state)
+
+    @contextmanager
+    def atomic(self, *namespaces: str) -> Iterator[None]:
+        with self.transaction(*namespaces):
+            transaction = self._current
+            transaction.is_atomic = True
+            try:
+                yield
+            finally:
+                transaction.is_atomic = False
+
+    @property
+    def is_atomic(self) -> bool:
+        transaction: Transaction | None = getattr(self._local, "transaction", None)
+        return transaction is not None and transaction.is_atomic
 
     def _commit(self, connection: psycopg.Connection, write: bool) -> None:
         try:
@@ -373,28 +396,12 @@ class PostgresDatabase(Backend):
 
         That needs a role that owns the tables; otherwise nothing changes.
         """
-        statements = self._current.statements
-        query = (
-            "SELECT pg_get_indexdef(c.oid) FROM pg_class c WHERE c.oid = to_regclass('vectors_near') AND " + _IS_OWNER
-        )
-        index = statements.execute(query).fetchone()
-        if index is not None:
-            statements.execute("DROP INDEX vectors_near")
-        yield
-        if index is not None:
-            statements.execute(index[0].replace(" ON ONLY ", " ON "))
-            statements.execute(f"ANALYZE {', '.join(postgres_schema.TABLES)}")
+        with without_vector_index(self._current.statements):
+            yield
 
     def analyze(self, namespace_id: int) -> None:
         """Update the statistics of a namespace's partitions, if the role owns them."""
-        statements = self._current.statements
-        for table in postgres_schema.TABLES:
-            query = f"SELECT c.oid::regclass::text FROM pg_class c WHERE {_IS_OWNER} AND c.oid = "
-            partition = statements.execute(
-                query + f"(SELECT tableoid FROM {table} WHERE ns = ? LIMIT 1)", (namespace_id,)
-            ).fetchone()
-            if partition is not None:
-                statements.execute(f"ANALYZE {partition[0]}")
+        analyze_partitions(self._current.statements, namespace_id)
 
     def drop_created(self) -> None:
         """Drop the tables that opening has created, if they hold no namespace. Failures are ignored."""

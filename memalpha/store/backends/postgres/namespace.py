@@ -83,6 +83,7 @@ class _PostgresLog(OperationLog):
 
 
 class _PostgresEntries(EntryTable):
+    _HAS_TEXT = "strpos(metadata, ?2::text) > 0"
     _HAS_SOURCE = "source_key = hashtextextended(?2, 0) AND source = ?2"  # ?1 is the namespace
 
     def insert_logged(self, start: int, digests: Sequence[bytes]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +23,24 @@ class Transaction:
     ) -> None:
         self.statements, self.numbers, self.writes, self.of = statements, namespace_ids, writes, namespaces
         self.shown: str | None = None  # the visible one of many namespaces
+        self.is_atomic = False  # True while a caller's transaction is open
+
+
+@contextmanager
+def savepoint(transaction: Transaction) -> Iterator[None]:
+    """Undo the block alone, and the ids of namespaces that it made, if it fails."""
+    namespace_ids = dict(transaction.numbers)
+    transaction.statements.execute("SAVEPOINT operation")
+    try:
+        yield
+    except BaseException:
+        for name in transaction.numbers.keys() - namespace_ids.keys():
+            del transaction.numbers[name]
+        transaction.shown = None
+        transaction.statements.execute("ROLLBACK TO operation")
+        transaction.statements.execute("RELEASE operation")
+        raise
+    transaction.statements.execute("RELEASE operation")
 
 
 class PostgresStatements:

@@ -1,0 +1,143 @@
+"""Transactions on a store file's connection: joined ones, a caller's own with savepoints, and errors in words."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from threading import RLock
+from typing import NoReturn
+
+from memalpha.errors import DamagedStore, StoreError
+from memalpha.store.backends.base import Backend, Clock, Durability
+
+LOCK_TIMEOUT = 30.0  # seconds that a writer waits for the lock
+
+
+class TransactionalConnection(Backend):
+    """Connection whose transactions threads take in turns."""
+
+    def __init__(self, path: str, durability: Durability, clock: Clock) -> None:
+        super().__init__(path, durability, clock)
+        self._lock = RLock()
+        self._writes = False  # True if the open transaction may write
+        self._atomic_namespaces: tuple[str, ...] | None = None  # those of `atomic`, while it is open
+        self.namespace_ids: dict[str, int] = {}
+        self._data_version = 0
+
+    def _pragma(self, name: str) -> int:
+        return self._connection.execute(f"PRAGMA {name}").fetchone()[0]
+
+    @contextmanager
+    def transaction(self, *namespaces: str, write: bool = True) -> Iterator[sqlite3.Connection]:
+        """Open a transaction: all writes happen or none, and all reads see one moment.
+
+        Within another transaction of this thread it joins that one. Which `namespaces` it is for does not matter here,
+        except inside `atomic`.
+        """
+        with self._lock:
+            connection = self._connection
+            try:
+                self._check_atomic(namespaces)
+                if connection.in_transaction:
+                    assert self._writes or not write, "a reading transaction cannot write"
+                    with self._savepoint() if write and self.is_atomic else nullcontext():
+                        yield connection
+                    return
+                self._writes = write
+                try:
+                    # IMMEDIATE: wait for other writers here, before reading anything that they may change.
+                    connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+                    self._forget_ids_if_changed()
+                    yield connection
+                    self._check_atomic(())
+                    connection.execute("COMMIT")
+                except BaseException:  # Ctrl-C included
+                    self._note_rollback()
+                    raise
+                finally:
+                    if connection.in_transaction:
+                        connection.execute("ROLLBACK")
+            except sqlite3.Error as error:
+                self._raise_store_error(error)
+
+    @contextmanager
+    def atomic(self, *namespaces: str) -> Iterator[None]:
+        with self.transaction(*namespaces):
+            self._atomic_namespaces = namespaces
+            try:
+                yield
+                self._check_atomic(())
+            finally:
+                self._atomic_namespaces = None
+
+    @property
+    def is_atomic(self) -> bool:
+        with self._lock:  # of another thread's `atomic`, this one waits for the end
+            return self._atomic_namespaces is not None
+
+    @property
+    def is_writing(self) -> bool:
+        return self._connection.in_transaction and self._writes
+
+    def _check_atomic(self, namespaces: Sequence[str]) -> None:
+        """Raise `StoreError` inside an `atomic` that SQLite has rolled back, or that is of other namespaces."""
+        if self._atomic_namespaces is None:
+            return
+        if not self._connection.in_transaction:
+            raise StoreError(f"{self.path}: an error has rolled the transaction back: nothing of it was stored")
+        foreign = set(namespaces).difference(self._atomic_namespaces)
+        if foreign:
+            raise StoreError(
+                f"namespace {foreign.pop()!r}: the open transaction is of {self._atomic_namespaces[0]!r} alone"
+            )
+
+    @contextmanager
+    def _savepoint(self) -> Iterator[None]:
+        """Undo the block alone if it fails."""
+        self._connection.execute("SAVEPOINT operation")
+        try:
+            yield
+        except BaseException:
+            self._note_rollback()
+            if self._connection.in_transaction:  # a full disk rolls back everything
+                self._connection.execute("ROLLBACK TO operation")
+                self._connection.execute("RELEASE operation")
+            raise
+        self._connection.execute("RELEASE operation")
+
+    def _note_rollback(self) -> None:
+        self.rollbacks += 1
+        self.namespace_ids.clear()  # an id assigned in this transaction may be reused for another name
+
+    def _forget_ids_if_changed(self) -> None:
+        """Forget the ids of namespaces if another connection has written, which may have dropped one."""
+        version = self._pragma("data_version")
+        if version != self._data_version:
+            self.namespace_ids.clear()
+            self._data_version = version
+
+    @contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            self._raise_store_error(error)
+
+    def _raise_store_error(self, error: sqlite3.Error) -> NoReturn:
+        """Raise the error in the store's words, with what to do."""
+        if isinstance(error, sqlite3.ProgrammingError):
+            if "closed" not in str(error):
+                raise error
+            raise StoreError(f"the store {self.path} is closed") from error
+        code = getattr(error, "sqlite_errorname", "")
+        if code.startswith("SQLITE_NOTADB"):
+            raise StoreError(f"{self.path} is not a memalpha store: give another path") from error
+        if code.startswith("SQLITE_BUSY"):
+            raise StoreError(
+                f"{self.path}: another process has kept it locked for {LOCK_TIMEOUT:.0f} s: try again"
+            ) from error
+        if code.startswith("SQLITE_CORRUPT") or "Could not decode" in str(error):
+            message = f"{self.path} is damaged ({str(error)[:100]}): restore a backup, or run `memalpha doctor`"
+            raise DamagedStore(message) from error
+        raise StoreError(f"{self.path}: {error}") from error
