@@ -41,9 +41,11 @@ def diff_positions(namespace: Namespace, before: int, after: int) -> Diff:
         before: Position of the first state.
         after: Position of the second state.
     """
+    ids = namespace.log.changed_ids(min(before, after), max(before, after))
+    old_entries, new_entries = (namespace.entries.versions_at(ids, position) for position in (before, after))
+    created = namespace.entries.creation_positions(list(old_entries.keys() | new_entries.keys()))
     old_entries, new_entries = (
-        _entries_by_id(namespace.entries.live(position=before)),
-        _entries_by_id(namespace.entries.live(position=after)),
+        {id: entries[id] for id in sorted(entries, key=created.__getitem__)} for entries in (old_entries, new_entries)
     )
     cores = namespace.log.core_at(before), namespace.log.core_at(after)
     return Diff(
@@ -106,13 +108,11 @@ def _restore_operations(namespace: Namespace, position: int) -> list[Operation]:
     operations = [] if diff.core is None else [Operation("core_update", content=diff.core[1])]
     operations += [Operation("delete", id=entry.id) for entry in diff.removed]
     # An update cannot set a content that another live entry holds; such an entry is deleted and inserted again.
-    removed_ids = {entry.id for entry in diff.removed}
-    ids_by_content = {
-        (entry.category, entry.content): entry.id for entry in namespace.entries.live() if entry.id not in removed_ids
-    }
-    swapped = [
-        entry for _, entry in diff.changed if ids_by_content.get((entry.category, entry.content), entry.id) != entry.id
-    ]
+    removed_ids, swapped = {entry.id for entry in diff.removed}, []
+    for _, entry in diff.changed:
+        holder = namespace.entries.find(entry.category, entry.content)
+        if holder is not None and holder.id != entry.id and holder.id not in removed_ids:
+            swapped.append(entry)
     operations += [Operation("delete", id=entry.id) for entry in swapped]
     swapped_ids = {entry.id for entry in swapped}
     operations += [as_operation("update", entry) for _, entry in diff.changed if entry.id not in swapped_ids]
@@ -177,7 +177,3 @@ def _redo_position(namespace: Namespace) -> int:
         else:
             return 0
     return 0
-
-
-def _entries_by_id(entries: Iterable[MemoryEntry]) -> dict[str, MemoryEntry]:
-    return {entry.id: entry for entry in entries}

@@ -41,9 +41,7 @@ class StoreEraser(StoreReader):
         self._database.refuse_in_transaction("erase")
         with self._transaction(write=True):
             unknown_ids = [id for id in ids if self._namespace.entries.latest_version(id) is None]
-            same_content_ids = [] if unknown_ids else self._namespace.entries.ids_with_same_content(ids)
-            if not unknown_ids:
-                self._erase(ids)
+            same_content_ids = [] if unknown_ids else self._erase(ids)
         self._scrub(same_content_ids)  # an unknown id may be that of an erasure that was not finished
         if unknown_ids:
             raise UnknownEntry(f"no entry ever had the id {unknown_ids[0]!r:.80}")
@@ -57,7 +55,8 @@ class StoreEraser(StoreReader):
         """
         self._database.refuse_in_transaction("erase_all")
         with self._transaction(write=True):
-            count = self._erase(None)
+            cache.remove_index_files(self._database, self._namespace.name)
+            count = self._namespace.erase_all()
         self._scrub()
         return count
 
@@ -105,9 +104,13 @@ class StoreEraser(StoreReader):
         with self._database.transaction(write=False):
             return self._database.is_scrub_due
 
-    def _erase(self, ids: Collection[str] | None) -> int:
+    def _erase(self, ids: Collection[str]) -> list[str]:
+        """Erase entries in the open transaction, and in the index in memory; return ids with the same content."""
         cache.remove_index_files(self._database, self._namespace.name)
-        return self._namespace.erase(ids)
+        self._index.catch_up(self._namespace.log.position)
+        same_content_ids = self._namespace.erase(ids)
+        self._index.forget(ids, self._namespace.log.position)
+        return same_content_ids
 
     def _scrub(self, same_content: Collection[str] = (), *, wait: bool = True) -> None:
         """Finish the rewriting that an erasure of any namespace has left due."""

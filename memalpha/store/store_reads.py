@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _PAGE = 1000
+_FEW = 5000  # matches of a filter that are sorted rather than read page by page
 _MAX_KNOWN_FIELDS = 1000  # after so many, filters are checked no more
 
 
@@ -132,15 +133,20 @@ class StoreReader(Memory):
         entry_filter = self._filter(category, where)
         if limit is not None:
             check_count("limit", limit)
-        with self._transaction():
+        with self._transaction() as log_end:
             if after is not None and self._namespace.entries.latest_version(after) is None:
                 raise UnknownEntry(f"after: no entry ever had the id {after!r}")
             position, matches = self._namespace.log.resolve_as_of(as_of), []
-            if where is None:
+            if where is None or entry_filter is None:
                 return self._namespace.entries.live(category, after=after, limit=limit, position=position)
+            ids = self._index.matching_ids(log_end.position, entry_filter) if position is None else None
+            if ids is not None and (len(ids) <= _FEW or limit is None):
+                if not ids:
+                    self._warn_of_unknown_fields(entry_filter)
+                return self._namespace.entries.live_by_creation(ids, after=after, limit=limit)
             while limit is None or len(matches) < limit:
                 page = self._namespace.entries.live(category, after=after, limit=_PAGE, position=position)
-                matches += [entry for entry in page if entry_filter is None or entry_filter.matches(entry)]
+                matches += [entry for entry in page if entry_filter.matches(entry)]
                 if len(page) < _PAGE:
                     break
                 after = page[-1].id
@@ -173,11 +179,13 @@ class StoreReader(Memory):
             UnknownCategory: The schema has no such category.
             StoreError: `where` or `as_of` is invalid.
         """
-        if where is not None:
-            return len(self.list(category, where=where, as_of=as_of))
-        self._filter(category, None)
-        with self._transaction():
-            return self._namespace.entries.count(category, self._namespace.log.resolve_as_of(as_of))
+        entry_filter = self._filter(category, where)
+        with self._transaction() as log_end:
+            position = self._namespace.log.resolve_as_of(as_of)
+            if where is None or entry_filter is None:
+                return self._namespace.entries.count(category, position)
+            ids = self._index.matching_ids(log_end.position, entry_filter) if position is None else None
+            return len(self.list(category, where=where, as_of=as_of) if ids is None else ids)
 
     def to_pandas(
         self, category: str | None = None, *, where: Where = None, as_of: int | str | None = None

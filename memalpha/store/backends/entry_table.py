@@ -119,6 +119,24 @@ class EntryTable(StateView):
         index = "live_order" if position is None else None
         return [_as_live(entry) for entry in self._select(where, *values, index=index)]
 
+    def live_by_creation(self, ids: Sequence[str], *, after: str | None, limit: int | None) -> list[MemoryEntry]:
+        """Return some live entries, oldest id first.
+
+        Args:
+            ids: Ids of live entries.
+            after: Only entries created after this id.
+            limit: Number of entries at most.
+        """
+        created = {}
+        for start in range(0, len(ids), _BATCH):
+            batch = ids[start : start + _BATCH]
+            query = f"SELECT id, created FROM versions WHERE ns = ? AND id IN ({','.join('?' * len(batch))})"
+            created.update(self._scope.select(query, *batch))
+        first = 0 if after is None else self.creation_positions([after])[after] + 1
+        page = sorted((id for id in ids if created[id] >= first), key=created.__getitem__)[:limit]
+        entries = self.versions_at(page, None)
+        return [entries[id] for id in page]
+
     def count(self, category: str | None, position: int | None) -> int:
         """Return the number of entries that are live, or were at a position; of one category, if given."""
         where, values = _live_condition(position)
@@ -166,17 +184,19 @@ class EntryTable(StateView):
         query = "SELECT created FROM versions WHERE ns = ? AND id = ? LIMIT 1"
         return {id: self._scope.first(query, id)[0] for id in ids}
 
-    def ids_with_same_content(self, ids: Collection[str]) -> list[str]:
-        """Return other ids that hold, or held, a content of one of these ids."""
-        same_ids, all_ids = set[str](), list(dict.fromkeys(ids))
+    def holders(self, ids: Collection[str]) -> dict[bytes, set[str]]:
+        """Return every content that one of these ids holds, or held: its digest, with all ids that do."""
+        holders: dict[bytes, set[str]] = {}
+        all_ids = list(dict.fromkeys(ids))
         for start in range(0, len(all_ids), _BATCH):
             batch = all_ids[start : start + _BATCH]
             query = (
-                "SELECT DISTINCT id FROM versions WHERE ns = ?1 AND digest IN (SELECT digest FROM versions "
+                "SELECT DISTINCT digest, id FROM versions WHERE ns = ?1 AND digest IN (SELECT digest FROM versions "
                 f"WHERE ns = ?1 AND id IN ({','.join(f'?{number}' for number in range(2, 2 + len(batch)))}))"
             )
-            same_ids.update(id for (id,) in self._scope.select(query, *batch))
-        return sorted(same_ids.difference(all_ids))
+            for digest, id in self._scope.select(query, *batch):
+                holders.setdefault(bytes(digest), set()).add(id)
+        return holders
 
     def expired_by(self, time: str) -> list[tuple[str, str]]:
         """Return id and expiry of the live entries that expire at or before a time, earliest first."""

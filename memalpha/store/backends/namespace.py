@@ -133,12 +133,23 @@ class Namespace:
             contents = (entry.content for entry in batch)
             self.vectors.insert_new(dict(zip(digests, contents, strict=True)), vectors)
 
-    def erase(self, ids: Collection[str] | None) -> int:
-        """Turn all operations on `ids` (None: all operations) into stubs; return their number.
+    def erase(self, ids: Collection[str]) -> list[str]:
+        """Turn all operations on `ids` into stubs; return other ids that hold, or held, the same content.
 
         Their versions and vectors are deleted and the erasure is logged. The database must be scrubbed afterwards.
         """
+        holders = self.entries.holders(ids)
         erased = self.log.erase(ids)
+        if erased:
+            self.entries.delete(dict.fromkeys(erased))
+            self.vectors.delete(digest for digest, other in holders.items() if other <= set(ids))
+            self.write(Operation("erased"))
+            self.database.mark_for_scrub()
+        return sorted(set().union(*holders.values()).difference(ids))
+
+    def erase_all(self) -> int:
+        """Turn all operations into stubs, as `erase` does; return their number."""
+        erased = self.log.erase(None)
         if erased:
             self.entries.delete(dict.fromkeys(erased))
             self.vectors.delete_unused()

@@ -15,6 +15,8 @@ from memalpha.types import MemoryEntry, Operation
 
 OPERATION_COLUMNS = f"seq, time, head, kind, {ENTRY_COLUMNS}"
 _RELEASE, _MOST_YEARS = "2026-11-01", 10  # a clock further ahead of both the release and the log is wrong
+_FEW = 500  # ids that a statement names
+_LAST = 2**63 - 1  # position after all others
 _FINGERPRINT_ROWS = 64  # log rows that a fingerprint covers
 _INSERT_OPERATION = f"INSERT INTO operations (ns, {OPERATION_COLUMNS}) VALUES ({','.join('?' * 15)})"
 _SELECT_LOG_END = (
@@ -143,10 +145,10 @@ class OperationLog:
         )
         return row[0] if row else ""
 
-    def changed_ids(self, after: int) -> list[str]:
-        """Return the ids that operations after a position changed."""
-        query = "SELECT DISTINCT id FROM operations WHERE ns = ? AND seq > ? AND id IS NOT NULL"
-        return [id for (id,) in self._scope.select(query, after)]
+    def changed_ids(self, after: int, last: int | None = None) -> list[str]:
+        """Return the ids that operations after a position changed, up to `last` (the log's end)."""
+        query = "SELECT DISTINCT id FROM operations WHERE ns = ? AND seq > ? AND seq <= ? AND id IS NOT NULL"
+        return [id for (id,) in self._scope.select(query, after, _LAST if last is None else last)]
 
     def last_ids(self, position: int, limit: int) -> list[str | None]:
         """Return the ids of the last `limit` operations up to a position, newest first."""
@@ -220,9 +222,11 @@ class OperationLog:
 
     def erase(self, ids: Collection[str] | None) -> list[str | None]:
         """Turn all operations on `ids` (None: all operations) into stubs and return their ids, in log order."""
-        query = "SELECT seq, id FROM operations WHERE ns = ? AND kind <> 'erased' ORDER BY seq"
+        few = () if ids is None or len(ids) > _FEW else tuple(ids)  # the database finds a few in a quarter of the time
+        condition = f"AND id IN ({','.join('?' * len(few))})" if few else ""
+        query = f"SELECT seq, id FROM operations WHERE ns = ? AND kind <> 'erased' {condition} ORDER BY seq"
         erased_ids = set(ids or ())
-        rows = [(position, id) for position, id in self._scope.select(query) if ids is None or id in erased_ids]
+        rows = [(position, id) for position, id in self._scope.select(query, *few) if ids is None or id in erased_ids]
         first_positions: dict[str | None, int] = {}
         for position, id in rows:
             first_positions.setdefault(id, position)

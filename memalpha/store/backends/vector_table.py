@@ -75,6 +75,10 @@ class VectorTable:
         """Delete the vectors of contents that no version holds."""
         self._scope.select(f"DELETE FROM vectors WHERE ns = ?1 AND {self._UNUSED_DIGEST}")
 
+    def delete(self, digests: Iterable[bytes]) -> None:
+        """Delete the vectors of contents that no version holds any more."""
+        self._scope.insert("DELETE FROM vectors WHERE ns = ? AND digest = ?", ((digest,) for digest in digests))
+
     def replace(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Replace all rows."""
         self._scope.select("DELETE FROM vectors WHERE ns = ?")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.row_codec import check_texts, decode_vectors
+from memalpha.store.filters import Filter
 from memalpha.store.indexing.cache import IndexCache
 from memalpha.store.indexing.corpus_arrays import are_sound, corpus_from_arrays, corpus_to_arrays
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder, StoredEmbedder
@@ -18,8 +21,31 @@ from memalpha.store.search.documents import Document, ScoredEntry
 from memalpha.store.search.options import SearchOptions
 from memalpha.store.search.span_bm25 import Span
 from memalpha.store.search.vectors import Precision
+from memalpha.types import MemoryEntry
 
 _PAGE = 20_000
+_MAX_HELD = 250_000  # entries of an earlier position whose corpus is held for the next search
+_MAX_FORGOTTEN = 1000  # erased ids from which building the corpus anew costs less
+
+
+class _PastCorpus(NamedTuple):
+    """Corpus of an earlier position: of all its entries, or of those that pass a filter.
+
+    Attributes:
+        position: Position that is searched.
+        filter: Filter of the entries; None for all.
+        namespace_id: Id of the namespace.
+        last_position: Position of the log's end when it was made.
+        rollbacks: Rollbacks of the database when it was made.
+        corpus: The corpus.
+    """
+
+    position: int
+    filter: Filter | None
+    namespace_id: int
+    last_position: int
+    rollbacks: int
+    corpus: Corpus
 
 
 class NamespaceIndex:
@@ -36,6 +62,8 @@ class NamespaceIndex:
             self._compact = CompactVectors(vectors, lambda ids: self._encoder().entry_vectors(ids))
         self._background = Background()
         self._corpus: Corpus | None = None
+        self._past: _PastCorpus | None = None
+        self._has_remnants = False  # True if the corpus has words of erased entries
         self._position, self._namespace_id = 0, -1
         self._rollbacks: int | None = None  # of the database, if the corpus holds what is not committed yet
 
@@ -57,21 +85,83 @@ class NamespaceIndex:
             vectors: Embeddings of the queries `(len(queries), dim)`, if known.
         """
         if position is not None:
-            entries = [
-                entry
-                for entry in self._rows.entries.live(position=position)
-                if options.filter is None or options.filter.matches(entry)
-            ]
-            documents = (Document.from_entry(entry, index) for index, entry in enumerate(entries))
-            corpus = Corpus(self._encoder(), documents, lambda: entries)
-            return corpus.search_many(queries, replace(options, category=None, where=None), vectors)
+            past = self._past_corpus(last_position, position, options.filter)
+            if past.filter is not None:  # all of its entries pass
+                options = replace(options, category=None, where=None)
+            return past.corpus.search_many(queries, options, vectors)
         corpus = self._checkout(last_position)
         results = corpus.search_many(queries, options, vectors)
         self._checkin(corpus)
         return results
 
+    def _past_corpus(self, last_position: int, position: int, where: Filter | None) -> _PastCorpus:
+        """Return a corpus of the entries at an earlier position, all of them or those that pass a filter.
+
+        The last one is held for the next search, up to `_MAX_HELD` entries: the past changes by erasure only.
+        """
+        database, namespace_id = self._rows.database, self._rows.scope.namespace_id
+        past, self._past = self._past, None
+        if past is not None and (
+            (past.position, past.namespace_id, past.rollbacks) != (position, namespace_id, database.rollbacks)
+            or past.filter not in (None, where)
+            or self._rows.log.has_erasure_after(past.last_position)
+        ):
+            past = None
+        if past is None:
+            entries = self._past_entries(position, where)
+            documents = (Document.from_entry(entry, index) for index, entry in enumerate(entries))
+            corpus = Corpus(self._encoder(), documents, partial(self._past_entries, position, where))
+            past = _PastCorpus(position, where, namespace_id, last_position, database.rollbacks, corpus)
+        if len(past.corpus) <= _MAX_HELD:
+            self._past = past
+        return past
+
+    def _past_entries(self, position: int, where: Filter | None) -> list[MemoryEntry]:
+        entries = self._rows.entries.live(position=position)
+        return [entry for entry in entries if where is None or where.matches(entry)]
+
+    def catch_up(self, last_position: int) -> None:
+        """Bring the corpus in memory, if there is one, to the log's end, before `forget`."""
+        if self._corpus is not None:
+            self._checkin(self._checkout(last_position))
+
+    def forget(self, ids: Collection[str], last_position: int) -> None:
+        """Remove entries that were just erased from the corpus in memory, rather than building it anew.
+
+        No search returns anything of them. The corpus keeps their words in its vocabulary, so no index file is made
+        from it.
+
+        Args:
+            ids: Erased ids.
+            last_position: Position of the erasure in the log, the next one after `catch_up`.
+        """
+        corpus, self._past, self._corpus = self._corpus, None, None
+        if corpus is None or len(ids) > _MAX_FORGOTTEN:
+            return
+        for id in ids:
+            if id in corpus:
+                corpus.remove(id)
+        self._position, self._has_remnants = last_position, self._has_remnants or bool(ids)
+        self._checkin(corpus)
+
+    def matching_ids(self, last_position: int, where: Filter) -> list[str] | None:
+        """Return the ids of the live entries that pass a filter, in no order; None if no corpus is in memory.
+
+        Args:
+            last_position: Position of the last operation in the log.
+            where: Filter.
+        """
+        if self._corpus is None:
+            return None
+        corpus = self._checkout(last_position)
+        ids = corpus.matching_ids(where)
+        self._checkin(corpus)
+        return ids
+
     def build(self, last_position: int) -> None:
         """Build everything that a search at the log's end needs."""
+        if self._has_remnants:
+            self._corpus = None
         corpus = self._checkout(last_position)
         corpus.build()
         self._checkin(corpus)
@@ -92,6 +182,7 @@ class NamespaceIndex:
         was_erased = corpus is not None and self._rows.log.has_erasure_after(self._position)
         if corpus is None or was_erased:
             self._background.stop()  # its work is for a corpus that is dropped
+            self._has_remnants = False
         if was_erased:
             corpus = None
         elif corpus is None and (saved := self._cache.load()) is not None:
@@ -123,7 +214,9 @@ class NamespaceIndex:
     def save(self) -> None:
         """Write the corpus to the index file, if it pays. Do not call this inside a transaction."""
         corpus, self._corpus = self._corpus, None
-        if corpus is not None:
+        if self._has_remnants:
+            self._corpus = corpus
+        elif corpus is not None:
             rebuilt = corpus.has_new_lists
             self._cache.save(self._position, len(corpus), lambda: corpus_to_arrays(corpus), force=rebuilt)
             self._corpus = corpus
@@ -132,7 +225,7 @@ class NamespaceIndex:
         """Stop work in the background, and save."""
         self._background.stop()
         self.save()
-        self._corpus = None
+        self._corpus = self._past = None
 
     def _build_corpus(self) -> Corpus:
         """Build the corpus from the stored rows."""

@@ -260,6 +260,11 @@ class Corpus:
             results.append(self._rank(selection, terms, vector, options, coverages[number]))
         return results
 
+    def matching_ids(self, where: Filter) -> list[str]:
+        """Return the ids of the documents that pass a filter, in no order."""
+        is_match = self._columns.mask(where, self._slots, self._size) & self._live[: self._size]
+        return [self._slots.text(slot) for slot in np.flatnonzero(is_match).tolist()]
+
     def build(self) -> None:
         """Build everything that a search needs, the inverted lists of a large memory included."""
         self._tidy()

@@ -258,7 +258,7 @@ class PostgresDatabase(Backend):
                 with savepoint(current) if write and current.is_atomic else nullcontext():
                     yield current.statements
             except psycopg.Error as error:
-                self._raise_store_error(error, "nothing of this was stored" if write else "")
+                self._raise_store_error(error, "nothing of this was stored" if current.writes else "")
             return
         state = "nothing was done"
         try:

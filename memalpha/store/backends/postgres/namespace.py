@@ -112,6 +112,12 @@ class _PostgresVectors(VectorTable):
         self._scope.insert(INSERT_VECTOR, ((digest, Vector(vectors[text])) for digest, text in contents.items()))
         index_contents(self._scope.statements, self._scope.namespace_id, contents.values())
 
+    def delete(self, digests: Iterable[bytes]) -> None:
+        digests = list(digests)
+        for table in ("vectors", "postings"):
+            rows = ((digest,) for digest in digests)
+            self._scope.insert(f"DELETE FROM {table} WHERE ns = ? AND digest = ?", rows)
+
     def delete_unused(self) -> None:
         with hash_joins_only(self._scope.statements):
             for table in ("vectors", "postings"):

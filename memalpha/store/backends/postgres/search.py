@@ -14,7 +14,7 @@ route "hard", and "soft" where there are raw spans; also where the index returns
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from memalpha.store.backends.postgres.fetched import FetchedEntries
 from memalpha.store.backends.postgres.namespace import PostgresNamespace
 from memalpha.store.backends.postgres.search_queries import HASH_JOINS, SearchQueries
 from memalpha.store.embedding import query_coverages
+from memalpha.store.filters import Filter
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder, StoredEmbedder
 from memalpha.store.search.bm25 import words
 from memalpha.store.search.documents import ScoredEntry
@@ -41,6 +42,15 @@ class PostgresIndex:
 
     def __init__(self, rows: PostgresNamespace, embedder: RecordedEmbedder) -> None:
         self._rows, self._embedder = rows, embedder
+
+    def matching_ids(self, last_position: int, where: Filter) -> None:
+        """Return None: there is no corpus in memory (see `NamespaceIndex.matching_ids`)."""
+
+    def catch_up(self, last_position: int) -> None:
+        """Do nothing, as `forget`."""
+
+    def forget(self, ids: Collection[str], last_position: int) -> None:
+        """Do nothing: there is no corpus in memory (see `NamespaceIndex.forget`)."""
 
     def search(
         self,

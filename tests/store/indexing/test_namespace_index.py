@@ -1,0 +1,138 @@
+"""The index in memory follows erasures, and serves filters and past states: with the answers of one made anew."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memalpha.store.indexing import cache, namespace_index
+from memalpha.store.indexing.cache import index_files
+from memalpha.store.search.corpus import Corpus
+from memalpha.store.store import MemoryStore
+
+pytestmark = pytest.mark.sqlite
+QUERIES = ("zebra number", "fact 3", "value of Ana")
+FILTERS = ({"n": {"$gte": 7}}, {"n": 100}, {"$or": [{"n": 3}, {"category": "episodic"}]}, {"n": {"$nin": [1, 2]}})
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(cache, "MIN_ENTRIES", 1)
+    path = tmp_path / "a.db"
+    with MemoryStore.open(path, embedder="hash") as store:
+        for n in range(12):
+            origin: dict[str, Any] = {"source": "chat", "turn": str(n)} if n % 2 else {}
+            store.insert("episodic" if n % 3 else "semantic", f"fact {n}: value {n * n}", metadata={"n": n}, **origin)
+        store.insert("semantic", "zebra: lives in the zoo", metadata={"n": 99, "keeper": "Zora"}, source="zoology")
+        store.delete(store.list()[2].id)
+    for file in index_files(str(path)):
+        file.unlink()
+    return path
+
+
+def answers(store: MemoryStore) -> list:
+    hits = [store.search(query, 20, where=where) for query in QUERIES for where in (None, *FILTERS)]
+    return [[(hit.entry, hit.score, hit.explain) for hit in found] for found in hits]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A number for each corpus that was made."""
+    numbers: list[int] = []
+    make = Corpus.__init__
+
+    def counted(self: Corpus, *args, **options) -> None:
+        numbers.append(1)
+        make(self, *args, **options)
+
+    monkeypatch.setattr(Corpus, "__init__", counted)
+    return numbers
+
+
+def test_an_erasure_leaves_the_index_and_nothing_of_the_entry(path: Path, made: list[int]) -> None:
+    with MemoryStore.open(path) as store, MemoryStore.open(path) as other:
+        zebra = store.search("zebra", 1)[0].entry
+        other.search("zebra")
+        store.update(zebra.id, "zebra: lives on a farm")  # not in the index yet
+        made.clear()
+        assert store.erase(zebra.id) == [] and "zebra" not in str(answers(store))
+        assert made == []
+        right = answers(other)
+        assert made and answers(store) == right
+        store.insert("semantic", "quagga: lives in the zoo")
+        assert store.search("quagga", 1)[0].entry.content == "quagga: lives in the zoo"
+        store.close()
+        assert index_files(str(path)) == []  # not from an index that knew the word
+        other.build_index()
+        [file] = index_files(str(path))
+        assert b"zebra" not in file.read_bytes() and b"zoology" not in file.read_bytes()
+
+
+def test_a_failed_erasure_leaves_the_index_right(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with MemoryStore.open(path) as store:
+        right, id = answers(store), store.list()[0].id
+        monkeypatch.setattr(store._database, "mark_for_scrub", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            store.erase(id)
+        monkeypatch.undo()
+        assert answers(store) == right
+
+
+def test_filters_list_the_same_with_and_without_an_index(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with MemoryStore.open(path) as store:
+        ids = [entry.id for entry in store.list()]
+        cases = [
+            {"where": where, "limit": limit, "after": after, "category": category}
+            for where in FILTERS
+            for limit in (None, 0, 1, 3)
+            for after in (None, ids[4])
+            for category in (None, "episodic")
+        ]
+        assert getattr(store._index, "_corpus") is None  # noqa: B009
+        scanned = [store.list(**case) for case in cases]
+        counts = [store.count(where=where) for where in FILTERS]
+        store.search("fact")
+        monkeypatch.setattr("memalpha.store.filters.Condition.matches", lambda *_: pytest.fail("read"))
+        assert [store.list(**case) for case in cases] == scanned
+        assert [store.count(where=where) for where in FILTERS] == counts == [6, 0, 8, 11]
+
+
+def test_a_past_state_is_indexed_once(path: Path, made: list[int]) -> None:
+    with MemoryStore.open(path) as store:
+        position = store.snapshot()
+        zebra = store.find("semantic", "zebra: lives in the zoo")
+        assert zebra is not None
+        store.delete(store.list()[0].id)
+
+        def past(handle: MemoryStore, where: dict | None) -> list:
+            return [handle.search(query, 20, as_of=position, where=where) for query in QUERIES]
+
+        right = []
+        for where in (None, *FILTERS):
+            with MemoryStore.open(path) as fresh:
+                right.append(past(fresh, where))
+        made.clear()
+        for _ in range(2):
+            assert [past(store, where) for where in (None, *FILTERS)] == right
+        assert len(made) == 1
+        with MemoryStore.open(path) as other:
+            made.clear()
+            assert past(other, FILTERS[0]) == right[1] == past(other, FILTERS[0]) and len(made) == 1
+            assert past(other, FILTERS[1]) == right[2] and len(made) == 2  # other entries pass
+            other.erase(zebra.id)
+        assert "zebra" not in str(past(store, None))
+        with pytest.raises(ZeroDivisionError), store.transaction():
+            store.insert("semantic", "zebra again")
+            assert "zebra again" in str(store.search("zebra", as_of=store.snapshot()))
+            raise ZeroDivisionError
+        store.insert("semantic", "quagga")
+        assert "zebra again" not in str(store.search("zebra", as_of=store.snapshot()))
+
+
+def test_a_large_past_state_is_not_held(path: Path, made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(namespace_index, "_MAX_HELD", 3)
+    with MemoryStore.open(path) as store:
+        for _ in range(2):
+            store.search("fact", as_of=5)
+        assert len(made) == 2 and np.isfinite([hit.score for hit in store.search("fact", as_of=2)]).all()
