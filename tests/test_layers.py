@@ -68,7 +68,7 @@ OPTIONAL_LIBRARIES = MODEL_LIBRARIES | {
         "mem0",
         "openai",
     ),
-    *("pyarrow", "ray", "referencing", "regex", "rich", "rouge_score", "uvicorn", "vllm", "wandb"),
+    *("pandas", "pyarrow", "ray", "referencing", "regex", "rich", "rouge_score", "uvicorn", "vllm", "wandb"),
 }
 """Heavy or optional libraries: functions may import them."""
 PLATFORM_LIBRARIES = {"resource", "select"}

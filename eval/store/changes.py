@@ -78,6 +78,7 @@ def measure(size: int, path: Path) -> dict[str, float]:
 
 
 def main() -> None:
+    """Measure every size and write the record."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--size", type=int, action="append", help="entries; 60,000 by default, may be repeated")
     parser.add_argument("--out", type=Path, help="write OUT.json and OUT.md")
@@ -101,7 +102,7 @@ def table(results: dict[str, dict[str, float]]) -> str:
     lines = [
         "# Calls whose work follows the size of a change",
         f"`{command} --out eval/results/store-changes`",
-        "CPU milliseconds of one thread (`eval/store/changes.py` says what is measured). Goals are for 200,000 entries.",
+        "CPU milliseconds of one thread (what is measured: `eval/store/changes.py`). Goals are for 200,000 entries.",
         "| call | " + " | ".join(f"{int(size):,} entries" for size in sizes) + " | goal |",
     ]
     rows = [
