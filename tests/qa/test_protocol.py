@@ -253,6 +253,10 @@ def test_a_table_says_what_to_take_where_the_reader_is_too_weak(capsys):
         print_table([replace(report, summary=summary)])
         out = " ".join(capsys.readouterr().out.split())
         assert (advice in out) == is_advised and ("most errors are its own" in out) == (ceiling < 0.5)
+    for name, accuracy in (("full", 0.4), ("full", 0.6), ("window", 0.4)):  # without evidence, full is the ceiling
+        print_table([replace(report, name=name, summary={**report.summary, "ceiling": None, "accuracy": accuracy})])
+        out = " ".join(capsys.readouterr().out.split())
+        assert ("the whole conversation (full)" in out) == (name == "full" and accuracy < 0.5)
 
 
 def test_a_judge_that_cannot_be_read_at_all_ends_the_run_in_words():

@@ -119,15 +119,22 @@ def _common_setup(reports: Sequence[Report]) -> str:
 
 
 def _ceiling_notes(reports: Sequence[Report]) -> list[str]:
-    """Return which reader and metric to take where the reader fails on the evidence itself."""
+    """Return which reader and metric to take where the reader fails on the evidence itself.
+
+    Where no question names evidence, the system `full` is the ceiling: the reader sees the whole conversation.
+    """
     summary = reports[0].summary
-    if summary["ceiling"] is None or summary["ceiling"] >= LOW_CEILING:
+    ceiling, view = summary["ceiling"], "the evidence itself"
+    if ceiling is None:
+        whole = [report.summary["accuracy"] for report in reports if report.name == "full"]
+        ceiling, view = (whole[0], "the whole conversation (full)") if whole else (None, "")
+    if ceiling is None or ceiling >= LOW_CEILING:
         return []
     is_floor = "(floor)" in summary["reader"]
     reader = "a language model (reader.kind=policy reader.policy=MODEL)" if is_floor else "a stronger reader"
     metric = " and a metric that takes other words for the same (metric=f1 or judge)" * (summary["metric"] == "exact")
     return [
-        f"shown the evidence itself, the reader is right in less than {LOW_CEILING:.0%} of the questions: most errors "
+        f"shown {view}, the reader is right in less than {LOW_CEILING:.0%} of the questions: most errors "
         f"are its own. To compare memories, take {reader}{metric}"
     ]
 
