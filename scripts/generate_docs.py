@@ -55,6 +55,7 @@ THEMES = {
         "lora-step",
         "overlap-bench",
         "plan-memory",
+        "sharded-memory",
     ),
     "Evaluation": (
         "systems-locomo",

@@ -130,7 +130,7 @@ class ComputeConfig(LoadingConfig):
     threads: int = Field(default=1, gt=0, description="torch threads")
     sharding: Literal["ddp", "fsdp"] = Field(
         default="ddp",
-        description="under accelerate launch; fsdp shards optimizer and passes, the sampler stays whole",
+        description="under accelerate launch; fsdp shards optimizer and passes, a sampler in the process stays whole",
     )
     offload_optimizer: bool = Field(
         default=False,

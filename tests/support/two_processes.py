@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tiny import VOCABULARY, tiny_model
+from tiny import VOCABULARY, tiny_model, tiny_policy
 
 from memalpha.config import LoraConfig, TrainConfig
 from memalpha.errors import CheckpointError, TrainingError
@@ -28,7 +28,7 @@ from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.loss_weights import normalize
 from memalpha.train.learner.losses import LossSettings
 from memalpha.train.rollouts.worker import RolloutWorker
-from memalpha.train.trainers.checkpoint import load_weights
+from memalpha.train.trainers.checkpoint import load_checkpoint, load_weights, write_checkpoint
 
 
 def rows(lengths: list[tuple[int, int]], entropy: float) -> list[TrainingSample]:
@@ -62,6 +62,7 @@ CASES: dict[str, dict[str, Any]] = {
     "ddp, one micro-batch": {"microbatch_tokens": 10**6, "lengths": UNEVEN[:2]},
     "fsdp": {"sharding": "fsdp", "microbatch_tokens": 128},
     "fsdp, one micro-batch": {"sharding": "fsdp", "microbatch_tokens": 10**6, "lengths": UNEVEN[:2]},
+    "fsdp, sharded only": {"sharding": "fsdp", "microbatch_tokens": 128, "beta": 0.3, "keeps_whole": False},
     "fsdp, KL, entropy, recomputing": {
         "sharding": "fsdp",
         "microbatch_tokens": 128,
@@ -97,7 +98,7 @@ def measure(case: dict[str, Any], world: World = SINGLE_PROCESS) -> dict[str, An
 
     A second step, of rows without any weight, must change nothing.
     """
-    changes = {key: value for key, value in case.items() if key not in ("lengths", "values", "flat")}
+    changes = {key: value for key, value in case.items() if key not in ("lengths", "values", "flat", "keeps_whole")}
     config = TrainConfig(out=Path("unused"), learning_rate=1e-2, **changes)
     model: Any = tiny_model()
     if config.lora is not None:
@@ -114,6 +115,7 @@ def measure(case: dict[str, Any], world: World = SINGLE_PROCESS) -> dict[str, An
         reference=config.loss.beta > 0,
         value_learning_rate=rate,
         world=world,
+        keeps_whole=case.get("keeps_whole", True),
     )
     samples = rows(case.get("lengths", UNEVEN), config.loss.entropy_coef)
     if "values" in case:
@@ -130,10 +132,10 @@ def measure(case: dict[str, Any], world: World = SINGLE_PROCESS) -> dict[str, An
     result["stats"] = engine.forward_backward(normalize(samples, "constant"))
     result["gradient"] = {name: full_tensor(p.grad).clone() for name, p in engine.trainable.items()}
     result["norm"] = engine.optim_step(1e-2)
-    result["weights"] = {name: p.detach().clone() for name, p in engine.model.named_parameters()}
+    result["weights"] = {name: full_tensor(p.detach()).clone() for name, p in engine.model.named_parameters()}
     result["optimizer"] = {name: value.clone() for name, value in engine.optimizer_tensors().items()}
     assert engine.update(flat_rows, 1e-2)["rows_without_weight"] == len(flat_rows)
-    assert all(torch.equal(p, result["weights"][name]) for name, p in engine.model.named_parameters())
+    assert all(torch.equal(full_tensor(p), result["weights"][name]) for name, p in engine.model.named_parameters())
     assert all(torch.equal(value, result["optimizer"][name]) for name, value in engine.optimizer_tensors().items())
     result["after_step"] = engine.forward(samples)
     if "values" in case:
@@ -158,6 +160,37 @@ def load_after_a_step(folder: Path, world: World) -> list[list[np.ndarray]]:
     logprobs.append(engine.forward(samples))
     load_weights(folder, engine)
     return [*logprobs, engine.forward(samples)]
+
+
+def step_and_save(folder: Path, world: World) -> tuple[Engine, list[np.ndarray]]:
+    """Take a step, shard the weights over the processes without a whole copy, and save a checkpoint in `folder`.
+
+    Returns:
+        The engine, and the log-probs of rows after the step.
+    """
+    config = TrainConfig(out=Path("unused"), sharding="fsdp", microbatch_tokens=128, learning_rate=1e-2)
+    engine = Engine(tiny_model(), config, world=world, keeps_whole=False)
+    samples = rows(UNEVEN, 0.0)
+    engine.update(samples, 1e-2)
+    write_checkpoint(folder, tiny_policy(), engine, {"step": 1})
+    return engine, engine.forward(samples)
+
+
+def tensors_of(engine: Engine) -> dict[str, torch.Tensor]:
+    """Return weights and optimizer states, whole."""
+    weights = {name: full_tensor(p.detach()).clone() for name, p in engine.model.named_parameters()}
+    return {**weights, **engine.optimizer_tensors()}
+
+
+def exchange(folder: Path, world: World) -> dict[str, Any]:
+    """Return the tensors of a checkpoint of two processes, and of one of a single process that both have loaded."""
+    engine, logprobs = step_and_save(folder / "saved by two", world)
+    result = {"two": tensors_of(engine), "logprobs": logprobs}
+    load_checkpoint(folder / "saved by one", engine)
+    result["one"] = tensors_of(engine)
+    load_checkpoint(folder / "saved by two", engine)
+    result["again"] = tensors_of(engine)
+    return result
 
 
 def watch() -> tuple[list[int], list[dict[str, Any]]]:
@@ -198,6 +231,7 @@ def main(folder: Path) -> None:
     world = join_world("cpu")
     results: dict[str, Any] = {"cases": {name: measure(case, world) for name, case in CASES.items()}}
     results["loaded"] = load_after_a_step(folder / "loaded", world)
+    results["exchanged"] = exchange(folder, world)
     results["ranks"] = world.gather([world.rank])
     results["shards"] = world.gather([world.shard(range(size)) for size in (0, 1, 3, 8)])
     try:

@@ -57,6 +57,7 @@ class Engine(BaseEngine):
             frozen copy. Construct the engine on the start weights then, and load a checkpoint afterwards.
         value_learning_rate: Train a value head too, with the same schedule but this rate instead of `learning_rate`.
         world: Processes of the run.
+        keeps_whole: Keep a whole copy of weights that FSDP shards, for a sampler in this process.
 
     Raises:
         PolicyError: The model's logits are not those of its output embedding.
@@ -72,11 +73,12 @@ class Engine(BaseEngine):
         reference: bool = False,
         value_learning_rate: float | None = None,
         world: World = SINGLE_PROCESS,
+        keeps_whole: bool = True,
     ) -> None:
         check_head(model)
         if config.compute.share_prefixes:
             check_trees(model)
-        super().__init__(model, config, world)
+        super().__init__(model, config, world, keeps_whole=keeps_whole)
         self.loss = loss
         trained = self.trained
         self._reference_model = trained if reference and isinstance(model, PeftModel) else None

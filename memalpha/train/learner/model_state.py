@@ -21,11 +21,15 @@ from memalpha.config import LearnerConfig
 from memalpha.errors import TrainingError
 from memalpha.policy.model_files import count_parameters, hide_progress_bars, load_adapter
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World, full_tensor, gather_weights, shard_like
+from memalpha.train.learner.sharded_files import RowFiles, read_weights, write_rows, write_weights
 from memalpha.train.learner.token_logprobs import unwrap_peft
 
 
 class BaseEngine:
     """Own a model and the optimizer of its trainable weights.
+
+    With `keeps_whole=False` weights that FSDP shards are nowhere whole (`is_sharded`): `model` itself is sharded, and
+    cannot sample. Adapters' bases stay whole.
 
     Trained weights are float32 at least; with `dtype` bfloat16 the passes and the frozen weights are bfloat16. With
     `offload_optimizer` Adam's states are in host memory: each step copies gradients there and new weights back. A
@@ -36,14 +40,18 @@ class BaseEngine:
     scorer: nn.Module
     optimizer: torch.optim.AdamW
 
-    def __init__(self, model: Any, config: LearnerConfig, world: World = SINGLE_PROCESS) -> None:
+    def __init__(
+        self, model: Any, config: LearnerConfig, world: World = SINGLE_PROCESS, *, keeps_whole: bool = True
+    ) -> None:
         self.model = model.eval()
         self.config = config.with_learning_rate(count_parameters(model))
         self.world = world
         self.weights_step = 0
         self._cast_weights(model)
-        # FSDP shards in place, so shard a copy: sampler and checkpoints need the full weights.
-        self.trained = copy.deepcopy(model) if world.size > 1 and config.compute.sharding == "fsdp" else model
+        shards = world.size > 1 and config.compute.sharding == "fsdp"
+        self.is_sharded = shards and not keeps_whole and config.lora is None
+        # FSDP shards in place. A sampler in this process needs the full weights, so a copy is sharded then.
+        self.trained = copy.deepcopy(model) if shards and not self.is_sharded else model
         self.trainable: dict[str, nn.Parameter] = {}
         self.value_head: dict[str, nn.Parameter] = {}
         self._stepped: dict[str, nn.Parameter] = {}
@@ -88,10 +96,38 @@ class BaseEngine:
                 value.to(parameter.device) if value.dim() == 0 else shard_like(value, parameter)
             )
 
+    def write_optimizer(self, folder: Path, **further: torch.Tensor) -> None:
+        """Write the state of a sharded optimizer, each process its share. Every process must call this.
+
+        Args:
+            folder: Existing folder that every process sees.
+            further: Tensors that the main process adds.
+        """
+        state = self.optimizer.state
+        tensors = {
+            f"{name}/{key}": value
+            for name, parameter in self._stepped.items()
+            for key, value in state.get(parameter, {}).items()
+        }
+        write_rows(tensors, folder, self.world, **further)
+
+    def load_optimizer(self, files: RowFiles) -> None:
+        """Restore what `write_optimizer` wrote in any number of processes. Raises `KeyError` for other parameters."""
+        self.optimizer.state.clear()
+        for path in files.names:
+            name, _, key = path.rpartition("/")
+            if name in self._stepped:
+                parameter = self._stepped[name]
+                self.optimizer.state[parameter][key] = files.read_like(path, parameter)
+
+    def write_shards(self, folder: Path) -> None:
+        """Write sharded weights as a plain transformers directory, tensor by tensor. Every process must call this."""
+        write_weights(self.model, folder, self.world)
+
     def write(self, folder: Path) -> None:
         """Write the trained weights: a plain transformers directory, or the adapters of a `PeftModel`.
 
-        An adapter's configuration names its base model.
+        An adapter's configuration names its base model. Sharded weights are written by `write_shards`.
         """
         if not isinstance(self.model, PeftModel):
             self._write_model(folder)
@@ -103,7 +139,9 @@ class BaseEngine:
 
     def read(self, folder: Path) -> None:
         """Load what `write` wrote into the model in place. Raises the libraries' errors for other files."""
-        if isinstance(self.model, PeftModel):
+        if self.is_sharded:
+            read_weights(self.model, folder)
+        elif isinstance(self.model, PeftModel):
             load_adapter(self.model, folder)
         else:
             self.model.load_state_dict(self._read_model(folder))

@@ -88,7 +88,7 @@ class WeightSync:
             return
         start = time.monotonic()
         is_first = not self._version
-        self._version = world.run_on_main(self._push)
+        self._version = self._push()
         self.policy.model = self._version if self.has_adapters else world.run_on_main(self.policy.client.base_model)
         self.policy.version = engine.weights_step
         if is_first:
@@ -121,17 +121,33 @@ class WeightSync:
 
     def _push(self) -> str:
         """Write the weights, let the server load them, and return their name."""
-        client, previous = self.policy.client, self._version
+        world, is_sharded = self.engine.world, self.engine.is_sharded
         self._count += 1
-        version = f"memalpha-{self._run}-{self._count}"
-        target = self.folder / version
-        partial = target.with_name(f".{version}.part")
+        partial = world.run_on_main(lambda: self._prepare_folder(with_weights=not is_sharded))
+        if is_sharded:
+            self.engine.write_shards(partial)
+        return world.run_on_main(lambda: self._load(partial))
+
+    def _prepare_folder(self, *, with_weights: bool) -> Path:
+        """Make the folder that the weights are written to, under a name that no server loads."""
+        partial = self.folder / f".memalpha-{self._run}-{self._count}.part"
         try:
-            if not previous:
+            if not self._version:
                 for old in (*self.folder.glob("memalpha-*"), *self.folder.glob(".memalpha-*.part")):
                     shutil.rmtree(old)
             partial.mkdir(parents=True)
-            self.engine.write(partial)
+            if with_weights:
+                self.engine.write(partial)
+        except OSError as error:
+            raise ConfigError(f"sampler.url: weights cannot be written to {self.folder} ({error})") from error
+        return partial
+
+    def _load(self, partial: Path) -> str:
+        """Let the server load the weights of a folder, remove earlier ones, and return their name."""
+        client, previous = self.policy.client, self._version
+        version = partial.name.removeprefix(".").removesuffix(".part")
+        target = partial.with_name(version)
+        try:
             partial.replace(target)
         except OSError as error:
             raise ConfigError(f"sampler.url: weights cannot be written to {self.folder} ({error})") from error

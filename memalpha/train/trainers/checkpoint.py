@@ -6,7 +6,8 @@ the base, and the adapters; peft loads it. In addition there are `value_head.saf
 head), `optimizer.safetensors` and `state.json` (step, position, algorithm state, best validation). Nothing is pickled.
 
 A checkpoint is written to a temporary name and then renamed, so a kill never leaves a partial one. The main process
-writes whole tensors, so checkpoints of several processes equal those of one.
+writes whole tensors, so checkpoints of several processes equal those of one. Where no process keeps whole weights
+(`BaseEngine.is_sharded`), each writes its share of the optimizer (`optimizer-RANK-of-SIZE.safetensors`) instead.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from memalpha.policy.base import ADAPTER_CONFIG
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.learner.distributed import full_tensor, scatter_weights, shard_like
 from memalpha.train.learner.model_state import BaseEngine
+from memalpha.train.learner.sharded_files import RowFiles
 
 FORMAT = 2
 RNG = "rng/torch"
@@ -46,18 +48,28 @@ def write_checkpoint(path: Path, policy: TransformersPolicy, engine: BaseEngine,
     """
     if engine.world.run_on_main(path.exists):
         return
-    tensors = {**engine.optimizer_tensors(), RNG: torch.get_rng_state()}
-    value_head = {name: full_tensor(parameter.detach()).cpu() for name, parameter in engine.value_head.items()}
+    temporary = path.with_name(f".{path.name}.part")
 
-    def write() -> None:
-        temporary = path.with_name(f".{path.name}.part")
+    def make_folder() -> None:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        engine.write(temporary)
+
+    tensors = {} if engine.is_sharded else {**engine.optimizer_tensors(), RNG: torch.get_rng_state()}
+    value_head = {name: full_tensor(parameter.detach()).cpu() for name, parameter in engine.value_head.items()}
+    if engine.is_sharded:
+        engine.world.run_on_main(make_folder)
+        engine.write_shards(temporary)
+        engine.write_optimizer(temporary, **{RNG: torch.get_rng_state()})
+        engine.world.gather([])  # every process has written its share
+
+    def write() -> None:
+        if not engine.is_sharded:
+            make_folder()
+            engine.write(temporary)
+            save_file(tensors, temporary / "optimizer.safetensors")
         if value_head:
             save_file(value_head, temporary / VALUE_HEAD)
         policy.tokenizer.save_pretrained(temporary)
-        save_file(tensors, temporary / "optimizer.safetensors")
         write_json(temporary / "state.json", {"format": FORMAT, **state})
         for file in temporary.iterdir():
             _flush(file)
@@ -79,10 +91,15 @@ def load_checkpoint(path: Path, engine: BaseEngine) -> dict[str, Any]:
             raise ValueError("state.json holds no JSON object")
         if state.get("format") != FORMAT:
             raise CheckpointError(f"{path}: checkpoint format {state.get('format')!r}, this version reads {FORMAT}")
-        tensors = load_file(path / "optimizer.safetensors")
         load_weights(path, engine)
-        torch.set_rng_state(tensors.pop(RNG))
-        engine.load_optimizer_tensors(tensors)
+        if (path / "optimizer.safetensors").exists():
+            tensors = load_file(path / "optimizer.safetensors")
+            torch.set_rng_state(tensors.pop(RNG))
+            engine.load_optimizer_tensors(tensors)
+        else:
+            files = RowFiles(path)
+            torch.set_rng_state(files.read(RNG))
+            engine.load_optimizer(files)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(f"cannot resume from {path}: {error}; delete it to resume from an earlier one") from error
     return state

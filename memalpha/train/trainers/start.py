@@ -219,4 +219,13 @@ def build_engine(
     if config.lora is not None:
         name, token_ids = absolute_policy_name(config.policy), add_tokens(policy, config.lora.trainable_tokens)
         model = add_lora(model, config.lora, name, config.seed, token_ids=token_ids)
-    return Engine(model, config, loss, reference=reference, value_learning_rate=value_learning_rate, world=world)
+    samples_here = getattr(getattr(config, "sampling", None), "sampler", None) is None
+    return Engine(
+        model,
+        config,
+        loss,
+        reference=reference,
+        value_learning_rate=value_learning_rate,
+        world=world,
+        keeps_whole=samples_here,
+    )

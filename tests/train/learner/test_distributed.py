@@ -21,12 +21,14 @@ import torch
 from hostile import HostileServer, whimsical
 from safetensors.torch import load_file
 from tiny import tiny_policy
-from two_processes import CASES, measure
+from transformers import AutoModelForCausalLM
+from two_processes import CASES, UNEVEN, measure, rows, step_and_save, tensors_of
 
 from memalpha.config import PreferenceConfig, SFTConfig, TextConfig, TrainConfig, build_config, merge
-from memalpha.errors import ConfigError
+from memalpha.errors import CheckpointError, ConfigError
 from memalpha.train.api import train
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World, join_world
+from memalpha.train.trainers.checkpoint import load_checkpoint
 
 ERL = {
     "algorithm": "erl",
@@ -155,6 +157,7 @@ def two_process_results(folder, run, imitation_config, preference_config, text_c
     judged |= {"overlap": 3, "minibatches": 1, "max_steps": 1}
     runs.append(run("parts of a task", **judged))
     train(run("parts of a task of one", **judged))
+    step_and_save(folder / "saved by one", SINGLE_PROCESS)
     plan = {"runs": runs, "interrupted": run("interrupted", sharding="fsdp", save_every=100, validate_every=100)}
     (folder / "plan.pickle").write_bytes(pickle.dumps(plan))
     with socket.socket() as free:
@@ -210,6 +213,32 @@ def test_shards_get_the_weights_that_are_loaded(two_process_results):
     start, after, loaded = two_process_results["loaded"]
     assert all(np.allclose(a, b, atol=1e-6) for a, b in zip(loaded, start, strict=True))
     assert not any(np.allclose(a, b, atol=1e-3) for a, b in zip(after, start, strict=True))
+
+
+def test_checkpoints_without_a_whole_copy_go_to_any_number_of_processes(two_process_results, folder, tmp_path):
+    exchanged = two_process_results["exchanged"]
+    files = {path.name for path in (folder / "saved by two").iterdir()}
+    assert {"optimizer-00000-of-00002.safetensors", "optimizer-00001-of-00002.safetensors"} < files
+    assert "optimizer.safetensors" in {path.name for path in (folder / "saved by one").iterdir()}
+    engine, _ = step_and_save(tmp_path / "again", SINGLE_PROCESS)
+    same = tensors_of(engine)
+    assert distance(exchanged["two"], same) < TOLERANCE
+    assert all(torch.equal(value, same[name]) for name, value in exchanged["one"].items()), "two load what one saved"
+    assert load_checkpoint(folder / "saved by two", engine)["step"] == 1
+    loaded = tensors_of(engine)
+    for tensors in (loaded, exchanged["again"]):
+        assert tensors.keys() == exchanged["two"].keys()
+        assert all(torch.equal(value, exchanged["two"][name]) for name, value in tensors.items())
+    for a, b in zip(engine.forward(rows(UNEVEN, 0.0)), exchanged["logprobs"], strict=True):
+        assert np.allclose(a, b, atol=1e-5)
+    model = AutoModelForCausalLM.from_pretrained(folder / "saved by two")
+    assert type(model).__name__ == "Qwen3ForCausalLM" and all(
+        torch.equal(parameter, loaded[name]) for name, parameter in model.named_parameters()
+    )
+    shutil.copytree(folder / "saved by two", tmp_path / "half")
+    (tmp_path / "half" / "optimizer-00001-of-00002.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"lacks optimizer\.safetensors, or some of its"):
+        load_checkpoint(tmp_path / "half", engine)
 
 
 @pytest.mark.parametrize("name", ["ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_MIXED_PRECISION"])

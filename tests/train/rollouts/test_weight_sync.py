@@ -49,10 +49,11 @@ def as_rows(completions) -> list[TrainingSample]:
     return [policy_gradient_sample(Turn(0, completion)) for completion in completions]
 
 
-@pytest.mark.parametrize("lora", [None, {"r": 2}])
-def test_a_server_follows_the_learner(policy_path, synced, tmp_path, lora):
+@pytest.mark.parametrize(("lora", "is_sharded"), [(None, False), (None, True), ({"r": 2}, False)])
+def test_a_server_follows_the_learner(policy_path, synced, tmp_path, lora, is_sharded):
     with VllmServer(policy_path) as server:
         sync, policy = synced(server, lora)
+        sync.engine.is_sharded = is_sharded  # weights are then written tensor by tensor
         first = policy.sample(SAMPLED)
         names = list(server.adapters)
         policy.sample(SAMPLED)
