@@ -25,6 +25,7 @@ from memalpha.cli import (
     fetch,
     history,
     judge,
+    keys,
     read,
     serve,
     store,
@@ -44,8 +45,10 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="List, prepare, check and compare data sets.", no_args_is_help=True)
 judge_app = typer.Typer(help="Check language models that judge answers.", no_args_is_help=True)
+keys_app = typer.Typer(help="Make, list and revoke API keys of a served store.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(judge_app, name="judge")
+app.add_typer(keys_app, name="keys")
 
 
 def _print_version(requested: bool) -> None:
@@ -75,6 +78,8 @@ for _name, _command in data.COMMANDS.items():
     data_app.command(name=_name, help=_help_text(_command))(_command)
 for _name, _command in judge.COMMANDS.items():
     judge_app.command(name=_name, help=_help_text(_command))(_command)
+for _name, _command in keys.COMMANDS.items():
+    keys_app.command(name=_name, help=_help_text(_command))(_command)
 
 
 def main() -> NoReturn:

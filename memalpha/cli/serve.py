@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,9 @@ from memalpha.cli.options import (
 )
 from memalpha.errors import ConfigError
 
+if TYPE_CHECKING:
+    from memalpha.integrations.server.keys import KeyFile
+
 
 def serve(
     store: StoreFile,
@@ -31,6 +34,10 @@ def serve(
     token_file: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="File with the token that requests need (or set MEMALPHA_TOKEN)."),
+    ] = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keys of `memalpha keys`; by default STORE.keys, if there is one."),
     ] = None,
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Allow only search, list and ask; no policy needed.")
@@ -54,7 +61,8 @@ def serve(
     """Serve STORE and a writer to other programs.
 
     --mcp serves MCP on stdin and stdout, --http serves an HTTP API; both together share one address. One namespace is
-    served, chosen here. An address that other machines can reach needs a token. Ctrl-C stops the server.
+    served, chosen here; keys (`memalpha keys`) may have others. An address that other machines can reach needs a token
+    or keys. Ctrl-C stops the server.
 
     Example: memalpha serve ana.db --policy tiny --mcp --http 127.0.0.1:8765
 
@@ -77,10 +85,13 @@ def serve(
         raise ConfigError("serve: choose --mcp, --http HOST:PORT, or both")
     if http is None and token_file is not None:
         raise ConfigError("token-file: stdin and stdout use no token; add --http")
+    if http is None and keys is not None:
+        raise ConfigError("keys: stdin and stdout use no keys; add --http")
     address = None if http is None else parse_address(http)
+    key_file = None if http is None else _open_keys(store, keys)
     token = None if http is None else read_token(token_file)
     if address is not None:
-        check_token_needed(address[0], token)
+        check_token_needed(address[0], token or key_file)
     reader_pairs = [pair for pair in settings or () if pair.startswith("reader.")]
     writer_pairs = [pair for pair in settings or () if not pair.startswith("reader.")]
     config, reader = parse_store_writer(writer_pairs, instructions), parse_reader_settings(reader_pairs)
@@ -107,7 +118,17 @@ def serve(
     if address is None:
         serve_stdio(service)
     else:
-        serve_http(service, address, token=token, mcp=mcp, description=repr(memory))
+        serve_http(service, address, token=token, keys=key_file, mcp=mcp, description=repr(memory))
+
+
+def _open_keys(store: str, file: Path | None) -> KeyFile | None:
+    from memalpha.integrations.server.keys import KeyFile, default_key_file
+
+    if file is None:
+        file = default_key_file(store)
+        if file is None or not file.exists():
+            return None
+    return KeyFile(file)
 
 
 COMMANDS = {"serve": serve}

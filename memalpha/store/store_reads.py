@@ -65,6 +65,11 @@ class StoreReader(Memory):
         return self._namespace.schema
 
     @property
+    def namespace_name(self) -> str:
+        """Name of the namespace."""
+        return self._namespace.name
+
+    @property
     def embedder(self) -> str:
         return self._embedder.name
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from memalpha import __version__
 from memalpha.errors import ConfigError, install_command
+from memalpha.integrations.server.access import NAMESPACE_HEADER, granted
+from memalpha.integrations.server.keys import KeyFile, Right
 from memalpha.integrations.server.middleware import HEALTH, RequestGuard, SurrogateJSONResponse, error_response
 from memalpha.integrations.server.schemas import (
     HTTP_SOURCE,
@@ -21,6 +23,7 @@ from memalpha.integrations.server.schemas import (
     CoreRequest,
     CoreResponse,
     EntryPage,
+    EraseResponse,
     ErrorResponse,
     FilteredSearchRequest,
     HealthResponse,
@@ -43,6 +46,7 @@ from memalpha.types import MemoryEntry
 
 try:
     from fastapi import APIRouter, Depends, FastAPI, Request, Response
+    from fastapi import Header as HeaderParameter
     from fastapi import Path as PathParameter
     from fastapi import Query as QueryParameter
     from fastapi.exceptions import RequestValidationError
@@ -62,15 +66,37 @@ if TYPE_CHECKING:
 Id = Annotated[Label, PathParameter(description="the entry's id; write '#' in it as %23")]
 AsOf = Annotated[Position | Time | None, QueryParameter(description="a past state: log position or ISO time")]
 
+NamespaceHeader = Annotated[
+    str | None,
+    HeaderParameter(
+        alias=NAMESPACE_HEADER, description="namespace, percent-encoded; a key of one namespace has its own by default"
+    ),
+]
+
+
+def _granted(right: Right) -> Any:
+    """Return the dependency of a route that uses `right`: the memory of the request's namespace."""
+
+    async def memory(request: Request, namespace: NamespaceHeader = None) -> MemoryService:
+        return granted(request.app.state.service, request.scope, right)  # the guard has read the header
+
+    return Depends(memory)
+
+
+Reading = Annotated[MemoryService, _granted("read")]
+Writing = Annotated[MemoryService, _granted("write")]
+ModelReading = Annotated[MemoryService, _granted("read-with-model")]
+Erasing = Annotated[MemoryService, _granted("erase")]
+
 _ERRORS = {
     400: "unreadable request",
-    401: "missing or wrong token",
-    403: "not allowed",
+    401: "missing or wrong token or key",
+    403: "not allowed, or a right is missing",
     408: "the body came too slowly",
     413: "too large",
     421: "the request is for another host",
     422: "invalid arguments",
-    429: "too many requests wait for the policy",
+    429: "too many requests wait for the policy, or a quota is spent",
     500: "the server failed",
     503: "the store failed, or the server is busy or closing",
 }
@@ -81,13 +107,20 @@ _BAD_GATEWAY: dict[int | str, dict[str, Any]] = {
 
 
 def http_app(
-    service: MemoryService, *, token: str | None = None, local: bool = True, mcp: Server[Any] | None = None
+    service: MemoryService,
+    *,
+    token: str | None = None,
+    keys: KeyFile | None = None,
+    local: bool = True,
+    mcp: Server[Any] | None = None,
 ) -> FastAPI:
-    """Build the application that serves one memory.
+    """Build the application that serves a store.
 
     Args:
-        service: The memory; the caller closes it.
-        token: Required by every request but that for health; None requires none.
+        service: The memory; the caller closes it. Keys may reach other namespaces of its store, too.
+        token: Has all rights on the service's namespace; None is none.
+        keys: Keys with their rights; the caller closes the file. Every request but that for health needs the token or
+            a key, unless there are neither.
         local: The server listens on a loopback address, and only requests for such a host are accepted.
         mcp: MCP server to serve at /mcp beside the API.
     """
@@ -110,7 +143,7 @@ def http_app(
         generate_unique_id_function=lambda route: route.name,
         responses={status: {"model": ErrorResponse, "description": text} for status, text in _ERRORS.items()},
     )
-    app.add_middleware(RequestGuard, token=token, local=local)
+    app.add_middleware(RequestGuard, token=token, keys=keys, namespace=service.name, local=local)
     sessions = None
     if mcp is not None:
         from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
@@ -130,9 +163,10 @@ def http_app(
         return HealthResponse()
 
     # RequestGuard checks the token; this puts it into the API description.
-    token_description = [Depends(HTTPBearer(auto_error=False))] if token else []
+    token_description = [Depends(HTTPBearer(auto_error=False))] if token or keys else []
     router = APIRouter(prefix="/v1", dependencies=[Depends(_check_query_parameters), *token_description])
-    _add_routes(router, service)
+    app.state.service = service
+    _add_routes(router)
     app.include_router(router)
     build_description = app.openapi
 
@@ -196,26 +230,27 @@ def _check_query_parameters(request: Request) -> None:
             raise ServiceError("invalid_arguments", f"query.{name}: there is no such parameter")
 
 
-def _add_routes(app: APIRouter, service: MemoryService) -> None:
+def _add_routes(app: APIRouter) -> None:
     @app.post("/read", responses=_BAD_GATEWAY)
-    async def read(body: ReadRequest) -> ReadResponse:
+    async def read(service: ModelReading, body: ReadRequest) -> ReadResponse:
         """Let the writer read a text, chunk by chunk, and return its tool calls."""
         return await service.read(body, source=HTTP_SOURCE)
 
     @app.post("/ask", responses=_BAD_GATEWAY)
-    async def ask(body: AskRequest) -> AskResponse:
+    async def ask(service: Reading, body: AskRequest) -> AskResponse:
         """Answer a question from the memory alone."""
-        answer = await service.ask(body.question, body.k)
+        answer = await service.ask(body.question, body.k, where=body.where)
         return AskResponse(answer.text, answer.abstained, answer.conflict, answer.hits)
 
     @app.post("/search")
-    async def search(body: FilteredSearchRequest) -> SearchResponse:
+    async def search(service: Reading, body: FilteredSearchRequest) -> SearchResponse:
         """Return the entries nearest to a query, with the parts of their scores."""
         hits = await service.search(body.query, body.k, category=body.category, where=body.where, as_of=body.as_of)
         return SearchResponse(hits)
 
     @app.get("/entries", responses=_NOT_FOUND)
     async def list_entries(
+        service: Reading,
         category: Label | None = None,
         limit: Limit = 50,
         after: Label | None = None,
@@ -236,14 +271,14 @@ def _add_routes(app: APIRouter, service: MemoryService) -> None:
         status_code=201,
         responses={200: {"model": MemoryEntry, "description": "the entry existed already and is unchanged"}},
     )
-    async def insert(body: InsertRequest, response: Response) -> MemoryEntry:
+    async def insert(service: Writing, body: InsertRequest, response: Response) -> MemoryEntry:
         """Store a fact. The same content in the same category is stored once."""
         entry, is_new = await service.insert(body.model_dump())
         response.status_code = 201 if is_new else 200
         return entry
 
     @app.get("/entries/{id:path}", responses=_NOT_FOUND)
-    async def get(id: Id, as_of: AsOf = None) -> MemoryEntry:
+    async def get(service: Reading, id: Id, as_of: AsOf = None) -> MemoryEntry:
         """Return an entry of the current or a past state."""
         return await service.get(id, as_of)
 
@@ -251,32 +286,37 @@ def _add_routes(app: APIRouter, service: MemoryService) -> None:
         "/entries/{id:path}",
         responses={**_NOT_FOUND, 409: {"model": ErrorResponse, "description": "another entry has this content"}},
     )
-    async def update(id: Id, body: UpdateRequest) -> MemoryEntry:
+    async def update(service: Writing, id: Id, body: UpdateRequest) -> MemoryEntry:
         """Replace the content of an entry; its id and history stay."""
         return await service.update(id, body.model_dump())
 
     @app.delete("/entries/{id:path}", responses=_NOT_FOUND)
-    async def delete(id: Id) -> MemoryEntry:
+    async def delete(service: Writing, id: Id) -> MemoryEntry:
         """Delete an entry and return its last version; its history stays."""
         return await service.delete(id, HTTP_SOURCE)
 
     @app.get("/history/{id:path}", responses=_NOT_FOUND)
-    async def history(id: Id) -> HistoryResponse:
+    async def history(service: Reading, id: Id) -> HistoryResponse:
         """Return every version of an entry, deleted or not."""
         return HistoryResponse(await service.history(id))
 
+    @app.delete("/history/{id:path}", responses=_NOT_FOUND)
+    async def erase(service: Erasing, id: Id) -> EraseResponse:
+        """Erase an entry for good, live or deleted, with all of its past."""
+        return await service.erase(id)
+
     @app.get("/core")
-    async def core(as_of: AsOf = None) -> CoreResponse:
+    async def core(service: Reading, as_of: AsOf = None) -> CoreResponse:
         """Return the core memory."""
         return CoreResponse(await service.core(as_of))
 
     @app.put("/core")
-    async def set_core(body: CoreRequest) -> CoreResponse:
+    async def set_core(service: Writing, body: CoreRequest) -> CoreResponse:
         """Replace the core memory."""
         return CoreResponse(await service.set_core(body.content, HTTP_SOURCE))
 
     @app.get("/log")
-    async def log(after: Position = 0, limit: Limit = 100) -> LogResponse:
+    async def log(service: Reading, after: Position = 0, limit: Limit = 100) -> LogResponse:
         """Return the operations after a position of the log."""
         return LogResponse(await service.log(after, limit))
 
@@ -285,7 +325,7 @@ def _add_routes(app: APIRouter, service: MemoryService) -> None:
         response_class=FileResponse,
         responses={200: {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}},
     )
-    async def export() -> FileResponse:
+    async def export(service: Reading) -> FileResponse:
         """Return the whole log as JSON Lines, the format of `memalpha export` and `memalpha import`."""
         folder = TemporaryDirectory(prefix="memalpha-export-")
         file = Path(folder.name) / "log.jsonl"

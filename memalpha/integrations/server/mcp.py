@@ -14,6 +14,8 @@ from pydantic import ValidationError
 from memalpha import __version__
 from memalpha.agent.tools import format_validation_error, tool_schemas
 from memalpha.errors import ConfigError, install_command
+from memalpha.integrations.server.access import SCOPE, granted
+from memalpha.integrations.server.keys import Right
 from memalpha.integrations.server.schemas import (
     CallOutcome,
     ListRequest,
@@ -45,6 +47,11 @@ _REQUEST_MODELS: dict[str, type[RequestModel]] = {
     "memory_read": ReadRequest,
 }
 _READ_ONLY = ("memory_search", "memory_list")
+_RIGHTS: dict[str, Right] = {
+    **dict.fromkeys(EDITS, "write"),
+    **dict.fromkeys(_READ_ONLY, "read"),
+    "memory_read": "read-with-model",
+}
 
 # An insert only adds. Inserts, updates and deletes may be repeated: exact duplicates are not stored. A policy that
 # reads a text may do anything.
@@ -67,10 +74,13 @@ memory_insert, memory_update and memory_delete are for single facts that are to 
 
 
 def mcp_server(service: MemoryService) -> Server[Any]:
-    """Build an MCP server of one memory, to run on a transport."""
+    """Build an MCP server of a memory, to run on a transport.
+
+    Over HTTP a request has the namespace and the rights of its key; elsewhere all rights on the service's namespace.
+    """
 
     async def list_tools(context: ServerRequestContext[Any], params: object) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=_tools(service))
+        return types.ListToolsResult(tools=[tool for tool in _tools(service) if _is_allowed(context, tool.name)])
 
     async def call_tool(
         context: ServerRequestContext[Any], params: types.CallToolRequestParams
@@ -79,7 +89,8 @@ def mcp_server(service: MemoryService) -> Server[Any]:
         if name not in (_READ_ONLY if service.read_only else _HINTS):
             raise MCPError(code=types.INVALID_PARAMS, message=f"no tool {name!r}")
         try:
-            return await _call(service, context, name, arguments)
+            memory = service if context.request is None else granted(service, context.request.scope, _RIGHTS[name])
+            return await _call(memory, context, name, arguments)
         except ServiceError as error:
             return _failure(name, error.code, error.message)
         except ValidationError as error:
@@ -117,6 +128,10 @@ async def _call(
 
     response = await service.read(ReadRequest.model_validate(arguments), source="mcp", progress=progress)
     return _result({"chunks": response.chunks, "results": list(map(asdict, response.results))})
+
+
+def _is_allowed(context: ServerRequestContext[Any], name: str) -> bool:
+    return context.request is None or context.request.scope[SCOPE].allows(_RIGHTS[name])
 
 
 def _result(value: dict[str, Any], *, failed: bool = False) -> types.CallToolResult:

@@ -1,16 +1,21 @@
-"""HTTP middleware of the server: checks of host, origin and token, limits, gone clients, JSON error responses."""
+"""HTTP middleware of the server: checks of host, origin, token and keys, limits, gone clients, JSON error responses."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import sqlite3
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
 from memalpha.errors import ConfigError, install_command
+from memalpha.integrations.server.access import NAMESPACE_HEADER, SCOPE, Access, choose_namespace
+from memalpha.integrations.server.keys import Key, KeyFile
 from memalpha.integrations.server.schemas import MAX_BODY, ServiceError
+from memalpha.integrations.server.service import log
 from memalpha.store.io.jsonl import to_json
 
 try:
@@ -43,12 +48,12 @@ def error_response(error: ServiceError, headers: Mapping[str, str] | None = None
     """Return the response `{code, message}` of a failed request."""
     sent = dict(headers or {})
     if error.status in (429, 503):
-        sent["Retry-After"] = str(RETRY_SECONDS)
+        sent["Retry-After"] = str(error.retry_after or RETRY_SECONDS)
     return SurrogateJSONResponse({"code": error.code, "message": error.message}, error.status, sent)
 
 
 class RequestGuard:
-    """ASGI middleware that checks host, origin, token and body of every request, those to /mcp included.
+    """ASGI middleware that checks host, origin, key, namespace and body of every request, those to /mcp included.
 
     Work for a client that has gone is dropped, unless it has begun to write.
 
@@ -56,10 +61,19 @@ class RequestGuard:
     loopback name, and Origin must equal it. On other addresses the token keeps foreign pages out.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str | None, local: bool) -> None:
+    def __init__(self, app: ASGIApp, *, token: str | None, keys: KeyFile | None, namespace: str, local: bool) -> None:
+        """Guard an application.
+
+        Args:
+            app: The application.
+            token: The single token, with all rights on `namespace`; None is none.
+            keys: Keys with their rights, or None. Without a token and without keys, every request has all rights.
+            namespace: Namespace of the token.
+            local: Accept only requests for a loopback host.
+        """
         self._app = app
         self._token = None if token is None else token.encode()
-        self._local = local
+        self._keys, self._namespace, self._local = keys, namespace, local
         self._body_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,8 +89,11 @@ class RequestGuard:
             return
         headers = Headers(scope=scope)
         try:
-            self._check(headers, scope["path"])
-            async with self._body(headers, receive) as replay:
+            self._check_origin(headers)
+            access = None if scope["path"] == HEALTH else self._authorize(headers)
+            async with self._body(headers, receive) as (replay, size):
+                if access is not None:
+                    scope = {**scope, SCOPE: replace(access, body_size=size)}
                 await self._run(scope, replay, receive, send)
         except ServiceError as error:
             challenge = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
@@ -108,7 +125,7 @@ class RequestGuard:
                 task.cancel()
             await asyncio.gather(work, leaving, return_exceptions=True)
 
-    def _check(self, headers: Headers, path: str) -> None:
+    def _check_origin(self, headers: Headers) -> None:
         if self._local:
             host, origin = headers.get("host", ""), headers.get("origin")
             if _hostname(f"//{host}") not in LOOPBACK:
@@ -117,14 +134,43 @@ class RequestGuard:
                 raise ServiceError("foreign_origin", "pages of another site are not let in", 403)
             if origin is not None and origin.partition("://")[2].lower() != host.lower():
                 raise ServiceError("foreign_origin", "pages of another origin are not let in", 403)
-        if self._token is not None and path != HEALTH:
-            scheme, _, token = headers.get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not hmac.compare_digest(token.strip().encode(), self._token):
-                raise ServiceError("unauthorized", "a token is needed: Authorization: Bearer TOKEN", 401)
+
+    def _authorize(self, headers: Headers) -> Access:
+        """Return what the request may do. Raises `ServiceError` without a valid token or key."""
+        key = None
+        if self._token is not None or self._keys is not None:
+            scheme, _, credential = headers.get("authorization", "").partition(" ")
+            credential = credential.strip() if scheme.lower() == "bearer" else ""
+            is_token = self._token is not None and hmac.compare_digest(credential.encode(), self._token)
+            if not is_token:
+                key = self._authenticate(credential)
+                if key is None or self._keys is None:
+                    raise ServiceError("unauthorized", "a token is needed: Authorization: Bearer TOKEN", 401)
+                self._keys.count_request(key)
+        return Access(choose_namespace(headers.get(NAMESPACE_HEADER), key, self._namespace), key, self._keys)
+
+    def _authenticate(self, credential: str) -> Key | None:
+        if self._keys is None:
+            return None
+        try:
+            key = self._keys.authenticate(credential)
+        except sqlite3.Error as error:
+            log.error("%s cannot be read", self._keys.path, exc_info=error)
+            raise ServiceError("store_error", "the keys cannot be read; the server's log says why", 503) from error
+        if self._keys.is_flush_due:
+            asyncio.get_running_loop().run_in_executor(None, self._flush)
+        return key
+
+    def _flush(self) -> None:
+        assert self._keys is not None
+        try:
+            self._keys.flush()
+        except sqlite3.Error as error:
+            log.error("%s cannot be written", self._keys.path, exc_info=error)
 
     @asynccontextmanager
-    async def _body(self, headers: Headers, receive: Receive) -> AsyncIterator[Receive]:
-        """Read the whole body and yield a `receive` that gives it again.
+    async def _body(self, headers: Headers, receive: Receive) -> AsyncIterator[tuple[Receive, int]]:
+        """Read the whole body and yield a `receive` that gives it again, and its size in bytes.
 
         Raises:
             ServiceError: The body is too large or too slow, or too many others are held.
@@ -143,7 +189,7 @@ class RequestGuard:
             async def replay() -> Message:
                 return messages.pop(0) if messages else await receive()
 
-            yield replay
+            yield replay, len(body)
         finally:
             self._body_bytes -= len(body)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.errors import ConfigError
+from memalpha.integrations.server.keys import KeyFile
 from memalpha.integrations.server.service import MemoryService
 
 TOKEN_ENV = "MEMALPHA_TOKEN"
@@ -114,6 +115,7 @@ def serve_http(
     address: tuple[str, int],
     *,
     token: str | None = None,
+    keys: KeyFile | None = None,
     mcp: bool = False,
     description: str = "",
 ) -> None:
@@ -122,15 +124,16 @@ def serve_http(
     Args:
         service: The memory to serve.
         address: Host and port.
-        token: Required by requests; None requires none.
+        token: Has all rights on the service's namespace; None is none.
+        keys: Keys with their rights; closed in the end. Without a token and without keys, requests need neither.
         mcp: Also serve MCP at /mcp.
         description: Printed on stderr with the address.
 
     Raises:
-        ConfigError: the address cannot be used, or other machines can reach it and there is no token.
+        ConfigError: the address cannot be used, or other machines can reach it and there are no token and no keys.
     """
     host, port = address
-    check_token_needed(host, token)
+    check_token_needed(host, token or keys)
     from memalpha.integrations.server.http import http_app
 
     server = None
@@ -138,19 +141,23 @@ def serve_http(
         from memalpha.integrations.server.mcp import mcp_server
 
         server = mcp_server(service)
-    app = http_app(service, token=token, local=is_loopback(host), mcp=server)
+    app = http_app(service, token=token, keys=keys, local=is_loopback(host), mcp=server)
     with _listen(host, port) as listening:
         url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         print(f"memalpha serves {description} at {url}/v1{f', MCP at {url}/mcp' if mcp else ''}", file=sys.stderr)
         sys.stderr.flush()
-        asyncio.run(_http(service, app, listening))
+        try:
+            asyncio.run(_http(service, app, listening))
+        finally:
+            if keys is not None:
+                keys.close()
 
 
-def check_token_needed(host: str, token: str | None) -> None:
-    """Raise `ConfigError` if other machines can reach the host and there is no token."""
+def check_token_needed(host: str, token: str | KeyFile | None) -> None:
+    """Raise `ConfigError` if other machines can reach the host and there is no token (or file of keys)."""
     if token is None and not is_loopback(host):
         raise ConfigError(
-            f"http: {host} can be reached from elsewhere, which needs a token: --token-file or {TOKEN_ENV}"
+            f"http: {host} can be reached from elsewhere, which needs a token: --token-file or {TOKEN_ENV}, or keys"
         )
 
 

@@ -1,6 +1,7 @@
 """Request and response models of a served memory, shared by MCP and HTTP, with their limits.
 
-No request names a file, a namespace or a schema: these are fixed when the server starts.
+No body names a file, a namespace or a schema. Store and schema are fixed when the server starts; the namespace is one
+of the request's key.
 """
 
 from __future__ import annotations
@@ -41,10 +42,14 @@ MAX_BODY = 3 << 20
 
 
 class ServiceError(Exception):
-    """A failed request: error code and message for its sender, and the HTTP status."""
+    """A failed request: error code and message for its sender, and the HTTP status.
 
-    def __init__(self, code: str, message: str, status: int = 422) -> None:
+    `retry_after` are the seconds after which the request may succeed; None is unknown.
+    """
+
+    def __init__(self, code: str, message: str, status: int = 422, *, retry_after: int | None = None) -> None:
         super().__init__(message)
+        self.retry_after = retry_after
         self.code, self.message, self.status = code, escape_surrogates(message)[:MAX_MESSAGE], status
 
 
@@ -176,6 +181,9 @@ class AskRequest(RequestModel):
 
     question: Query
     k: Count = Field(default=8, description="number of entries that the reader sees")
+    where: JsonObject | None = Field(
+        default=None, description="only entries that pass; the core memory is not filtered"
+    )
 
 
 class FilteredSearchRequest(SearchRequest):
@@ -302,6 +310,18 @@ class HistoryResponse:
     """All versions of an entry, oldest first."""
 
     versions: list[MemoryEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class EraseResponse:
+    """An erased entry, and other ids that hold or held the same content.
+
+    `pending`: no read returns the entry, but its bytes are still in the file; the next opening removes them.
+    """
+
+    id: str
+    same_content: list[str]
+    pending: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Asynchronous access to one namespace of a store and its writer, shared by MCP and HTTP.
+"""Asynchronous access to a store and its writer, shared by MCP and HTTP; one service for each namespace.
 
 No method blocks the event loop. One thread writes: edits, and what the policy wants written, run one after the other.
 The policy has a thread of its own and is asked outside the writes: nobody's edit waits for it, and what it wants to
@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from threading import Event, Lock
+from threading import BoundedSemaphore, Event, Lock
 from typing import Any, ParamSpec, TypeVar
+from weakref import WeakSet
 
 from memalpha.agent.agent import MemoryAgent
-from memalpha.agent.reader import Answer, ExtractiveReader, default_reader
+from memalpha.agent.reader import Answer, ExtractiveReader, Reading, default_reader
 from memalpha.agent.tools import execute
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.errors import (
@@ -31,6 +34,7 @@ from memalpha.errors import (
     InvalidContent,
     MemalphaError,
     PolicyError,
+    ScrubPending,
     StoreError,
     UnknownCategory,
     UnknownEntry,
@@ -42,6 +46,7 @@ from memalpha.integrations.server.schemas import (
     MAX_TEXT,
     CallOutcome,
     EntryPage,
+    EraseResponse,
     ListRequest,
     LoggedOperation,
     ReadRequest,
@@ -62,6 +67,8 @@ Progress = Callable[[int, int], Awaitable[None]]
 
 READ_THREADS = 4
 """Threads for requests that only read."""
+MAX_NAMESPACES = 256
+"""Namespaces, beside the first, whose service is kept for the next request."""
 
 log = logging.getLogger("memalpha.serve")
 
@@ -102,8 +109,10 @@ class MemoryService:
         self._reader = ExtractiveReader() if self._agent is None else self._agent.reader
         if self._agent is not None and reader is not None:
             self._reader = default_reader(self._agent.policy, self._agent.config, reader)
+        self._namespaces: OrderedDict[str, MemoryService] = OrderedDict()  # others of the same store, last used last
+        self._siblings: WeakSet[MemoryService] = WeakSet()
         self._policy_lock = Lock()  # the policy writes in one thread and answers in another
-        self._model_requests = 0
+        self._model_slots = BoundedSemaphore(MAX_MODEL_REQUESTS)
         self._model_pool = ThreadPoolExecutor(1, "memalpha-model")
         self._write_pool = ThreadPoolExecutor(1, "memalpha-write")
         self._ask_pool = ThreadPoolExecutor(1, "memalpha-ask")
@@ -115,12 +124,39 @@ class MemoryService:
         """Categories of the memory."""
         return self._store.schema
 
+    @property
+    def name(self) -> str:
+        """Name of the namespace."""
+        return self._store.namespace_name
+
+    def namespace(self, name: str) -> MemoryService:
+        """Return the service of another namespace of the same store, with the same policy.
+
+        Threads and the number of requests for the policy are shared; each namespace has a turn of writes of its own.
+        Closing the first service closes all.
+        """
+        if name == self.name:
+            return self
+        if (service := self._namespaces.get(name)) is None:
+            service = copy(self)
+            service._store = self._store.namespace(name)
+            if self._agent is not None:
+                service._agent = MemoryAgent(self._agent.policy, service._store, self._agent.config, self._agent.reader)
+            service._write_pool = ThreadPoolExecutor(1, "memalpha-write")
+            self._namespaces[name] = service
+            self._siblings.add(service)
+            if len(self._namespaces) > MAX_NAMESPACES:
+                self._namespaces.popitem(last=False)  # it ends with the last request that uses it
+        self._namespaces.move_to_end(name)
+        return service
+
     async def close(self) -> None:
         """Refuse new requests, finish started ones, and close the store. Closing twice is harmless."""
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
-        for pool in (self._model_pool, self._write_pool, self._ask_pool, self._read_pool):  # the model's writes last
+        write_pools = [service._write_pool for service in (self, *self._siblings)]
+        for pool in (self._model_pool, *write_pools, self._ask_pool, self._read_pool):  # the model's writes last
             pool.shutdown(cancel_futures=True)
         self._store.close()
 
@@ -192,24 +228,36 @@ class MemoryService:
             raise ServiceError("gone", "the client has gone", 499)
         return self._write_pool.submit(self._agent.apply, proposal, source=source).result()
 
-    async def ask(self, question: str, k: int) -> Answer:
-        """Answer a question from the `k` entries nearest to it. Raises `ServiceError` if too many requests wait."""
+    async def ask(self, question: str, k: int, *, where: Where = None) -> Answer:
+        """Answer a question from the `k` entries nearest to it.
+
+        Args:
+            question: The question.
+            k: Number of entries.
+            where: Filter over fields and metadata of the entries. The core memory is not filtered.
+
+        Raises:
+            ServiceError: The filter is invalid, or too many requests wait.
+        """
+        self._check(None, where)
         with self._model_request():
-            return await self._run_in(self._ask_pool, self._answer, question, k)
+            return await self._run_in(self._ask_pool, self._answer, question, k, where)
 
     @contextmanager
     def _model_request(self) -> Iterator[None]:
         """Count a request for the policy; refuse it if too many run or wait."""
-        if self._model_requests >= MAX_MODEL_REQUESTS:
+        if not self._model_slots.acquire(blocking=False):
             raise ServiceError("too_many_requests", f"{MAX_MODEL_REQUESTS} requests wait for the model already", 429)
-        self._model_requests += 1
         try:
             yield
         finally:
-            self._model_requests -= 1
+            self._model_slots.release()
 
-    def _answer(self, question: str, k: int) -> Answer:
+    def _answer(self, question: str, k: int, where: Where) -> Answer:
         with self._policy_lock:
+            if where is not None:
+                hits = tuple(self._store.search(question, k, where=where))
+                return self._reader.read([Reading(question, hits, core=self._store.core)])[0]
             return self._reader.answer([(question, self._store)], k=k)[0]
 
     # ------------------------------------------------------------------------------------------------ writes
@@ -254,6 +302,17 @@ class MemoryService:
     async def delete(self, id: str, source: str) -> MemoryEntry:
         """Delete an entry and return its last version."""
         return await self._write(partial(self._store.delete, id, source=source))
+
+    async def erase(self, id: str) -> EraseResponse:
+        """Erase an entry for good, with all of its past."""
+
+        def erase() -> EraseResponse:
+            try:
+                return EraseResponse(id, self._store.erase(id))
+            except ScrubPending as pending:
+                return EraseResponse(id, list(pending.same_content), pending=True)
+
+        return await self._write(erase)
 
     async def set_core(self, text: str, source: str) -> str:
         """Replace the core memory and return it as stored."""

@@ -317,7 +317,7 @@ def described() -> Any:
 
 QUICK = [
     *("GET /v1/health", "GET /v1/entries", "GET /v1/entries/{id}", "DELETE /v1/entries/{id}", "GET /v1/history/{id}"),
-    *("GET /v1/core", "PUT /v1/core", "GET /v1/log", "GET /v1/export"),
+    *("DELETE /v1/history/{id}", "GET /v1/core", "PUT /v1/core", "GET /v1/log", "GET /v1/export"),
 ]
 OPERATIONS = [
     *QUICK,

@@ -1,0 +1,306 @@
+"""API keys of a served store: a SQLite file with the hash, the rights, the namespaces and the quotas of each key.
+
+The file lies beside the store, not in it. Copies, exports and backups of a store then carry no keys, no role of a
+database can give itself rights, and both kinds of stores have the same keys.
+
+A secret is 256 random bits, so it cannot be guessed, and SHA-256 is enough. Slow hashes (argon2, bcrypt) protect
+passwords, which people choose; here they would let clients with wrong keys burn the server's time.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import sqlite3
+import stat
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from math import ceil
+from pathlib import Path
+from threading import Lock
+from typing import Literal, get_args
+
+from memalpha.errors import ConfigError
+from memalpha.integrations.server.schemas import MAX_LABEL, ServiceError, check_text
+
+Right = Literal["read", "write", "read-with-model", "erase", "admin"]
+"""read: search, list, ask. write: insert, update, delete, core memory. read-with-model: let the policy read a text into
+the memory. erase: remove entries for good. admin: all of these."""
+RIGHTS: tuple[Right, ...] = get_args(Right)
+PREFIX = "mem_"
+"""Begin of every secret, by which scanners for leaked secrets find one."""
+FLUSH_SECONDS = 10.0
+"""How often the last use and the bytes written are stored."""
+DAY = 86_400
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS keys (
+    id TEXT PRIMARY KEY, name TEXT NOT NULL, hash TEXT NOT NULL, rights TEXT NOT NULL, namespaces TEXT NOT NULL,
+    requests_per_minute INTEGER, bytes_per_day INTEGER, created TEXT NOT NULL, last_used TEXT, revoked TEXT);
+CREATE UNIQUE INDEX IF NOT EXISTS active_names ON keys (name) WHERE revoked IS NULL;
+CREATE TABLE IF NOT EXISTS written (id TEXT, day INTEGER, bytes INTEGER NOT NULL, PRIMARY KEY (id, day));
+"""
+_ADD_BYTES = "INSERT INTO written VALUES (?, ?, ?) ON CONFLICT (id, day) DO UPDATE SET bytes = bytes + excluded.bytes"
+_COLUMNS = "id, name, rights, namespaces, requests_per_minute, bytes_per_day, created, last_used, revoked"
+
+
+@dataclass(frozen=True)
+class Key:
+    """An API key without its secret.
+
+    Attributes:
+        id: Public part of the key.
+        name: Name that the administrator chose.
+        rights: What it may do.
+        namespaces: Names of namespaces; one that ends in `*` stands for all with this prefix.
+        requests_per_minute: Quota, or None.
+        bytes_per_day: Quota of the bodies of writing requests, by days of UTC, or None.
+        created: ISO time.
+        last_used: ISO time, exact to `FLUSH_SECONDS`, or None.
+        revoked: ISO time, or None.
+    """
+
+    id: str
+    name: str
+    rights: tuple[str, ...]
+    namespaces: tuple[str, ...]
+    requests_per_minute: int | None
+    bytes_per_day: int | None
+    created: str
+    last_used: str | None = None
+    revoked: str | None = None
+
+    def allows(self, right: Right) -> bool:
+        """Return True if the key has the right."""
+        return right in self.rights or "admin" in self.rights
+
+    def covers(self, namespace: str) -> bool:
+        """Return True if the namespace is one of the key's."""
+        return any(
+            namespace.startswith(name[:-1]) if name.endswith("*") else namespace == name for name in self.namespaces
+        )
+
+    @property
+    def only_namespace(self) -> str | None:
+        """Namespace of a key that has exactly one."""
+        is_one = len(self.namespaces) == 1 and not self.namespaces[0].endswith("*")
+        return self.namespaces[0] if is_one else None
+
+
+def default_key_file(store: str) -> Path | None:
+    """Return the file of a store's keys: `STORE.keys`; None for a URL or a store in memory."""
+    return None if "://" in store or store == ":memory:" else Path(f"{store}.keys")
+
+
+class KeyFile:
+    """The keys of one file. Changes of other processes, such as a revocation, hold from the next request on."""
+
+    def __init__(self, path: Path, *, create: bool = False) -> None:
+        """Open the file.
+
+        Args:
+            path: The file.
+            create: Create a missing one, for its owner alone.
+
+        Raises:
+            ConfigError: It is missing, is no file of keys, or other users may read or write it.
+        """
+        self.path = path
+        if create and not path.exists():
+            try:
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            except OSError as error:
+                raise ConfigError(f"{path}: the keys cannot be stored: {error.strerror}") from error
+        if not path.is_file():
+            raise ConfigError(f"{path}: there are no keys; `memalpha keys add` makes one")
+        if os.name == "posix" and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise ConfigError(f"{path}: other users may read or write the keys; chmod 600 {path}")
+        self._lock, self._flush_lock = Lock(), Lock()
+        try:
+            self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
+            self._connection.execute("PRAGMA journal_mode = WAL")  # the server reads while a command writes
+            self._connection.executescript(_TABLES)
+        except sqlite3.Error as error:
+            raise ConfigError(f"{path}: no file of keys: {error}") from error
+        self._version = -1
+        self._active: dict[str, tuple[str, Key]] = {}
+        self._uses: dict[str, float] = {}  # since the last flush
+        self._new_bytes: dict[tuple[str, int], int] = {}  # since the last flush
+        self._stored_bytes: dict[tuple[str, int], int] = {}
+        self._buckets: dict[str, tuple[float, float]] = {}  # requests left, at which time
+        self._last_flush = time.monotonic()
+
+    def close(self) -> None:
+        """Store the last uses, and close the file."""
+        self.flush()
+        self._connection.close()
+
+    # ------------------------------------------------------------------------------------------------ administration
+
+    def add(
+        self,
+        name: str,
+        rights: Sequence[str],
+        namespaces: Sequence[str],
+        *,
+        requests_per_minute: int | None = None,
+        bytes_per_day: int | None = None,
+    ) -> tuple[Key, str]:
+        """Make a key.
+
+        Args:
+            name: Name that no active key has.
+            rights: At least one of `RIGHTS`.
+            namespaces: Names or prefixes (`user-*`) of namespaces, at least one.
+            requests_per_minute: Quota; None is no limit.
+            bytes_per_day: Quota of the bodies of writing requests; None is no limit.
+
+        Returns:
+            The key and its secret, which is stored nowhere.
+
+        Raises:
+            ConfigError: An argument is invalid, or the name is taken.
+        """
+        for right in rights:
+            if right not in RIGHTS:
+                raise ConfigError(f"right: {right!r} is none; choose among {', '.join(RIGHTS)}")
+        if not rights or not namespaces:
+            raise ConfigError(f"{'namespace' if rights else 'right'}: a key needs at least one")
+        for field, label in (("name", name), *(("namespace", namespace) for namespace in namespaces)):
+            check_label(field, label)
+        for field, quota in (("requests-per-minute", requests_per_minute), ("bytes-per-day", bytes_per_day)):
+            if quota is not None and quota < 1:
+                raise ConfigError(f"{field}: {quota} lets nothing in; at least 1 is needed")
+        id, random = secrets.token_hex(6), secrets.token_urlsafe(32)
+        secret = f"{PREFIX}{id}_{random}"
+        ordered_rights = tuple(right for right in RIGHTS if right in rights)
+        unique_namespaces = tuple(dict.fromkeys(namespaces))
+        key = Key(id, name, ordered_rights, unique_namespaces, requests_per_minute, bytes_per_day, _iso_time())
+        row = (id, name, _hash(secret), " ".join(key.rights), "\n".join(key.namespaces))
+        try:
+            self._connection.execute(
+                "INSERT INTO keys (id, name, hash, rights, namespaces, requests_per_minute, bytes_per_day, created) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (*row, requests_per_minute, bytes_per_day, key.created),
+            )
+        except sqlite3.IntegrityError as error:
+            raise ConfigError(f"name: an active key is named {name!r}; revoke it, or choose another name") from error
+        self._version = -1
+        return key, secret
+
+    def list(self) -> list[Key]:
+        """Return all keys, revoked ones too, oldest first."""
+        rows = self._connection.execute(f"SELECT {_COLUMNS} FROM keys ORDER BY rowid").fetchall()
+        return [_key(row) for row in rows]
+
+    def revoke(self, name_or_id: str) -> Key:
+        """Revoke an active key: no request with it succeeds from now on. Raises `ConfigError` if there is none."""
+        keys = [key for key in self.list() if key.revoked is None and name_or_id in (key.name, key.id)]
+        keys.sort(key=lambda key: key.id != name_or_id)  # a name may look like another key's id
+        if not keys:
+            raise ConfigError(f"{name_or_id}: no active key has this name or id; `memalpha keys list` shows them")
+        self._connection.execute("UPDATE keys SET revoked = ? WHERE id = ?", (_iso_time(), keys[0].id))
+        self._version = -1
+        return next(key for key in self.list() if key.id == keys[0].id)
+
+    # ------------------------------------------------------------------------------------------------------- requests
+
+    def authenticate(self, secret: str) -> Key | None:
+        """Return the active key with this secret, and note its use; None if there is none."""
+        with self._lock:
+            self._reload_if_changed()
+            id = secret.removeprefix(PREFIX).partition("_")[0]
+            stored_hash, key = self._active.get(id, ("", None))
+            if not hmac.compare_digest(_hash(secret), stored_hash) or key is None:
+                return None
+            self._uses[key.id] = time.time()
+            return key
+
+    def count_request(self, key: Key) -> None:
+        """Take one request from the key's quota. Raises `ServiceError` (429) if none is left."""
+        if key.requests_per_minute is None:
+            return
+        rate, now = key.requests_per_minute / 60, time.monotonic()
+        left, then = self._buckets.get(key.id, (float(key.requests_per_minute), now))
+        left = min(float(key.requests_per_minute), left + (now - then) * rate)
+        self._buckets[key.id] = (left - 1 if left >= 1 else left, now)
+        if left < 1:
+            message = f"this key may send {key.requests_per_minute} requests a minute"
+            raise ServiceError("too_many_requests", message, 429, retry_after=ceil((1 - left) / rate))
+
+    def count_bytes(self, key: Key, size: int) -> None:
+        """Take the body of a writing request from the key's quota. Raises `ServiceError` (429) if it is too large."""
+        if key.bytes_per_day is None:
+            return
+        now = time.time()
+        item = (key.id, int(now // DAY))
+        with self._lock:
+            if self._new_bytes.get(item, 0) + self._stored_bytes.get(item, 0) + size > key.bytes_per_day:
+                message = f"this key may write {key.bytes_per_day} bytes a day (of UTC)"
+                raise ServiceError("too_many_bytes", message, 429, retry_after=ceil(DAY - now % DAY))
+            self._new_bytes[item] = self._new_bytes.get(item, 0) + size
+
+    @property
+    def is_flush_due(self) -> bool:
+        """True if `flush` was not called for `FLUSH_SECONDS`."""
+        return time.monotonic() - self._last_flush > FLUSH_SECONDS
+
+    def flush(self) -> None:
+        """Store last uses and written bytes. Not to be called in an event loop: it waits for the disk."""
+        self._last_flush = time.monotonic()
+        with self._flush_lock:
+            with self._lock:
+                uses, new_bytes = dict(self._uses), dict(self._new_bytes)
+            with closing(sqlite3.connect(self.path, isolation_level=None, timeout=10)) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.executemany(
+                    "UPDATE keys SET last_used = ? WHERE id = ?", [(_iso_time(used), id) for id, used in uses.items()]
+                )
+                connection.executemany(_ADD_BYTES, [(*item, size) for item, size in new_bytes.items()])
+                connection.execute("DELETE FROM written WHERE day < ?", (int(time.time() // DAY) - 1,))
+                connection.execute("COMMIT")
+            with self._lock:  # in this order bytes count twice for a moment, never not at all
+                self._uses = {id: used for id, used in self._uses.items() if used != uses.get(id)}
+                for item, size in new_bytes.items():
+                    self._new_bytes[item] -= size
+                    self._stored_bytes[item] = self._stored_bytes.get(item, 0) + size
+                self._version = -1
+
+    def _reload_if_changed(self) -> None:
+        (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+        if version == self._version:
+            return
+        rows = self._connection.execute(f"SELECT hash, {_COLUMNS} FROM keys WHERE revoked IS NULL").fetchall()
+        self._active = {key.id: (hash, key) for hash, *row in rows for key in [_key(row)]}
+        written = self._connection.execute("SELECT id, day, bytes FROM written").fetchall()
+        self._stored_bytes = {(id, day): size for id, day, size in written}
+        self._version = version
+
+
+def check_label(field: str, label: str) -> None:
+    """Raise `ConfigError` if a name cannot be stored or printed in one line."""
+    try:
+        check_text(label)
+    except ValueError as error:
+        raise ConfigError(f"{field}: {error}") from error
+    if not label or len(label) > MAX_LABEL or not label.isprintable():
+        raise ConfigError(f"{field}: 1 to {MAX_LABEL} printable characters are needed, not {label!r:.80}")
+
+
+def _key(row: Sequence[object]) -> Key:
+    id, name, rights, namespaces, *rest = row
+    return Key(id, name, tuple(rights.split()), tuple(namespaces.split("\n")), *rest)  # type: ignore[attr-defined,arg-type]
+
+
+def _hash(secret: str) -> str:
+    return sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _iso_time(seconds: float | None = None) -> str:
+    moment = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return moment.isoformat(timespec="seconds")
