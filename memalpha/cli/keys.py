@@ -76,15 +76,21 @@ def revoke(
     print_result(to_json_value(key), as_json, _format(key))
 
 
-def _open(store: str, file: Path | None, *, create: bool = False) -> KeyFile:
-    from memalpha.integrations.server.keys import KeyFile, default_key_file
+def find_keys(store: str, file: Path | None) -> KeyFile | None:
+    """Open the keys that a server of the store needs: those of `file`, or else `STORE.keys` if it exists."""
+    if file is None and ("://" in store or not Path(f"{store}.keys").exists()):
+        return None
+    return _open(store, file)
 
-    file = file or default_key_file(store)
-    if file is None:
+
+def _open(store: str, file: Path | None, *, create: bool = False) -> KeyFile:
+    from memalpha.integrations.server.keys import KeyFile
+
+    if file is None and ("://" in store or store == ":memory:"):
         raise ConfigError(
             "keys: name the file of the keys, --keys FILE: this store is no file that it could lie beside"
         )
-    return KeyFile(file, create=create)
+    return KeyFile(file or Path(f"{store}.keys"), create=create)
 
 
 def _format(key: Key) -> str:

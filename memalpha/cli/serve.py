@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from memalpha.cli.keys import find_keys
 from memalpha.cli.options import (
     EmbedderName,
     Instructions,
@@ -17,9 +18,6 @@ from memalpha.cli.options import (
     parse_store_writer,
 )
 from memalpha.errors import ConfigError
-
-if TYPE_CHECKING:
-    from memalpha.integrations.server.keys import KeyFile
 
 
 def serve(
@@ -88,7 +86,7 @@ def serve(
     if http is None and keys is not None:
         raise ConfigError("keys: stdin and stdout use no keys; add --http")
     address = None if http is None else parse_address(http)
-    key_file = None if http is None else _open_keys(store, keys)
+    key_file = None if http is None else find_keys(store, keys)
     token = None if http is None else read_token(token_file)
     if address is not None:
         check_token_needed(address[0], token or key_file)
@@ -119,16 +117,6 @@ def serve(
         serve_stdio(service)
     else:
         serve_http(service, address, token=token, keys=key_file, mcp=mcp, description=repr(memory))
-
-
-def _open_keys(store: str, file: Path | None) -> KeyFile | None:
-    from memalpha.integrations.server.keys import KeyFile, default_key_file
-
-    if file is None:
-        file = default_key_file(store)
-        if file is None or not file.exists():
-            return None
-    return KeyFile(file)
 
 
 COMMANDS = {"serve": serve}

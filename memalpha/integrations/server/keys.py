@@ -92,11 +92,6 @@ class Key:
         return self.namespaces[0] if is_one else None
 
 
-def default_key_file(store: str) -> Path | None:
-    """Return the file of a store's keys: `STORE.keys`; None for a URL or a store in memory."""
-    return None if "://" in store or store == ":memory:" else Path(f"{store}.keys")
-
-
 class KeyFile:
     """The keys of one file. Changes of other processes, such as a revocation, hold from the next request on."""
 

@@ -19,7 +19,7 @@ from copy import copy
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from threading import BoundedSemaphore, Event, Lock
+from threading import Event, Lock
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakSet
 
@@ -112,7 +112,7 @@ class MemoryService:
         self._namespaces: OrderedDict[str, MemoryService] = OrderedDict()  # others of the same store, last used last
         self._siblings: WeakSet[MemoryService] = WeakSet()
         self._policy_lock = Lock()  # the policy writes in one thread and answers in another
-        self._model_slots = BoundedSemaphore(MAX_MODEL_REQUESTS)
+        self._waiting: list[str] = []  # namespaces of the requests that run or wait for the policy
         self._model_pool = ThreadPoolExecutor(1, "memalpha-model")
         self._write_pool = ThreadPoolExecutor(1, "memalpha-write")
         self._ask_pool = ThreadPoolExecutor(1, "memalpha-ask")
@@ -132,8 +132,7 @@ class MemoryService:
     def namespace(self, name: str) -> MemoryService:
         """Return the service of another namespace of the same store, with the same policy.
 
-        Threads and the number of requests for the policy are shared; each namespace has a turn of writes of its own.
-        Closing the first service closes all.
+        Threads and requests for the policy are shared, the turn of writes is not. Closing the first closes all.
         """
         if name == self.name:
             return self
@@ -246,12 +245,17 @@ class MemoryService:
     @contextmanager
     def _model_request(self) -> Iterator[None]:
         """Count a request for the policy; refuse it if too many run or wait."""
-        if not self._model_slots.acquire(blocking=False):
+        if self._model_requests >= MAX_MODEL_REQUESTS:
             raise ServiceError("too_many_requests", f"{MAX_MODEL_REQUESTS} requests wait for the model already", 429)
+        self._waiting.append(self.name)
         try:
             yield
         finally:
-            self._model_slots.release()
+            self._waiting.remove(self.name)
+
+    @property
+    def _model_requests(self) -> int:
+        return len(self._waiting)
 
     def _answer(self, question: str, k: int, where: Where) -> Answer:
         with self._policy_lock:
