@@ -71,7 +71,8 @@ THEMES = {
     ),
     "Search": ("locomo-retrieval", "retrieval-pools", "store-postgres-recall"),
     "Store": (
-        *("store-bench", "store-writes", "store-scale", "store-many", "store-crash", "store-leaks", "store-audit"),
+        *("store-bench", "store-writes", "store-scale", "store-changes", "store-many", "store-crash", "store-leaks"),
+        *("store-audit", "store-model"),
         *("store-postgres", "store-postgres-size", "postgres-check"),
     ),
     "Data sets and sandbox": ("overlap", "sandbox"),
