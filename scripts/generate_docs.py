@@ -56,6 +56,7 @@ THEMES = {
         "overlap-bench",
         "plan-memory",
         "sharded-memory",
+        "rollouts-ahead",
     ),
     "Evaluation": (
         "systems-locomo",
