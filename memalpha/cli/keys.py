@@ -96,8 +96,9 @@ def _open(store: str, file: Path | None, *, create: bool = False) -> KeyFile:
 def _format(key: Key) -> str:
     quotas = [f"{key.requests_per_minute} requests/min"] if key.requests_per_minute else []
     quotas += [f"{key.bytes_per_day} bytes/day"] if key.bytes_per_day else []
-    use = f"revoked {key.revoked}" if key.revoked else f"last used {key.last_used or 'never'}"
-    parts = (key.id, key.name, ",".join(key.rights), ",".join(key.namespaces), *quotas, f"made {key.created}", use)
+    dates = [f"made {key.created}", f"last used {key.last_used or 'never'}"]
+    dates += [f"revoked {key.revoked}"] if key.revoked else []
+    parts = (key.id, key.name, ",".join(key.rights), ",".join(key.namespaces), *quotas, *dates)
     return visible("  ".join(parts))
 
 

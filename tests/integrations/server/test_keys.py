@@ -212,7 +212,7 @@ def test_no_request_of_a_stranger_gets_a_secret(served, data):
 
 
 @pytest.mark.slow
-@settings(QUICK, max_examples=5000)
+@settings(QUICK, max_examples=2000)
 @given(data=st.data())
 def test_no_request_of_thousands_gets_a_secret(served, data):
     send_as_stranger(served, data)
