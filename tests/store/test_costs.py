@@ -177,6 +177,7 @@ TABLE: dict[str, tuple[str, Call]] = {
     "import_jsonl": ("flat", lambda store, id: store.import_jsonl(Path(store.path).with_name("facts.jsonl"))),
 }
 ELSEWHERE = {
+    "namespace_name",
     "backup",
     "open",
     "close",
