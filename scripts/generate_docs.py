@@ -68,6 +68,7 @@ THEMES = {
         "reading-cost",
         "chat-templates",
         "smollm2",
+        "smol-writer",
         "overlap",
     ),
     "Search": ("locomo-retrieval", "retrieval-pools", "store-postgres-recall"),
