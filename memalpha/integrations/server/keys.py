@@ -122,6 +122,7 @@ class KeyFile:
             self._connection.executescript(_TABLES)
         except sqlite3.Error as error:
             raise ConfigError(f"{path}: no file of keys: {error}") from error
+        self._file_id = self._read_file_id()
         self._version = -1
         self._active: dict[str, tuple[str, Key]] = {}
         self._uses: dict[str, float] = {}  # since the last flush
@@ -206,7 +207,11 @@ class KeyFile:
     # ------------------------------------------------------------------------------------------------------- requests
 
     def authenticate(self, secret: str) -> Key | None:
-        """Return the active key with this secret, and note its use; None if there is none."""
+        """Return the active key with this secret, and note its use; None if there is none.
+
+        Raises:
+            sqlite3.Error: The file cannot be read, or was removed or replaced since it was opened.
+        """
         with self._lock:
             self._reload_if_changed()
             id = secret.removeprefix(PREFIX).partition("_")[0]
@@ -246,8 +251,13 @@ class KeyFile:
         return time.monotonic() - self._last_flush > FLUSH_SECONDS
 
     def flush(self) -> None:
-        """Store last uses and written bytes. Not to be called in an event loop: it waits for the disk."""
+        """Store last uses and written bytes. Not to be called in an event loop: it waits for the disk.
+
+        Nothing is stored in a file that was removed or replaced since it was opened.
+        """
         self._last_flush = time.monotonic()
+        if self._read_file_id() != self._file_id:
+            return
         with self._flush_lock:
             with self._lock:
                 uses, new_bytes = dict(self._uses), dict(self._new_bytes)
@@ -266,7 +276,17 @@ class KeyFile:
                     self._stored_bytes[item] = self._stored_bytes.get(item, 0) + size
                 self._version = -1
 
+    def _read_file_id(self) -> tuple[int, int] | None:
+        """Return what tells the file at the path from any other; None if there is none."""
+        try:
+            status = self.path.stat()
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
+
     def _reload_if_changed(self) -> None:
+        if self._read_file_id() != self._file_id:  # the open connection would go on with the old file's keys
+            raise sqlite3.OperationalError("the file was removed or replaced: restart the server")
         (version,) = self._connection.execute("PRAGMA data_version").fetchone()
         if version == self._version:
             return

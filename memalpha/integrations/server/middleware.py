@@ -137,6 +137,9 @@ class RequestGuard:
 
     def _authorize(self, headers: Headers) -> Access:
         """Return what the request may do. Raises `ServiceError` without a valid token or key."""
+        for name in ("Authorization", NAMESPACE_HEADER):
+            if len(headers.getlist(name)) > 1:  # a proxy in front may have checked another one than is read here
+                raise ServiceError("invalid_arguments", f"{name}: the header is sent more than once", 400)
         key = None
         if self._token is not None or self._keys is not None:
             scheme, _, credential = headers.get("authorization", "").partition(" ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,32 @@ def test_every_right_opens_its_verbs_in_its_namespaces_alone(served):
                     assert response.status_code == 403 and response.json()["code"] == "forbidden"
                     assert SECRETS[namespace] not in response.text
     assert served.memories["other"].list()[0].content == SECRETS["other"]
+
+
+def test_every_route_is_in_the_table_of_rights(served):
+    paths = served.web.get("/v1/openapi.json", headers=head(TOKEN)).json()["paths"]
+    routes = {(method.upper(), re.sub(r"{.*?}", "{id}", path)) for path, item in paths.items() for method in item}
+    assert routes - {("GET", "/v1/health")} == {(method, path) for _, method, path, _ in HTTP.values()}
+
+
+def test_a_header_that_is_sent_twice_is_refused(served):
+    once = head(served.own, "user-1")
+    for twice in ("Authorization", "Memalpha-Namespace"):
+        response = served.web.get("/v1/entries", headers=[*once.items(), (twice, once[twice])])
+        assert response.status_code == 400 and "more than once" in response.json()["message"]
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_keys_of_a_removed_or_replaced_file_open_nothing(served, is_replaced):
+    path = served.keys.path
+    assert served.send("list", served.own, "user-1").is_success
+    path.rename(path.with_name("elsewhere"))
+    if is_replaced:
+        KeyFile(path, create=True).close()
+    response = served.send("list", served.own, "user-1")
+    assert response.status_code == 503 and SECRETS["user-1"] not in response.text
+    served.keys.flush()
+    assert path.exists() == is_replaced
 
 
 def test_every_right_opens_its_tools_over_mcp(served):
