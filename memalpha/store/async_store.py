@@ -104,6 +104,11 @@ class AsyncMemoryStore:
         return self._store.schema
 
     @property
+    def namespace_name(self) -> str:
+        """Name of the namespace."""
+        return self._store.namespace_name
+
+    @property
     def embedder(self) -> str:
         """Name of the embedder recorded in the file."""
         return self._store.embedder
