@@ -193,7 +193,12 @@ def quiet(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("temperature", "lora"), [(1.0, False), (0.7, False), (0.7, True)], ids=["full-T1", "full-T0.7", "lora-T0.7"]
+    ("temperature", "lora"),
+    [
+        pytest.param(1.0, True, id="lora-T1"),
+        pytest.param(0.7, False, id="full-T0.7"),
+        pytest.param(0.7, True, id="lora-T0.7", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("kl", KL)
 @pytest.mark.parametrize("name", LOSSES)

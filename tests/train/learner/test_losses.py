@@ -170,10 +170,17 @@ ESTIMATES = [
 OLD = [{}, {"old_logprobs": "recomputed"}, {"old_logprobs": "recomputed", "importance_cap": 1.2}]
 
 
-@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    ("lora", "bonus"),
+    [
+        pytest.param(False, BONUS, id="full-entropy"),
+        pytest.param(True, 0.0, id="lora-no-bonus"),
+        pytest.param(False, 0.0, id="full-no-bonus", marks=pytest.mark.slow),
+        pytest.param(True, BONUS, id="lora-entropy", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(("estimator", "kl"), ESTIMATES)
 @pytest.mark.parametrize("old", OLD, ids=["sampled", "recomputed", "capped"])
-@pytest.mark.parametrize("bonus", [0.0, BONUS], ids=["no-bonus", "entropy"])
 def test_gradient_of_the_second_epoch_equals_float64(lora, estimator, kl, old, bonus):
     config = settings(beta=BETA, kl_estimator=estimator, entropy_coef=bonus, temperature=TEMPERATURE, **kl, **old)
     learner = prepared(config, lora)
