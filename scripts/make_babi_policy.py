@@ -21,20 +21,9 @@ from random import Random
 
 import pretrain
 import torch
-from make_tiny_policy import (
-    ASSISTANT,
-    BATCH_TOKENS,
-    USER,
-    Row,
-    build_model,
-    build_tokenizer,
-    encode,
-    entry_slot,
-    prompt_text,
-    render_call,
-    save,
-)
+from make_tiny_policy import BATCH_TOKENS, build_model, build_tokenizer, encode, save
 from pretrain import Trainer, batches, kick
+from tiny_rows import ASSISTANT, USER, Row, entry_slot, prompt_text, render_call
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from memalpha.agent.parsing import format_call

@@ -27,8 +27,9 @@ from random import Random
 
 import pretrain
 import torch
-from make_tiny_policy import ASSISTANT, USER, Row, build_model, build_tokenizer, encode, save
+from make_tiny_policy import build_model, build_tokenizer, encode, save
 from pretrain import Trainer, batches, greedy_matches, kick
+from tiny_rows import ASSISTANT, USER, Row
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from memalpha.environments.prompts import REFLECTION_PROMPT, RETRY_PROMPT

@@ -9,8 +9,8 @@ from random import Random
 from typing import Literal
 
 import make_babi_policy as babi_policy
-import make_tiny_policy as tiny_policy
-from make_tiny_policy import WriterHabits, entry_slot, plan_calls, scramble
+import tiny_rows
+from tiny_rows import WriterHabits, entry_slot, plan_calls, scramble
 
 from memalpha.agent.lines import format_lines
 from memalpha.agent.parsing import parse_calls
@@ -53,10 +53,10 @@ def _demo_rows(part: str, seed: int, index: int) -> list[SmolRow]:
     task = (drill if is_drill else generate)(DEMO_WORLD, seed, number)
     rows, _ = demonstrate(part, _prepare(task, part, rng), rng, first=int(is_drill))
     if rng.random() < READER_TASKS:
-        reading = shaped(DEMO_WORLD, seed, number, tiny_policy.READING, "reading")
+        reading = shaped(DEMO_WORLD, seed, number, tiny_rows.READING, "reading")
         task = _prepare(reading, part, rng)
         _, states = demonstrate(part, task, rng)
-        rows += [_plain(part, row) for row in tiny_policy.reader_rows(task, states, rng)]
+        rows += [_plain(part, row) for row in tiny_rows.reader_rows(task, states, rng)]
     return rows
 
 
@@ -116,9 +116,9 @@ def write_chunk(
     return view, calls, state
 
 
-def _plain(part: str, row: tiny_policy.Row) -> SmolRow:
+def _plain(part: str, row: tiny_rows.Row) -> SmolRow:
     """Convert a row of the tiny policies: no chat marks, calls in the line form."""
-    prompt = row.prompt.removeprefix(tiny_policy.USER).removesuffix(tiny_policy.ASSISTANT)
+    prompt = row.prompt.removeprefix(tiny_rows.USER).removesuffix(tiny_rows.ASSISTANT)
     completion = row.completion.strip()
     return SmolRow(
         part, row.kind, prompt, format_lines(parse_calls(completion)) if row.kind == "writer" else completion

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import re
 import signal
 import sqlite3
 import subprocess
@@ -19,11 +17,9 @@ import pytest
 from hostile import FAULTS, HostileServer
 
 from memalpha.config import EndpointConfig
-from memalpha.endpoint_calls import parse_name
-from memalpha.errors import PolicyError, install_command
+from memalpha.errors import PolicyError
 from memalpha.policy.endpoints.accounting import estimate_tokens
 from memalpha.policy.endpoints.client import EndpointClient
-from memalpha.policy.load import load_policy
 
 
 class Clock:
@@ -413,71 +409,3 @@ def _rows(path: Path) -> int:
             return db.execute("SELECT count(*) FROM answers").fetchone()[0]
     except sqlite3.Error:
         return 0
-
-
-# ------------------------------------------------------------------------------------------------- names and checks
-
-
-def test_names_of_endpoints(monkeypatch):
-    monkeypatch.setenv("OPENAI_BASE_URL", "")
-    assert parse_name("http://localhost:8000/v1/#org/model") == ("http://localhost:8000/v1", "org/model")
-    assert parse_name("openai:gpt") == ("https://api.openai.com/v1", "gpt")
-    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1/")
-    assert parse_name("openai:gpt") == ("http://127.0.0.1:9/v1", "gpt")
-    for name in ("http://localhost/v1", "openai:", "http://#m", "http:///v1#m", "http://h:x/v1#m", "https://[/v1#m"):
-        with pytest.raises(PolicyError, match=r"names no model|is not the address"):
-            parse_name(name)
-    with pytest.raises(PolicyError, match="key_env") as error:
-        parse_name("http://me:secret@host/v1#m")
-    assert "secret" not in str(error.value)
-
-
-def test_a_missing_key_is_said_before_anything_is_sent(monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with pytest.raises(PolicyError, match="set the environment variable OPENAI_API_KEY"):
-        load_policy("openai:gpt")
-    with pytest.raises(PolicyError, match="MY_KEY"):
-        load_policy("http://127.0.0.1:1/v1#m", endpoint=EndpointConfig(key_env="MY_KEY"))
-
-
-def test_without_its_package_an_endpoint_is_refused(monkeypatch):
-    for name in ("memalpha.policy.endpoints.policy", "memalpha.policy.endpoints.client"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setitem(sys.modules, "httpx2", None)
-    with pytest.raises(PolicyError, match=f"needs httpx2: {re.escape(install_command('eval'))}"):
-        load_policy("http://127.0.0.1:1/v1#m")
-
-
-def test_keys_go_where_they_are_meant_to_and_into_no_message(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-for-openai")
-    monkeypatch.setenv("MY_KEY", "wrong-key")
-    with HostileServer(key="right") as server:
-        with pytest.raises(PolicyError, match=r"does not take the key .*no key was sent: .*endpoint\.key_env"):
-            load_policy(server.name)
-        assert not any("authorization" in headers for headers in server.headers), "a URL gets no key unasked"
-        with pytest.raises(PolicyError, match="does not take the key") as error:
-            load_policy(server.name, endpoint=EndpointConfig(key_env="MY_KEY"))
-        assert "wrong-key" not in str(error.value)
-        monkeypatch.setenv("MY_KEY", "right")
-        assert load_policy(server.name, endpoint=EndpointConfig(key_env="MY_KEY")).count_tokens("abcde") == 2
-
-
-def test_an_unreachable_server_and_an_unknown_model_are_said_at_once():
-    with HostileServer() as server:
-        load_policy(server.name)
-        assert not server.seen, "a listed model costs nothing to check"
-        with pytest.raises(PolicyError, match=r"model_not_found.*is there a model 'other'\?; it lists m"):
-            load_policy(server.name.replace("#m", "#other"))
-        server.models = None
-        load_policy(server.name)
-        assert server.bodies[-1]["max_tokens"] == 1, "no list: one token tells"
-        server.models = ["something/else"]
-        load_policy(server.name)
-    with pytest.raises(PolicyError, match="cannot be reached"):
-        load_policy(server.name)
-
-
-def test_the_endpoint_itself_is_checked_with_its_own_parameters():
-    with HostileServer(models=None) as server:
-        load_policy(server.name, endpoint=EndpointConfig(parameters={"top_p": 1}))
-        assert json.loads(json.dumps(server.bodies[-1]))["top_p"] == 1

@@ -7,9 +7,7 @@ from dataclasses import replace
 import oracle
 import pytest
 import torch
-from runs import lines
-from safetensors.torch import load_file
-from test_algorithms_float64 import (
+from float64_groups import (
     annotate_rows,
     engine_gradient,
     groups,
@@ -18,6 +16,8 @@ from test_algorithms_float64 import (
     oracle_rows,
     settings,
 )  # , nets, settings
+from runs import lines
+from safetensors.torch import load_file
 
 from memalpha.config import TrainConfig, training_config
 from memalpha.errors import ConfigError
