@@ -71,6 +71,18 @@ def read_metrics(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
+def replace_table(path: Path, mark: str, table: str) -> None:
+    """Replace what stands between the two marks of a page.
+
+    Args:
+        path: The page.
+        mark: Line that stands before and after the table.
+        table: The new table.
+    """
+    before, _, after = path.read_text(encoding="utf-8").split(mark)
+    path.write_text(f"{before}{mark}\n\n{table}\n\n{mark}{after}", encoding="utf-8")
+
+
 def command() -> str:
     """Return the command line of this process."""
     return "python " + " ".join(sys.argv)

@@ -1,13 +1,15 @@
 """Measure writers on conversations that none was trained on: `python eval/learning/smol_writer.py WRITER... [options]`.
 
-Sets: `demo` (synthetic world, values that never occur in training), `babi` (official test stories), or a task file.
+Sets: `demo` (the synthetic world's test split), `babi` (official test stories), or a task file.
 For each set and writer, greedy: share of valid calls, updates and deletes by the right id, accuracy with each reader,
 tokens held and read, tokens and CPU seconds of a reply. Beside the writers stand the oracle and the append-only
-writer. Writes STEM.json and STEM.md to --results.
+writer. With --rows, files of training rows, a last column has the accuracy of the questions whose answer stands in no
+row, and their number; questions without an answer are left out there. Writes STEM.json and STEM.md to --results.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -36,13 +38,28 @@ def tasks_of(name: str, count: int) -> list[Task]:
     return load_tasks(name, count)
 
 
-def measure(name: str, tasks: Sequence[Task], readers: Sequence[str]) -> dict[str, Any]:
+def values_in_no_row(tasks: Sequence[Task], rows: Sequence[Path]) -> set[str]:
+    """Return the accepted answers that no training row has as words of its own.
+
+    Args:
+        tasks: Conversations with questions.
+        rows: Files of training rows.
+    """
+    text = "\n".join(path.read_text(encoding="utf-8") for path in rows)
+    answers = {answer for task in tasks for question in task.questions for answer in question.answers}
+    return {answer for answer in answers if re.search(rf"\b{re.escape(answer)}\b", text) is None}
+
+
+def measure(
+    name: str, tasks: Sequence[Task], readers: Sequence[str], new_values: set[str] | None = None
+) -> dict[str, Any]:
     """Let one writer read the tasks; return its figures by reader, and the cost of its replies.
 
     Args:
         name: Name of the writer.
         tasks: Conversations with questions.
         readers: "extractive", or policies that answer.
+        new_values: Answers whose questions are also counted apart.
     """
     writer = load_policy(name)
     agent, figures = prompted_config(AgentConfig(**VIEW), writer), {}
@@ -57,6 +74,9 @@ def measure(name: str, tasks: Sequence[Task], readers: Sequence[str]) -> dict[st
         report = evaluate(writer, tasks, reader, config=agent, check_reader=False)
         turns = [turn for group in report.groups for rollout in group.trajectories for turn in rollout.turns]
         figures[reader_name] = {key: report.summary[key] for key in FIGURES}
+        if new_values is not None:
+            correct = [record.correct for record in report.records if new_values.intersection(record.gold)]
+            figures[reader_name]["new_values"] = [sum(correct), len(correct)]
     tokens = [len(turn.completion.completion_ids) for turn in turns]
     return {
         "readers": figures,
@@ -81,7 +101,11 @@ def row(set_name: str, writer: str, result: dict[str, Any]) -> str:
         " / ".join(f"{figures['accuracy']:.3f} ± {figures['se']:.3f}" for figures in result["readers"].values())
     )
     cells += [f"{first['memory_tokens']:.0f} of {first['conversation_tokens']:.0f}", f"{result['reply_tokens']:.1f}"]
-    return f"| {set_name} | {writer} | " + " | ".join(cells) + f" | {result['cpu_seconds_per_turn']:.2f} |"
+    cells.append(f"{result['cpu_seconds_per_turn']:.2f}")
+    if "new_values" in first:
+        right, questions = first["new_values"]
+        cells.append(f"{right / max(1, questions):.3f} of {questions}")
+    return f"| {set_name} | {writer} | " + " | ".join(cells) + " |"
 
 
 def main() -> None:
@@ -91,6 +115,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", default=["demo", "babi"], help="demo, babi, or task files")
     parser.add_argument("--count", type=int, default=20, help="tasks of each set")
     parser.add_argument("--readers", nargs="+", default=["extractive"], help="extractive, or policies such as tiny")
+    parser.add_argument("--rows", nargs="+", type=Path, help="files of training rows")
     parser.add_argument("--stem", default="smol-writer", help="name of the record")
     arguments = parser.parse_args()
     results: dict[str, dict[str, Any]] = {}
@@ -98,11 +123,16 @@ def main() -> None:
         "| set | writer | valid calls | update_hit | delete_hit | accuracy by " + " / ".join(arguments.readers),
         "| tokens held of read | tokens a reply | CPU-s a chunk |",
     ]
-    table = [" ".join(lines), "|---" * 9 + "|"]
+    if arguments.rows:
+        lines.append("answers in no row |")
+    table = [" ".join(lines), "|---" * (9 + bool(arguments.rows)) + "|"]
     for name in arguments.sets:
         tasks = tasks_of(name, arguments.count)
+        new_values = values_in_no_row(tasks, arguments.rows) if arguments.rows else None
         for writer in (*arguments.writers, "scripted:append-only", "scripted:oracle"):
-            result = results.setdefault(Path(name).stem, {})[writer] = measure(writer, tasks, arguments.readers)
+            result = results.setdefault(Path(name).stem, {})[writer] = measure(
+                writer, tasks, arguments.readers, new_values
+            )
             table.append(row(Path(name).stem, writer, result))
             print(table[-1], file=sys.stderr, flush=True)
     save(

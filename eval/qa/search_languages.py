@@ -25,7 +25,7 @@ from memalpha.qa.search_benchmark import measure_task
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from common import make_parser
+from common import make_parser, replace_table
 
 METHODS = ("bm25", "dense", "flat", "soft")
 LANGUAGES = ("zh", "ar", "de", "ru", "hi", "th")
@@ -115,9 +115,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = measure(options.data)
     (options.results / "search-languages.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    page = options.results / "search-languages.md"
-    before, _, after = page.read_text(encoding="utf-8").split(MARK)
-    page.write_text(f"{before}{MARK}\n\n{table(rows)}\n\n{MARK}{after}", encoding="utf-8")
+    replace_table(options.results / "search-languages.md", MARK, table(rows))
     print(table(rows))
 
 

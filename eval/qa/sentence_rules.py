@@ -24,7 +24,7 @@ from memalpha.qa.report import Report
 from memalpha.tasks.load import load_tasks
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from common import make_parser
+from common import make_parser, replace_table
 
 SYSTEMS = ("append-only", "sentence-rules", "rag")
 SETS = {"locomo": ("locomo/locomo10.json", "locomo-f1"), "friendsqa": ("friendsqa", "f1")}
@@ -102,9 +102,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = measure(options.data)
     (options.results / "sentence-rules.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    page = options.results / "sentence-rules.md"
-    before, _, after = page.read_text(encoding="utf-8").split(MARK)
-    page.write_text(f"{before}{MARK}\n\n{table(rows)}\n\n{MARK}{after}", encoding="utf-8")
+    replace_table(options.results / "sentence-rules.md", MARK, table(rows))
     print(table(rows))
 
 

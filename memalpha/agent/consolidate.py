@@ -103,11 +103,11 @@ def propose_consolidation(
         draft.end(entry, reason)
     unsure = []
     for finding in stale:
-        entry, others = finding.entries[0], ", ".join(other.id for other in finding.against)
+        entry, newer_ids = finding.entries[0], ", ".join(other.id for other in finding.against)
         if finding.reason not in CERTAIN:
-            unsure.append(f"{entry.id} may be outdated: {others} has a later date")
+            unsure.append(f"{entry.id} may be outdated: {newer_ids} has a later date")
         elif draft.has(entry):
-            draft.end(entry, f"outdated since {others}" if others else "outdated by its own words")
+            draft.end(entry, f"outdated since {newer_ids}" if newer_ids else "outdated by its own words")
     for entry in draft.memory.list():
         content = entry.content if entry.turn is not None else resolve_dates(entry.content, entry.timestamp)
         if content != entry.content and draft.memory.find(entry.category, content) is None:
@@ -140,7 +140,7 @@ def apply_consolidation(store: MemoryStore, proposal: Consolidation) -> Consolid
     # Embed before the write lock, as single writes do.
     contents = [change.operation.content or "" for change in proposal.changes if change.operation.kind == "update"]
     store.load_embedder().encode(contents)
-    with store._transaction(write=True):
+    with store.transaction():
         position = store.snapshot()
         for change in proposal.changes:
             operation = _marked(change, position)
@@ -160,7 +160,7 @@ def undo_consolidation(store: MemoryStore) -> int:
     Raises:
         StoreError: The last operation of the log belongs to no consolidation.
     """
-    with store._transaction(write=True):
+    with store.transaction():
         end = store.snapshot()
         marks = {_start_of(operation) for _, _, operation in store.log(max(0, end - 1))}
         start = marks.pop() if marks else None
@@ -190,6 +190,14 @@ class _Draft:
         self._change(Operation("delete", id=entry.id), entry.content, reason)
 
     def update(self, entry: MemoryEntry, content: str, reason: str, timestamp: str | None = None) -> None:
+        """Replace what an entry says; its metadata and origin stay.
+
+        Args:
+            entry: Live entry of the draft.
+            content: Its new content.
+            reason: The reason in words.
+            timestamp: ISO date of the fact; default: that of the entry.
+        """
         stamp = timestamp or entry.timestamp or ""
         origin = {"source": entry.source, "chunk": entry.chunk, "turn": entry.turn}
         fields = {"timestamp": stamp, "metadata": entry.metadata, **origin}
@@ -226,8 +234,8 @@ def _superfluous(entries: Sequence[MemoryEntry]) -> Iterator[tuple[MemoryEntry, 
         if entry.turn is None:
             groups.setdefault((entry.category, plain(entry.content)), []).append(entry)
     for group in groups.values():
-        kept = max(group, key=lambda entry: (entry.timestamp or "", entry.importance, -entry.valid_from))
-        yield from ((entry, f"says the same as {kept.id}") for entry in group if entry is not kept)
+        latest = max(group, key=lambda entry: (entry.timestamp or "", entry.importance, -entry.valid_from))
+        yield from ((entry, f"says the same as {latest.id}") for entry in group if entry is not latest)
 
 
 def _groups(memory: WorkingMemory, policy: Policy, config: AgentConfig) -> Iterator[list[MemoryEntry]]:

@@ -58,8 +58,8 @@ def evaluate(
     try:
         reports = run_evaluation(settings)
     except KeyboardInterrupt:
-        kept = "name out=DIR to keep finished systems" if settings.out is None else _resume_hint(settings.out)
-        typer.echo(f"memalpha: interrupted: {kept}", err=True)
+        hint = "name out=DIR to keep finished systems" if settings.out is None else _resume_hint(settings.out)
+        typer.echo(f"memalpha: interrupted: {hint}", err=True)
         raise typer.Exit(130) from None
     page = None
     if settings.out is not None:

@@ -174,9 +174,9 @@ def run_evaluation(config: EvalConfig, progress: Callable[[str, int, int], None]
     def in_order() -> list[Report]:
         return [reports[name] for name in config.systems if name in reports]
 
-    shown = show_progress("chunks") if progress is None else nullcontext(progress)
+    progress_display = show_progress("chunks") if progress is None else nullcontext(progress)
     try:
-        with shown as report_progress:
+        with progress_display as report_progress:
             if systems:
                 _run_systems(config, systems, tasks, reader, default_metric, report_progress, save_report)
     finally:  # keep finished reports if a system, a judge or an endpoint fails

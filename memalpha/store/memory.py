@@ -295,6 +295,10 @@ class Memory(ABC):
             InvalidContent: The key cannot be an id, the content is empty, or a field cannot be stored.
             DuplicateContent: Another entry of the category has exactly this content.
         """
+        with self._exclusive():  # no other writer between reading the key and writing it
+            return self._upsert(key, content, category, **fields)
+
+    def _upsert(self, key: str, content: str, category: str | None, **fields: Any) -> MemoryEntry:
         if category is not None:
             self.schema.check_category(category)
         try:

@@ -175,10 +175,6 @@ class MemoryStore(StoreBatches):
         with self._namespace.transaction():
             return self._namespace.write(operation, vectors, log_end=self._end_expired())
 
-    def upsert(self, key: str, content: str, *, category: str | None = None, **fields: Any) -> MemoryEntry:
-        with self._transaction(write=True):  # no other writer between reading the key and writing it
-            return super().upsert(key, content, category=category, **fields)
-
     def insert_many(self, facts: Iterable[Fact], vectors: np.ndarray | None = None) -> list[MemoryEntry]:
         """Insert many facts, all or none, embedded in one batch.
 

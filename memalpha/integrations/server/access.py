@@ -18,7 +18,7 @@ SCOPE = "memalpha.access"
 
 @dataclass(frozen=True)
 class Access:
-    """What one request may do, and the namespace that it is for.
+    """Rights of one request, and the namespace that it is for.
 
     Attributes:
         namespace: Namespace of the request.

@@ -126,8 +126,8 @@ def _ceiling_notes(reports: Sequence[Report]) -> list[str]:
     summary = reports[0].summary
     ceiling, view = summary["ceiling"], "the evidence itself"
     if ceiling is None:
-        whole = [report.summary["accuracy"] for report in reports if report.name == "full"]
-        ceiling, view = (whole[0], "the whole conversation (full)") if whole else (None, "")
+        full_accuracies = [report.summary["accuracy"] for report in reports if report.name == "full"]
+        ceiling, view = (full_accuracies[0], "the whole conversation (full)") if full_accuracies else (None, "")
     if ceiling is None or ceiling >= LOW_CEILING:
         return []
     is_floor = "(floor)" in summary["reader"]

@@ -41,6 +41,17 @@ def back_up(database: Backend, schema: MemorySchema, target: str | Path) -> dict
     """Copy all namespaces of an open store into a new file, as `copy_store` does.
 
     A store file is read through a connection of its own, so that threads that use this one do not wait.
+
+    Args:
+        database: The open store.
+        schema: Its schema.
+        target: New file.
+
+    Returns:
+        Number of operations by namespace.
+
+    Raises:
+        StoreError: The file exists already or cannot be written.
     """
     if database.path == ":memory:" or is_url(database.path):
         return _copy_database(database, schema, target)

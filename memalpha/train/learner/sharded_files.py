@@ -52,10 +52,10 @@ def write_weights(model: Any, folder: Path, world: World) -> None:
     for file, members in zip(names, files, strict=True):
         gathered: dict[str, torch.Tensor] = {}
         for name in members:
-            whole = full_tensor(tensors[name].detach())
+            full = full_tensor(tensors[name].detach())
             if world.is_main:
-                gathered[name] = whole.cpu().contiguous()
-            del whole
+                gathered[name] = full.cpu().contiguous()
+            del full
         if world.is_main:
             save_file(gathered, folder / file, metadata={"format": "pt"})
     if world.is_main:
@@ -90,14 +90,14 @@ def read_weights(model: Any, folder: Path) -> None:
                 tensor.copy_(shard_like(opened.get_tensor(name), tensor))
 
 
-def write_rows(tensors: Mapping[str, torch.Tensor], folder: Path, world: World, **whole: torch.Tensor) -> None:
+def write_rows(tensors: Mapping[str, torch.Tensor], folder: Path, world: World, **main_tensors: torch.Tensor) -> None:
     """Write this process's rows of sharded tensors; every process must call this.
 
     Args:
         tensors: Tensors by name, sharded over their first dimension or the same in all processes.
         folder: Existing folder that every process sees.
         world: Processes that share the tensors.
-        whole: Further tensors of the main process, by name.
+        main_tensors: Further tensors of the main process, by name.
     """
     local: dict[str, torch.Tensor] = {}
     first_rows: dict[str, int] = {}
@@ -106,7 +106,7 @@ def write_rows(tensors: Mapping[str, torch.Tensor], folder: Path, world: World, 
         if rows is not None and (world.is_main or hasattr(tensor, "to_local")):
             local[name], first_rows[name] = rows.detach().cpu().contiguous(), first
     if world.is_main:
-        local |= {name: tensor.contiguous() for name, tensor in whole.items()}
+        local |= {name: tensor.contiguous() for name, tensor in main_tensors.items()}
     save_file(
         local, folder / f"optimizer-{world.rank:05}-of-{world.size:05}.safetensors", {ROWS: json.dumps(first_rows)}
     )

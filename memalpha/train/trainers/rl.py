@@ -224,10 +224,10 @@ class ReinforcementStep(TrainingStep):
 
     def _take_from(self, source: GroupSource, step: int) -> Collected:
         """Return the step's groups from the queue, annotated with the current weights."""
-        taken = source.take(step)
-        groups = drop_unscored([scored.group for scored in taken])
-        records = [record for scored in taken for answers in scored.records for record in answers]
-        return Collected(groups, records, annotate(self.algorithm, groups, self.engine), len(taken))
+        step_groups = source.take(step)
+        groups = drop_unscored([scored.group for scored in step_groups])
+        records = [record for scored in step_groups for answers in scored.records for record in answers]
+        return Collected(groups, records, annotate(self.algorithm, groups, self.engine), len(step_groups))
 
     def _check_start(self, step: int, groups: Sequence[TrajectoryGroup[Any]], records: Sequence[Record]) -> None:
         """Raise `TrainingError` if the first steps cannot teach anything; nothing of this step is on disk then."""

@@ -198,8 +198,8 @@ def test_a_key_of_several_namespaces_names_one(served):
 PATHS = [path for _, _, path, _ in HTTP.values()]
 
 
-def send_as_stranger(served: Served, data: st.DataObject) -> None:
-    """Send a random request, with a wrong key or the key of `user-1`, and check that no other secret comes back."""
+def secrets_shown_to_a_stranger(served: Served, data: st.DataObject) -> list[str]:
+    """Send a random request, with a wrong key or the key of `user-1`; return the foreign secrets that come back."""
     own = served.own
     secret = data.draw(
         st.sampled_from(
@@ -223,10 +223,9 @@ def send_as_stranger(served: Served, data: st.DataObject) -> None:
         url = path.format(id=quote(id))
         response = served.web.request(method, url, json=body, params=query, headers=headers)
     except ValueError:  # a header that no client can send
-        return
+        return []
     visible = {"user-1"} if secret == own else set()
-    leaks = [name for name in NAMESPACES if name not in visible and SECRETS[name] in response.text]
-    assert not leaks, (method, url, headers, response.text)
+    return [f"{name}: {method} {url}" for name in NAMESPACES if name not in visible and SECRETS[name] in response.text]
 
 
 QUICK = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -235,14 +234,14 @@ QUICK = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCh
 @QUICK
 @given(data=st.data())
 def test_no_request_of_a_stranger_gets_a_secret(served, data):
-    send_as_stranger(served, data)
+    assert secrets_shown_to_a_stranger(served, data) == []
 
 
 @pytest.mark.slow
 @settings(QUICK, max_examples=2000)
 @given(data=st.data())
 def test_no_request_of_thousands_gets_a_secret(served, data):
-    send_as_stranger(served, data)
+    assert secrets_shown_to_a_stranger(served, data) == []
 
 
 def test_quotas_answer_429_with_the_time_to_wait(served, monkeypatch):
