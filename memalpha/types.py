@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from typing_extensions import TypeVar  # typing's own has defaults from Python 3.13 on
 
 OperationKind = Literal["insert", "update", "delete", "core_update"]
-LoggedKind = OperationKind | Literal["expired", "erased"]
+LoggedKind = OperationKind | Literal["expired", "erased", "quarantined", "reviewed"]
 
 
 def is_iso_time(text: str) -> bool:
@@ -196,7 +196,8 @@ class MemoryEntry:
     """One stored fact, as of one position of the operation log.
 
     `valid_from` and `valid_to` are log positions from 1; `valid_to` is None for a current entry. `source`, `chunk` and
-    `turn` name its origin. A store hides the entry from `expires` (ISO, UTC) on.
+    `turn` name its origin, `speaker` who said it, and `key` the server's key that wrote it. A store hides the entry
+    from `expires` (ISO, UTC) on.
     """
 
     id: str
@@ -209,6 +210,8 @@ class MemoryEntry:
     chunk: int | None = None
     turn: str | None = None
     expires: str | None = None
+    speaker: str | None = None
+    key: str | None = None
     version: int = 1
     valid_from: int = 0
     valid_to: int | None = None
@@ -227,8 +230,10 @@ class Operation:
     text. On an update, None keeps the entry's metadata, importance, timestamp and expires. An empty string clears the
     timestamp or expires.
 
-    `expired` ends an entry at its expiry. `erased` is the remainder of an operation whose content was erased; it
-    changes nothing.
+    `speaker` and `key` say on whose word it was written (see `MemoryStore.writing_as`), and `reason` why.
+
+    `expired` ends an entry at its expiry. Three kinds change nothing. `erased` is the remainder of an operation whose
+    content was erased. `quarantined` holds an operation that awaits a review, and `reviewed` the decision.
     """
 
     kind: LoggedKind
@@ -242,6 +247,9 @@ class Operation:
     chunk: int | None = None
     turn: str | None = None
     expires: str | None = None
+    speaker: str | None = None
+    key: str | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

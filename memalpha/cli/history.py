@@ -1,8 +1,9 @@
-"""Commands on the operation log of a store: history, diff, undo, redo, fork, erase."""
+"""Commands on the operation log of a store: history, diff, undo, redo, revert, review, fork, erase."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -20,6 +21,11 @@ from memalpha.cli.options import (
 )
 from memalpha.errors import ScrubPending, StoreError
 
+if TYPE_CHECKING:
+    from memalpha.store.trust.quarantine import Quarantined
+    from memalpha.store.trust.revert import Revert
+    from memalpha.types import MemoryEntry, Operation
+
 
 def history(
     store: StoreFile,
@@ -30,7 +36,7 @@ def history(
 ) -> None:
     """Show every version of an entry.
 
-    Each with the log positions between which it was valid.
+    Each with the log positions between which it was valid, and who wrote it: speaker, source and key.
 
     Example: memalpha history ana.db ana-lives#k --json
 
@@ -39,11 +45,18 @@ def history(
     """
     with open_store(store, embedder, namespace, reads=True) as memory:
         versions = memory.history(entry_id)
-    lines = [
-        f"v{v.version}  {v.valid_from:>5} to {v.valid_to if v.valid_to is not None else 'now':<5}  {v.content}"
-        for v in versions
-    ]
+    lines = []
+    for v in versions:
+        end = "now" if v.valid_to is None else v.valid_to
+        lines.append(f"v{v.version}  {v.valid_from:>5} to {end:<5}  {v.content}{_writer(v)}")
     print_result([to_json_value(version) for version in versions], as_json, "\n".join(lines))
+
+
+def _writer(record: MemoryEntry | Operation) -> str:
+    """Return who wrote an entry or operation, in brackets; "" if nobody is recorded."""
+    key = f"key {record.key}" if record.key else None
+    names = ", ".join(name for name in (record.speaker, record.source, key) if name)
+    return f"  [{names}]" if names else ""
 
 
 def diff(
@@ -72,17 +85,29 @@ def diff(
     print_result(changes, as_json, "\n".join(lines) or "no difference")
 
 
-def undo(store: StoreFile, namespace: Namespace = "default", as_json: AsJson = False) -> None:
-    """Undo the last operation of STORE.
+def undo(
+    store: StoreFile,
+    to: Annotated[
+        int | None, typer.Option(min=0, metavar="POSITION", help="Go back to this log position in one step.")
+    ] = None,
+    namespace: Namespace = "default",
+    as_json: AsJson = False,
+) -> None:
+    """Undo the last operation of STORE, or all since a position.
 
     The log keeps both: undo appends the inverse operation, and `memalpha redo` applies the undone one again.
 
     Example: memalpha undo ana.db
 
     Raises:
-        StoreError: There is no store, or nothing to undo.
+        StoreError: There is no store, no such position, or nothing to undo.
     """
-    _undo_or_redo(store, namespace, as_json, "undo")
+    if to is None:
+        _undo_or_redo(store, namespace, as_json, "undo")
+        return
+    with open_store(store, None, namespace) as memory:
+        count = memory.restore(to)
+    print_result({"operations": count}, as_json, f"the memory is as it was at position {to}: {count} operations")
 
 
 def redo(store: StoreFile, namespace: Namespace = "default", as_json: AsJson = False) -> None:
@@ -106,6 +131,89 @@ def _undo_or_redo(store: str, namespace: str, as_json: bool, command: Literal["u
     else:
         text = " ".join(filter(None, (command, operation.kind, operation.id, operation.content)))
     print_result(operation, as_json, text)
+
+
+def revert(
+    store: StoreFile,
+    source: Annotated[str | None, typer.Option(help="Writes of this text or conversation.")] = None,
+    speaker: Annotated[str | None, typer.Option(help="Writes on the word of this person.")] = None,
+    key: Annotated[str | None, typer.Option(metavar="NAME", help="Writes with this key of the server.")] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="POSITION", help="Writes after this log position, or ISO date or time.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change; write nothing.")] = False,
+    namespace: Namespace = "default",
+    as_json: AsJson = False,
+) -> None:
+    """Take back what a source, a speaker or a key wrote, and restore what it overwrote or deleted.
+
+    What somebody else changed since stays as it is and is listed. The log keeps everything.
+
+    Example: memalpha revert ana.db --source web-page --dry-run
+
+    Raises:
+        StoreError: There is no store, no such position, or no condition is given.
+    """
+    with open_store(store, None, namespace, reads=dry_run) as memory:
+        start = resolve_position(since, memory, "--since")
+        report = memory.revert(source=source, speaker=speaker, key=key, since=start, dry_run=dry_run)
+    print_result(report, as_json, _format_revert(store, report))
+
+
+def _format_revert(store: str, report: Revert) -> str:
+    lines = []
+    for change in report.changes:
+        name = change.id or "core"
+        lines += [f"- {name:<26} {change.before}"] if change.before is not None else []
+        lines += [f"+ {name:<26} {change.after}"] if change.after is not None else []
+    lines += [f"stays: {item.id or 'core'}: {item.conflict}" for item in report.conflicts]
+    verb = "were reverted" if report.applied else "would be reverted"
+    lines.append(f"{len(report.changes)} entries {verb}, {len(report.conflicts)} stay as they are")
+    if report.applied and report.changes:
+        lines.append(f"to take this back: memalpha undo {store} --to {report.position}")
+    return "\n".join(lines)
+
+
+def review(
+    store: StoreFile,
+    accept: Annotated[
+        list[int] | None, typer.Option(metavar="POSITION", help="Apply this operation; repeat for more.")
+    ] = None,
+    reject: Annotated[
+        list[int] | None, typer.Option(metavar="POSITION", help="Leave this operation out; repeat for more.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="List reviewed operations, too.")] = False,
+    namespace: Namespace = "default",
+    as_json: AsJson = False,
+) -> None:
+    """List the operations that a trust rule put into quarantine, and accept or reject them.
+
+    Example: memalpha review ana.db --accept 17
+
+    Raises:
+        StoreError: There is no store, nothing awaits a review there, or its entry was changed since.
+    """
+    decisions = dict.fromkeys(accept or (), True)
+    for position in reject or ():
+        if position in decisions:
+            raise StoreError(f"review: {position} is accepted and rejected: choose one")
+        decisions[position] = False
+    with open_store(store, None, namespace, reads=not decisions) as memory:
+        items = [memory.review(position, accept=is_accepted) for position, is_accepted in decisions.items()]
+        if not decisions:
+            items = memory.quarantined(pending=not everything)
+    print_result(items, as_json, _format_quarantined(items))
+
+
+def _format_quarantined(items: Sequence[Quarantined]) -> str:
+    lines = []
+    for item in items:
+        operation = item.operation
+        what = " ".join(filter(None, (operation.kind, operation.id, operation.content)))
+        lines.append(f"{item.position:>6}  {item.decision or 'pending':<8}  {what}{_writer(operation)}")
+        lines += [] if item.before is None else [f"        now: {item.before}"]
+        lines.append(f"        why: {item.reason}")
+    return "\n".join(lines) or "nothing awaits a review"
 
 
 def fork(
@@ -195,4 +303,13 @@ def erase(
         raise typer.Exit(1)
 
 
-COMMANDS = {"history": history, "diff": diff, "undo": undo, "redo": redo, "fork": fork, "erase": erase}
+COMMANDS = {
+    "history": history,
+    "diff": diff,
+    "undo": undo,
+    "redo": redo,
+    "revert": revert,
+    "review": review,
+    "fork": fork,
+    "erase": erase,
+}

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial, wraps
 from itertools import islice
 from pathlib import Path
@@ -37,7 +38,9 @@ class _Worker:
         """Run `work` in the thread and return its result, or raise its exception."""
         if self._thread is None:
             raise StoreError("the store is closed")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *args, **kwargs))
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, copy_context().run, partial(work, *args, **kwargs)
+        )
 
     def shut_down(self) -> None:
         """Accept no further work; calls that were started complete first."""
@@ -195,6 +198,10 @@ class AsyncMemoryStore:
     redo = _as_async(MemoryStore.redo)
     restore = _as_async(MemoryStore.restore)
     diff = _as_async(MemoryStore.diff)
+    revert = _as_async(MemoryStore.revert)
+    quarantined = _as_async(MemoryStore.quarantined)
+    review = _as_async(MemoryStore.review)
+    writing_as = staticmethod(MemoryStore.writing_as)
     erase = _as_async(MemoryStore.erase)
     erase_all = _as_async(MemoryStore.erase_all)
     erase_core_history = _as_async(MemoryStore.erase_core_history)

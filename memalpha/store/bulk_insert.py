@@ -11,6 +11,7 @@ from memalpha.errors import StoreError
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.row_codec import vector_blob
 from memalpha.store.state import make_id
+from memalpha.store.trust.provenance import WRITER
 from memalpha.store.validation import check_content_size, check_timestamp, clean_content, validate_fields
 from memalpha.types import MemoryEntry
 
@@ -100,6 +101,7 @@ def insert_facts(
     new_entries: dict[str, MemoryEntry] = {}
     optional_fields: list[dict[str, Any]] = []  # optional fields of each new entry
     entries: list[MemoryEntry] = []
+    writer = WRITER.get()
     has_erasure = namespace.entries.has_erasure()
     check_category = namespace.schema.check_category
 
@@ -112,6 +114,7 @@ def insert_facts(
             entry = existing.get((category, content))
             if entry is None:
                 fields = validate_fields(fact) if len(fact) > len(_REQUIRED_KEYS) else {}
+                fields |= writer
                 id = make_id(content, position, is_used, has_erasure=has_erasure)
                 position += 1
                 entry = MemoryEntry(
@@ -125,6 +128,8 @@ def insert_facts(
                     fields.get("chunk"),
                     fields.get("turn"),
                     fields.get("expires") or None,
+                    fields.get("speaker"),
+                    fields.get("key"),
                     1,
                     position,
                 )

@@ -158,7 +158,7 @@ def _redo_position(namespace: Namespace) -> int:
     last_position = namespace.log.position
     for position in range(last_position, 0, -1):
         operation_kind = namespace.log.kind_at(position)
-        if operation_kind == "expired":
+        if operation_kind in ("expired", "quarantined", "reviewed"):
             continue  # skipped entirely
         before, after = (_last_effective(namespace, end, skips=skips) for end in (position - 1, position))
         if before == after and operation_kind == "erased":

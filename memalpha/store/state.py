@@ -22,6 +22,8 @@ from memalpha.types import MemoryEntry, Operation
 
 # 32 characters of five bits each; l, 1, o and 0 are left out because they are easily confused.
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
+NOT_UNDOABLE = frozenset({"expired", "erased", "quarantined", "reviewed"})
+"""Kinds of operations that an undo skips: time, erasure and reviews."""
 _WORD = re.compile(r"\w+")
 _TWO_WORDS = re.compile(r"\W*(\w+)(?:\W+(\w+))?")
 
@@ -120,6 +122,12 @@ def plan(view: StateView, operation: Operation, position: int) -> Change:
     kind = operation.kind
     if kind == "erased":
         return Change(Operation("erased", id=operation.id))
+    if kind in ("quarantined", "reviewed"):
+        id = operation.id or f"{kind}#{position}"
+        texts = operation.category, operation.content
+        return Change(
+            _complete_operation(operation, id, *(None if text is None else check_text(kind, text) for text in texts))
+        )
     if kind == "core_update":
         content = clean_core_text(view.schema, operation.content)
         return Change(_complete_operation(operation, None, None, content))
@@ -176,6 +184,8 @@ def as_operation(kind: Any, entry: MemoryEntry) -> Operation:
         chunk=entry.chunk,
         turn=entry.turn,
         expires="" if kind == "update" and entry.expires is None else entry.expires,
+        speaker=entry.speaker,
+        key=entry.key,
     )
 
 
@@ -386,6 +396,8 @@ def _make_version(operation: Operation, previous: MemoryEntry | None, position: 
         chunk=operation.chunk,
         turn=operation.turn,
         expires=expires or None,
+        speaker=operation.speaker,
+        key=operation.key,
         version=previous.version + 1 if previous else 1,
         valid_from=position,
     )
@@ -404,6 +416,8 @@ def _end_version(entry: MemoryEntry, position: int) -> MemoryEntry:
         entry.chunk,
         entry.turn,
         entry.expires,
+        entry.speaker,
+        entry.key,
         entry.version,
         entry.valid_from,
         position,

@@ -26,7 +26,7 @@ from memalpha.store.open import copy_noted, create_namespace, is_url, is_writabl
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.vectors import PRECISIONS, Precision
 from memalpha.store.state import Change
-from memalpha.store.store_batches import StoreBatches
+from memalpha.store.trust.reviews import StoreReviewer
 from memalpha.store.validation import (
     MAX_CONTENT,
     brief_repr,
@@ -38,7 +38,7 @@ from memalpha.store.validation import (
 from memalpha.types import MemoryEntry, Operation
 
 
-class MemoryStore(StoreBatches):
+class MemoryStore(StoreReviewer):
     """Durable memory: one namespace of a store. Open the first one with `MemoryStore.open`.
 
     Threads may share it; a forked process must open its own.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from memalpha.errors import StoreError
 from memalpha.store.filters import Where
 from memalpha.store.store_erasure import StoreEraser
+from memalpha.store.trust.provenance import writing_as
 from memalpha.store.validation import (
     UPDATE_FIELDS,
     check_content_size,
@@ -38,6 +39,22 @@ class StoreBatches(StoreEraser):
             raise StoreError("transaction: one is open already in this thread, and they do not nest")
         with self._database.atomic(self._namespace.name):
             yield
+
+    @staticmethod
+    def writing_as(*, speaker: str | None = None, key: str | None = None) -> AbstractContextManager[None]:
+        """Record who is behind the operations of a block: the log, the entries and their histories say it.
+
+        It holds for all that this thread or task writes in the block. An operation that names a speaker itself keeps
+        that one.
+
+        Args:
+            speaker: Person on whose word the operations are written.
+            key: Name of the server's key that they came with.
+
+        Raises:
+            InvalidContent: A name is no text that can be stored.
+        """
+        return writing_as(speaker=speaker, key=key)
 
     def update_many(self, updates: Iterable[Mapping[str, Any]]) -> list[MemoryEntry]:
         """Update many entries, all or none, embedded in one batch and stored in one transaction.

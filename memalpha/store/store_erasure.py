@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Collection
 
 from memalpha.errors import ScrubPending, StoreError, UnknownEntry
+from memalpha.store.backends.row_codec import is_storable
 from memalpha.store.indexing import cache
 from memalpha.store.open import open_namespace
 from memalpha.store.store_reads import StoreReader
@@ -29,7 +30,7 @@ class StoreEraser(StoreReader):
         while nobody else works. Write-ahead log, replicas and backups keep the bytes as long as they are retained.
 
         Args:
-            ids: Ids of live or deleted entries. Without any, a pending scrub is finished.
+            ids: Ids of live or deleted entries, or of quarantined operations. Without any, a pending scrub is finished.
 
         Returns:
             Other ids that hold, or held, exactly the same content. They are left unchanged.
@@ -40,7 +41,7 @@ class StoreEraser(StoreReader):
         """
         self._database.refuse_in_transaction("erase")
         with self._transaction(write=True):
-            unknown_ids = [id for id in ids if self._namespace.entries.latest_version(id) is None]
+            unknown_ids = [id for id in ids if not self._was_used(id)]
             same_content_ids = [] if unknown_ids else self._erase(ids)
         self._scrub(same_content_ids)  # an unknown id may be that of an erasure that was not finished
         if unknown_ids:
@@ -103,6 +104,11 @@ class StoreEraser(StoreReader):
         """True if content was erased whose bytes may still lie in the file. The next opening, or `erase()`, goes on."""
         with self._database.transaction(write=False):
             return self._database.is_scrub_due
+
+    def _was_used(self, id: str) -> bool:
+        """Return True if an entry ever had this id, or a quarantined operation has it."""
+        is_entry = self._namespace.entries.latest_version(id) is not None
+        return is_entry or (is_storable(id) and self._namespace.log.has_operations(id))
 
     def _erase(self, ids: Collection[str]) -> list[str]:
         """Erase entries in the open transaction, and in the index in memory; return ids with the same content."""

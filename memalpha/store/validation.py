@@ -213,4 +213,7 @@ FIELD_CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "chunk": _check_integer,
     "turn": check_text,
     "expires": _check_time,
+    "speaker": check_text,
+    "key": check_text,
+    "reason": check_text,
 }  # in the order of `Operation`

@@ -21,6 +21,8 @@ import pytest
 from memalpha.store.backends import entry_table, operation_log
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.store import MemoryStore
+from memalpha.store.trust.quarantine import quarantine_operation
+from memalpha.types import Operation
 
 pytestmark = pytest.mark.sqlite
 SIZE = 150
@@ -166,6 +168,10 @@ TABLE: dict[str, tuple[str, Call]] = {
     "redo": ("flat", lambda store, id: (store.delete(id), store.undo(), store.redo())),
     "redo of nothing": ("grows", lambda store, id: (erase_entries(store), store.redo())),  # but no faster than n
     "restore": ("flat", lambda store, id: (store.delete(id), store.restore(store.snapshot() - 1))),
+    "revert": ("grows", lambda store, id: store.revert(source="nobody")),  # it reads the log
+    "revert since": ("flat", lambda store, id: (store.delete(id), store.revert(since=store.snapshot() - 1))),
+    "quarantined": ("flat", lambda store, id: store.quarantined()),
+    "review": ("flat", lambda store, id: (quarantine(store), store.review(store.snapshot(), accept=True))),
     "diff": ("flat", lambda store, id: store.diff(store.snapshot() - 1)),
     "erase": ("grows", lambda store, id: store.erase(id)),  # should be flat, but for rewriting the file
     "erase_core_history": ("flat", lambda store, id: store.erase_core_history()),
@@ -178,6 +184,7 @@ TABLE: dict[str, tuple[str, Call]] = {
 }
 ELSEWHERE = {
     "namespace_name",
+    "writing_as",
     "backup",
     "open",
     "close",
@@ -187,6 +194,10 @@ ELSEWHERE = {
     "load_embedder",
 }  # no reads of entries by this connection
 SAME = {"apply", "change"}  # what insert, update, delete and core_update call
+
+
+def quarantine(store: MemoryStore) -> None:
+    store.change(quarantine_operation(Operation("insert", category="semantic", content="pet: cat"), None, "test"))
 
 
 def work_of(name: str, size: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Work:

@@ -75,8 +75,14 @@ CREATE INDEX spans ON versions (ns, source, coalesce(chunk, -1), created)
 PRAGMA user_version = 4;
 """
 
+# Format 5 finds erasures.
+FORMAT_5 = """
+CREATE INDEX erasures ON operations (ns, seq) WHERE kind = 'erased';
+PRAGMA user_version = 5;
+"""
 
-@pytest.fixture(params=[1, 2, 3, 4])
+
+@pytest.fixture(params=[1, 2, 3, 4, 5])
 def old(tmp_path: Path, request) -> Path:
     """A file of an older format: one fact, updated once, then the update undone."""
     texts = ["city: Oslo", "city: Rome", "city: Oslo"]
@@ -105,7 +111,7 @@ def old(tmp_path: Path, request) -> Path:
         vector = np.asarray(load_embedder("hash").encode([text])[0], "<f4").tobytes()
         rows.execute("INSERT INTO vectors VALUES (1, ?, ?)", (content_digest(text), vector))
     rows.commit()
-    for later in (FORMAT_2, FORMAT_3, FORMAT_4)[: request.param - 1]:
+    for later in (FORMAT_2, FORMAT_3, FORMAT_4, FORMAT_5)[: request.param - 1]:
         rows.executescript(later)
     rows.close()
     return path
@@ -129,6 +135,9 @@ def test_an_older_file_is_opened_and_migrated(old: Path, tmp_path: Path) -> None
         pet = store.insert("semantic", "pet: cat", expires="2000-01-01")
         assert store.list() == []
         assert store.erase(pet.id) == []
+        with store.writing_as(speaker="Ana", key="phone"):
+            store.insert("semantic", "city: Bonn")
+        assert [(entry.speaker, entry.key) for entry in store.list()] == [("Ana", "phone")]
     assert examine(old).problems == []
     assert version_of(old) == FORMAT
     MemoryStore.open(tmp_path / "new.db", embedder="hash").close()

@@ -262,7 +262,7 @@ def test_a_rollback_does_not_reuse_the_namespace_id(monkeypatch) -> None:
     store = new()
     first, second = store.namespace("one"), store.namespace("two")
     with monkeypatch.context() as patch:
-        patch.setattr(memalpha.store.backends.namespace, "row_values", lambda _: 1 / 0)
+        patch.setattr(memalpha.store.backends.namespace, "operation_values", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             first.insert("semantic", "a")
     second.insert("semantic", "b")

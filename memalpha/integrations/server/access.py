@@ -9,6 +9,7 @@ from urllib.parse import unquote
 from memalpha.integrations.server.keys import Key, KeyFile, Right
 from memalpha.integrations.server.schemas import MAX_LABEL, ServiceError, check_text
 from memalpha.integrations.server.service import MemoryService
+from memalpha.store.trust.provenance import WRITER
 
 NAMESPACE_HEADER = "Memalpha-Namespace"
 """Header with the namespace of a request, percent-encoded as in a URL."""
@@ -90,4 +91,6 @@ def granted(service: MemoryService, scope: Any, right: Right) -> MemoryService:
     """
     access: Access = scope[SCOPE]
     access.check(right)
+    if access.key is not None:
+        WRITER.set({"key": access.key.name})  # of this request's task
     return service.namespace(access.namespace)

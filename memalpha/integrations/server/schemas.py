@@ -6,6 +6,7 @@ of the request's key.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 from typing import Annotated, Any
@@ -350,6 +351,13 @@ class CoreResponse:
 def escape_surrogates(text: str) -> str:
     """Escape lone surrogates, so that the text can be encoded."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def count_conditions(where: Any) -> int:
+    """Return the number of values in a filter, at any depth."""
+    if isinstance(where, Mapping):
+        return sum(map(count_conditions, where.values()))
+    return sum(map(count_conditions, where)) if isinstance(where, list | tuple) else 1
 
 
 def compact_entry(entry: MemoryEntry) -> dict[str, Any]:

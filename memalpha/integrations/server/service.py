@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from copy import copy
 from functools import partial
 from itertools import islice
@@ -52,6 +53,7 @@ from memalpha.integrations.server.schemas import (
     ReadRequest,
     ReadResponse,
     ServiceError,
+    count_conditions,
 )
 from memalpha.policy.base import Policy
 from memalpha.store.filters import Where, parse_filter
@@ -225,7 +227,8 @@ class MemoryService:
             proposal = self._agent.propose(text, timestamp=timestamp)
         if dropped.is_set():
             raise ServiceError("gone", "the client has gone", 499)
-        return self._write_pool.submit(self._agent.apply, proposal, source=source).result()
+        apply = partial(self._agent.apply, proposal, source=source)
+        return self._write_pool.submit(copy_context().run, apply).result()
 
     async def ask(self, question: str, k: int, *, where: Where = None) -> Answer:
         """Answer a question from the `k` entries nearest to it.
@@ -392,7 +395,7 @@ class MemoryService:
         try:
             if category is not None:
                 self.schema.check_category(category)
-            if where is not None and (count := _conditions(where)) > MAX_CONDITIONS:
+            if where is not None and (count := count_conditions(where)) > MAX_CONDITIONS:
                 raise ServiceError("invalid_arguments", f"where: of {count} conditions; {MAX_CONDITIONS} is the limit")
             parse_filter(where)
         except UnknownCategory as error:
@@ -410,18 +413,12 @@ class MemoryService:
 
     async def _run_in(self, pool: ThreadPoolExecutor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         with _service_errors():
+            call = partial(work, *args, **kwargs)
             try:
-                result = asyncio.get_running_loop().run_in_executor(pool, partial(work, *args, **kwargs))
+                result = asyncio.get_running_loop().run_in_executor(pool, copy_context().run, call)
             except RuntimeError as error:  # the pool was shut down
                 raise ServiceError("closing", "the server is shutting down", 503) from error
             return await result
-
-
-def _conditions(where: Any) -> int:
-    """Return the number of values in a filter, at any depth."""
-    if isinstance(where, Mapping):
-        return sum(map(_conditions, where.values()))
-    return sum(map(_conditions, where)) if isinstance(where, list | tuple) else 1
 
 
 @contextmanager

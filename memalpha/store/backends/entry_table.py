@@ -19,7 +19,7 @@ INSERTED_COLUMNS = ENTRY_COLUMNS.replace("timestamp", "nullif(timestamp, '')").r
     "expires", "nullif(expires, '')"
 )  # columns of a version that a logged insert makes
 _BATCH = 500  # values per statement
-_INSERT_VERSION = f"INSERT INTO versions (ns, {VERSION_COLUMNS}) VALUES ({','.join('?' * 16)})"
+_INSERT_VERSION = f"INSERT INTO versions (ns, {VERSION_COLUMNS}) VALUES ({','.join('?' * 18)})"
 _SELECT_DUPLICATE = (
     "SELECT id FROM versions INDEXED BY live_content "
     "WHERE ns = ? AND digest = ? AND valid_to IS NULL AND category = ? AND content = ?"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -16,11 +17,12 @@ import numpy as np
 from memalpha.store.backends.base import Backend
 from memalpha.store.backends.entry_table import EntryTable
 from memalpha.store.backends.operation_log import LogEnd, OperationLog, check_clock
-from memalpha.store.backends.row_codec import content_digest, decode_vectors, row_values, vector_blob, version_row
+from memalpha.store.backends.row_codec import content_digest, decode_vectors, operation_values, vector_blob, version_row
 from memalpha.store.backends.scope import NamespaceScope
 from memalpha.store.backends.vector_table import VectorTable
 from memalpha.store.schema import MemorySchema
-from memalpha.store.state import Change, plan
+from memalpha.store.state import NOT_UNDOABLE, Change, plan
+from memalpha.store.trust.provenance import WRITER
 from memalpha.types import MemoryEntry, Operation
 
 _MAX_PAGE = 500  # log rows read at once
@@ -82,22 +84,24 @@ class Namespace:
         """
         log_end = log_end or self.log.end()
         position = log_end.position + 1
+        if (writer := WRITER.get()) and operation.kind not in ("expired", "erased"):
+            missing = {name: value for name, value in writer.items() if getattr(operation, name) is None}
+            operation = replace(operation, **missing)
         change = plan(self.entries, operation, position)
         completed, entry = change.operation, change.entry
         ns = self.scope.create()
         time = max(
             time or check_clock(self.database.now(), log_end), log_end.time
         )  # keep the log ordered if the clock is set back
-        if effective_position is None:  # expiry and erasure are not undone
-            is_undoable = completed.kind not in ("expired", "erased")
+        if effective_position is None:  # time, erasure and reviews are not undone
+            is_undoable = completed.kind not in NOT_UNDOABLE
             effective_position = position if is_undoable else self.log.effective_position(log_end.position)
         vector = None if entry is None or vectors is None else vector_blob(vectors[entry.content])
         created = position
         if entry is not None and entry.version > 1:
             created = self.entries.creation_positions([entry.id])[entry.id]
-        self._insert_rows(
-            (ns, position, time, effective_position, completed.kind, *row_values(completed)), change, created, vector
-        )
+        row = (ns, position, time, effective_position, completed.kind, *operation_values(completed))
+        self._insert_rows(row, change, created, vector)
         return change
 
     def _insert_rows(self, operation: tuple[Any, ...], change: Change, created: int, vector: bytes | None) -> None:

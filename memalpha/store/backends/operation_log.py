@@ -8,24 +8,24 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from memalpha.errors import DamagedStore, StoreError
-from memalpha.store.backends.row_codec import ENTRY_COLUMNS, decode_operation, logged_value
+from memalpha.store.backends.row_codec import OPERATION_VALUES, decode_operation, logged_value
 from memalpha.store.backends.scope import NamespaceScope
 from memalpha.store.filters import format_utc, parse_time
 from memalpha.types import MemoryEntry, Operation
 
-OPERATION_COLUMNS = f"seq, time, head, kind, {ENTRY_COLUMNS}"
+OPERATION_COLUMNS = f"seq, time, head, kind, {OPERATION_VALUES}"
 _RELEASE, _MOST_YEARS = "2026-11-01", 10  # a clock further ahead of both the release and the log is wrong
 _FEW = 500  # ids that a statement names
 _LAST = 2**63 - 1  # position after all others
 _FINGERPRINT_ROWS = 64  # log rows that a fingerprint covers
-_INSERT_OPERATION = f"INSERT INTO operations (ns, {OPERATION_COLUMNS}) VALUES ({','.join('?' * 15)})"
+_INSERT_OPERATION = f"INSERT INTO operations (ns, {OPERATION_COLUMNS}) VALUES ({','.join('?' * 18)})"
 _SELECT_LOG_END = (
     "SELECT seq, time, (SELECT min(expires) FROM versions INDEXED BY expiring "
     "WHERE ns = ?1 AND valid_to IS NULL AND expires IS NOT NULL) "
     "FROM operations WHERE ns = ?1 ORDER BY seq DESC LIMIT 1"
 )
 _OPTIONAL_DEFAULTS = {"timestamp": "NULL", "importance": "1.0", "metadata": "'{}'"} | dict.fromkeys(
-    ("source", "chunk", "turn", "expires"), "NULL"
+    ("source", "chunk", "turn", "expires", "speaker", "key"), "NULL"
 )  # optional fields of an insert, and the SQL constants that replace missing ones
 
 
@@ -136,6 +136,21 @@ class OperationLog:
             for position, time, effective_position, kind, *values in rows
         ]
 
+    def quarantine(self) -> list[tuple[int, str, Operation]]:
+        """Return the operations that were quarantined, and their reviews: position, time, operation."""
+        query = (
+            f"SELECT {OPERATION_COLUMNS} FROM operations INDEXED BY quarantine "
+            "WHERE ns = ? AND kind IN ('quarantined', 'reviewed') ORDER BY seq"
+        )
+        return [
+            (position, time, decode_operation(kind, values))
+            for position, time, _, kind, *values in self._scope.select(query)
+        ]
+
+    def has_operations(self, id: str) -> bool:
+        """Return True if an operation of the log names this id."""
+        return self._scope.first("SELECT 1 FROM operations WHERE ns = ? AND id = ? LIMIT 1", id) is not None
+
     def core_at(self, position: int) -> str:
         """Return the core memory text at a position."""
         row = self._scope.first(
@@ -235,7 +250,7 @@ class OperationLog:
 
     def _clear(self, stubs: Iterable[tuple[str | None, int]]) -> None:
         """Turn operations into stubs, given by the id of the stub and the position."""
-        cleared = ", ".join(f"{name} = NULL" for name in ENTRY_COLUMNS.split(", ")[1:])
+        cleared = ", ".join(f"{name} = NULL" for name in OPERATION_VALUES.split(", ")[1:])
         self._scope.statements.executemany(
             f"UPDATE operations SET kind = 'erased', id = ?, {cleared} WHERE ns = ? AND seq = ?",
             [(id, self._scope.namespace_id, position) for id, position in stubs],

@@ -14,7 +14,8 @@ from memalpha.errors import DamagedStore
 from memalpha.store.embedding import first_faulty_row
 from memalpha.types import MemoryEntry, Operation
 
-ENTRY_COLUMNS = "id, category, content, timestamp, importance, metadata, source, chunk, turn, expires"
+ENTRY_COLUMNS = "id, category, content, timestamp, importance, metadata, source, chunk, turn, expires, speaker, key"
+OPERATION_VALUES = f"{ENTRY_COLUMNS}, reason"
 
 
 _TEXT, _NUMBER = (str, type(None)), (int, type(None))
@@ -29,6 +30,8 @@ _VERSION_COLUMN_TYPES: dict[str, tuple[type, ...]] = {
     "chunk": _NUMBER,
     "turn": _TEXT,
     "expires": _TEXT,
+    "speaker": _TEXT,
+    "key": _TEXT,
     "version": (int,),
     "valid_from": (int,),
     "valid_to": _NUMBER,
@@ -111,6 +114,8 @@ def row_values(record: Operation | MemoryEntry) -> tuple[Any, ...]:
         record.chunk,
         record.turn,
         record.expires,
+        record.speaker,
+        record.key,
     )
 
 
@@ -126,8 +131,13 @@ def decode_entry(row: tuple[Any, ...]) -> MemoryEntry:
     return MemoryEntry(id, category, content, timestamp, importance, _decode_metadata(id, metadata), *rest)
 
 
+def operation_values(operation: Operation) -> tuple[Any, ...]:
+    """Return the values of the columns `OPERATION_VALUES`."""
+    return (*row_values(operation), operation.reason)
+
+
 def decode_operation(kind: Any, row: Sequence[Any]) -> Operation:
-    """Build an operation from its kind and its columns `ENTRY_COLUMNS`. Raises `DamagedStore`."""
+    """Build an operation from its kind and its columns `OPERATION_VALUES`. Raises `DamagedStore`."""
     id, category, content, timestamp, importance, metadata, *rest = row
     metadata = None if metadata is None else _decode_metadata(id, metadata)
     return Operation(kind, id, category, content, timestamp, importance, metadata, *rest)

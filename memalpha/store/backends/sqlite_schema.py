@@ -12,10 +12,13 @@ from collections.abc import Iterator
 from functools import cache
 
 APPLICATION_ID = 0x6D416C70  # "mAlp"
-FORMAT = 5
+FORMAT = 6
 
-_ADDED_COLUMN = ", expires TEXT"  # what format 3 added to two tables
+_ADDED_COLUMNS = (", reason TEXT", ", speaker TEXT, key TEXT", ", expires TEXT")  # formats 6, 6 and 3; the log's first
+_ADDED = "".join(reversed(_ADDED_COLUMNS[1:]))
 _STATISTICS = "CREATE TABLE sqlite_stat1(tbl,idx,stat)"  # made by ANALYZE
+
+_NEW_COLUMNS = ", NEW.speaker, NEW.key, NEW.reason"
 
 # A log row may change by erasure only: it becomes a stub that keeps its position, time and head.
 _APPEND_ONLY = """\
@@ -23,7 +26,7 @@ CREATE TRIGGER operations_stay BEFORE UPDATE ON operations WHEN NOT (
   OLD.kind <> 'erased' AND NEW.kind = 'erased' AND (NEW.ns, NEW.seq, NEW.time, NEW.head)
     = (OLD.ns, OLD.seq, OLD.time, OLD.head)
   AND coalesce(NEW.category, NEW.content, NEW.timestamp, NEW.importance, NEW.metadata, NEW.source, NEW.chunk, NEW.turn,
-    NEW.expires) IS NULL)
+    NEW.expires{new_columns}) IS NULL)
 BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;"""
 
 _EXPIRING = "CREATE INDEX expiring ON versions (ns, expires) WHERE valid_to IS NULL AND expires IS NOT NULL;"
@@ -32,6 +35,9 @@ _EXPIRING = "CREATE INDEX expiring ON versions (ns, expires) WHERE valid_to IS N
 _SPANS = """\
 CREATE INDEX spans ON versions (ns, source, coalesce(chunk, -1), created)
   WHERE valid_to IS NULL AND turn IS NOT NULL AND source IS NOT NULL;"""
+
+# Finds what awaits a review without reading the log.
+_QUARANTINE = "CREATE INDEX quarantine ON operations (ns, seq) WHERE kind IN ('quarantined', 'reviewed');"
 
 # Finds erasures without reading the log: new ids and search indexes depend on whether there are any.
 _ERASURES = "CREATE INDEX erasures ON operations (ns, seq) WHERE kind = 'erased';"
@@ -42,15 +48,16 @@ CREATE TABLE namespaces (ns INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE operations (
   ns INTEGER NOT NULL, seq INTEGER NOT NULL, time TEXT NOT NULL, head INTEGER NOT NULL, kind TEXT NOT NULL,
   id TEXT, category TEXT, content TEXT, timestamp TEXT, importance REAL, metadata TEXT, source TEXT, chunk INTEGER,
-  turn TEXT, expires TEXT, PRIMARY KEY (ns, seq)) WITHOUT ROWID;
+  turn TEXT{_ADDED}, reason TEXT, PRIMARY KEY (ns, seq)) WITHOUT ROWID;
 CREATE INDEX core_updates ON operations (ns, seq) WHERE kind = 'core_update';
 {_ERASURES}
-{_APPEND_ONLY}
+{_QUARANTINE}
+{_APPEND_ONLY.format(new_columns=_NEW_COLUMNS)}
 CREATE TRIGGER operations_last BEFORE DELETE ON operations BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
 CREATE TABLE versions (
   ns INTEGER NOT NULL, id TEXT NOT NULL, version INTEGER NOT NULL, category TEXT NOT NULL, content TEXT NOT NULL,
   timestamp TEXT, importance REAL NOT NULL, metadata TEXT NOT NULL, source TEXT, chunk INTEGER, turn TEXT,
-  valid_from INTEGER NOT NULL, valid_to INTEGER, created INTEGER NOT NULL, digest BLOB NOT NULL, expires TEXT,
+  valid_from INTEGER NOT NULL, valid_to INTEGER, created INTEGER NOT NULL, digest BLOB NOT NULL{_ADDED},
   PRIMARY KEY (ns, id, version)) WITHOUT ROWID;
 CREATE UNIQUE INDEX live_order ON versions (ns, created) WHERE valid_to IS NULL;
 CREATE INDEX live_content ON versions (ns, digest) WHERE valid_to IS NULL;
@@ -68,10 +75,19 @@ MIGRATIONS = {
 DROP TRIGGER operations_stay;
 ALTER TABLE operations ADD COLUMN expires TEXT;
 ALTER TABLE versions ADD COLUMN expires TEXT;
-{_APPEND_ONLY}
+{_APPEND_ONLY.format(new_columns="")}
 {_EXPIRING}""",
     3: _SPANS,
     4: _ERASURES,
+    5: f"""\
+DROP TRIGGER operations_stay;
+ALTER TABLE operations ADD COLUMN speaker TEXT;
+ALTER TABLE operations ADD COLUMN key TEXT;
+ALTER TABLE operations ADD COLUMN reason TEXT;
+ALTER TABLE versions ADD COLUMN speaker TEXT;
+ALTER TABLE versions ADD COLUMN key TEXT;
+{_APPEND_ONLY.format(new_columns=_NEW_COLUMNS)}
+{_QUARANTINE}""",
 }
 
 
@@ -110,7 +126,10 @@ def foreign_objects(connection: sqlite3.Connection, version: int = FORMAT) -> di
         expected_kind, statement = definitions().get(name, ("", ""))
         expected = {statement.removesuffix(";")}
         if version < FORMAT and kind == "table":
-            expected.add(statement.removesuffix(";").replace(_ADDED_COLUMN, ""))
+            older = statement.removesuffix(";")
+            for column in _ADDED_COLUMNS:
+                older = older.replace(column, "")
+                expected.add(older)
         is_same = kind == expected_kind and (sql in expected or (version < FORMAT and kind != "table"))
         is_automatic = kind == "index" and sql is None and name.startswith("sqlite_autoindex_") and table in TABLES
         if not (is_same or is_automatic or (kind == "table" and sql == _STATISTICS)):

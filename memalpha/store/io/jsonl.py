@@ -55,6 +55,9 @@ class Line(BaseModel):
     chunk: int | None = None
     turn: str | None = None
     expires: str | None = None
+    speaker: str | None = None
+    key: str | None = None
+    reason: str | None = None
 
     def operation(self) -> Operation:
         """Return the operation of the line."""

@@ -40,7 +40,7 @@ from memalpha.types import MemoryEntry, Operation
 if TYPE_CHECKING:
     from memalpha.store.store import MemoryStore
 
-FIELDS = ("id", "timestamp", "importance", "metadata", "source", "chunk", "turn", "expires")
+FIELDS = ("id", "timestamp", "importance", "metadata", "source", "chunk", "turn", "expires", "speaker", "key")
 CORE_HEADING = "Core memory"
 _DEFAULTS = {"importance": 1.0, "metadata": {}}
 _PUNCTUATION = frozenset(string.punctuation)

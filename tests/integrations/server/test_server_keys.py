@@ -344,3 +344,17 @@ def test_namespaces_that_were_not_used_for_long_are_let_go(served):
     for number in range(1, MAX_NAMESPACES + 1):
         service.namespace(f"n-{number}")
     assert service.namespace("n-0") is not first and len(service._namespaces) == MAX_NAMESPACES
+
+
+def test_every_write_carries_the_name_of_its_key(served):
+    _, other = served.keys.add("other-app", ["admin"], ["user-1"])
+    start = served.memories["user-1"].snapshot()
+    for verb, (right, *_) in HTTP.items():
+        if right in ("write", "read-with-model"):
+            served.fill()
+            assert served.send(verb, other, "user-1", served.id("user-1")).is_success
+    served.post_mcp(other, None, "tools/call", name="memory_insert", arguments={"category": "semantic", "content": "m"})
+    keys = [operation.key for _, _, operation in served.memories["user-1"].log(start)]
+    assert keys.count("other-app") >= 6 and set(keys) == {None, "other-app"}  # `fill` has no key
+    served.send("insert", TOKEN, None)
+    assert [operation.key for _, _, operation in served.store.log()][-1] is None

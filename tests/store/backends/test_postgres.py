@@ -90,7 +90,7 @@ def test_opening_errors_say_what_is_missing(postgres, postgres_url: str, monkeyp
     schema = postgres_url.rpartition("=")[2]
     new(postgres_url).close()
     postgres.run(f"UPDATE {schema}.meta SET value = '9' WHERE key = 'format'")
-    with pytest.raises(StoreError, match="format 9, this memalpha reads 2"):
+    with pytest.raises(StoreError, match="format 9, this memalpha reads 3"):
         new(postgres_url)
     postgres.run(
         f"DROP SCHEMA {schema} CASCADE", f"CREATE SCHEMA {schema}", f"CREATE TABLE {schema}.operations (a int)"
@@ -103,15 +103,32 @@ def test_opening_errors_say_what_is_missing(postgres, postgres_url: str, monkeyp
         opening.open_database(postgres_url, None, None, create=True, durability="full", clock=None)  # pyright: ignore
 
 
-def test_a_schema_of_the_previous_format_is_migrated_by_its_owner(postgres, postgres_url: str) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_schema_of_an_older_format_is_migrated_by_its_owner(postgres, postgres_url: str, version: int) -> None:
     schema = postgres_url.rpartition("=")[2]
     with new(postgres_url) as store:
         store.insert("semantic", "city: Oslo")
-    postgres.run(f"DROP INDEX {schema}.erasures", f"UPDATE {schema}.meta SET value = '1' WHERE key = 'format'")
+    older = [f"DROP TRIGGER operations_stay ON {schema}.operations", f"DROP INDEX {schema}.quarantine"]
+    older += [
+        f"ALTER TABLE {schema}.{table} DROP COLUMN speaker, DROP COLUMN key" for table in ("operations", "versions")
+    ]
+    older += [
+        f"ALTER TABLE {schema}.operations DROP COLUMN reason",
+        f"CREATE TRIGGER operations_stay BEFORE UPDATE ON {schema}.operations FOR EACH ROW "
+        f"WHEN (NEW.kind <> 'erased') EXECUTE FUNCTION {schema}.append_only()",
+        *([f"DROP INDEX {schema}.erasures"] if version == 1 else []),
+        f"UPDATE {schema}.meta SET value = '{version}' WHERE key = 'format'",
+    ]
+    postgres.run(*older)
     with new(postgres_url) as store, new(postgres_url) as other:
         assert store.list() == other.list() != []
         store.erase(store.list()[0].id)
         assert store.state.has_erasure()
+        with store.writing_as(speaker="Ana", key="phone"):
+            store.insert("semantic", "city: Bonn")
+            store.insert_many([{"category": "semantic", "content": "city: Rome"}])
+        assert [(entry.speaker, entry.key) for entry in other.list()] == [("Ana", "phone")] * 2
+        other.erase(*(entry.id for entry in other.list()))
 
 
 def test_secrets_of_a_url_are_hidden() -> None:

@@ -118,8 +118,8 @@ class PostgresDatabase(Backend):
             rows = connection.execute(sql.SQL("SELECT key, value FROM {}.meta").format(sql.Identifier(self.schema)))
             self.meta = dict(rows.fetchall())
             version = int(self.meta.get("format", 0))
-            if version == FORMAT - 1:
-                version = self._migrate(connection)
+            if 1 <= version < FORMAT:
+                version = self._migrate(connection, version)
             if version != FORMAT:
                 raise StoreError(
                     f"{self.path} has store format {version}, this memalpha reads {FORMAT}: upgrade memalpha"
@@ -144,18 +144,18 @@ class PostgresDatabase(Backend):
         except psycopg.Error as error:
             self._raise_store_error(error)
 
-    def _migrate(self, connection: psycopg.Connection) -> int:
-        """Migrate a schema of the previous format, as the owner of its tables, and return the format."""
+    def _migrate(self, connection: psycopg.Connection, version: int) -> int:
+        """Migrate a schema of an older format, as the owner of its tables, and return the format."""
         name = sql.Identifier(self.schema).as_string(connection)
         try:
             with connection.transaction():
                 self._lock_schema(connection)
                 row = connection.execute(f"SELECT value FROM {name}.meta WHERE key = 'format'".encode()).fetchone()
-                if row == (str(FORMAT - 1),):  # check again: another process may have been faster
-                    connection.execute(postgres_schema.migration_script(name).encode(), prepare=False)
+                if row == (str(version),):  # check again: another process may have been faster
+                    connection.execute(postgres_schema.migration_script(name, version).encode(), prepare=False)
         except psycopg.errors.InsufficientPrivilege as error:
             raise StoreError(
-                f"{self.path} has store format {FORMAT - 1}: its owner must open it once, which adds an index"
+                f"{self.path} has store format {version}: its owner must open it once, which brings it to {FORMAT}"
             ) from error
         return FORMAT
 

@@ -12,7 +12,7 @@ can bypass the tables. Superusers and roles with BYPASSRLS bypass all of this: a
 
 from __future__ import annotations
 
-FORMAT = 2
+FORMAT = 3
 PARTITIONS = 16
 TABLES = ("operations", "versions", "vectors", "postings")
 TRIGGERS = 3  # triggers on the log
@@ -22,6 +22,24 @@ _MAX_DIM = 2000  # largest vector that fits into a page and that HNSW supports
 _HNSW_INDEX = "CREATE INDEX vectors_near ON vectors USING hnsw (vector {operators});"
 
 _ERASURES = "CREATE INDEX erasures ON operations (ns, seq) WHERE kind = 'erased';"
+_QUARANTINE = "CREATE INDEX quarantine ON operations (ns, seq) WHERE kind IN ('quarantined', 'reviewed');"
+# A log row may change by erasure only.
+_APPEND_ONLY = """\
+CREATE TRIGGER operations_stay BEFORE UPDATE ON operations FOR EACH ROW WHEN (NOT (
+  OLD.kind <> 'erased' AND NEW.kind = 'erased' AND (NEW.ns, NEW.seq, NEW.time, NEW.head)
+    = (OLD.ns, OLD.seq, OLD.time, OLD.head)
+  AND num_nonnulls(NEW.category, NEW.content, NEW.timestamp, NEW.importance, NEW.metadata, NEW.source, NEW.chunk,
+    NEW.turn, NEW.expires, NEW.speaker, NEW.key, NEW.reason) = 0)) EXECUTE FUNCTION append_only();"""
+_MIGRATIONS = {
+    1: _ERASURES,
+    2: f"""\
+DROP TRIGGER operations_stay ON operations;
+ALTER TABLE operations ADD COLUMN speaker text COLLATE "C", ADD COLUMN key text COLLATE "C",
+  ADD COLUMN reason text COLLATE "C";
+ALTER TABLE versions ADD COLUMN speaker text COLLATE "C", ADD COLUMN key text COLLATE "C";
+{_APPEND_ONLY}
+{_QUARANTINE}""",
+}
 
 _DDL = """
 CREATE TABLE meta (key text COLLATE "C" PRIMARY KEY, value text NOT NULL);
@@ -32,13 +50,15 @@ CREATE TABLE operations (
   ns bigint NOT NULL, seq bigint NOT NULL, time text COLLATE "C" NOT NULL, head bigint NOT NULL,
   kind text COLLATE "C" NOT NULL, id text COLLATE "C", category text COLLATE "C", content text COLLATE "C",
   timestamp text COLLATE "C", importance float8, metadata text COLLATE "C", source text COLLATE "C", chunk bigint,
-  turn text COLLATE "C", expires text COLLATE "C", PRIMARY KEY (ns, seq)) PARTITION BY HASH (ns);
+  turn text COLLATE "C", expires text COLLATE "C", speaker text COLLATE "C", key text COLLATE "C",
+  reason text COLLATE "C", PRIMARY KEY (ns, seq)) PARTITION BY HASH (ns);
 CREATE TABLE versions (
   ns bigint NOT NULL, id text COLLATE "C" NOT NULL, version bigint NOT NULL, category text COLLATE "C" NOT NULL,
   content text COLLATE "C" NOT NULL, timestamp text COLLATE "C", importance float8 NOT NULL,
   metadata text COLLATE "C" NOT NULL, source text COLLATE "C", chunk bigint, turn text COLLATE "C",
   valid_from bigint NOT NULL, valid_to bigint, created bigint NOT NULL, digest bytea NOT NULL,
   expires text COLLATE "C", source_key bigint GENERATED ALWAYS AS (hashtextextended(source, 0)) STORED,
+  speaker text COLLATE "C", key text COLLATE "C",
   PRIMARY KEY (ns, id, version)) PARTITION BY HASH (ns);
 CREATE TABLE vectors (
   ns bigint NOT NULL, digest bytea NOT NULL, vector {extension}.vector({dim}) NOT NULL, PRIMARY KEY (ns, digest))
@@ -49,6 +69,7 @@ CREATE TABLE postings (
 
 CREATE INDEX core_updates ON operations (ns, seq) WHERE kind = 'core_update';
 {erasures}
+{quarantine}
 CREATE UNIQUE INDEX live_order ON versions (ns, created) WHERE valid_to IS NULL;
 CREATE INDEX live_content ON versions (ns, digest) WHERE valid_to IS NULL;
 CREATE INDEX expiring ON versions (ns, expires) WHERE valid_to IS NULL AND expires IS NOT NULL;
@@ -57,11 +78,7 @@ CREATE INDEX spans ON versions (ns, source_key, coalesce(chunk, -1), created)
 
 CREATE FUNCTION append_only() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN RAISE EXCEPTION 'the log is append-only'; END $$;
-CREATE TRIGGER operations_stay BEFORE UPDATE ON operations FOR EACH ROW WHEN (NOT (
-  OLD.kind <> 'erased' AND NEW.kind = 'erased' AND (NEW.ns, NEW.seq, NEW.time, NEW.head)
-    = (OLD.ns, OLD.seq, OLD.time, OLD.head)
-  AND num_nonnulls(NEW.category, NEW.content, NEW.timestamp, NEW.importance, NEW.metadata, NEW.source, NEW.chunk,
-    NEW.turn, NEW.expires) = 0)) EXECUTE FUNCTION append_only();
+{append_only}
 CREATE TRIGGER operations_last BEFORE DELETE ON operations FOR EACH ROW EXECUTE FUNCTION append_only();
 CREATE TRIGGER operations_whole BEFORE TRUNCATE ON operations FOR EACH STATEMENT EXECUTE FUNCTION append_only();
 
@@ -123,7 +140,8 @@ def create_script(schema: str, extension: str, dim: int) -> str:
     owner = _IS_OWNER.format(schema=schema)
     statements = [f"SET LOCAL search_path = {schema};"]
     names = {"schema": schema, "extension": extension, "owner": owner, "me": _CURRENT_ROLE}
-    statements.append(_DDL.format(**names, dim=dim, erasures=_ERASURES))
+    parts_of_log = {"erasures": _ERASURES, "quarantine": _QUARANTINE, "append_only": _APPEND_ONLY}
+    statements.append(_DDL.format(**names, **parts_of_log, dim=dim))
     statements.append(_ADMIT.format(schema=schema))
     if dim <= _MAX_DIM:  # stored in the row, not in the TOAST table
         statements.append("ALTER TABLE vectors ALTER COLUMN vector SET STORAGE PLAIN;")
@@ -151,9 +169,15 @@ def create_script(schema: str, extension: str, dim: int) -> str:
     return "\n".join(statements)
 
 
-def migration_script(schema: str) -> str:
-    """Return the statements that migrate a schema (quoted name) of format 1."""
-    return f"SET LOCAL search_path = {schema}; {_ERASURES} UPDATE meta SET value = '{FORMAT}' WHERE key = 'format';"
+def migration_script(schema: str, version: int) -> str:
+    """Return the statements that migrate a schema of an older format to this one.
+
+    Args:
+        schema: Quoted name of the schema.
+        version: Its format, from 1.
+    """
+    steps = "\n".join(_MIGRATIONS[step] for step in range(version, FORMAT))
+    return f"SET LOCAL search_path = {schema};\n{steps}\nUPDATE meta SET value = '{FORMAT}' WHERE key = 'format';"
 
 
 def drop_script(schema: str) -> str:

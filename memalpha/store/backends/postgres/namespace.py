@@ -30,16 +30,16 @@ _ANALYZE_FROM = 5000  # inserted entries from which partition statistics are upd
 _MAX_NAME_BYTES = 2000  # bytes that an index can hold
 _COLUMN_TYPES = {"importance": "float8", "chunk": "int8"}  # columns that are not text
 _OPERATION_PARAMETERS, _VERSION_PARAMETERS = (
-    ", ".join(f"?{number}" for number in range(*ends)) for ends in ((1, 16), (16, 31))
+    ", ".join(f"?{number}" for number in range(*ends)) for ends in ((1, 19), (19, 36))
 )
-# All rows of a new version in one statement: operation, version (?20 is its digest), vector and postings.
+# All rows of a new version in one statement: operation, version (?23 is its digest), vector and postings.
 _INSERT_ENTRY = (
     f"WITH logged AS (INSERT INTO operations (ns, {OPERATION_COLUMNS}) "
     f"VALUES ({_OPERATION_PARAMETERS})), "
     f"made AS (INSERT INTO versions (ns, {VERSION_COLUMNS}) VALUES (?1, {_VERSION_PARAMETERS})), "
-    "kept AS (INSERT INTO vectors (ns, digest, vector) VALUES (?1, ?20, ?31) ON CONFLICT DO NOTHING) "
+    "kept AS (INSERT INTO vectors (ns, digest, vector) VALUES (?1, ?23, ?36) ON CONFLICT DO NOTHING) "
     "INSERT INTO postings (ns, term, digest, count, length) "
-    "SELECT ?1, term, ?20, count, ?34 FROM unnest(?32::bigint[], ?33::integer[]) AS t (term, count) "
+    "SELECT ?1, term, ?23, count, ?39 FROM unnest(?37::bigint[], ?38::integer[]) AS t (term, count) "
     "ON CONFLICT DO NOTHING"
 )
 
@@ -74,7 +74,8 @@ class _PostgresLog(OperationLog):
             for name in names
         ]
         self._scope.select(
-            f"INSERT INTO operations (ns, {OPERATION_COLUMNS}) SELECT ?1, seq, ?2, seq, 'insert', {ENTRY_COLUMNS} "
+            f"INSERT INTO operations (ns, seq, time, head, kind, {ENTRY_COLUMNS}) "
+            f"SELECT ?1, seq, ?2, seq, 'insert', {ENTRY_COLUMNS} "
             f"FROM unnest(?3::int8[], {arrays}) AS t (seq, {ENTRY_COLUMNS})",
             time,
             list(range(start, start + len(entries))),

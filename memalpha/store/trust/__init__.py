@@ -1,0 +1,1 @@
+"""Who wrote what: provenance, taking writes back, and operations that await a review."""
