@@ -54,7 +54,14 @@ def test_the_wheel_contains_every_file_of_the_package(wheel: Path) -> None:
     }
     assert expected == {name for name in inside if name.startswith("memalpha/")}
     assert {"LICENSE", "NOTICE"} <= {Path(name).name for name in inside}
-    for needed in ("config/presets/demo.yaml", "weights/tiny/model.safetensors", "report/template.html", "py.typed"):
+    for needed in (
+        "config/presets/demo.yaml",
+        "weights/tiny/model.safetensors",
+        "report/template.html",
+        "report/memory.css",
+        "report/memory.js",
+        "py.typed",
+    ):
         assert f"memalpha/{needed}" in inside
     weights = sum(size for name, size in inside.items() if name.startswith("memalpha/weights/tiny/"))
     smol = sum(size for name, size in inside.items() if name.startswith("memalpha/weights/smol/"))

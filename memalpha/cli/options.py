@@ -14,7 +14,7 @@ import typer
 
 from memalpha.config import AgentConfig, ReaderConfig, build_config, parse_overrides
 from memalpha.errors import ConfigError, DataError, StoreError
-from memalpha.store.validation import check_timestamp
+from memalpha.store.validation import check_timestamp, visible
 from memalpha.tasks.formats.jsonl import load_jsonl
 from memalpha.tasks.formats.messages import is_message_file, load_messages
 from memalpha.types import Chunk, MemoryEntry
@@ -252,17 +252,3 @@ def print_result(value: Any, as_json: bool, text: str) -> None:
 
         text = to_json(to_json_value(value), default=str)
     typer.echo(visible(text))
-
-
-_OVERRIDES = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
-_CONTROL = {
-    code: f"\\u{code:04x}" for code in (*range(0x20), *range(0x7F, 0xA0), *_OVERRIDES) if chr(code) not in "\n\t"
-}
-
-
-def visible(text: str) -> str:
-    r"""Return `text` with control characters and changes of direction as JSON's escapes (`\u001b`).
-
-    A memory holds what strangers wrote: an escape sequence in it could rewrite what the terminal shows.
-    """
-    return text.translate(_CONTROL)

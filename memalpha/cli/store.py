@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -195,15 +196,33 @@ def show(
     as_of: AsOf = None,
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write one page of all entries, versions and moments, for a browser."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the entries of STORE, oldest first, and its core memory.
 
     Example: memalpha show ana.db --category semantic --as-of 2024-05-01
+    A page for a browser, with all versions: memalpha show ana.db --html ana.html
 
     Raises:
         StoreError: There is no store, no such entry, or an option does not fit.
     """
+    if html is not None:
+        if any(option is not None for option in (entry_id, category, where, limit, after, as_of)):
+            raise StoreError("show: --html shows a whole namespace at any moment: leave out ID and the other choices")
+        from memalpha.report.memory import write_memory_page
+
+        with open_store(store, embedder, namespace, reads=True) as memory:
+            written = write_memory_page(memory, html)
+        text = f"{written['file']}: {written['live']} entries, {written['operations']} operations"
+        for name in ("entries", "operations"):
+            if written[name] < written[f"all_{name}"]:
+                text += f"\n(the last {written[name]} of {written[f'all_{name}']} {name}: a page holds no more)"
+        print_result(written, as_json, text)
+        return
     with open_store(store, embedder, namespace, reads=True) as memory:
         position = resolve_position(as_of, memory)
         if entry_id:

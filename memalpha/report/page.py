@@ -68,11 +68,22 @@ def write_report(run: str | Path) -> Path:
     if config_text:
         body.append(f"<details><summary>The run's configuration</summary><pre>{escape(config_text)}</pre></details>")
     body.append(render_reproduction(run, summary))
-    template = Template((resources.files("memalpha") / "report" / "template.html").read_text(encoding="utf-8"))
-    page = template.substitute(title=f"memalpha: {escape(folder.name)}", body="\n".join(part for part in body if part))
+    page = fill_template(f"memalpha: {folder.name}", "\n".join(part for part in body if part))
     target = folder / "report.html"
     target.write_text(page, encoding="utf-8", errors="backslashreplace")  # a model may write half a surrogate pair
     return target
+
+
+def fill_template(title: str, body: str, head: str = "") -> str:
+    """Return a page in the style of all reports.
+
+    Args:
+        title: Title, as plain text.
+        body: Content, as HTML.
+        head: Further HTML of the head.
+    """
+    template = Template((resources.files("memalpha") / "report" / "template.html").read_text(encoding="utf-8"))
+    return template.substitute(title=escape(title), body=body, head=head)
 
 
 def _read_config(path: Path) -> str:

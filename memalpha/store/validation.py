@@ -217,3 +217,17 @@ FIELD_CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "key": check_text,
     "reason": check_text,
 }  # in the order of `Operation`
+
+
+_OVERRIDES = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_CONTROL = {
+    code: f"\\u{code:04x}" for code in (*range(0x20), *range(0x7F, 0xA0), *_OVERRIDES) if chr(code) not in "\n\t"
+}
+
+
+def visible(text: str) -> str:
+    r"""Return `text` with control characters and changes of direction as JSON's escapes (`\u001b`).
+
+    A memory holds what strangers wrote: an escape sequence in it could rewrite what the terminal shows.
+    """
+    return text.translate(_CONTROL)

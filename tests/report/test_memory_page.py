@@ -1,0 +1,179 @@
+"""The page of a memory shows every moment of it, and never runs what somebody wrote into it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from memalpha import MemoryStore
+from memalpha.cli.main import app
+from memalpha.errors import StoreError
+from memalpha.report import memory
+from memalpha.report.memory import write_memory_page
+
+MARKUP = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">"
+CLOSING = "</pre></script></style></details>--><svg onload=document.title='run'>"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MemoryStore]:
+    with MemoryStore.open(tmp_path / "ana.db") as store:
+        city = store.insert("semantic", "city: Oslo", timestamp="2024-05-01", source="chat", chunk=0, turn="0.1")
+        store.core_update("Ana lives in Oslo.")
+        store.update(city.id, "city: Rome")
+        store.insert("episodic", MARKUP, source=CLOSING, turn=MARKUP, metadata={MARKUP: CLOSING})
+        store.insert("semantic", "backwards \u202egnp.exe, red \x1b[31m, long " + "w" * 500)
+        store.delete(store.insert("semantic", "allergy: nuts").id)
+        store.core_update("Ana lives in Rome. " + CLOSING)
+        yield store
+
+
+class _Elements(HTMLParser):
+    """Elements of a page, and the attributes that are scripts."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.handlers: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.handlers += [name for name, _ in attrs if name.startswith("on") or name in ("src", "href", "style")]
+
+
+def test_texts_of_strangers_are_text(store: MemoryStore, tmp_path: Path) -> None:
+    written = write_memory_page(store, tmp_path / "ana.html")
+    assert written["live"] == written["entries"] - 1 == 3
+    assert written["operations"] == written["all_operations"] == 8
+    page = (tmp_path / "ana.html").read_text(encoding="utf-8")
+    elements = _Elements(page)
+    assert elements.names.count("script") == 2  # the moments, and the page's own
+    assert not elements.handlers
+    assert not {"img", "svg", "link", "iframe", "form"} & set(elements.names)
+    assert "\\u202egnp.exe, red \\u001b[31m" in page
+    assert page.count("city: Oslo") >= 2  # an earlier version, and the log
+    assert stat.S_IMODE((tmp_path / "ana.html").stat().st_mode) == 0o600
+
+
+def test_a_page_replaces_a_page_and_nothing_else(store: MemoryStore, tmp_path: Path) -> None:
+    write_memory_page(store, tmp_path / "ana.html")
+    store.insert("semantic", "pet: a cat")
+    write_memory_page(store, tmp_path / "ana.html")
+    assert "pet: a cat" in (tmp_path / "ana.html").read_text(encoding="utf-8")
+    with pytest.raises(StoreError, match=r"ana\.db exists and is no HTML page"):
+        write_memory_page(store, tmp_path / "ana.db")
+    with pytest.raises(StoreError, match="cannot be written"):
+        write_memory_page(store, tmp_path / "missing" / "ana.html")
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".html") == ["ana.html"]
+
+
+def test_what_a_page_leaves_out_is_said(store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "MAX_OPERATIONS", 3)
+    monkeypatch.setattr(memory, "MAX_ENTRIES", 2)
+    result = CliRunner().invoke(app, ["show", str(tmp_path / "ana.db"), "--html", str(tmp_path / "ana.html")])
+    assert "the last 2 of 4 entries" in result.output and "the last 3 of 8 operations" in result.output
+    page = (tmp_path / "ana.html").read_text(encoding="utf-8")
+    assert "Changes up to position 5 are not on this page" in page
+    assert "4 entries are too many for a page: these 2 changed last" in page
+    assert "allergy: nuts" in page and "city: Rome" not in page
+    result = CliRunner().invoke(app, ["show", str(tmp_path / "ana.db"), "--html", "x.html", "--limit", "2"])
+    assert isinstance(result.exception, StoreError) and "leave out" in str(result.exception)
+
+
+def test_an_erased_entry_is_on_no_page(store: MemoryStore, tmp_path: Path) -> None:
+    store.erase(store.list("episodic")[0].id)
+    store.erase_core_history()
+    write_memory_page(store, tmp_path / "ana.html")
+    page = (tmp_path / "ana.html").read_text(encoding="utf-8")
+    assert "onerror" not in page and "Ana lives in Oslo." not in page
+    assert "erased" in page
+
+
+# --------------------------------------------------------------------------------------------------------- in a browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no chromium on this machine: the page is not opened in a browser")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def test_a_browser_shows_any_moment_and_runs_nothing_else(store: MemoryStore, tmp_path: Path, browser: Any) -> None:
+    write_memory_page(store, tmp_path / "ana.html")
+    page = browser.new_page(viewport={"width": 320, "height": 700})
+    faults: list[str] = []
+    page.on("console", lambda message: faults.append(message.text))
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.goto((tmp_path / "ana.html").as_uri())
+    assert page.title() == "memalpha: ana.db, default" and not faults
+    assert page.evaluate("document.documentElement.scrollWidth") == 320
+
+    def visible_texts() -> list[str]:
+        texts = page.locator(".entry:visible summary .version:visible .text").all_inner_texts()
+        return [text[:20] for text in texts]
+
+    assert [text[:10] for text in visible_texts()] == ["city: Rome", "backwards ", MARKUP[:10]]
+    assert page.locator(".core pre:visible").inner_text() == "Ana lives in Rome. " + CLOSING
+    page.focus("#moment")
+    for _ in range(2):
+        page.keyboard.press("ArrowLeft")  # before the second core text, before the deletion
+    assert "allergy: nuts" in visible_texts()
+    assert page.locator(".core pre:visible").inner_text() == "Ana lives in Oslo."
+    page.keyboard.press("Home")
+    assert visible_texts() == [] and "before the first change" in page.locator("#moment-label").inner_text()
+    page.locator("#forward").click()
+    assert visible_texts() == ["city: Oslo"]
+    page.keyboard.press("/")
+    page.keyboard.type("BERLIN")
+    assert visible_texts() == [] and page.locator("#found").inner_text() == "0 of 1 entries hold these words"
+    page.keyboard.press("Escape")
+    page.focus("#moment")
+    page.keyboard.press("End")
+    page.check("#ended")
+    assert "allergy: nuts" in visible_texts()
+    # Even markup that came into the page some other way would not run.
+    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"document.title=1\">')")
+    page.wait_for_timeout(50)
+    assert page.title() == "memalpha: ana.db, default"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_has_no_serious_barriers(store: MemoryStore, tmp_path: Path, browser: Any, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
+    write_memory_page(store, tmp_path / "ana.html")
+    page = browser.new_context(color_scheme=scheme, bypass_csp=True).new_page()
+    page.goto((tmp_path / "ana.html").as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach((node) => { node.open = true; })")
+    violations = axe.Axe().run(page).response["violations"]
+    assert [(found["id"], found["impact"]) for found in violations] == []
+
+
+def test_without_a_script_the_page_shows_the_memory_as_it_is(store: MemoryStore, tmp_path: Path, browser: Any) -> None:
+    write_memory_page(store, tmp_path / "ana.html")
+    page = browser.new_context(java_script_enabled=False).new_page()
+    page.goto((tmp_path / "ana.html").as_uri())
+    assert page.locator(".controls").is_hidden()
+    assert page.locator(".entry:visible").count() == 4
+    assert page.locator(".entry.ended .text:visible").first.inner_text() == "allergy: nuts"
+
+
+def test_the_command_says_what_it_wrote(store: MemoryStore, tmp_path: Path) -> None:
+    target = tmp_path / "ana.html"
+    result = CliRunner().invoke(app, ["show", str(tmp_path / "ana.db"), "--html", str(target), "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["file"] == str(target)
