@@ -10,7 +10,7 @@
       words: `${node.dataset.id} ${part.textContent}`.toLowerCase(),
     })),
   }));
-  const cores = [...document.querySelectorAll(".core pre")];
+  const texts = [...document.querySelectorAll(".core pre, .waiting li")];
   const moments = JSON.parse(document.getElementById("moments").textContent);
   const slider = document.getElementById("moment");
   const label = document.getElementById("moment-label");
@@ -43,9 +43,9 @@
       shown += isLive && matches;
       for (const row of node.querySelectorAll("[data-row]")) row.hidden = Number(row.dataset.row) > position;
     }
-    for (const core of cores) {
-      const to = core.dataset.to === "" ? Infinity : Number(core.dataset.to);
-      core.hidden = !(Number(core.dataset.from) <= position && position < to);
+    for (const text of texts) {
+      const to = text.dataset.to === "" ? Infinity : Number(text.dataset.to);
+      text.hidden = !(Number(text.dataset.from) <= position && position < to);
     }
     for (const section of document.querySelectorAll("section.category")) {
       section.hidden = !section.querySelector(".entry:not([hidden])");

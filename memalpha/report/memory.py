@@ -22,7 +22,8 @@ from typing import Any
 
 from memalpha.errors import StoreError, UnknownEntry
 from memalpha.report.page import fill_template
-from memalpha.store.store_reads import StoreReader
+from memalpha.store.store import MemoryStore
+from memalpha.store.trust.quarantine import Quarantined
 from memalpha.store.validation import visible
 from memalpha.types import MemoryEntry, Operation
 
@@ -32,6 +33,7 @@ MAX_ENTRIES = 2000
 """Entries that a page holds, those that changed last."""
 _LOG_CHARACTERS = 160
 """Characters of a text in the table of changes; the entry has all of it."""
+_CHANGES = ("insert", "update", "delete", "expired")
 _ENDS = {"update": "updated", "delete": "deleted", "expired": "expired"}
 
 
@@ -45,6 +47,7 @@ class _History:
         log: Time and operation by position.
         entries: Versions of each entry, oldest first, in the order of their creation.
         cores: Core texts and the positions from which they hold.
+        quarantined: Operations that await a review.
         total: Entries that the page would hold without a limit.
     """
 
@@ -53,10 +56,11 @@ class _History:
     log: Mapping[int, tuple[str, Operation]]
     entries: Sequence[Sequence[MemoryEntry]]
     cores: Sequence[tuple[int, str]]
+    quarantined: Sequence[Quarantined]
     total: int
 
 
-def write_memory_page(store: StoreReader, file: str | Path) -> dict[str, Any]:
+def write_memory_page(store: MemoryStore, file: str | Path) -> dict[str, Any]:
     """Write the page of a store's namespace.
 
     A page holds the last `MAX_OPERATIONS` operations and the `MAX_ENTRIES` entries that changed last, and says so where
@@ -111,11 +115,12 @@ def _refuse_other_files(target: Path) -> None:
         raise StoreError(f"{target} exists and is no HTML page: give another file name")
 
 
-def _read_history(store: StoreReader) -> _History:
+def _read_history(store: MemoryStore) -> _History:
     last = store.snapshot()
     first = max(0, last - MAX_OPERATIONS)
     log = {position: (time, operation) for position, time, operation in store.log(first) if position <= last}
-    changed = {operation.id: position for position, (_, operation) in log.items() if operation.id is not None}
+    changes = {position: operation.id for position, (_, operation) in log.items() if operation.kind in _CHANGES}
+    changed = {id: position for position, id in changes.items() if id is not None}
     before = {entry.id: entry.valid_from for entry in store.list(as_of=first)} if first else {}
     last_change = before | changed
     newest = sorted(last_change, key=lambda id: last_change[id], reverse=True)[:MAX_ENTRIES]
@@ -130,13 +135,14 @@ def _read_history(store: StoreReader) -> _History:
         if operation.kind == "core_update" or (operation.kind == "erased" and operation.id is None)
     ]
     cores = [(position, store.core_at(position)) for position in texts]
-    return _History(first, last, log, entries, cores, len(last_change))
+    waiting = [item for item in store.quarantined() if first < item.position <= last]
+    return _History(first, last, log, entries, cores, waiting, len(last_change))
 
 
 # ------------------------------------------------------------------------------------------------------------ rendering
 
 
-def _render(store: StoreReader, history: _History) -> str:
+def _render(store: MemoryStore, history: _History) -> str:
     files = resources.files("memalpha") / "report"
     style = f"<style>\n{(files / 'memory.css').read_text(encoding='utf-8')}</style>\n"
     script = f"<script>\n{(files / 'memory.js').read_text(encoding='utf-8')}</script>"
@@ -146,6 +152,7 @@ def _render(store: StoreReader, history: _History) -> str:
         _controls(history),
         _cores(history),
         *_categories(store, history),
+        _quarantined(history),
         _log_table(history),
         _moments(history),
         script,
@@ -167,7 +174,7 @@ def _content_policy(page: str) -> str:
     return f'<meta http-equiv="Content-Security-Policy" content="{rules}">\n'
 
 
-def _header(store: StoreReader, history: _History, title: str) -> str:
+def _header(store: MemoryStore, history: _History, title: str) -> str:
     live = sum(versions[-1].valid_to is None for versions in history.entries)
     times = [time for time, _ in history.log.values()]
     span = f", {_moment(times[0])} to {_moment(times[-1])}" if times else ""
@@ -209,7 +216,7 @@ def _cores(history: _History) -> str:
     return f'<section><h2>Core memory</h2><div class="core">{"".join(texts)}</div></section>'
 
 
-def _categories(store: StoreReader, history: _History) -> list[str]:
+def _categories(store: MemoryStore, history: _History) -> list[str]:
     by_category: dict[str, list[Sequence[MemoryEntry]]] = {each.name: [] for each in store.schema.categories}
     for versions in history.entries:
         by_category.setdefault(versions[-1].category, []).append(versions)
@@ -249,7 +256,7 @@ def _version(version: MemoryEntry, history: _History) -> str:
     )
     fields: dict[str, Any] = {
         name: getattr(version, name)
-        for name in ("source", "chunk", "turn", "expires")
+        for name in ("speaker", "source", "chunk", "turn", "key", "expires")
         if getattr(version, name) is not None
     }
     if version.importance != 1.0:
@@ -276,11 +283,30 @@ def _event(position: int, history: _History) -> str:
     return f"position {position}" + (f" ({_moment(entry[0])})" if entry is not None else "")
 
 
+def _quarantined(history: _History) -> str:
+    items = []
+    for item in history.quarantined:
+        operation = item.operation
+        origin = {name: getattr(operation, name) for name in ("speaker", "source", "key")}
+        about = [_event(item.position, history), operation.kind, item.reason]
+        about += [f"instead of: {item.before}"] if item.before and operation.content else []
+        about += [f"{name}: {value}" for name, value in origin.items() if value is not None]
+        content = operation.content or item.before or ""
+        items.append(
+            f'<li data-from="{item.position}" data-to=""><span class="text" dir="auto">{_text(content)}</span> '
+            f'<span class="soft">{_text("; ".join(about))}</span></li>'
+        )
+    if not items:
+        return ""
+    hint = '<p class="soft">These changed nothing yet: <code>memalpha review</code> accepts or rejects them.</p>'
+    return f'<section><h2>Waiting for review</h2>{hint}<ul class="memory waiting">{"".join(items)}</ul></section>'
+
+
 def _log_table(history: _History) -> str:
     rows = []
     for position in sorted(history.log, reverse=True):
         time, operation = history.log[position]
-        content = operation.content or ""
+        content = "; ".join(filter(None, (operation.content, operation.reason)))
         cut = content if len(content) <= _LOG_CHARACTERS else content[:_LOG_CHARACTERS] + " …"
         rows.append(
             f'<tr><td class="n">{position}</td><td class="time">{_moment(time)}</td><td>{escape(operation.kind)}</td>'

@@ -18,6 +18,8 @@ from memalpha.cli.main import app
 from memalpha.errors import StoreError
 from memalpha.report import memory
 from memalpha.report.memory import write_memory_page
+from memalpha.store.trust.quarantine import quarantine_operation
+from memalpha.types import Operation
 
 MARKUP = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">"
 CLOSING = "</pre></script></style></details>--><svg onload=document.title='run'>"
@@ -87,6 +89,23 @@ def test_what_a_page_leaves_out_is_said(store: MemoryStore, tmp_path: Path, monk
     assert "allergy: nuts" in page and "city: Rome" not in page
     result = CliRunner().invoke(app, ["show", str(tmp_path / "ana.db"), "--html", "x.html", "--limit", "2"])
     assert isinstance(result.exception, StoreError) and "leave out" in str(result.exception)
+
+
+def test_what_waits_for_a_review_is_shown_apart(store: MemoryStore, tmp_path: Path) -> None:
+    home = store.find("semantic", "city: Rome")
+    assert home is not None
+    intended = Operation("update", id=home.id, category="semantic", content="city: Moscow " + MARKUP, speaker="Mallory")
+    store.apply(quarantine_operation(intended, home.content, "Ana said otherwise"))
+    written = write_memory_page(store, tmp_path / "ana.html")
+    page = (tmp_path / "ana.html").read_text(encoding="utf-8")
+    waiting = page[page.index("Waiting for review") : page.index('<details class="log"')]
+    assert "city: Moscow &lt;script" in waiting and "speaker: Mallory" in waiting
+    assert "position 9" in waiting and "Ana said otherwise; instead of: city: Rome" in waiting
+    assert "Moscow" not in page[: page.index("Waiting for review")] and written["live"] == 3
+    store.review(9, accept=True)
+    write_memory_page(store, tmp_path / "ana.html")
+    page = (tmp_path / "ana.html").read_text(encoding="utf-8")
+    assert "Waiting for review" not in page and "speaker: Mallory" in page
 
 
 def test_an_erased_entry_is_on_no_page(store: MemoryStore, tmp_path: Path) -> None:
