@@ -61,11 +61,7 @@ def evaluate(
         hint = "name out=DIR to keep finished systems" if settings.out is None else _resume_hint(settings.out)
         typer.echo(f"memalpha: interrupted: {hint}", err=True)
         raise typer.Exit(130) from None
-    page = None
-    if settings.out is not None:
-        from memalpha.report.page import write_report
-
-        page = write_report(settings.out)
+    page = None if settings.out is None else _write_page(settings.out)
     if as_json:
         print_result([report.summary for report in reports], as_json, "")
         return
@@ -74,6 +70,12 @@ def evaluate(
     print_table(reports)
     if page is not None:
         typer.echo(page)
+
+
+def _write_page(out: Path) -> Path:
+    from memalpha.report.page import write_report
+
+    return write_report(out)
 
 
 def _resume_hint(out: Path) -> str:
@@ -90,9 +92,7 @@ def _evaluate_text(settings: TextConfig, out: Path | None, name: str, *, as_json
         means = report.summary["rewards"].items()
         typer.echo("rewards: " + ", ".join(f"{component} {mean:.3f}" for component, mean in means))
     if out is not None:
-        from memalpha.report.page import write_report
-
-        page = write_report(out)
+        page = _write_page(out)
         if not as_json:
             typer.echo(page)
     if as_json:

@@ -116,7 +116,10 @@ def serve(
     if address is None:
         serve_stdio(service)
     else:
-        serve_http(service, address, token=token, keys=key_file, mcp=mcp, description=repr(memory))
+        from memalpha.report.memory import render_memory_page
+
+        page, description = render_memory_page, repr(memory)
+        serve_http(service, address, token=token, keys=key_file, mcp=mcp, page=page, description=description)
 
 
 COMMANDS = {"serve": serve}

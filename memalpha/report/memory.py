@@ -21,16 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.errors import StoreError, UnknownEntry
-from memalpha.report.page import fill_template
+from memalpha.report.template import fill_template
 from memalpha.store.store import MemoryStore
 from memalpha.store.trust.quarantine import Quarantined
 from memalpha.store.validation import visible
-from memalpha.types import MemoryEntry, Operation
+from memalpha.types import Hit, MemoryEntry, Operation
 
 MAX_OPERATIONS = 5000
 """Operations of the log that a page holds, the last ones."""
 MAX_ENTRIES = 2000
 """Entries that a page holds, those that changed last."""
+SHOWN_HITS = 20
+"""Results of a search on a server's page."""
 _LOG_CHARACTERS = 160
 """Characters of a text in the table of changes; the entry has all of it."""
 _CHANGES = ("insert", "update", "delete", "expired")
@@ -79,7 +81,7 @@ def write_memory_page(store: MemoryStore, file: str | Path) -> dict[str, Any]:
     target = Path(file)
     _refuse_other_files(target)
     history = _read_history(store)
-    page = _render(store, history)
+    page = _render(store, history, "")
     fresh = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -100,6 +102,20 @@ def write_memory_page(store: MemoryStore, file: str | Path) -> dict[str, Any]:
         "all_entries": history.total,
         "all_operations": history.last,
     }
+
+
+def render_memory_page(store: MemoryStore, query: str = "") -> str:
+    """Return the page of a store's namespace for a server, with a search of the store.
+
+    Args:
+        store: Store of the namespace.
+        query: Query of the search; "" searches nothing.
+
+    Raises:
+        MemalphaError: The search fails.
+    """
+    hits = store.search(query, SHOWN_HITS) if query.strip() else []
+    return _render(store, _read_history(store), _search_form(query, hits))
 
 
 def _refuse_other_files(target: Path) -> None:
@@ -142,13 +158,14 @@ def _read_history(store: MemoryStore) -> _History:
 # ------------------------------------------------------------------------------------------------------------ rendering
 
 
-def _render(store: MemoryStore, history: _History) -> str:
+def _render(store: MemoryStore, history: _History, search: str) -> str:
     files = resources.files("memalpha") / "report"
     style = f"<style>\n{(files / 'memory.css').read_text(encoding='utf-8')}</style>\n"
     script = f"<script>\n{(files / 'memory.js').read_text(encoding='utf-8')}</script>"
     title = f"{Path(store.path).name}, {store.namespace_name}"
     body = [
         _header(store, history, title),
+        search,
         _controls(history),
         _cores(history),
         *_categories(store, history),
@@ -170,7 +187,7 @@ def _content_policy(page: str) -> str:
         return " ".join(f"'sha256-{digest}'" for digest in digests)
 
     allowed = f"style-src {hashes('style')}; script-src {hashes('script')}"
-    rules = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+    rules = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'self'"
     return f'<meta http-equiv="Content-Security-Policy" content="{rules}">\n'
 
 
@@ -190,10 +207,34 @@ def _header(store: MemoryStore, history: _History, title: str) -> str:
     return f"<header><h1>{_text(title)}</h1>{text}</header>"
 
 
+def _search_form(query: str, hits: Sequence[Hit]) -> str:
+    """Return the form of the store's search, and its results with the parts of their scores."""
+    rows = []
+    for hit in hits:
+        parts = ", ".join(f"{name} {value:.3f}" for name, value in hit.explain.items())
+        text = f'<span class="text" dir="auto">{_text(hit.entry.content)}</span>'
+        rows.append(
+            f'<tr><td class="n">{hit.score:.3f}</td><td>{text} <span class="tag">{_text(hit.entry.id)}</span></td>'
+            f'<td class="soft">{_text(parts)}</td></tr>'
+        )
+    form = (
+        '<form method="get" action="/" role="search" class="search"><label><span class="soft">Search the store</span> '
+        f'<input type="search" name="q" value="{_text(query)}"></label>'
+        '<button type="submit">Search</button></form>'
+    )
+    if not query.strip():
+        return form
+    head = '<tr><th class="n">Score</th><th>Entry</th><th>Parts of the score</th></tr>'
+    found = (
+        f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>" if rows else "<p>Nothing was found.</p>"
+    )
+    return f'{form}<section class="hits"><h2>Found</h2><div class="scroll">{found}</div></section>'
+
+
 def _controls(history: _History) -> str:
     return (
         '<div class="controls" role="search" hidden>'
-        + '<label><span class="soft">Search</span> <input type="search" id="words" autocomplete="off" '
+        + '<label><span class="soft">Filter</span> <input type="search" id="words" autocomplete="off" '
         'placeholder="words of the entries"></label>'
         '<label><input type="checkbox" id="ended"> <span>show what has ended</span></label>'
         '<div class="moment"><button type="button" id="back" aria-label="one operation back">←</button>'

@@ -10,9 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from html import escape
-from importlib import resources
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import yaml
@@ -23,6 +21,7 @@ from memalpha.report.evaluation import load_systems, load_unjudged_counts, rende
 from memalpha.report.headline import empty_memory_accuracy, render_headline
 from memalpha.report.reproduction import render_reproduction
 from memalpha.report.results import SYSTEMS, render_results, systems_of
+from memalpha.report.template import fill_template
 from memalpha.report.text import load_text_summaries, text_curves, text_headline, text_replies, text_results
 from memalpha.report.training import CURVES, render_training
 
@@ -72,18 +71,6 @@ def write_report(run: str | Path) -> Path:
     target = folder / "report.html"
     target.write_text(page, encoding="utf-8", errors="backslashreplace")  # a model may write half a surrogate pair
     return target
-
-
-def fill_template(title: str, body: str, head: str = "") -> str:
-    """Return a page in the style of all reports.
-
-    Args:
-        title: Title, as plain text.
-        body: Content, as HTML.
-        head: Further HTML of the head.
-    """
-    template = Template((resources.files("memalpha") / "report" / "template.html").read_text(encoding="utf-8"))
-    return template.substitute(title=escape(title), body=body, head=head)
 
 
 def _read_config(path: Path) -> str:

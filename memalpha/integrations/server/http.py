@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from http import HTTPStatus
 from pathlib import Path
@@ -14,10 +14,11 @@ from memalpha import __version__
 from memalpha.errors import ConfigError, install_command
 from memalpha.integrations.server.access import NAMESPACE_HEADER, granted
 from memalpha.integrations.server.keys import KeyFile, Right
-from memalpha.integrations.server.middleware import HEALTH, RequestGuard, SurrogateJSONResponse, error_response
+from memalpha.integrations.server.middleware import HEALTH, PAGE, RequestGuard, SurrogateJSONResponse, error_response
 from memalpha.integrations.server.schemas import (
     HTTP_SOURCE,
     MAX_BODY,
+    MAX_QUERY,
     AskRequest,
     AskResponse,
     CoreRequest,
@@ -42,6 +43,7 @@ from memalpha.integrations.server.schemas import (
     UpdateRequest,
 )
 from memalpha.integrations.server.service import MemoryService
+from memalpha.store.store import MemoryStore
 from memalpha.types import MemoryEntry
 
 try:
@@ -50,7 +52,7 @@ try:
     from fastapi import Path as PathParameter
     from fastapi import Query as QueryParameter
     from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import FileResponse, JSONResponse
+    from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
     from fastapi.security import HTTPBearer
     from starlette.background import BackgroundTask
     from starlette.exceptions import HTTPException
@@ -100,6 +102,12 @@ _ERRORS = {
     500: "the server failed",
     503: "the store failed, or the server is busy or closing",
 }
+_PAGE_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "frame-ancestors 'none'",  # the page's own policy says the rest
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
 _NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {"model": ErrorResponse, "description": "no such entry"}}
 _BAD_GATEWAY: dict[int | str, dict[str, Any]] = {
     502: {"model": ErrorResponse, "description": "the policy did not answer"}
@@ -113,6 +121,7 @@ def http_app(
     keys: KeyFile | None = None,
     local: bool = True,
     mcp: Server[Any] | None = None,
+    page: Callable[[MemoryStore, str], str] | None = None,
 ) -> FastAPI:
     """Build the application that serves a store.
 
@@ -123,6 +132,7 @@ def http_app(
             a key, unless there are neither.
         local: The server listens on a loopback address, and only requests for such a host are accepted.
         mcp: MCP server to serve at /mcp beside the API.
+        page: Renders the page at / from a store and the query of a search, "" for none; None serves no page.
     """
 
     @asynccontextmanager
@@ -162,6 +172,9 @@ def http_app(
             await service.position()
         return HealthResponse()
 
+    if page is not None:
+        _add_page(app, page)
+
     # RequestGuard checks the token; this puts it into the API description.
     token_description = [Depends(HTTPBearer(auto_error=False))] if token or keys else []
     router = APIRouter(prefix="/v1", dependencies=[Depends(_check_query_parameters), *token_description])
@@ -178,6 +191,12 @@ def http_app(
 
     app.openapi = openapi
     return app
+
+
+def _add_page(app: FastAPI, render: Callable[[MemoryStore, str], str]) -> None:
+    @app.get(PAGE, include_in_schema=False, dependencies=[Depends(_check_query_parameters)])
+    async def page(service: Reading, q: Annotated[str, QueryParameter(max_length=MAX_QUERY)] = "") -> HTMLResponse:
+        return HTMLResponse(await service.reading(lambda store: render(store, q)), headers=_PAGE_HEADERS)
 
 
 def _add_error_handlers(app: FastAPI) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hmac
 import sqlite3
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from memalpha.errors import ConfigError, install_command
 from memalpha.integrations.server.access import NAMESPACE_HEADER, SCOPE, Access, choose_namespace
@@ -29,6 +30,8 @@ except ModuleNotFoundError as error:
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HEALTH = "/v1/health"
+PAGE = "/"
+"""The page for browsers. They ask for its key themselves (HTTP Basic), and send it to no other path's rights."""
 BODY_SECONDS = 30.0
 """Time for the body of a request."""
 MAX_BODIES = 64 * MAX_BODY
@@ -90,13 +93,14 @@ class RequestGuard:
         headers = Headers(scope=scope)
         try:
             self._check_origin(headers)
-            access = None if scope["path"] == HEALTH else self._authorize(headers)
+            access = None if scope["path"] == HEALTH else self._authorize(headers, for_page=scope["path"] == PAGE)
             async with self._body(headers, receive) as (replay, size):
                 if access is not None:
                     scope = {**scope, SCOPE: replace(access, body_size=size)}
                 await self._run(scope, replay, receive, send)
         except ServiceError as error:
-            challenge = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
+            scheme = 'Basic realm="memalpha", charset="UTF-8"' if scope["path"] == PAGE else "Bearer"
+            challenge = {"WWW-Authenticate": scheme} if error.status == 401 else None
             await error_response(error, challenge)(scope, receive, send)
 
     async def _run(self, scope: Scope, replay: Receive, receive: Receive, send: Send) -> None:
@@ -135,22 +139,30 @@ class RequestGuard:
             if origin is not None and origin.partition("://")[2].lower() != host.lower():
                 raise ServiceError("foreign_origin", "pages of another origin are not let in", 403)
 
-    def _authorize(self, headers: Headers) -> Access:
-        """Return what the request may do. Raises `ServiceError` without a valid token or key."""
+    def _authorize(self, headers: Headers, *, for_page: bool) -> Access:
+        """Return what the request may do. Raises `ServiceError` without a valid token or key.
+
+        A browser sends what a person typed with every request to this server, also where another site made it ask.
+        So Basic is taken for the page alone, which only reads.
+        """
         for name in ("Authorization", NAMESPACE_HEADER):
             if len(headers.getlist(name)) > 1:  # a proxy in front may have checked another one than is read here
                 raise ServiceError("invalid_arguments", f"{name}: the header is sent more than once", 400)
-        key = None
+        key, namespace = None, headers.get(NAMESPACE_HEADER)
         if self._token is not None or self._keys is not None:
             scheme, _, credential = headers.get("authorization", "").partition(" ")
-            credential = credential.strip() if scheme.lower() == "bearer" else ""
+            if for_page and scheme.lower() == "basic":
+                name, credential = _basic_credentials(credential)
+                namespace = quote(name) or namespace
+            else:
+                credential = credential.strip() if scheme.lower() == "bearer" else ""
             is_token = self._token is not None and hmac.compare_digest(credential.encode(), self._token)
             if not is_token:
                 key = self._authenticate(credential)
                 if key is None or self._keys is None:
                     raise ServiceError("unauthorized", "a token is needed: Authorization: Bearer TOKEN", 401)
                 self._keys.count_request(key)
-        return Access(choose_namespace(headers.get(NAMESPACE_HEADER), key, self._namespace), key, self._keys)
+        return Access(choose_namespace(namespace, key, self._namespace), key, self._keys)
 
     def _authenticate(self, credential: str) -> Key | None:
         if self._keys is None:
@@ -213,6 +225,15 @@ class RequestGuard:
             if not message.get("more_body", False):
                 break
         return message
+
+
+def _basic_credentials(text: str) -> tuple[str, str]:
+    """Return name and password of HTTP Basic (RFC 7617); empty ones for what cannot be read."""
+    try:
+        name, _, password = base64.b64decode(text.strip(), validate=True).decode().partition(":")
+    except ValueError:
+        return "", ""
+    return name, password
 
 
 def _hostname(url: str) -> str | None:

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 from memalpha.errors import ConfigError
 from memalpha.integrations.server.keys import KeyFile
 from memalpha.integrations.server.service import MemoryService
+from memalpha.store.store import MemoryStore
 
 TOKEN_ENV = "MEMALPHA_TOKEN"
 MIN_TOKEN_LENGTH = 16
@@ -117,6 +118,7 @@ def serve_http(
     token: str | None = None,
     keys: KeyFile | None = None,
     mcp: bool = False,
+    page: Callable[[MemoryStore, str], str] | None = None,
     description: str = "",
 ) -> None:
     """Serve the HTTP API until a signal arrives.
@@ -127,6 +129,7 @@ def serve_http(
         token: Has all rights on the service's namespace; None is none.
         keys: Keys with their rights; closed in the end. Without a token and without keys, requests need neither.
         mcp: Also serve MCP at /mcp.
+        page: Renders the page at / from a store and a query; None serves no page.
         description: Printed on stderr with the address.
 
     Raises:
@@ -141,10 +144,11 @@ def serve_http(
         from memalpha.integrations.server.mcp import mcp_server
 
         server = mcp_server(service)
-    app = http_app(service, token=token, keys=keys, local=is_loopback(host), mcp=server)
+    app = http_app(service, token=token, keys=keys, local=is_loopback(host), mcp=server, page=page)
     with _listen(host, port) as listening:
         url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
-        print(f"memalpha serves {description} at {url}/v1{f', MCP at {url}/mcp' if mcp else ''}", file=sys.stderr)
+        also = (f", MCP at {url}/mcp" if mcp else "") + (f", a page at {url}/" if page else "")
+        print(f"memalpha serves {description} at {url}/v1{also}", file=sys.stderr)
         sys.stderr.flush()
         try:
             asyncio.run(_http(service, app, listening))

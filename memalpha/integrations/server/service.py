@@ -334,6 +334,10 @@ class MemoryService:
 
     # ------------------------------------------------------------------------------------------------- reads
 
+    async def reading(self, work: Callable[[MemoryStore], T]) -> T:
+        """Run `work`, which only reads, on the store in a thread of the reads."""
+        return await self._run_in(self._read_pool, work, self._store)
+
     async def position(self) -> int:
         """Return the last position of the log."""
         return await self._run_in(self._read_pool, self._store.snapshot)
@@ -380,9 +384,7 @@ class MemoryService:
 
     async def log(self, after: int, limit: int) -> list[LoggedOperation]:
         """Return at most `limit` operations after position `after`."""
-        return await self._run_in(
-            self._read_pool, lambda: [LoggedOperation(*line) for line in islice(self._store.log(after), limit)]
-        )
+        return await self.reading(lambda store: [LoggedOperation(*line) for line in islice(store.log(after), limit)])
 
     async def export(self, file: Path) -> int:
         """Write the whole log to a temporary file of the server, as `memalpha export` does."""
