@@ -160,7 +160,10 @@ class RequestGuard:
             if not is_token:
                 key = self._authenticate(credential)
                 if key is None or self._keys is None:
-                    raise ServiceError("unauthorized", "a token is needed: Authorization: Bearer TOKEN", 401)
+                    how = "Authorization: Bearer TOKEN"
+                    if for_page:
+                        how = "the password is the token or a key, the user name the namespace (or empty)"
+                    raise ServiceError("unauthorized", f"a token is needed: {how}", 401)
                 self._keys.count_request(key)
         return Access(choose_namespace(namespace, key, self._namespace), key, self._keys)
 

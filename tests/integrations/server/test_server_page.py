@@ -57,6 +57,7 @@ def web(served: Served) -> Iterator[TestClient]:
 def test_a_browser_is_asked_for_a_key(served: Served, web: TestClient) -> None:
     response = web.get("/")
     assert response.status_code == 401 and response.headers["WWW-Authenticate"].startswith("Basic realm=")
+    assert "the password is the token or a key" in response.json()["message"]
     assert web.get("/", auth=("", "wrong")).status_code == 401
     assert web.get("/", headers={"Authorization": "Basic %%%"}).status_code == 401
     assert web.get("/", auth=("", served.writer)).status_code == 403
