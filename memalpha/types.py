@@ -292,9 +292,9 @@ class ToolResult:
     """Result of a tool call. `ok` counts as executed for the reward.
 
     `code` is inserted, updated, deleted, core_updated, skipped or duplicate. With `ok` False it is malformed,
-    unknown_tool, invalid_arguments, unknown_id, unknown_category, invalid_content or conflict (somebody changed the
-    entry after the writer saw it). `before` is the content that an update or delete ended. `category` and `content` are
-    the entry's values after the call.
+    unknown_tool, invalid_arguments, unknown_id, unknown_category, invalid_content, conflict (somebody changed the entry
+    after the writer saw it) or quarantined (a trust rule wants a review). `before` is the content that an update or
+    delete ended. `category` and `content` are the entry's values after the call.
     """
 
     call: ToolCall

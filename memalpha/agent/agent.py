@@ -22,7 +22,9 @@ from memalpha.agent.prompts import check_store_names, check_style, prompted_conf
 from memalpha.agent.reader import Answer, Reader, default_reader
 from memalpha.agent.styles import parse_reply
 from memalpha.agent.tools import changed_id, execute
-from memalpha.config import AgentConfig
+from memalpha.agent.trust.redact import redact_chunk
+from memalpha.agent.trust.rule import TrustJudge, Verdict
+from memalpha.config import AgentConfig, TrustConfig
 from memalpha.errors import ConfigError, DataError, UnknownEntry
 from memalpha.policy.base import Policy
 from memalpha.policy.load import load_policy
@@ -110,6 +112,7 @@ def act(
     source: str | None = None,
     form: str = "hermes",
     shown: Mapping[str, str] = MappingProxyType({}),
+    judge: TrustJudge | None = None,
 ) -> Turn:
     """Apply the tool calls of a completion to the memory, in order.
 
@@ -123,18 +126,24 @@ def act(
         form: form in which the writer's calls are written (`AgentConfig.reply_form`).
         shown: contents that the writer saw, by id ("" for the core memory). What has another content now is not
             changed: the call fails with the code "conflict".
+        judge: says on whose word each call rests, and which calls must wait for a review.
 
     Returns:
         The turn: calls, their results, and the operations that changed the memory.
     """
     calls = parse_reply(completion.text, form)
-    outcomes = list(_execute_calls(memory, chunk, calls, source, shown))
+    outcomes = list(_execute_calls(memory, chunk, calls, source, shown, judge))
     operations = tuple(operation for _, operation in outcomes if operation is not None)
     return Turn(chunk.index, completion, calls, tuple(result for result, _ in outcomes), operations)
 
 
 def _execute_calls(
-    memory: Memory, chunk: Chunk, calls: Sequence[ToolCall], source: str | None, shown: Mapping[str, str]
+    memory: Memory,
+    chunk: Chunk,
+    calls: Sequence[ToolCall],
+    source: str | None,
+    shown: Mapping[str, str],
+    judge: TrustJudge | None,
 ) -> Iterator[tuple[ToolResult, Operation | None]]:
     # Before any call: the second of two calls may change what the first one wrote.
     ids = shown.keys() & {changed_id(call) for call in calls}
@@ -143,7 +152,9 @@ def _execute_calls(
         if changed_id(call) in conflicts:
             yield ToolResult(call, False, "conflict", "was changed after the writer saw it; it stays as it is"), None
         else:
-            yield execute(memory, call, chunk=chunk.index, source=source, timestamp=chunk.timestamp)
+            verdict = Verdict(None) if judge is None else judge.judge(call)
+            origin = {"chunk": chunk.index, "source": source, "speaker": verdict.speaker}
+            yield execute(memory, call, **origin, timestamp=chunk.timestamp, quarantine=verdict.reason)
 
 
 def _content(memory: Memory, id: str) -> str | None:
@@ -167,6 +178,8 @@ class MemoryAgent:
         store: the memory to write, with its own categories and embedder.
         config: sizes, prompt style and the user's instructions; the default style is the policy's own.
         reader: answers questions; default: the policy itself, or `ExtractiveReader` for scripted policies.
+        trust: rule of what a speaker may change (`agent.trust.rule`); None lets all pass. Needs a `MemoryStore`.
+        redact: called with each text before anything reads it; what it removes reaches neither model nor memory.
 
     Raises:
         ConfigError: if `store` is not a memory, `config` names another schema or embedder than the store's, or the
@@ -179,12 +192,18 @@ class MemoryAgent:
         store: Memory,
         config: AgentConfig | None = None,
         reader: Reader | None = None,
+        *,
+        trust: TrustConfig | None = None,
+        redact: Callable[[str], str] | None = None,
     ) -> None:
         if not isinstance(store, Memory):
             raise ConfigError(
                 f"store: a MemoryStore is needed, not {type(store).__name__} (in an event loop too: aread, aask and "
                 "astream do not block it)"
             )
+        if trust is not None and not isinstance(store, MemoryStore):
+            raise ConfigError(f"trust: a MemoryStore is needed, not {type(store).__name__}: it keeps a quarantine")
+        self.trust, self.redact = trust, redact
         self.policy = load_policy(policy) if isinstance(policy, str | Path) else policy
         self.store = store
         self.config = prompted_config(config or AgentConfig(), self.policy)
@@ -195,7 +214,14 @@ class MemoryAgent:
         self._turn = RLock()
         self._thread: ThreadPoolExecutor | None = None
 
-    def read(self, chunk: Text | Messages, *, timestamp: str | None = None, source: str | None = None) -> Turn:
+    def read(
+        self,
+        chunk: Text | Messages,
+        *,
+        timestamp: str | None = None,
+        source: str | None = None,
+        speaker: str | None = None,
+    ) -> Turn:
         """Read one chunk: call the policy once and apply its tool calls.
 
         Chat messages of several days, or of more than `MAX_CHUNK_CHARACTERS`, are several chunks. The turn then has the
@@ -206,6 +232,8 @@ class MemoryAgent:
                 `timestamp` if there are any. Content blocks of OpenAI's and Anthropic's APIs are read too.
             timestamp: ISO 8601 date of a text, or of messages without one; a `Chunk` has its own.
             source: name of the conversation, stored with each operation.
+            speaker: person who said or wrote all of it, by your word; default: the turns' speakers, or the labels of a
+                plain text (`Ana: ...`), which its author may have forged.
 
         Returns:
             The turn: calls, their results, and the operations that changed the memory.
@@ -215,9 +243,9 @@ class MemoryAgent:
             PolicyError: the policy did not answer; earlier chunks stay written.
         """
         if isinstance(chunk, str | Chunk):
-            return self._read_chunk(chunk, timestamp, source)
+            return self._read_chunk(chunk, timestamp, source, speaker)
         with self._turn:
-            turns = [self._read_chunk(part, None, source) for part in self._message_chunks(chunk, timestamp)]
+            turns = [self._read_chunk(part, None, source, speaker) for part in self._message_chunks(chunk, timestamp)]
         if not turns:
             raise DataError("messages: no words of a user or an assistant: there is nothing to read")
         return replace(
@@ -227,9 +255,13 @@ class MemoryAgent:
             operations=tuple(operation for turn in turns for operation in turn.operations),
         )
 
-    def _read_chunk(self, chunk: Text, timestamp: str | None, source: str | None) -> Turn:
+    def with_store(self, store: Memory) -> MemoryAgent:
+        """Return an agent with the same policy, settings and reader for another memory."""
+        return MemoryAgent(self.policy, store, self.config, self.reader, trust=self.trust, redact=self.redact)
+
+    def _read_chunk(self, chunk: Text, timestamp: str | None, source: str | None, speaker: str | None) -> Turn:
         with self._turn:
-            return self.apply(self.propose(chunk, timestamp=timestamp), source=source)
+            return self.apply(self.propose(chunk, timestamp=timestamp), source=source, speaker=speaker)
 
     def propose(self, chunk: Text, *, timestamp: str | None = None) -> Proposal:
         """Ask the policy what to do about one chunk; nothing is written.
@@ -248,7 +280,7 @@ class MemoryAgent:
             observation, completion = self._reply(chunk, timestamp)
             return Proposal(observation, completion, core)
 
-    def apply(self, proposal: Proposal, *, source: str | None = None) -> Turn:
+    def apply(self, proposal: Proposal, *, source: str | None = None, speaker: str | None = None) -> Turn:
         """Apply a proposal to the memory as it is now.
 
         What the writer saw and somebody changed since then is not changed again: such a call fails with the code
@@ -257,12 +289,14 @@ class MemoryAgent:
         Args:
             proposal: from `propose`.
             source: name of the conversation, stored with each operation.
+            speaker: person who said all of the chunk; see `read`.
 
         Returns:
             The turn: calls, their results, and the operations that changed the memory.
         """
         chunk, form = proposal.observation.chunk, self.config.reply_form
-        return act(self.store, chunk, proposal.completion, source=source, form=form, shown=proposal.shown)
+        judge = TrustJudge(self.store, chunk, self.trust, speaker)
+        return act(self.store, chunk, proposal.completion, source=source, form=form, shown=proposal.shown, judge=judge)
 
     def _message_chunks(self, messages: object, timestamp: str | None) -> list[Chunk]:
         if not is_messages(messages):
@@ -270,7 +304,12 @@ class MemoryAgent:
         return chunk_messages(messages, timestamp=timestamp, size=MAX_CHUNK_CHARACTERS, first_index=self.chunks_read)
 
     def stream(
-        self, text: Text | Messages | Iterable[Text], *, timestamp: str | None = None, source: str | None = None
+        self,
+        text: Text | Messages | Iterable[Text],
+        *,
+        timestamp: str | None = None,
+        source: str | None = None,
+        speaker: str | None = None,
     ) -> Iterator[Operation]:
         """Read chunk by chunk and yield each operation after it is applied.
 
@@ -282,6 +321,7 @@ class MemoryAgent:
                 chunks before it are read.
             timestamp: ISO 8601 date of texts and of messages without one; a `Chunk` has its own.
             source: name of the conversation, stored with each operation.
+            speaker: person who said all of it; see `read`.
 
         Yields:
             The operations that changed the memory, as logged.
@@ -289,7 +329,9 @@ class MemoryAgent:
         for chunk in self._split(text, timestamp):
             proposal = self.propose(chunk, timestamp=timestamp)
             calls = parse_reply(proposal.completion.text, self.config.reply_form)
-            for _, operation in _execute_calls(self.store, proposal.observation.chunk, calls, source, proposal.shown):
+            chunk = proposal.observation.chunk
+            judge = TrustJudge(self.store, chunk, self.trust, speaker)
+            for _, operation in _execute_calls(self.store, chunk, calls, source, proposal.shown, judge):
                 if operation is not None:
                     yield operation
 
@@ -318,18 +360,26 @@ class MemoryAgent:
         """Answer from the `k` nearest entries, which are listed in `Answer.hits`."""
         return self.reader.answer([(question, self.store)], k=k)[0]
 
-    async def aread(self, chunk: Text | Messages, *, timestamp: str | None = None, source: str | None = None) -> Turn:
+    async def aread(
+        self,
+        chunk: Text | Messages,
+        *,
+        timestamp: str | None = None,
+        source: str | None = None,
+        speaker: str | None = None,
+    ) -> Turn:
         """Run `read` in the agent's thread.
 
         Args:
             chunk: a text, a `Chunk` or chat messages.
             timestamp: ISO 8601 date of a text, or of messages without one.
             source: name of the conversation.
+            speaker: person who said all of it; see `read`.
 
         Returns:
             The turn, as from `read`.
         """
-        return await self._run_in_thread(partial(self.read, chunk, timestamp=timestamp, source=source))
+        return await self._run_in_thread(partial(self.read, chunk, timestamp=timestamp, source=source, speaker=speaker))
 
     async def aask(self, question: str, k: int = 8) -> Answer:
         """Run `ask` in the agent's thread."""
@@ -341,6 +391,7 @@ class MemoryAgent:
         *,
         timestamp: str | None = None,
         source: str | None = None,
+        speaker: str | None = None,
     ) -> AsyncIterator[Operation]:
         """Run `stream` in the agent's thread; `text` may be an asynchronous iterable.
 
@@ -348,17 +399,18 @@ class MemoryAgent:
             text: a text, a `Chunk`, chat messages, or an iterable of texts and chunks.
             timestamp: ISO 8601 date of texts, or of messages without one.
             source: name of the conversation.
+            speaker: person who said all of it; see `read`.
 
         Yields:
             The operations that changed the memory, as logged.
         """
         if not isinstance(text, AsyncIterable):
-            operations = self.stream(text, timestamp=timestamp, source=source)
+            operations = self.stream(text, timestamp=timestamp, source=source, speaker=speaker)
             while (operation := await self._run_in_thread(partial(next, operations, None))) is not None:
                 yield operation
             return
         async for chunk in text:
-            async for operation in self.astream((chunk,), timestamp=timestamp, source=source):
+            async for operation in self.astream((chunk,), timestamp=timestamp, source=source, speaker=speaker):
                 yield operation
 
     def _split(self, text: Text | Messages | Iterable[Text], timestamp: str | None) -> Iterable[Text]:
@@ -372,6 +424,8 @@ class MemoryAgent:
         """Return what the policy sees, the chunk with its index, and its completion."""
         if isinstance(chunk, str):
             chunk = Chunk(text=chunk, timestamp=timestamp, index=self.chunks_read)
+        if self.redact is not None:
+            chunk = redact_chunk(chunk, self.redact)
         observation = observe(self.store, chunk, self.config, self.policy.count_tokens)
         [completion] = self.policy.sample([build_request(observation, self.config, self.store.schema)])
         self.chunks_read += 1

@@ -10,7 +10,9 @@ Calls are written in one of three forms: `native` to the model's chat template, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from memalpha.agent import mem_alpha
@@ -30,6 +32,8 @@ Message = dict[str, str]
 ABSTAIN = "unknown"
 
 CORE_CUT = "[cut here to fit this view: the stored core memory is longer, and rewriting it would lose the rest]"
+
+_CALL_MARKS = re.compile(r"<(?=/?(?:tool_call|tool_response|tools|think)\b)")
 
 _WRITER_SYSTEM = """\
 You keep the long-term memory of a conversation. The conversation reaches you one part at a time. You never see \
@@ -132,6 +136,8 @@ def writer_messages(
         Messages and tool schemas. The compact style has no tools, because its policy was trained without them; in the
         style mem-alpha, and in the forms hermes and lines, the system message says how to call them.
     """
+    if config.prompt != "compact":  # whose policy was trained on exact bytes
+        observation = _without_call_marks(observation)
     wishes = f"\n\nInstructions of the user on what to remember:\n{config.instructions}" if config.instructions else ""
     if config.prompt == "mem-alpha":
         prompt = mem_alpha.load_prompt(config.prompt_file)
@@ -153,6 +159,29 @@ def writer_messages(
         {"role": "user", "content": f"{view}\n\n{advice}New part of the conversation{date}:\n{chunk.render()}"},
     )
     return messages, tools if config.form == "native" else ()
+
+
+def _without_call_marks(observation: Observation) -> Observation:
+    """Return an observation in which nobody's words look like a call or a thought of the model.
+
+    The marks get a blank (`< tool_call>`). Chat templates see to the special tokens (`policy.chat.template`).
+    """
+    chunk, entries = observation.chunk, observation.entries
+    texts = [observation.core, chunk.text or "", *(turn.text for turn in chunk.turns), *(e.content for e in entries)]
+    if not any(map(_CALL_MARKS.search, texts)):
+        return observation
+    turns = tuple(turn.model_copy(update={"text": _escape_marks(turn.text)}) for turn in chunk.turns)
+    text = None if chunk.text is None else _escape_marks(chunk.text)
+    return replace(
+        observation,
+        chunk=chunk.model_copy(update={"text": text, "turns": turns}),
+        core=_escape_marks(observation.core),
+        entries=tuple(replace(entry, content=_escape_marks(entry.content)) for entry in entries),
+    )
+
+
+def _escape_marks(text: str) -> str:
+    return _CALL_MARKS.sub("< ", text)
 
 
 def reflection_messages(

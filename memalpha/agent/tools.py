@@ -14,6 +14,8 @@ from memalpha.errors import DuplicateContent, InvalidContent, UnknownCategory, U
 from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import duplicate_error
+from memalpha.store.trust.quarantine import quarantine_operation
+from memalpha.store.validation import clean_content
 from memalpha.types import MemoryEntry, Operation, ToolCall, ToolResult, is_iso_time
 
 
@@ -104,7 +106,14 @@ def _parameters(model: type[_Arguments], schema: MemorySchema) -> dict[str, Any]
 
 
 def execute(
-    memory: Memory, call: ToolCall, *, chunk: int | None, source: str | None, timestamp: str | None
+    memory: Memory,
+    call: ToolCall,
+    *,
+    chunk: int | None,
+    source: str | None,
+    timestamp: str | None,
+    speaker: str | None = None,
+    quarantine: str = "",
 ) -> tuple[ToolResult, Operation | None]:
     """Apply one tool call to the memory.
 
@@ -117,6 +126,9 @@ def execute(
         chunk: index of the chunk, stored with the operation.
         source: name of the conversation, stored with the operation.
         timestamp: date of the chunk, for inserts and updates without a date of their own.
+        speaker: person on whose word the call rests, stored with the operation.
+        quarantine: why the operation must wait for a review; "" applies it. A quarantined call is not ok and has the
+            code "quarantined".
 
     Returns:
         The result, and the operation as logged; None if the memory did not change.
@@ -131,11 +143,17 @@ def execute(
     except ValidationError as error:
         return ToolResult(call, False, "invalid_arguments", format_validation_error(error)), None
     try:
-        return _run(memory, call, arguments, {"chunk": chunk, "source": source}, timestamp)
+        origin = {"chunk": chunk, "source": source, "speaker": speaker}
+        return _run(memory, call, arguments, origin, timestamp, quarantine)
     except DuplicateContent as error:
         return ToolResult(call, True, "duplicate", str(error), entry_id=error.entry_id), None
     except (UnknownEntry, UnknownCategory, InvalidContent) as error:
         return ToolResult(call, False, error.code, str(error)), None
+
+
+def tool_of(call: ToolCall) -> type[_Arguments] | None:
+    """Return the argument model of a call's tool; None if there is no such tool."""
+    return TOOLS.get(call.name)
 
 
 def changed_id(call: ToolCall) -> str | None:
@@ -148,7 +166,12 @@ def changed_id(call: ToolCall) -> str | None:
 
 
 def _run(
-    memory: Memory, call: ToolCall, arguments: _Arguments, origin: dict[str, Any], timestamp: str | None
+    memory: Memory,
+    call: ToolCall,
+    arguments: _Arguments,
+    origin: dict[str, Any],
+    timestamp: str | None,
+    quarantine: str,
 ) -> tuple[ToolResult, Operation | None]:
     before: MemoryEntry | None = None
     if isinstance(arguments, Skip):
@@ -157,7 +180,10 @@ def _run(
         if arguments.content.strip() == memory.core:
             return ToolResult(call, True, "duplicate", "the core memory already says so"), None
         code, old = "core_updated", memory.core
-        done = memory.apply(Operation("core_update", content=arguments.content, **origin))
+        operation = Operation("core_update", content=arguments.content, **origin)
+        if quarantine:
+            return _quarantine(memory, call, operation, old, quarantine)
+        done = memory.apply(operation)
         return ToolResult(call, True, code, content=done.content, before=old), done
     if isinstance(arguments, Insert):
         code = "inserted"
@@ -179,11 +205,25 @@ def _run(
         operation = Operation("delete", id=before.id, **origin)
     else:
         raise TypeError(f"no action for {type(arguments).__name__}")
+    if quarantine:
+        return _quarantine(memory, call, operation, None if before is None else before.content, quarantine)
     done = memory.apply(operation)
     category = before.category if before else done.category
     content = None if code == "deleted" else (done.content or "")
     old = before.content if before else None
     return ToolResult(call, True, code, entry_id=done.id, category=category, content=content, before=old), done
+
+
+def _quarantine(
+    memory: Memory, call: ToolCall, operation: Operation, before: str | None, reason: str
+) -> tuple[ToolResult, None]:
+    """Keep an operation for a review. Raises what running it would raise for its category, content and duplicates."""
+    if operation.kind == "insert":
+        category, content = memory.schema.check_category(operation.category), clean_content(operation.content)
+        if (existing := memory.find(category, content)) is not None:
+            raise duplicate_error(existing)
+    memory.apply(quarantine_operation(operation, before, reason))
+    return ToolResult(call, False, "quarantined", f"waits for a review: {reason}", entry_id=operation.id), None
 
 
 def format_validation_error(error: ValidationError) -> str:

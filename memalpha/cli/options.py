@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from memalpha.config import AgentConfig, ReaderConfig, build_config, parse_overrides
+from memalpha.config import AgentConfig, ReaderConfig, TrustConfig, build_config, parse_overrides
 from memalpha.errors import ConfigError, DataError, StoreError
 from memalpha.store.validation import check_timestamp, visible
 from memalpha.tasks.formats.jsonl import load_jsonl
@@ -55,7 +55,7 @@ WriterSettings = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="A key of AgentConfig, as in a run's agent: prompt, max_new_tokens, thinking_tokens ...; repeat for more.",
+        help="A key of AgentConfig, as in a run's agent: prompt, max_new_tokens, thinking_tokens ...; or trust.KEY.",
     ),
 ]
 Overrides = Annotated[
@@ -113,6 +113,22 @@ def parse_writer_settings(pairs: Sequence[str] | None) -> AgentConfig:
         ConfigError: A key is unknown, or a value does not fit.
     """
     return build_config(AgentConfig, parse_overrides([pair.removeprefix("agent.") for pair in pairs or ()]), "--set")
+
+
+def split_settings(pairs: Sequence[str] | None, group: str) -> tuple[list[str], list[str]]:
+    """Return the words `group.key=value` of `--set`, and the others."""
+    chosen = [pair for pair in pairs or () if pair.startswith(f"{group}.")]
+    return chosen, [pair for pair in pairs or () if pair not in chosen]
+
+
+def parse_trust(pairs: Sequence[str]) -> TrustConfig | None:
+    """Return the trust rule of words `trust.key=value`; None without any.
+
+    Raises:
+        ConfigError: A key is unknown, or a value does not fit.
+    """
+    fields = parse_overrides(list(pairs)).get("trust")
+    return None if fields is None else build_config(TrustConfig, fields, "--set trust")
 
 
 def parse_store_writer(pairs: Sequence[str] | None, instructions: str | None) -> AgentConfig:

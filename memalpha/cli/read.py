@@ -22,8 +22,10 @@ from memalpha.cli.options import (
     WriterSettings,
     open_store,
     parse_store_writer,
+    parse_trust,
     print_result,
     read_chunks,
+    split_settings,
     to_json_value,
     visible,
 )
@@ -49,6 +51,9 @@ def read(
     policy: Annotated[str, typer.Option(help="The writer: add_all, smol, tiny, a run, an endpoint, a hub id.")],
     schema: SchemaName = None,
     embedder: EmbedderName = None,
+    speaker: Annotated[
+        str | None, typer.Option(help="Who said or wrote the text (default: its labels and messages).")
+    ] = None,
     timestamp: Annotated[str | None, typer.Option(help="ISO date of the text, or of messages without one.")] = None,
     chunk_size: Annotated[
         int, typer.Option("--chunk", min=1, help="Maximum characters of a chunk.")
@@ -95,6 +100,7 @@ def read(
 
     if namespaces is not None:
         single_options = {"--namespace": namespace != DEFAULT_NAMESPACE, "--timestamp": timestamp is not None}
+        single_options |= {"--speaker": speaker is not None, "--set trust": bool(split_settings(settings, "trust")[0])}
         single_options["--chunk"] = chunk_size != DEFAULT_CHUNK_SIZE
         _refuse(single_options, "belongs to a single text, not to --namespaces")
         run = partial(run_jobs, workers=workers or 1) if on is None else _run_on(on, store, workers)
@@ -105,14 +111,15 @@ def read(
     _refuse({name: value is not None for name, value in many_options.items()}, "needs --namespaces task")
     # Check every input before a store is created.
     chunks, writer = read_chunks(file, timestamp, chunk_size), load_policy(policy)
-    config = parse_store_writer(settings, instructions)
+    trust_pairs, writer_pairs = split_settings(settings, "trust")
+    trust, config = parse_trust(trust_pairs), parse_store_writer(writer_pairs, instructions)
     config = prompted_config(config, writer, schema or config.memory_schema)
     results = []
     with open_store(store, embedder, namespace, schema=schema, create=True) as memory:
-        agent = MemoryAgent(writer, memory, config)
+        agent = MemoryAgent(writer, memory, config, trust=trust)
         for index, chunk in enumerate(chunks):
             try:
-                results += agent.read(chunk, source=str(file)).results
+                results += agent.read(chunk, source=str(file), speaker=speaker).results
             except PromptTooLong as error:
                 raise PolicyError(_too_long(error, file, index, len(chunks), chunk_size)) from error
     lines = [f"{result.code:<18} {result.entry_id or '-':<26} {result.content or result.message}" for result in results]

@@ -16,6 +16,8 @@ from memalpha.cli.options import (
     StoreFile,
     parse_reader_settings,
     parse_store_writer,
+    parse_trust,
+    split_settings,
 )
 from memalpha.errors import ConfigError
 
@@ -49,7 +51,7 @@ def serve(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="A key of AgentConfig, as in a run's agent, or reader.KEY of ReaderConfig; repeat for more.",
+            help="A key of AgentConfig, as in a run's agent, reader.KEY of ReaderConfig or trust.KEY of TrustConfig.",
         ),
     ] = None,
     schema: SchemaName = None,
@@ -90,11 +92,12 @@ def serve(
     token = None if http is None else read_token(token_file)
     if address is not None:
         check_token_needed(address[0], token or key_file)
-    reader_pairs = [pair for pair in settings or () if pair.startswith("reader.")]
-    writer_pairs = [pair for pair in settings or () if not pair.startswith("reader.")]
+    reader_pairs, other_pairs = split_settings(settings, "reader")
+    trust_pairs, writer_pairs = split_settings(other_pairs, "trust")
+    trust = parse_trust(trust_pairs)
     config, reader = parse_store_writer(writer_pairs, instructions), parse_reader_settings(reader_pairs)
-    if read_only and (instructions is not None or writer_pairs):
-        name = "instructions" if instructions is not None else f"--set {writer_pairs[0]}"
+    if read_only and (instructions is not None or trust_pairs or writer_pairs):
+        name = "instructions" if instructions is not None else f"--set {[*trust_pairs, *writer_pairs][0]}"
         raise ConfigError(f"{name}: a memory served read-only has no writer; leave them out")
     if reader is not None and policy is None:
         raise ConfigError(f"--set {reader_pairs[0]}: a setting of the model that answers: name it with --policy")
@@ -112,7 +115,9 @@ def serve(
             default_reader(writer, config, reader)
         is_file_read_only = read_only and "://" not in store
         memory = MemoryStore.open(store, schema, embedder, namespace, create=not read_only, read_only=is_file_read_only)
-    service = MemoryService(memory, writer, chunk_size=chunk_size, read_only=read_only, config=config, reader=reader)
+    service = MemoryService(
+        memory, writer, chunk_size=chunk_size, read_only=read_only, config=config, reader=reader, trust=trust
+    )
     if address is None:
         serve_stdio(service)
     else:

@@ -37,6 +37,7 @@ from memalpha.config.training import (
     TrainConfig,
     training_config,
 )
+from memalpha.config.trust import TrustConfig
 
 __all__ = [
     "EVAL_K",
@@ -70,6 +71,7 @@ __all__ = [
     "SFTConfig",
     "TextConfig",
     "TrainConfig",
+    "TrustConfig",
     "WorldConfig",
     "build_config",
     "expand_short_names",

@@ -27,7 +27,7 @@ from weakref import WeakSet
 from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.reader import Answer, ExtractiveReader, Reading, default_reader
 from memalpha.agent.tools import execute
-from memalpha.config import AgentConfig, ReaderConfig
+from memalpha.config import AgentConfig, ReaderConfig, TrustConfig
 from memalpha.errors import (
     ConfigError,
     DataError,
@@ -89,6 +89,7 @@ class MemoryService:
         read_only: bool = False,
         config: AgentConfig | None = None,
         reader: ReaderConfig | None = None,
+        trust: TrustConfig | None = None,
     ) -> None:
         """Take ownership of `store`.
 
@@ -100,6 +101,7 @@ class MemoryService:
             read_only: Refuse writes. Without a policy, an extractive reader answers questions.
             config: Sizes of the writer's prompts and the user's instructions.
             reader: Settings of the policy as a reader.
+            trust: Rule of what a speaker may change; None lets all pass.
 
         Raises:
             ConfigError: there is no policy and `read_only` is False, or the policy cannot use the settings.
@@ -107,7 +109,7 @@ class MemoryService:
         if policy is None and not read_only:
             raise ConfigError("policy: a writer is needed, unless the memory is served read-only")
         self._store, self._chunk_size = store, chunk_size
-        self._agent = None if policy is None else MemoryAgent(policy, store, config)
+        self._agent = None if policy is None else MemoryAgent(policy, store, config, trust=trust)
         self._reader = ExtractiveReader() if self._agent is None else self._agent.reader
         if self._agent is not None and reader is not None:
             self._reader = default_reader(self._agent.policy, self._agent.config, reader)
@@ -142,7 +144,7 @@ class MemoryService:
             service = copy(self)
             service._store = self._store.namespace(name)
             if self._agent is not None:
-                service._agent = MemoryAgent(self._agent.policy, service._store, self._agent.config, self._agent.reader)
+                service._agent = self._agent.with_store(service._store)
             service._write_pool = ThreadPoolExecutor(1, "memalpha-write")
             self._namespaces[name] = service
             self._siblings.add(service)

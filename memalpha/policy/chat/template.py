@@ -78,6 +78,9 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt up to where the reply begins.
 
+        Special tokens that a user's message spells out (`<|im_end|>`) get a blank, so that they stay text and nobody
+        can write a turn of another role.
+
         Args:
             messages: chat messages.
             tools: tools in OpenAI's function format.
@@ -92,6 +95,7 @@ class ChatTemplate:
         if tools and not native_tools:
             messages = _with_system(messages, describe_tools(tools))
         arguments = {"enable_thinking": thinking, "thinking": thinking, **(template_kwargs or {})}
+        messages = [self._as_text(message) for message in messages]
         try:
             text = self._apply(self._adapted(messages), native_tools, arguments)
         except _REFUSALS as error:
@@ -117,6 +121,22 @@ class ChatTemplate:
         while token := next((token for token in self._end_tokens if reply.endswith(token)), None):
             reply = reply.removesuffix(token)
         return reply
+
+    def _as_text(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a message whose words are no special tokens, unless it is the system's or the assistant's."""
+        content = message.get("content")
+        if message["role"] in ("system", "assistant") or not isinstance(content, str):
+            return message
+        escaped = self._special_tokens.sub(lambda match: f"{match[0][0]} {match[0][1:]}", content)
+        return message if escaped == content else {**message, "content": escaped}
+
+    @cached_property
+    def _special_tokens(self) -> re.Pattern[str]:
+        """Pattern of the tokenizer's special tokens, the longest first; tokens of one character stay."""
+        added = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
+        tokens = sorted(added | {*self.tokenizer.all_special_tokens}, key=len, reverse=True)
+        names = [re.escape(token) for token in tokens if len(token) > 1]
+        return re.compile("|".join(names) or r"(?!)")
 
     def _read_family(self, parser: ReplyParser, reply: str, tools: Tools, in_thought: bool, native_calls: bool) -> str:
         """Read a reply through the family's parser, but for calls that were asked for in plain text and came so."""

@@ -1,0 +1,81 @@
+"""Whose words a tool call rests on: the speaker of the line that its content shares most words with.
+
+Speakers come from the caller (`speaker=`), from the turns of a chunk, or from the labels of a plain text. A model's
+reply never names one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from memalpha.policy.rules.transcript import is_anonymous, is_assistant, split_label, spoken_lines
+from memalpha.store.search.bm25 import words
+from memalpha.types import Chunk
+
+USER = "user"
+"""Name of a person without a name: the role of a chat."""
+
+Lines = Sequence[tuple[str | None, frozenset[str]]]
+
+
+def normalize_name(speaker: str | None) -> str | None:
+    """Return a speaker's name for comparison: lower case, and `USER` for a person without a name."""
+    if speaker is None or not speaker.strip():
+        return None
+    return USER if is_anonymous(speaker) else " ".join(speaker.lower().split())
+
+
+def attributed_lines(chunk: Chunk, speaker: str | None) -> Lines:
+    """Return the speakers of a chunk's lines with the words of each.
+
+    Args:
+        chunk: The chunk.
+        speaker: Person who said all of it, by the caller's word; None reads turns and labels. A line without a speaker
+            has None.
+    """
+    if speaker is not None:
+        return [(speaker, frozenset(words(chunk.render())))]
+    return [(name or None, frozenset(words(line))) for name, line in spoken_lines(chunk) if line.strip()]
+
+
+def attribute(content: str, lines: Lines, *, owner: str = USER) -> tuple[str | None, str | None]:
+    """Return whose right a content needs, and on whose word it is recorded.
+
+    Lines are scored by the words that they share with the content, rare ones above all. The right is that of the best
+    line's speaker; without shared words, and among equals, of the one of least rank (`rank`): a doubt gives no right.
+    Recorded is the speaker of highest rank whose line shares half as many words as the best: who repeats another's
+    statement does not become its author.
+
+    Args:
+        content: What is to be written, or what is to be removed.
+        lines: From `attributed_lines`.
+        owner: Person of the highest rank.
+    """
+    if not lines:
+        return None, None
+    frequencies = Counter(word for _, line in lines for word in line)
+    terms = sorted(statement_words(content))
+    scores = [round(sum(1 / frequencies[word] for word in terms if word in line), 6) for _, line in lines]
+    best = max(scores)
+    names = [name for name, _ in lines]
+    nearest = [name for name, score in zip(names, scores, strict=True) if score == best]
+    speaker = min(nearest, key=lambda name: rank(name, owner))
+    shared = [sum(word in line for word in terms) for _, line in lines]
+    said = [name for name, count in zip(names, shared, strict=True) if count and 2 * count >= max(shared)]
+    return speaker, max(said, key=lambda name: rank(name, owner), default=speaker)
+
+
+def rank(speaker: str | None, owner: str) -> int:
+    """Return the rank of a speaker: 0 an assistant, 1 nobody known, 2 a person, 3 the owner."""
+    if speaker is not None and is_assistant(speaker):
+        return 0
+    name = normalize_name(speaker)
+    if name is None:
+        return 1
+    return 3 if name == normalize_name(owner) else 2
+
+
+def statement_words(content: str) -> frozenset[str]:
+    """Return the words of a statement without the label of its speaker."""
+    return frozenset(words(split_label(content)[1]))
