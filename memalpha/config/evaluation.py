@@ -28,7 +28,8 @@ class EvalConfig(Config):
     """One evaluation: every system gets the same tasks, reader, context budget and metric."""
 
     benchmark: str = Field(
-        default="tasks", description="a data set (memalpha data list), tasks (a task file), search, or locomo-search"
+        default="tasks",
+        description="a data set (memalpha data list), tasks (a task file), search, locomo-search, or poison",
     )
     data: str | None = Field(default=None, description="the data set's file or folder, or a task file (JSON Lines)")
     variant: str | None = Field(default=None, description="part or size of the data set (default: its first)")

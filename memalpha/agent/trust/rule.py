@@ -10,7 +10,7 @@
 
 Two statements are on the same matter if they set the same slot (`policy.rules.slots`), or share half the words of the
 shorter one. These are rules of words, not of meaning: a lie in other words passes, and some honest statements wait for
-a review.
+a review. `eval/results/poison.md` measures both.
 """
 
 from __future__ import annotations
