@@ -229,8 +229,7 @@ class MemoryService:
             proposal = self._agent.propose(text, timestamp=timestamp)
         if dropped.is_set():
             raise ServiceError("gone", "the client has gone", 499)
-        apply = partial(self._agent.apply, proposal, source=source)
-        return self._write_pool.submit(copy_context().run, apply).result()
+        return self._write_pool.submit(copy_context().run, partial(self._agent.apply, proposal, source=source)).result()
 
     async def ask(self, question: str, k: int, *, where: Where = None) -> Answer:
         """Answer a question from the `k` entries nearest to it.
