@@ -93,6 +93,20 @@ class StoreError(MemalphaError):
     code = "store_error"
 
 
+class StoreUnavailable(StoreError):
+    """The database server of a store cannot be reached, or the connection to it was lost: try again later.
+
+    Attributes:
+        outcome: Known outcome of the transaction, such as "nothing was done"; may be "".
+    """
+
+    code = "store_unavailable"
+
+    def __init__(self, message: str, outcome: str = "") -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
 class DamagedStore(StoreError):
     """A store file that SQLite cannot read: restore a copy, or see what `memalpha doctor` says."""
 

@@ -165,7 +165,7 @@ def kills(running: Server, schema: str, rounds: int, writers: int) -> dict[str, 
         for first, process in zip(firsts, processes, strict=True):
             out, err = process.communicate(timeout=120)
             outs.append(first + out)
-            if "StoreError" not in err:  # what a writer is told is the store's own word
+            if "StoreUnavailable" not in err:  # what a writer is told is the store's own word
                 all_faults.append(f"round {round}: a writer ended with {err.strip()[-200:]!r}")
         running.start()
         acknowledged, faults = _check_writes(url, outs)

@@ -14,7 +14,15 @@ from memalpha import __version__
 from memalpha.errors import ConfigError, install_command
 from memalpha.integrations.server.access import NAMESPACE_HEADER, granted
 from memalpha.integrations.server.keys import KeyFile, Right
-from memalpha.integrations.server.middleware import HEALTH, PAGE, RequestGuard, SurrogateJSONResponse, error_response
+from memalpha.integrations.server.middleware import (
+    HEALTH,
+    LIVE,
+    PAGE,
+    READY,
+    RequestGuard,
+    SurrogateJSONResponse,
+    error_response,
+)
 from memalpha.integrations.server.schemas import (
     HTTP_SOURCE,
     MAX_BODY,
@@ -163,14 +171,7 @@ def http_app(
         app.router.routes.append(Route("/mcp", StreamableHTTPASGIApp(sessions)))
     _add_error_handlers(app)
 
-    health_lock = asyncio.Lock()  # health needs no token: callers may take at most one of the store's threads
-
-    @app.get(HEALTH)
-    async def health() -> HealthResponse:
-        """Check that the store answers. Needs no token."""
-        async with health_lock:
-            await service.position()
-        return HealthResponse()
+    _add_health(app, service)
 
     if page is not None:
         _add_page(app, page)
@@ -197,6 +198,25 @@ def _add_page(app: FastAPI, render: Callable[[MemoryStore, str], str]) -> None:
     @app.get(PAGE, include_in_schema=False, dependencies=[Depends(_check_query_parameters)])
     async def page(service: Reading, q: Annotated[str, QueryParameter(max_length=MAX_QUERY)] = "") -> HTMLResponse:
         return HTMLResponse(await service.reading(lambda store: render(store, q)), headers=_PAGE_HEADERS)
+
+
+def _add_health(app: FastAPI, service: MemoryService) -> None:
+    check: asyncio.Task[int] | None = None  # health needs no token: callers take at most one of the store's threads
+
+    @app.get(READY, name="ready", include_in_schema=False)
+    @app.get(HEALTH)
+    async def health() -> HealthResponse:
+        """Check that the store answers. Needs no token."""
+        nonlocal check
+        if check is None or check.done() or check.get_loop() is not asyncio.get_running_loop():
+            check = asyncio.create_task(service.position())
+        await asyncio.shield(check)
+        return HealthResponse()
+
+    @app.get(LIVE, include_in_schema=False)
+    async def live() -> HealthResponse:
+        """Answer without the store: restart the process only if this fails. Needs no token."""
+        return HealthResponse()
 
 
 def _add_error_handlers(app: FastAPI) -> None:

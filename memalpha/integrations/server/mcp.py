@@ -15,6 +15,7 @@ from memalpha import __version__
 from memalpha.agent.tools import format_validation_error, tool_schemas
 from memalpha.errors import ConfigError, install_command
 from memalpha.integrations.server.access import SCOPE, granted
+from memalpha.integrations.server.availability import log
 from memalpha.integrations.server.keys import Right
 from memalpha.integrations.server.schemas import (
     CallOutcome,
@@ -25,7 +26,7 @@ from memalpha.integrations.server.schemas import (
     ServiceError,
     compact_entry,
 )
-from memalpha.integrations.server.service import MemoryService, log
+from memalpha.integrations.server.service import MemoryService
 from memalpha.store.io.jsonl import to_json
 
 try:

@@ -14,9 +14,9 @@ from urllib.parse import quote, urlsplit
 
 from memalpha.errors import ConfigError, install_command
 from memalpha.integrations.server.access import NAMESPACE_HEADER, SCOPE, Access, choose_namespace
+from memalpha.integrations.server.availability import log
 from memalpha.integrations.server.keys import Key, KeyFile
 from memalpha.integrations.server.schemas import MAX_BODY, ServiceError
-from memalpha.integrations.server.service import log
 from memalpha.store.io.jsonl import to_json
 
 try:
@@ -32,6 +32,9 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HEALTH = "/v1/health"
 PAGE = "/"
 """The page for browsers. They ask for its key themselves (HTTP Basic), and send it to no other path's rights."""
+LIVE, READY = "/health/live", "/health/ready"
+OPEN = frozenset({HEALTH, LIVE, READY})
+"""Paths that need no token."""
 BODY_SECONDS = 30.0
 """Time for the body of a request."""
 MAX_BODIES = 64 * MAX_BODY
@@ -93,7 +96,7 @@ class RequestGuard:
         headers = Headers(scope=scope)
         try:
             self._check_origin(headers)
-            access = None if scope["path"] == HEALTH else self._authorize(headers, for_page=scope["path"] == PAGE)
+            access = None if scope["path"] in OPEN else self._authorize(headers, for_page=scope["path"] == PAGE)
             async with self._body(headers, receive) as (replay, size):
                 if access is not None:
                     scope = {**scope, SCOPE: replace(access, body_size=size)}

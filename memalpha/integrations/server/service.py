@@ -10,7 +10,6 @@ What waits for a caller that is cancelled is dropped, what the policy proposed f
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,14 +31,11 @@ from memalpha.errors import (
     ConfigError,
     DataError,
     DuplicateContent,
-    InvalidContent,
-    MemalphaError,
-    PolicyError,
     ScrubPending,
     StoreError,
     UnknownCategory,
-    UnknownEntry,
 )
+from memalpha.integrations.server.availability import Availability, service_errors, to_service_error
 from memalpha.integrations.server.schemas import (
     MAX_CONDITIONS,
     MAX_CONTENT,
@@ -71,10 +67,6 @@ READ_THREADS = 4
 """Threads for requests that only read."""
 MAX_NAMESPACES = 256
 """Namespaces, beside the first, whose service is kept for the next request."""
-
-log = logging.getLogger("memalpha.serve")
-
-_STATUS = {UnknownEntry: 404, DuplicateContent: 409, UnknownCategory: 422, InvalidContent: 422}
 
 
 class MemoryService:
@@ -121,6 +113,7 @@ class MemoryService:
         self._write_pool = ThreadPoolExecutor(1, "memalpha-write")
         self._ask_pool = ThreadPoolExecutor(1, "memalpha-ask")
         self._read_pool = ThreadPoolExecutor(READ_THREADS, "memalpha-read")
+        self._availability = Availability(store._database.ping)
         self.read_only = read_only
 
     @property
@@ -191,7 +184,8 @@ class MemoryService:
                 turn = await self._read_chunk(chunk, request.timestamp, request.source or source)
             except ServiceError as error:
                 note = f" ({index} of {len(chunks)} chunks were read and stay written)" if index else ""
-                raise ServiceError(error.code, f"{error.message}{note}", error.status) from error
+                message, wait = f"{error.message}{note}", error.retry_after
+                raise ServiceError(error.code, message, error.status, retry_after=wait) from error
             outcomes += map(CallOutcome.from_result, turn.results)
             if progress is not None and len(chunks) > 1:
                 await progress(index + 1, len(chunks))
@@ -216,7 +210,7 @@ class MemoryService:
         dropped = Event()
         try:
             return await self._run_in(self._model_pool, self._propose_and_apply, text, timestamp, source, dropped)
-        except asyncio.CancelledError:
+        except BaseException:
             dropped.set()
             raise
 
@@ -402,7 +396,7 @@ class MemoryService:
                 raise ServiceError("invalid_arguments", f"where: of {count} conditions; {MAX_CONDITIONS} is the limit")
             parse_filter(where)
         except UnknownCategory as error:
-            raise _to_service_error(error) from error
+            raise to_service_error(error) from error
         except StoreError as error:
             raise ServiceError("invalid_arguments", str(error)) from error
 
@@ -415,36 +409,10 @@ class MemoryService:
             raise ServiceError("read_only", "this memory is served read-only", 403)
 
     async def _run_in(self, pool: ThreadPoolExecutor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        with _service_errors():
+        with service_errors():
             call = partial(work, *args, **kwargs)
             try:
-                result = asyncio.get_running_loop().run_in_executor(pool, copy_context().run, call)
+                result = pool.submit(copy_context().run, call)
             except RuntimeError as error:  # the pool was shut down
                 raise ServiceError("closing", "the server is shutting down", 503) from error
-            return await result
-
-
-@contextmanager
-def _service_errors() -> Iterator[None]:
-    """Convert every exception to `ServiceError`.
-
-    Errors that the client did not cause get a general message; the log has the traceback.
-    """
-    try:
-        yield
-    except ServiceError:
-        raise
-    except MemalphaError as error:
-        raise _to_service_error(error) from error
-    except Exception as error:
-        log.exception("a request failed")
-        raise ServiceError("internal_error", "the server failed; its log says why", 500) from error
-
-
-def _to_service_error(error: MemalphaError) -> ServiceError:
-    if isinstance(error, StoreError) and type(error) in _STATUS:
-        return ServiceError(error.code, str(error), _STATUS[type(error)])
-    log.error("a request failed", exc_info=error)
-    if isinstance(error, PolicyError):
-        return ServiceError("policy_error", "the policy did not answer; the server's log says why", 502)
-    return ServiceError("store_error", "the store did not do it; the server's log says why", 503)
+            return await self._availability.wait(result)

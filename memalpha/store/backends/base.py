@@ -92,6 +92,10 @@ class Backend(ABC):
     def integrity_errors(self) -> Iterable[str]:
         """Iterate over the faults that the database finds in itself."""
 
+    def ping(self) -> None:
+        """Check that the database's server answers; a file needs none. Raises `StoreUnavailable` otherwise."""
+        return
+
     def now(self) -> str:
         """Return the current time as the log stores it."""
         return format_utc(self.clock())

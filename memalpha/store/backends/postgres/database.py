@@ -26,7 +26,7 @@ from psycopg.types import TypeInfo
 from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 from psycopg_pool import ConnectionPool, PoolTimeout
 
-from memalpha.errors import StoreError
+from memalpha.errors import StoreError, StoreUnavailable
 from memalpha.store.backends.base import Backend, Clock, Durability, system_clock
 from memalpha.store.backends.postgres import ddl as postgres_schema
 from memalpha.store.backends.postgres.ddl import FORMAT
@@ -51,6 +51,9 @@ CONNECTIONS = 10  # per store at most; further threads wait
 
 _LOCK_TIMEOUT = 30  # seconds that a writer waits for its lock, or a thread for a connection
 _CONNECT_TIMEOUT = 10  # seconds for the server to answer
+_PING_TIMEOUT = 2  # the least that libpq knows
+_POOL_WAIT = 1  # seconds that a thread waits for a connection before it looks whether the server is there
+_DEAD_PEER = {"tcp_user_timeout": 10_000, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
 _MAX_LISTED_NAMESPACES = 20  # up to here a transaction names all its namespaces to the policies at once
 _SET_NAMESPACES = "SELECT set_config('memalpha.ns', ?, true)"
 
@@ -82,22 +85,27 @@ class PostgresDatabase(Backend):
             self._prepare(connection, create, initial_meta)
         finally:
             connection.close()
+        peer = {name: value for name, value in _DEAD_PEER.items() if f"{name}=" not in self._url}
         self._pool: ConnectionPool[psycopg.Connection] = ConnectionPool(
             self._url,
             min_size=0,
             max_size=CONNECTIONS,
             num_workers=1,
-            timeout=_LOCK_TIMEOUT,
+            reconnect_timeout=_POOL_WAIT,  # the pool's own retries get rarer: a server that is back would wait for them
             configure=self._configure,
-            kwargs={"autocommit": True, "connect_timeout": _CONNECT_TIMEOUT},
+            kwargs={"autocommit": True, "connect_timeout": _CONNECT_TIMEOUT, **peer},
             open=True,
         )
 
-    def _connect(self) -> psycopg.Connection:
+    def _connect(self, timeout: int = _CONNECT_TIMEOUT) -> psycopg.Connection:
         try:
-            return psycopg.connect(self._url, autocommit=True, connect_timeout=_CONNECT_TIMEOUT)
+            return psycopg.connect(self._url, autocommit=True, connect_timeout=timeout)
         except psycopg.Error as error:
-            raise StoreError(f"{self.path}: {explain_connection_error(error)}") from error
+            raise StoreUnavailable(f"{self.path}: {explain_connection_error(error)}", "nothing was done") from error
+
+    def ping(self) -> None:
+        """Check on a new connection that the server answers. Raises `StoreUnavailable` if it does not."""
+        self._connect(_PING_TIMEOUT).close()
 
     def _prepare(
         self, connection: psycopg.Connection, create: bool, initial_meta: Callable[[], dict[str, str]]
@@ -130,11 +138,9 @@ class PostgresDatabase(Backend):
                 path.as_string(connection),
                 f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}s'",
                 "SET LOCAL jit = off",
+                "SET LOCAL max_parallel_workers_per_gather = 0",  # starting a worker costs more than it saves
+                "SET LOCAL enable_seqscan = off",  # a plan made for an empty table would be kept
             ]
-            settings.append(
-                "SET LOCAL max_parallel_workers_per_gather = 0"
-            )  # starting a worker costs more than it saves
-            settings.append("SET LOCAL enable_seqscan = off")  # a plan made for an empty table would be kept
             if self._durability == "normal":
                 settings.append("SET LOCAL synchronous_commit = off")
             elif connection.execute("SHOW synchronous_commit").fetchone() == ("off",):
@@ -324,17 +330,15 @@ class PostgresDatabase(Backend):
                 self._checkin_connection(connection)
                 if not (retries and isinstance(error, psycopg.Error) and is_connection_lost(error)):
                     raise
-                self._connect().close()  # raises the reason if the server is gone
+                self.ping()  # raises the reason if the server is gone
         raise AssertionError
 
     def _checkout_connection(self) -> psycopg.Connection:
-        try:
-            return self._pool.getconn()
-        except PoolTimeout as error:
-            self._connect().close()  # raises the reason, unless all connections are in use
-            raise StoreError(
-                f"{self.path}: all {CONNECTIONS} connections have been in use for {_LOCK_TIMEOUT} s"
-            ) from error
+        for _ in range(_LOCK_TIMEOUT // _POOL_WAIT):
+            with suppress(PoolTimeout):
+                return self._pool.getconn(timeout=_POOL_WAIT)
+            self.ping()  # raises the reason, unless all connections are in use
+        raise StoreError(f"{self.path}: all {CONNECTIONS} connections have been in use for {_LOCK_TIMEOUT} s")
 
     def _begin(self, connection: psycopg.Connection, namespaces: Sequence[str], write: bool) -> dict[str, int]:
         """Begin a transaction: one round trip for known namespaces, two if they are written."""
