@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -124,7 +125,17 @@ def serve(
         from memalpha.report.memory import render_memory_page
 
         page, description = render_memory_page, repr(memory)
-        serve_http(service, address, token=token, keys=key_file, mcp=mcp, page=page, description=description)
+        new_keys = partial(find_keys, store, None)
+        serve_http(
+            service,
+            address,
+            token=token,
+            keys=key_file,
+            find_keys=new_keys,
+            mcp=mcp,
+            page=page,
+            description=description,
+        )
 
 
 COMMANDS = {"serve": serve}

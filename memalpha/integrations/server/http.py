@@ -127,6 +127,7 @@ def http_app(
     *,
     token: str | None = None,
     keys: KeyFile | None = None,
+    find_keys: Callable[[], KeyFile | None] | None = None,
     local: bool = True,
     mcp: Server[Any] | None = None,
     page: Callable[[MemoryStore, str], str] | None = None,
@@ -138,6 +139,7 @@ def http_app(
         token: Has all rights on the service's namespace; None is none.
         keys: Keys with their rights; the caller closes the file. Every request but that for health needs the token or
             a key, unless there are neither.
+        find_keys: Returns the keys once they were made, while `keys` is None; the caller closes the file.
         local: The server listens on a loopback address, and only requests for such a host are accepted.
         mcp: MCP server to serve at /mcp beside the API.
         page: Renders the page at / from a store and the query of a search, "" for none; None serves no page.
@@ -161,7 +163,8 @@ def http_app(
         generate_unique_id_function=lambda route: route.name,
         responses={status: {"model": ErrorResponse, "description": text} for status, text in _ERRORS.items()},
     )
-    app.add_middleware(RequestGuard, token=token, keys=keys, namespace=service.name, local=local)
+    guard = {"token": token, "keys": keys, "namespace": service.name, "local": local, "find_keys": find_keys}
+    app.add_middleware(RequestGuard, **guard)
     sessions = None
     if mcp is not None:
         from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager

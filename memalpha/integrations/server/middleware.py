@@ -6,7 +6,7 @@ import asyncio
 import base64
 import hmac
 import sqlite3
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -67,7 +67,16 @@ class RequestGuard:
     loopback name, and Origin must equal it. On other addresses the token keeps foreign pages out.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str | None, keys: KeyFile | None, namespace: str, local: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        token: str | None,
+        keys: KeyFile | None,
+        namespace: str,
+        local: bool,
+        find_keys: Callable[[], KeyFile | None] | None = None,
+    ) -> None:
         """Guard an application.
 
         Args:
@@ -76,10 +85,12 @@ class RequestGuard:
             keys: Keys with their rights, or None. Without a token and without keys, every request has all rights.
             namespace: Namespace of the token.
             local: Accept only requests for a loopback host.
+            find_keys: Called for each request while there are no keys, which may be made while the server runs.
         """
         self._app = app
         self._token = None if token is None else token.encode()
         self._keys, self._namespace, self._local = keys, namespace, local
+        self._find_keys = find_keys
         self._body_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -151,6 +162,12 @@ class RequestGuard:
         for name in ("Authorization", NAMESPACE_HEADER):
             if len(headers.getlist(name)) > 1:  # a proxy in front may have checked another one than is read here
                 raise ServiceError("invalid_arguments", f"{name}: the header is sent more than once", 400)
+        if self._keys is None and self._find_keys is not None:
+            try:
+                self._keys = self._find_keys()
+            except ConfigError as error:
+                log.error("%s", error)
+                raise ServiceError("store_error", "the keys cannot be read; the server's log says why", 503) from error
         key, namespace = None, headers.get(NAMESPACE_HEADER)
         if self._token is not None or self._keys is not None:
             scheme, _, credential = headers.get("authorization", "").partition(" ")

@@ -117,6 +117,7 @@ def serve_http(
     *,
     token: str | None = None,
     keys: KeyFile | None = None,
+    find_keys: Callable[[], KeyFile | None] | None = None,
     mcp: bool = False,
     page: Callable[[MemoryStore, str], str] | None = None,
     description: str = "",
@@ -128,6 +129,7 @@ def serve_http(
         address: Host and port.
         token: Has all rights on the service's namespace; None is none.
         keys: Keys with their rights; closed in the end. Without a token and without keys, requests need neither.
+        find_keys: Opens the keys once they were made, while `keys` is None; called for each request until then.
         mcp: Also serve MCP at /mcp.
         page: Renders the page at / from a store and a query; None serves no page.
         description: Printed on stderr with the address.
@@ -144,7 +146,16 @@ def serve_http(
         from memalpha.integrations.server.mcp import mcp_server
 
         server = mcp_server(service)
-    app = http_app(service, token=token, keys=keys, local=is_loopback(host), mcp=server, page=page)
+    key_files = [] if keys is None else [keys]
+
+    def find_new_keys() -> KeyFile | None:
+        key_file = None if find_keys is None else find_keys()
+        key_files.extend([] if key_file is None else [key_file])
+        return key_file
+
+    app = http_app(
+        service, token=token, keys=keys, find_keys=find_new_keys, local=is_loopback(host), mcp=server, page=page
+    )
     with _listen(host, port) as listening:
         url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         also = (f", MCP at {url}/mcp" if mcp else "") + (f", a page at {url}/" if page else "")
@@ -153,8 +164,8 @@ def serve_http(
         try:
             asyncio.run(_http(service, app, listening))
         finally:
-            if keys is not None:
-                keys.close()
+            for key_file in key_files:
+                key_file.close()
 
 
 def check_token_needed(host: str, token: str | KeyFile | None) -> None:

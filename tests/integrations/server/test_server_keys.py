@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import stat
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
+from memalpha.cli.keys import find_keys
 from memalpha.cli.main import app as commands
 from memalpha.errors import ConfigError
 from memalpha.integrations.server import keys as keys_module
@@ -358,3 +360,15 @@ def test_every_write_carries_the_name_of_its_key(served):
     assert keys.count("other-app") >= 6 and set(keys) == {None, "other-app"}  # `fill` has no key
     served.send("insert", TOKEN, None)
     assert [operation.key for _, _, operation in served.store.log()][-1] is None
+
+
+def test_the_first_key_holds_for_a_server_that_runs_already(tmp_path):
+    path = tmp_path / "ana.db"
+    service = MemoryService(MemoryStore.open(path, embedder="hash"), load_policy("scripted:add-all"))
+    with TestClient(http_app(service, find_keys=partial(find_keys, str(path), None)), "http://localhost") as web:
+        assert web.get("/v1/entries").status_code == 200
+        added = CliRunner().invoke(commands, ["keys", "add", str(path), "ana", "--json"])
+        assert web.get("/v1/entries").status_code == 401
+        assert web.get("/v1/entries", headers=head(json.loads(added.stdout)["secret"])).status_code == 200
+        Path(f"{path}.keys").unlink()
+        assert web.get("/v1/entries").status_code == 503, "the server does not open up again"
