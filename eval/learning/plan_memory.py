@@ -3,7 +3,7 @@
     python eval/learning/plan_memory.py            # all cases; writes eval/results/plan-memory.md
     python eval/learning/plan_memory.py --case 0   # one case in this process, as JSON
 
-Random-weight models with the tokenizer of tiny-text train two steps of `memalpha train arithmetic`, each case in a
+Random-weight models with the tokenizer of tiny-text train eight steps of `memalpha train arithmetic`, each case in a
 fresh process: three Qwen3 in float32, and SmolLM2-135M's Llama in float32 and bfloat16. The measure is the kernel's:
 the highest resident size (VmHWM) of the run minus the resident size before it, after the same run on a model of 0.7
 million weights, which imports all libraries. glibc keeps freed blocks by default; MALLOC_MMAP_THRESHOLD_ and
@@ -47,7 +47,7 @@ CASES = [
     for checkpointing in (False, True)
 ]
 OVERRIDES = [
-    *("sampling.group_size=4", "sampling.tasks_per_step=4", "sampling.max_new_tokens=96", "max_steps=2"),
+    *("sampling.group_size=4", "sampling.tasks_per_step=4", "sampling.max_new_tokens=96", "max_steps=8"),
     *("evaluation.tasks=2", "evaluation.validation_tasks=0", "compute.microbatch_tokens=1024"),
     *("sampling.stop_unreadable=false", "loss.entropy_coef=0.001"),  # random replies end nowhere and earn nothing
 ]
@@ -145,7 +145,7 @@ def main() -> None:
         "# Planned and measured memory",
         "",
         "`python eval/learning/plan_memory.py`, " + f"{platform.machine()}, {os.cpu_count()} cores, Python "
-        f"{platform.python_version()}; on CPU, two steps of `arithmetic` each.",
+        f"{platform.python_version()}; on CPU, eight steps of `arithmetic` each.",
         "",
         "| model | trained | dtype | checkpointing | planned peak | planned MB | measured MB | error |",
         "|---|---|---|---|---|---|---|---|",

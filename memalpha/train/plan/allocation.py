@@ -227,6 +227,7 @@ def count_learning(
     targets: int,
     accumulated: bool,
     values: bool = False,
+    entropy: bool = False,
 ) -> tuple[int, int]:
     """Count one micro-batch's forward and backward pass through `TokenScorer`.
 
@@ -239,6 +240,7 @@ def count_learning(
         targets: Completion tokens (N).
         accumulated: True if the gradients of an earlier micro-batch are there already.
         values: Add a value head.
+        entropy: The loss has a term of entropy.
 
     Returns:
         Peak bytes beside the weights, gradients included, and the bytes of the gradients.
@@ -259,9 +261,11 @@ def count_learning(
         )
 
     def passes() -> None:
-        logprobs, entropy, estimates = scorer(*arguments)
-        loss = logprobs.sum() if estimates is None else logprobs.sum() + estimates.sum()
-        del logprobs, entropy, estimates
+        logprobs, entropies, estimates = scorer(*arguments)
+        loss = logprobs.sum() + entropies.sum() if entropy else logprobs.sum()
+        if estimates is not None:
+            loss = loss + estimates.sum()
+        del logprobs, entropies, estimates
         loss.backward()
 
     return count_training(scorer, mode, passes, accumulated=accumulated)

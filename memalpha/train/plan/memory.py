@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +34,8 @@ from memalpha.train.plan.workload import Row, Workload
 
 ADAM_BYTES = 8
 """Two float32 averages per trained weight."""
+DRAWN_UPDATES = 16
+"""Updates whose rows are drawn as a run draws them; the largest of their micro-batches gives the peak."""
 JOIN_SHARE = 0.25
 """Share of a batch that enters at once while others run (`policy.decoding.JOIN_SHARE`)."""
 
@@ -120,11 +123,13 @@ def plan_memory(config: LearnerConfig, model: ModelPlan, work: Workload, process
         reading = _decoding_batch(reader, work.reader.rows, len(work.reader.rows), 1)
         parts = _decoding_parts(reader, reading, _dtype_name(reader), config.compute.device)
         phases.append(Phase("reading", base | parts))
-    batches = _update_batches(config, work, processes)
-    phases.append(Phase("learning", base | _learning_parts(config, model, work, batches, shard, is_sharded)))
+    draws = _update_batches(config, work, processes)
+    phases.append(Phase("learning", base | _learning_parts(config, model, work, draws, shard, is_sharded)))
     if config.lora is None:
         phases.append(Phase("loading the best weights", base | ({} if is_gpu else {"loaded weights": model.bytes})))
-    return MemoryPlan(phases, len(batches) * work.updates, sampling, reading)
+    if not is_gpu and model.mapped_bytes:
+        phases.append(Phase("loading the policy", {"weights": model.bytes, "mapped file": model.mapped_bytes}))
+    return MemoryPlan(phases, len(draws[0]) * work.updates, sampling, reading)
 
 
 def _dtype_name(model: ModelPlan) -> str:
@@ -190,33 +195,47 @@ def _decoding_parts(model: ModelPlan, batch: Batch, dtype: str, device: str) -> 
     return {"keys and values": slots, "passes": beside}
 
 
-def _update_batches(config: LearnerConfig, work: Workload, processes: int) -> list[tuple[int, int, int]]:
-    """Return (rows, padded length, completion tokens) of each micro-batch of one update."""
+def _update_batches(config: LearnerConfig, work: Workload, processes: int) -> list[list[tuple[int, int, int]]]:
+    """Return (rows, padded length, completion tokens) of each micro-batch of several updates.
+
+    Which rows come together decides how they are cut: the first update takes them evenly, the others as they are drawn.
+    """
     minibatches = work.updates // getattr(config.optimizer, "num_iterations", 1)
     count = max(1, round(len(work.rows) * work.trained / minibatches))
-    rows = work.rows[::minibatches][:count] if work.trained == 1 else list(work.rows)[:count]
+    rows = list(work.rows)
+    updates = [(rows[::minibatches] if work.trained == 1 else rows)[:count]]
+    if count < len(rows):
+        updates += [Random(seed).sample(rows, count) for seed in range(DRAWN_UPDATES)]
+    return [_cut(update, config.compute.microbatch_tokens)[::processes] for update in updates]
+
+
+def _cut(rows: Sequence[Row], tokens: int) -> list[tuple[int, int, int]]:
     shapes: Any = [
         SimpleNamespace(length=row.length, prompt_ids=(index,), completion_ids=()) for index, row in enumerate(rows)
     ]
-    parts = split_micro_batches(shapes, config.compute.microbatch_tokens)
-    batches = [
+    parts = split_micro_batches(shapes, tokens)
+    return [
         (len(part), max(rows[index].length for index in part) - 1, sum(rows[index].completion for index in part))
         for part in parts
     ]
-    return batches[::processes]
 
 
 def _learning_parts(
     config: LearnerConfig,
     model: ModelPlan,
     work: Workload,
-    batches: Sequence[tuple[int, int, int]],
+    draws: Sequence[Sequence[tuple[int, int, int]]],
     shard: int,
     is_sharded: bool,
 ) -> dict[str, int]:
-    """Return gradients and activations of the largest micro-batch."""
-    largest = {max(batches, key=lambda batch: batch[0] * batch[1]), max(batches, key=lambda batch: batch[2])}
-    accumulated = len(batches) > 1
+    """Return gradients and activations of the largest micro-batch of all drawn updates."""
+    batches = [batch for update in draws for batch in update]
+    largest = {
+        max(batches, key=lambda batch: (batch[0] * batch[1], batch[2])),
+        max(batches, key=lambda batch: (batch[2], batch[0] * batch[1])),
+    }
+    accumulated = any(len(update) > 1 for update in draws)
+    with_entropy = bool(getattr(getattr(config, "loss", None), "entropy_coef", 0.0))
     gradients = sum(parameter.nbytes for parameter in model.trained.parameters() if parameter.requires_grad)
 
     def count_activations(rows: int, width: int, targets: int) -> int:
@@ -232,6 +251,7 @@ def _learning_parts(
                 targets=targets,
                 accumulated=accumulated,
                 values=work.has_values,
+                entropy=with_entropy,
             )
         return peak - before
 

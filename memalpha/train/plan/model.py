@@ -45,6 +45,8 @@ class ModelPlan:
         parameters: Number of distinct parameters, without adapters.
         trained_parameters: Number of trained ones.
         bytes_by_dtype: Bytes of the weights in the learner's process.
+        mapped_bytes: Bytes of the file of weights, which a CPU keeps mapped while they are packed or cast; 0 where the
+            weights stay views of it.
         notes: What the plan had to assume.
     """
 
@@ -54,6 +56,7 @@ class ModelPlan:
     parameters: int
     trained_parameters: int
     bytes_by_dtype: Mapping[str, int]
+    mapped_bytes: int = 0
     notes: tuple[str, ...] = field(default=())
     _cache_sizes: dict[int, int] = field(default_factory=dict, repr=False)
 
@@ -182,6 +185,7 @@ def build_shape(
     base, *adapters = adapter_chain(name)
     settings, tokenizer, notes = _read_files(policy_path(base))
     check_writes_text(settings, name)
+    stored: torch.dtype = settings.dtype or torch.float32  # before `from_config` changes it
     try:
         with torch.device("meta"):
             kernel = {"attn_implementation": "eager"} if loading.attn_implementation == "eager" else {}
@@ -213,7 +217,9 @@ def build_shape(
         size = round(parameter.numel() * NF4_BYTES) if is_packed else parameter.nbytes
         bytes_by_dtype[key] = bytes_by_dtype.get(key, 0) + size
     trained_parameters = sum(parameter.numel() for parameter in trained.parameters() if parameter.requires_grad)
-    return ModelPlan(policy, trained, mode, parameters, trained_parameters, bytes_by_dtype, tuple(notes))
+    is_copied = loading.load_in_4bit or stored != getattr(torch, dtype)
+    mapped = parameters * stored.itemsize if is_copied else 0
+    return ModelPlan(policy, trained, mode, parameters, trained_parameters, bytes_by_dtype, mapped, tuple(notes))
 
 
 def _make_fake(model: torch.nn.Module) -> None:

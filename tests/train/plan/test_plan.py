@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -21,9 +22,11 @@ from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.token_logprobs import TokenScorer
 from memalpha.train.plan.allocation import count_learning, extrapolate_layers
 from memalpha.train.plan.devices import Device
+from memalpha.train.plan.memory import _cut, _update_batches
 from memalpha.train.plan.model import build_shape
 from memalpha.train.plan.plan import plan_run
 from memalpha.train.plan.table import format_plan
+from memalpha.train.plan.workload import Row, Workload
 
 SHAPE: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -86,7 +89,14 @@ def test_a_microbatch_allocates_what_the_plan_counts(
     shape = build_shape(str(_shape_folder(tmp_path, SHAPE)), "float32", compute, lora)
     rows, width, targets = 6, 90, 240
     counted, _ = count_learning(
-        shape.trained, shape.mode, compute, rows=rows, width=width, targets=targets, accumulated=False
+        shape.trained,
+        shape.mode,
+        compute,
+        rows=rows,
+        width=width,
+        targets=targets,
+        accumulated=False,
+        entropy=not checkpointing,
     )
     model: Any = AutoModelForCausalLM.from_config(Qwen3Config.from_pretrained(tmp_path)).eval()
     model = model if lora is None else add_lora(model, lora, "model")
@@ -94,8 +104,10 @@ def test_a_microbatch_allocates_what_the_plan_counts(
     ids, indices = torch.zeros(rows, width, dtype=torch.long), torch.zeros(targets, dtype=torch.long)
 
     def step() -> None:
-        logprobs, _, _ = scorer(ids, indices, indices, torch.ones(targets))
-        logprobs.sum().backward()
+        logprobs, entropies, _ = scorer(ids, indices, indices, torch.ones(targets))
+        loss = logprobs.sum() if checkpointing else logprobs.sum() + entropies.sum()
+        del logprobs, entropies
+        loss.backward()
 
     assert counted == pytest.approx(_allocated_peak(step), rel=0.05)
 
@@ -152,6 +164,38 @@ def test_rows_decoded_together_are_planned_as_set() -> None:
         return sampling["parts"]["keys and values"]
 
     assert cache("decode_rows=4") * 2 == cache("decode_rows=8") < cache()
+
+
+def test_the_largest_micro_batch_is_that_of_rows_as_a_run_draws_them() -> None:
+    config = training_config("arithmetic", {"compute": {"microbatch_tokens": 1024}, "optimizer": {"minibatches": 2}})
+    work = Workload("answers", [Row(prompt, 96) for prompt in (26, 32, 42, 24) for _ in range(4)], updates=2)
+    even, *drawn = _update_batches(config, work, 1)
+    assert even == [(4, 137, 384), (4, 121, 384)]
+    most = max(rows * width for update in drawn for rows, width, _ in update)
+    real = []
+    for step in range(40):  # as the trainer shuffles the rows of a step
+        order = list(range(len(work.rows)))
+        Random(f"0|{step}|0").shuffle(order)
+        real += _cut([work.rows[index] for index in order[::2]], 1024)
+    assert 4 * 137 < most <= 1024
+    assert sum(rows * width <= most for rows, width, _ in real) >= 0.95 * len(real)
+
+
+def test_a_file_that_is_packed_or_cast_on_a_cpu_is_planned_beside_the_weights(tmp_path: Path) -> None:
+    policy = f"policy={_shape_folder(tmp_path, SHAPE | {'dtype': 'bfloat16'})}"
+
+    def loading(*overrides: str) -> dict[str, int] | None:
+        plan = _plan("arithmetic", policy, "lora={r: 2}", "microbatch_tokens=256", *overrides)
+        phases = {phase["name"]: phase["parts"] for phase in plan["memory"]["phases"]}
+        assert phases.get("loading the policy", {}).get("weights", 0) <= phases["learning"]["weights"]
+        return phases.get("loading the policy")
+
+    parameters = _plan("arithmetic", policy)["model"]["parameters"]
+    for overrides in ([], ["compute.load_in_4bit=true"]):
+        parts = loading(*overrides)
+        assert parts is not None
+        assert parts["mapped file"] == 2 * parameters
+    assert loading("compute.dtype=bfloat16") is None
 
 
 @pytest.mark.slow
