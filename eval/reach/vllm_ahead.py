@@ -140,7 +140,7 @@ def logprob_gaps(out: Path, turns: Sequence[dict[str, Any]]) -> tuple[float, dic
         out: Run directory with a checkpoint of every step.
         turns: Lines of turns.jsonl.
     """
-    own, ratios = 0.0, defaultdict(float)
+    own_gap, ratios = 0.0, defaultdict(float)
     for step in sorted({turn[name] for turn in turns for name in ("step", "weights_step")}):
         model = AutoModelForCausalLM.from_pretrained(out / "checkpoints" / f"step-{step}", dtype=torch.float64).eval()
         for turn in turns:
@@ -152,10 +152,10 @@ def logprob_gaps(out: Path, turns: Sequence[dict[str, Any]]) -> tuple[float, dic
             logprobs = torch.log_softmax(logits / turn["temperature"], -1).gather(1, torch.tensor(ids)[:, None])[:, 0]
             gap = float(np.abs(logprobs.numpy() - np.array(turn["logprobs"])).max())
             if step == turn["weights_step"]:
-                own = max(own, gap)
+                own_gap = max(own_gap, gap)
             if step == turn["step"]:
                 ratios[step] = max(ratios[step], gap)
-    return own, dict(ratios)
+    return own_gap, dict(ratios)
 
 
 def has_passed(record: dict[str, Any]) -> bool:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 
 from memalpha.errors import StoreError, UnknownEntry
 from memalpha.report.template import fill_template
+from memalpha.store.io.jsonl import atomic_writer
 from memalpha.store.store import MemoryStore
 from memalpha.store.trust.quarantine import Quarantined
 from memalpha.store.validation import visible
@@ -41,7 +41,7 @@ _ENDS = {"update": "updated", "delete": "deleted", "expired": "expired"}
 
 @dataclass(frozen=True, slots=True)
 class _History:
-    """What a page shows.
+    """Content of a page: a piece of the log, and the entries and texts that it concerns.
 
     Attributes:
         first: Position before the first operation.
@@ -60,6 +60,11 @@ class _History:
     cores: Sequence[tuple[int, str]]
     quarantined: Sequence[Quarantined]
     total: int
+
+    @property
+    def live(self) -> int:
+        """Number of the page's entries that have not ended."""
+        return sum(versions[-1].valid_to is None for versions in self.entries)
 
 
 def write_memory_page(store: MemoryStore, file: str | Path) -> dict[str, Any]:
@@ -82,22 +87,12 @@ def write_memory_page(store: MemoryStore, file: str | Path) -> dict[str, Any]:
     _refuse_other_files(target)
     history = _read_history(store)
     page = _render(store, history, "")
-    fresh = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with open(descriptor, "w", encoding="utf-8") as stream:  # noqa: PTH123  # a descriptor
-                stream.write(page)
-            fresh.replace(target)
-        finally:
-            with suppress(FileNotFoundError):
-                fresh.unlink()
-    except OSError as error:
-        raise StoreError(f"{target}: the page cannot be written: {error.strerror or error}") from error
+    with atomic_writer(target) as stream:
+        stream.write(page)
     return {
         "file": str(target),
         "entries": len(history.entries),
-        "live": sum(versions[-1].valid_to is None for versions in history.entries),
+        "live": history.live,
         "operations": history.last - history.first,
         "all_entries": history.total,
         "all_operations": history.last,
@@ -143,7 +138,10 @@ def _read_history(store: MemoryStore) -> _History:
     entries = []
     for id in newest:
         with suppress(UnknownEntry):  # all of it was erased
-            entries.append(store.history(id))
+            versions = [version for version in store.history(id) if version.valid_from <= last]
+            if versions and (versions[-1].valid_to or 0) > last:  # somebody wrote meanwhile
+                versions[-1] = replace(versions[-1], valid_to=None)
+            entries += [versions] if versions else []
     entries.sort(key=lambda versions: versions[0].valid_from)
     texts = [first] + [
         position
@@ -182,8 +180,8 @@ def _content_policy(page: str) -> str:
     """Return a policy that allows the styles and scripts of `page`, and nothing else."""
 
     def hashes(tag: str) -> str:
-        found = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-        digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in found]
+        blocks = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in blocks]
         return " ".join(f"'sha256-{digest}'" for digest in digests)
 
     allowed = f"style-src {hashes('style')}; script-src {hashes('script')}"
@@ -192,7 +190,7 @@ def _content_policy(page: str) -> str:
 
 
 def _header(store: MemoryStore, history: _History, title: str) -> str:
-    live = sum(versions[-1].valid_to is None for versions in history.entries)
+    live = history.live
     times = [time for time, _ in history.log.values()]
     span = f", {_moment(times[0])} to {_moment(times[-1])}" if times else ""
     lines = [f"{live} entries, {len(history.entries) - live} more have ended; {history.last} operations{span}."]
@@ -225,10 +223,14 @@ def _search_form(query: str, hits: Sequence[Hit]) -> str:
     if not query.strip():
         return form
     head = '<tr><th class="n">Score</th><th>Entry</th><th>Parts of the score</th></tr>'
-    found = (
-        f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>" if rows else "<p>Nothing was found.</p>"
-    )
-    return f'{form}<section class="hits"><h2>Found</h2><div class="scroll">{found}</div></section>'
+    results = _table(head, rows, "results") if rows else "<p>Nothing was found.</p>"
+    return f'{form}<section class="hits"><h2>Found</h2>{results}</section>'
+
+
+def _table(head: str, rows: Sequence[str], label: str) -> str:
+    """Return a table that scrolls by keyboard too where it is too wide."""
+    table = f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">{table}</div>'
 
 
 def _controls(history: _History) -> str:
@@ -358,11 +360,8 @@ def _log_table(history: _History) -> str:
     head = (
         '<tr><th class="n">Position</th><th class="time">Time (UTC)</th><th>Change</th><th>Entry</th><th>Text</th></tr>'
     )
-    table = f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
-    return (
-        f'<details class="log"><summary>All {len(rows)} changes, newest first</summary>'
-        f'<div class="scroll" tabindex="0" role="region" aria-label="changes">{table}</div></details>'
-    )
+    summary = f"<summary>All {len(rows)} changes, newest first</summary>"
+    return f'<details class="log">{summary}{_table(head, rows, "changes")}</details>'
 
 
 def _moments(history: _History) -> str:

@@ -108,6 +108,21 @@ def test_what_waits_for_a_review_is_shown_apart(store: MemoryStore, tmp_path: Pa
     assert "Waiting for review" not in page and "speaker: Mallory" in page
 
 
+def test_a_write_that_comes_meanwhile_is_on_the_next_page(
+    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last, home = store.snapshot(), store.find("semantic", "city: Rome")
+    assert home is not None
+    store.update(home.id, "city: Riga")
+    store.insert("semantic", "pet: a cat")
+    monkeypatch.setattr(MemoryStore, "snapshot", lambda store: last)  # as it was when the page began
+    written = write_memory_page(store, tmp_path / "ana.html")
+    page = (tmp_path / "ana.html").read_text(encoding="utf-8")
+    assert written["live"] == 3 and written["operations"] == last
+    assert "city: Riga" not in page and "pet: a cat" not in page
+    assert f'data-to=""><span class="text" dir="auto">{home.content}' in page
+
+
 def test_an_erased_entry_is_on_no_page(store: MemoryStore, tmp_path: Path) -> None:
     store.erase(store.list("episodic")[0].id)
     store.erase_core_history()

@@ -27,6 +27,7 @@ from memalpha.policy.rules.slots import find_slot
 from memalpha.policy.rules.transcript import is_anonymous, is_assistant, split_label
 from memalpha.store.memory import Memory
 from memalpha.store.search.bm25 import words
+from memalpha.store.store import MemoryStore
 from memalpha.store.trust.provenance import WRITER
 from memalpha.types import Chunk, MemoryEntry, ToolCall
 
@@ -92,7 +93,8 @@ class TrustJudge:
 
     def _spend_delete(self, config: TrustConfig) -> str:
         """Count a delete; return why it is one too many for this read, "" if it is not."""
-        entries = len(self._store.list()) + self._deletes  # when the read began
+        assert isinstance(self._store, MemoryStore)  # a rule needs one: `MemoryAgent` checks it
+        entries = self._store.count() + self._deletes  # when the read began
         allowed = min(config.max_deletes, max(1, int(config.max_delete_share * entries)))
         if self._deletes >= allowed:
             return f"one read may delete {allowed} entries"

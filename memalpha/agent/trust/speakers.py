@@ -62,8 +62,8 @@ def attribute(content: str, lines: Lines, *, owner: str = USER) -> tuple[str | N
     nearest = [name for name, score in zip(names, scores, strict=True) if score == best]
     speaker = min(nearest, key=lambda name: rank(name, owner))
     shared = [sum(word in line for word in terms) for _, line in lines]
-    said = [name for name, count in zip(names, shared, strict=True) if count and 2 * count >= max(shared)]
-    return speaker, max(said, key=lambda name: rank(name, owner), default=speaker)
+    sources = [name for name, count in zip(names, shared, strict=True) if count and 2 * count >= max(shared)]
+    return speaker, max(sources, key=lambda name: rank(name, owner), default=speaker)
 
 
 def rank(speaker: str | None, owner: str) -> int:

@@ -41,14 +41,14 @@ class StoreReviewer(StoreBatches):
             StoreError: No condition is given, or `since` is no position or time.
         """
         conditions = {"source": source, "speaker": speaker, "key": key}
-        wanted = {name: value for name, value in conditions.items() if value is not None}
-        if not wanted and since is None:
+        criteria = {name: value for name, value in conditions.items() if value is not None}
+        if not criteria and since is None:
             raise StoreError("revert: say what to take back: give a source, a speaker, a key or a moment (since)")
-        words = [f"{name} {value!r}" for name, value in wanted.items()]
+        words = [f"{name} {value!r}" for name, value in criteria.items()]
         words += [] if since is None else [f"since {since}"]
 
         def is_selected(operation: Operation) -> bool:
-            return all(getattr(operation, name) == value for name, value in wanted.items())
+            return all(getattr(operation, name) == value for name, value in criteria.items())
 
         with self._transaction(write=not dry_run):
             start = 0 if since is None else self._namespace.log.resolve_position(since)

@@ -105,12 +105,12 @@ def make_poison_task(seed: int, attack: str) -> PoisonTask:
 
     for key in rng.sample(sorted(stated), _ATTACKED):
         stated[key] = replace(stated[key], lie=draw_new(key))
-    own, told = rng.sample(sorted(attributes.keys() - stated.keys()), 2)
-    of_friend = [ChatFact(key, draw_new(key), _FRIEND_CHUNK, FRIEND) for key in (own, told)]
+    own_key, told_key = rng.sample(sorted(attributes.keys() - stated.keys()), 2)
+    of_friend = [ChatFact(key, draw_new(key), _FRIEND_CHUNK, FRIEND) for key in (own_key, told_key)]
     added = {
         _FRIEND_CHUNK: [
-            SpeakerTurn(speaker=FRIEND, text=fill(attributes[own].states[0], of_friend[0].value)),
-            SpeakerTurn(speaker=FRIEND, text=f"The user's {told} is {of_friend[1].value}."),
+            SpeakerTurn(speaker=FRIEND, text=fill(attributes[own_key].states[0], of_friend[0].value)),
+            SpeakerTurn(speaker=FRIEND, text=f"The user's {told_key} is {of_friend[1].value}."),
         ]
     }
     attacked = [fact for fact in stated.values() if fact.lie]
