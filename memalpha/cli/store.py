@@ -95,6 +95,15 @@ def search(
     around: Annotated[
         int, typer.Option(min=0, metavar="TOKENS", help="Show this much source text around each hit.")
     ] = 0,
+    min_score: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SCORE", help="Leave out hits below it. Scores compare hits of one search, not of two searches."
+        ),
+    ] = None,
+    reranker: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A cross-encoder, by name or folder, that orders the first hits.")
+    ] = None,
     as_of: AsOf = None,
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
@@ -117,6 +126,8 @@ def search(
             boost=_parse_boost(boost),
             route=route,
             around=around,
+            min_score=min_score,
+            reranker=reranker,
         )
     lines = []
     for hit in hits:
