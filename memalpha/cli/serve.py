@@ -40,6 +40,13 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help="Keys of `memalpha keys`; by default STORE.keys, if there is one."),
     ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Host name that a proxy in front passes on; repeat for more."),
+    ] = None,
+    log_requests: Annotated[
+        bool, typer.Option("--log-requests", help="Write one JSON line for each HTTP request to stderr.")
+    ] = False,
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Allow only search, list and ask; no policy needed.")
     ] = False,
@@ -73,6 +80,7 @@ def serve(
         StoreError: The store cannot be opened.
     """
     from memalpha.integrations.server.run import (
+        check_hosts,
         check_token_needed,
         parse_address,
         quiet_stdout,
@@ -88,11 +96,14 @@ def serve(
         raise ConfigError("token-file: stdin and stdout use no token; add --http")
     if http is None and keys is not None:
         raise ConfigError("keys: stdin and stdout use no keys; add --http")
+    for name, value in (("allow-host", allow_host), ("log-requests", log_requests)):
+        if http is None and value:
+            raise ConfigError(f"{name}: stdin and stdout have no requests over HTTP; add --http")
     address = None if http is None else parse_address(http)
     key_file = None if http is None else find_keys(store, keys)
     token = None if http is None else read_token(token_file)
     if address is not None:
-        check_token_needed(address[0], token or key_file)
+        check_token_needed(address[0], token or key_file, check_hosts(allow_host or ()))
     reader_pairs, other_pairs = split_settings(settings, "reader")
     trust_pairs, writer_pairs = split_settings(other_pairs, "trust")
     trust = parse_trust(trust_pairs)
@@ -132,6 +143,8 @@ def serve(
             token=token,
             keys=key_file,
             find_keys=new_keys,
+            hosts=allow_host or (),
+            log_requests=log_requests,
             mcp=mcp,
             page=page,
             description=description,

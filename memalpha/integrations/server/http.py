@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, nullcontext
 from http import HTTPStatus
 from pathlib import Path
@@ -23,6 +23,7 @@ from memalpha.integrations.server.middleware import (
     SurrogateJSONResponse,
     error_response,
 )
+from memalpha.integrations.server.request_log import METRICS, RequestMetrics, RequestRecorder, log_to_stderr
 from memalpha.integrations.server.schemas import (
     HTTP_SOURCE,
     MAX_BODY,
@@ -129,6 +130,8 @@ def http_app(
     keys: KeyFile | None = None,
     find_keys: Callable[[], KeyFile | None] | None = None,
     local: bool = True,
+    hosts: Collection[str] = (),
+    log_requests: bool = False,
     mcp: Server[Any] | None = None,
     page: Callable[[MemoryStore, str], str] | None = None,
 ) -> FastAPI:
@@ -141,6 +144,8 @@ def http_app(
             a key, unless there are neither.
         find_keys: Returns the keys once they were made, while `keys` is None; the caller closes the file.
         local: The server listens on a loopback address, and only requests for such a host are accepted.
+        hosts: Names that requests may be for besides localhost, as a proxy in front passes them on.
+        log_requests: Write one JSON line for each request to stderr.
         mcp: MCP server to serve at /mcp beside the API.
         page: Renders the page at / from a store and the query of a search, "" for none; None serves no page.
     """
@@ -163,8 +168,14 @@ def http_app(
         generate_unique_id_function=lambda route: route.name,
         responses={status: {"model": ErrorResponse, "description": text} for status, text in _ERRORS.items()},
     )
-    guard = {"token": token, "keys": keys, "namespace": service.name, "local": local, "find_keys": find_keys}
+    guard = {"token": token, "keys": keys, "namespace": service.name, "local": local}
+    guard |= {"hosts": hosts, "find_keys": find_keys}
+    if log_requests:
+        log_to_stderr()
+    metrics = RequestMetrics()
+    app.router.routes.append(Route(METRICS, metrics.respond))
     app.add_middleware(RequestGuard, **guard)
+    app.add_middleware(RequestRecorder, metrics=metrics, log=log_requests)
     sessions = None
     if mcp is not None:
         from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import hmac
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,6 +16,7 @@ from memalpha.errors import ConfigError, install_command
 from memalpha.integrations.server.access import NAMESPACE_HEADER, SCOPE, Access, choose_namespace
 from memalpha.integrations.server.availability import log
 from memalpha.integrations.server.keys import Key, KeyFile
+from memalpha.integrations.server.request_log import REQUEST
 from memalpha.integrations.server.schemas import MAX_BODY, ServiceError
 from memalpha.store.io.jsonl import to_json
 
@@ -64,7 +65,8 @@ class RequestGuard:
     Work for a client that has gone is dropped, unless it has begun to write.
 
     On a loopback address a web page could point its own name at this server (DNS rebinding). There Host must be a
-    loopback name, and Origin must equal it. On other addresses the token keeps foreign pages out.
+    loopback name or one of `hosts`, and Origin must equal it. On other addresses the token keeps foreign pages out;
+    with `hosts` Host is checked there, too.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class RequestGuard:
         keys: KeyFile | None,
         namespace: str,
         local: bool,
+        hosts: Collection[str] = (),
         find_keys: Callable[[], KeyFile | None] | None = None,
     ) -> None:
         """Guard an application.
@@ -84,12 +87,14 @@ class RequestGuard:
             token: The single token, with all rights on `namespace`; None is none.
             keys: Keys with their rights, or None. Without a token and without keys, every request has all rights.
             namespace: Namespace of the token.
-            local: Accept only requests for a loopback host.
+            local: Accept only requests for a loopback host, or one of `hosts`.
+            hosts: Further names of this server, in lower case and without port, as a proxy in front passes them on.
             find_keys: Called for each request while there are no keys, which may be made while the server runs.
         """
         self._app = app
         self._token = None if token is None else token.encode()
-        self._keys, self._namespace, self._local = keys, namespace, local
+        self._keys, self._namespace = keys, namespace
+        self._hosts = frozenset({*LOOPBACK, *hosts}) if local or hosts else None
         self._find_keys = find_keys
         self._body_bytes = 0
 
@@ -104,14 +109,19 @@ class RequestGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
+        headers, record = Headers(scope=scope), scope[REQUEST]
         try:
             self._check_origin(headers)
             access = None if scope["path"] in OPEN else self._authorize(headers, for_page=scope["path"] == PAGE)
             async with self._body(headers, receive) as (replay, size):
                 if access is not None:
-                    scope = {**scope, SCOPE: replace(access, body_size=size)}
-                await self._run(scope, replay, receive, send)
+                    access = replace(access, body_size=size)
+                    record.note_access(access)
+                    scope = {**scope, SCOPE: access}
+                try:
+                    await self._run(scope, replay, receive, send)
+                finally:
+                    record.note_route(scope)
         except ServiceError as error:
             scheme = 'Basic realm="memalpha", charset="UTF-8"' if scope["path"] == PAGE else "Bearer"
             challenge = {"WWW-Authenticate": scheme} if error.status == 401 else None
@@ -144,10 +154,11 @@ class RequestGuard:
             await asyncio.gather(work, leaving, return_exceptions=True)
 
     def _check_origin(self, headers: Headers) -> None:
-        if self._local:
+        if self._hosts is not None:
             host, origin = headers.get("host", ""), headers.get("origin")
-            if _hostname(f"//{host}") not in LOOPBACK:
-                raise ServiceError("foreign_host", "this server answers to localhost alone", 421)
+            if hostname(f"//{host}") not in self._hosts:
+                how = "this server answers to localhost and the names of --allow-host alone"
+                raise ServiceError("foreign_host", how, 421)
             if headers.get("sec-fetch-site") == "cross-site":
                 raise ServiceError("foreign_origin", "pages of another site are not let in", 403)
             if origin is not None and origin.partition("://")[2].lower() != host.lower():
@@ -259,7 +270,8 @@ def _basic_credentials(text: str) -> tuple[str, str]:
     return name, password
 
 
-def _hostname(url: str) -> str | None:
+def hostname(url: str) -> str | None:
+    """Return the host of a URL in lower case and without port; None if it has none."""
     try:
         return urlsplit(url).hostname
     except ValueError:

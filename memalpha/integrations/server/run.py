@@ -12,11 +12,12 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from memalpha.errors import ConfigError
 from memalpha.integrations.server.keys import KeyFile
@@ -118,6 +119,8 @@ def serve_http(
     token: str | None = None,
     keys: KeyFile | None = None,
     find_keys: Callable[[], KeyFile | None] | None = None,
+    hosts: Collection[str] = (),
+    log_requests: bool = False,
     mcp: bool = False,
     page: Callable[[MemoryStore, str], str] | None = None,
     description: str = "",
@@ -130,15 +133,19 @@ def serve_http(
         token: Has all rights on the service's namespace; None is none.
         keys: Keys with their rights; closed in the end. Without a token and without keys, requests need neither.
         find_keys: Opens the keys once they were made, while `keys` is None; called for each request until then.
+        hosts: Names that requests may be for besides localhost, as a proxy in front passes them on.
+        log_requests: Write one JSON line for each request to stderr.
         mcp: Also serve MCP at /mcp.
         page: Renders the page at / from a store and a query; None serves no page.
         description: Printed on stderr with the address.
 
     Raises:
-        ConfigError: the address cannot be used, or other machines can reach it and there are no token and no keys.
+        ConfigError: the address or a name of `hosts` cannot be used, or other machines can reach the server and there
+            are no token and no keys.
     """
     host, port = address
-    check_token_needed(host, token or keys)
+    hosts = check_hosts(hosts)
+    check_token_needed(host, token or keys, hosts)
     from memalpha.integrations.server.http import http_app
 
     server = None
@@ -154,7 +161,15 @@ def serve_http(
         return key_file
 
     app = http_app(
-        service, token=token, keys=keys, find_keys=find_new_keys, local=is_loopback(host), mcp=server, page=page
+        service,
+        token=token,
+        keys=keys,
+        find_keys=find_new_keys,
+        local=is_loopback(host),
+        hosts=hosts,
+        log_requests=log_requests,
+        mcp=server,
+        page=page,
     )
     with _listen(host, port) as listening:
         url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
@@ -168,8 +183,33 @@ def serve_http(
                 key_file.close()
 
 
-def check_token_needed(host: str, token: str | KeyFile | None) -> None:
-    """Raise `ConfigError` if other machines can reach the host and there is no token (or file of keys)."""
+def check_hosts(names: Collection[str]) -> frozenset[str]:
+    """Return host names in lower case. Raises `ConfigError` for what is no name (or address) of a host."""
+    hosts = set()
+    for name in names:
+        try:
+            host = urlsplit(f"//{name}").hostname
+        except ValueError:
+            host = None
+        if host is None or host != name.lower().strip("[]"):
+            raise ConfigError(f"allow-host: {name!r}: a host name without scheme and port is needed")
+        hosts.add(host)
+    return frozenset(hosts)
+
+
+def check_token_needed(host: str, token: str | KeyFile | None, hosts: Collection[str] = ()) -> None:
+    """Raise `ConfigError` if other machines can reach the server and there is no token (or file of keys).
+
+    Args:
+        host: Address that it listens on.
+        token: Token or keys.
+        hosts: Names that a proxy passes on.
+    """
+    if token is None and hosts:
+        raise ConfigError(
+            f"allow-host: others reach the server as {min(hosts)}, which needs a token: --token-file or {TOKEN_ENV}, "
+            "or keys"
+        )
     if token is None and not is_loopback(host):
         raise ConfigError(
             f"http: {host} can be reached from elsewhere, which needs a token: --token-file or {TOKEN_ENV}, or keys"
