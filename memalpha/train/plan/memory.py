@@ -229,16 +229,18 @@ def _learning_parts(
     is_sharded: bool,
 ) -> dict[str, int]:
     """Return gradients and activations of the largest micro-batch of all drawn updates."""
-    batches = [batch for update in draws for batch in update]
+    # The first micro-batch of an update finds no gradients yet.
+    turns = [([update[0] for update in draws], False), ([batch for update in draws for batch in update[1:]], True)]
     largest = {
-        max(batches, key=lambda batch: (batch[0] * batch[1], batch[2])),
-        max(batches, key=lambda batch: (batch[2], batch[0] * batch[1])),
+        (max(batches, key=key), accumulated)
+        for batches, accumulated in turns
+        if batches
+        for key in (lambda batch: (batch[0] * batch[1], batch[2]), lambda batch: (batch[2], batch[0] * batch[1]))
     }
-    accumulated = any(len(update) > 1 for update in draws)
     with_entropy = bool(getattr(getattr(config, "loss", None), "entropy_coef", 0.0))
     gradients = sum(parameter.nbytes for parameter in model.trained.parameters() if parameter.requires_grad)
 
-    def count_activations(rows: int, width: int, targets: int) -> int:
+    def count_activations(rows: int, targets: int, accumulated: bool, width: int) -> int:
         if isinstance(config, RewardModelConfig):
             peak, before = _count_reward(config, model, rows, width, accumulated)
         else:
@@ -257,12 +259,13 @@ def _learning_parts(
 
     last = None if config.lora is None else config.lora.layers
 
-    def count_batch(rows: int, targets: int, width: int) -> int:
-        return extrapolate_layers(model.trained, partial(count_activations, rows, width, targets), last)
+    def count_batch(rows: int, targets: int, accumulated: bool, width: int) -> int:
+        count = partial(count_activations, rows, targets, accumulated, width)
+        return extrapolate_layers(model.trained, count, last)
 
     activations = max(  # negative: fewer than the gradients
-        extrapolate_width(model.policy.model, partial(count_batch, rows, targets), width)
-        for rows, width, targets in largest
+        extrapolate_width(model.policy.model, partial(count_batch, rows, targets, accumulated), width)
+        for (rows, width, targets), accumulated in largest
     )
     peak = max(gradients, gradients + activations)
     parts = {"gradients": gradients // shard, "activations": peak - gradients}

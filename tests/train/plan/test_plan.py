@@ -22,7 +22,7 @@ from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.token_logprobs import TokenScorer
 from memalpha.train.plan.allocation import count_learning, extrapolate_layers
 from memalpha.train.plan.devices import Device
-from memalpha.train.plan.memory import _cut, _update_batches
+from memalpha.train.plan.memory import _cut, _learning_parts, _update_batches
 from memalpha.train.plan.model import build_shape
 from memalpha.train.plan.plan import plan_run
 from memalpha.train.plan.table import format_plan
@@ -179,6 +179,20 @@ def test_the_largest_micro_batch_is_that_of_rows_as_a_run_draws_them() -> None:
         real += _cut([work.rows[index] for index in order[::2]], 1024)
     assert 4 * 137 < most <= 1024
     assert sum(rows * width <= most for rows, width, _ in real) >= 0.95 * len(real)
+
+
+def test_gradients_stand_beside_the_later_micro_batches_alone() -> None:
+    config = training_config("arithmetic", {})
+    model = build_shape(config.policy, config.compute.dtype, config.compute)
+    work = Workload("answers", [Row(32, 96)], updates=1)
+
+    def peak(*microbatches: tuple[int, int, int]) -> int:
+        return sum(_learning_parts(config, model, work, [microbatches], 1, is_sharded=False).values())
+
+    large, small = (16, 128, 16 * 96), (2, 128, 2 * 96)
+    gradients = sum(parameter.nbytes for parameter in model.trained.parameters())
+    assert peak(large) == peak(large, small)
+    assert peak(large) < peak(large, large) <= peak(large) + gradients
 
 
 def test_a_file_that_is_packed_or_cast_on_a_cpu_is_planned_beside_the_weights(tmp_path: Path) -> None:
