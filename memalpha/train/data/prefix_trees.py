@@ -108,6 +108,11 @@ def split_tree_batches(samples: Sequence[TrainingSample], tokens: int) -> list[l
     return batches
 
 
+def padded_nodes(trees: Sequence[PrefixTree]) -> int:
+    """Return the tokens that a micro-batch of trees computes."""
+    return max(len(tree.tokens) for tree in trees) * len(trees)
+
+
 def tree_layout(samples: Sequence[TrainingSample], trees: Sequence[PrefixTree]) -> Layout:
     """Lay out the trees of a micro-batch.
 

@@ -5,14 +5,17 @@ Shape suffixes: T completion tokens of one row, B rows, L padded row length, N c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from memalpha.errors import PolicyError
 from memalpha.types import Turn
+
+T = TypeVar("T")
 
 STREAMS = ("pg", "ce", "kl", "ent", "vf")
 """Streams of the loss (`train.learner.losses`), by the names of their weights."""
@@ -222,6 +225,36 @@ def split_micro_batches(samples: Sequence[TrainingSample], tokens: int) -> list[
             batches.append([i])
             width, rows, row_tokens = length, 1, length
     return batches
+
+
+def padded_tokens(samples: Sequence[TrainingSample], part: Sequence[int]) -> int:
+    """Return the tokens that a micro-batch computes: equal rows are computed once."""
+    lengths = {_tokens(samples[i]): samples[i].length for i in part}.values()
+    return max(lengths) * len(lengths)
+
+
+def balance_micro_batches(parts: Sequence[list[T]], processes: int, size: Callable[[list[T]], int]) -> list[list[T]]:
+    """Return micro-batches that take several processes as long as possible at the same time, largest first.
+
+    Processes go through them side by side, `processes` at a time, and wait for the slowest. So micro-batches of similar
+    size come together, and those of an incomplete last round are split until it is full or all are single.
+
+    Args:
+        parts: Micro-batches of rows or trees, each longest first.
+        processes: Processes that share them; for one, `parts` are returned as they are.
+        size: Tokens that a micro-batch computes.
+    """
+    if processes == 1:
+        return list(parts)
+    ordered = sorted(parts, key=size, reverse=True)
+    full = len(ordered) // processes * processes
+    last = ordered[full:]
+    while last and len(last) < processes and any(len(part) > 1 for part in last):
+        largest = max((part for part in last if len(part) > 1), key=size)
+        middle = len(largest) // 2
+        last.remove(largest)
+        last += [largest[:middle], largest[middle:]]
+    return ordered[:full] + sorted(last, key=size, reverse=True)
 
 
 def _tokens(sample: TrainingSample) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -2,7 +2,8 @@
 
 A launcher (`accelerate launch`, `torchrun`) starts the processes and describes them in the environment. Without one the
 world is `SINGLE_PROCESS`, which never calls torch.distributed. Tasks are assigned in contiguous shards, so `gather`
-returns them in the order of one process. Micro-batches of a step are assigned round-robin.
+returns them in the order of one process. Micro-batches of a step are dealt round by round, those of
+similar size together.
 
 DDP and FSDP2 average gradients over processes, so the engine multiplies its loss by `size`. FSDP2 exchanges weights in
 every pass, so a process with fewer micro-batches runs dead ones. FSDP2 is torch's `fully_shard` on CPU and GPU alike:
@@ -71,14 +72,17 @@ class World:
     def assign_microbatches(self, parts: Sequence[list[int]]) -> list[tuple[list[int], bool]]:
         """Return this process's micro-batches as (row indices, is live), equally many for every process.
 
+        They are dealt round by round, in turn from the first and the last process, so that none always has the largest.
         A dead micro-batch repeats the shortest row: its pass keeps the processes in step, and its loss does not count.
 
         Args:
-            parts: Row indices per micro-batch, longest first.
+            parts: Row indices per micro-batch, as `balance_micro_batches` orders them.
         """
-        dealt = [(part, True) for part in parts[self.rank :: self.size]]
-        rounds = -(-len(parts) // self.size)
-        return dealt + [(part[-1:], False) for part in parts[-1:]] * (rounds - len(dealt))
+        dealt: list[tuple[list[int], bool]] = []
+        for number, first in enumerate(range(0, len(parts), self.size)):
+            index = first + (self.rank if number % 2 == 0 else self.size - 1 - self.rank)
+            dealt.append((parts[index], True) if index < len(parts) else (parts[-1][-1:], False))
+        return dealt
 
     # --------------------------------------------------------------------------------------------- collectives
 

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,15 @@ from transformers.pytorch_utils import Conv1D
 
 from memalpha.config import LearnerConfig
 from memalpha.errors import TrainingError
-from memalpha.train.data.prefix_trees import PrefixTree, split_tree_batches, tree_layout
-from memalpha.train.data.samples import MicroBatch, TrainingSample, pack, split_micro_batches
+from memalpha.train.data.prefix_trees import PrefixTree, padded_nodes, split_tree_batches, tree_layout
+from memalpha.train.data.samples import (
+    MicroBatch,
+    TrainingSample,
+    balance_micro_batches,
+    pack,
+    padded_tokens,
+    split_micro_batches,
+)
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.learner.loss_weights import StreamCount, has_weight, normalize
 from memalpha.train.learner.losses import LOSS_SUMS, ImportanceMode, LossSettings, importance_weights, loss_sum
@@ -246,9 +254,11 @@ class Engine(BaseEngine):
         """Return this process's micro-batches as (row indices, their trees, is live); without trees rows are padded."""
         tokens = self.config.compute.microbatch_tokens
         if not self.config.compute.share_prefixes:
-            parts = split_micro_batches(samples, tokens)
+            parts = balance_micro_batches(
+                split_micro_batches(samples, tokens), self.world.size, partial(padded_tokens, samples)
+            )
             return [(part, (), is_live) for part, is_live in self.world.assign_microbatches(parts)]
-        batches = split_tree_batches(samples, tokens)
+        batches = balance_micro_batches(split_tree_batches(samples, tokens), self.world.size, padded_nodes)
         parts = [[index for tree in trees for index in tree.samples] for trees in batches]
         trees_by_first = {part[0]: trees for part, trees in zip(parts, batches, strict=True)}
         # A dead micro-batch is a single row, which needs no tree.

@@ -14,7 +14,7 @@ import torch
 from memalpha.config import LearnerConfig, RewardModelConfig
 from memalpha.policy.flat_qwen3 import PACK_TOKENS
 from memalpha.policy.kv_cache import ROOM
-from memalpha.train.data.samples import split_micro_batches
+from memalpha.train.data.samples import balance_micro_batches, padded_tokens, split_micro_batches
 from memalpha.train.learner.token_logprobs import (
     checkpointed_layers,
     find_trunk,
@@ -206,14 +206,14 @@ def _update_batches(config: LearnerConfig, work: Workload, processes: int) -> li
     updates = [(rows[::minibatches] if work.trained == 1 else rows)[:count]]
     if count < len(rows):
         updates += [Random(seed).sample(rows, count) for seed in range(DRAWN_UPDATES)]
-    return [_cut(update, config.compute.microbatch_tokens)[::processes] for update in updates]
+    return [_cut(update, config.compute.microbatch_tokens, processes)[::processes] for update in updates]
 
 
-def _cut(rows: Sequence[Row], tokens: int) -> list[tuple[int, int, int]]:
+def _cut(rows: Sequence[Row], tokens: int, processes: int = 1) -> list[tuple[int, int, int]]:
     shapes: Any = [
         SimpleNamespace(length=row.length, prompt_ids=(index,), completion_ids=()) for index, row in enumerate(rows)
     ]
-    parts = split_micro_batches(shapes, tokens)
+    parts = balance_micro_batches(split_micro_batches(shapes, tokens), processes, partial(padded_tokens, shapes))
     return [
         (len(part), max(rows[index].length for index in part) - 1, sum(rows[index].completion for index in part))
         for part in parts

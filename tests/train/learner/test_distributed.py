@@ -266,8 +266,8 @@ def test_work_is_assigned_and_gathered_in_order(two_process_results):
         assert abs(len(first_shard) - len(second_shard)) <= 1
     parts = [[5, 6], [4], [3], [2], [1, 0]]
     dealt = [World(rank, 2).assign_microbatches(parts) for rank in (0, 1)]
-    assert dealt[0] == [([5, 6], True), ([3], True), ([1, 0], True)]
-    assert dealt[1] == [([4], True), ([2], True), ([0], False)]
+    assert dealt[0] == [([5, 6], True), ([2], True), ([1, 0], True)]
+    assert dealt[1] == [([4], True), ([3], True), ([0], False)]
     assert SINGLE_PROCESS.assign_microbatches(parts) == [(part, True) for part in parts]
     assert World(1, 2).assign_microbatches([]) == []
 
