@@ -158,6 +158,10 @@ def _load(
         for parameter in model.parameters():
             if getattr(parameter, "quant_state", None) is None:
                 parameter.data = parameter.data.clone()
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            # On CPUs with AVX-512 BF16 bitsandbytes would sample with other, rounded weights than it trains with.
+            module.support_avx512bf16_for_cpu = False
     return model, tokenizer
 
 
