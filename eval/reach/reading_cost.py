@@ -21,7 +21,8 @@ import tempfile
 import time
 from typing import Any
 
-from memalpha.agent.agent import act, build_request
+from memalpha.agent.agent import build_request
+from memalpha.agent.apply import act
 from memalpha.agent.observe import observe
 from memalpha.config import AgentConfig, WorldConfig
 from memalpha.environments import memory_engine

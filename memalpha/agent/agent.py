@@ -6,31 +6,31 @@ Every chunk gets a fresh prompt of the memory view and the chunk, so the cost is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import RLock
-from types import MappingProxyType
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
+from memalpha.agent.apply import act, execute_calls
 from memalpha.agent.consolidate import Consolidation, apply_consolidation, propose_consolidation
 from memalpha.agent.observe import observe
 from memalpha.agent.prompts import check_store_names, check_style, prompted_config, writer_messages
 from memalpha.agent.reader import Answer, Reader, default_reader
 from memalpha.agent.styles import parse_reply
-from memalpha.agent.tools import changed_id, execute
 from memalpha.agent.trust.redact import redact_chunk
-from memalpha.agent.trust.rule import TrustJudge, Verdict
+from memalpha.agent.trust.rule import TrustJudge
 from memalpha.config import AgentConfig, TrustConfig
-from memalpha.errors import ConfigError, DataError, UnknownEntry
+from memalpha.errors import ConfigError, DataError
 from memalpha.policy.base import Policy
 from memalpha.policy.load import load_policy
 from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema
 from memalpha.store.store import MemoryStore
+from memalpha.store.validation import validate_fields
 from memalpha.tasks.chunking import split_text
 from memalpha.tasks.formats.messages import Messages, chunk_messages, is_messages
 from memalpha.types import (
@@ -39,8 +39,6 @@ from memalpha.types import (
     Observation,
     Operation,
     SampleRequest,
-    ToolCall,
-    ToolResult,
     Turn,
 )
 
@@ -104,65 +102,9 @@ class Proposal:
         return {entry.id: entry.content for entry in self.observation.entries} | {"": self.core}
 
 
-def act(
-    memory: Memory,
-    chunk: Chunk,
-    completion: Completion,
-    *,
-    source: str | None = None,
-    form: str = "hermes",
-    shown: Mapping[str, str] = MappingProxyType({}),
-    judge: TrustJudge | None = None,
-) -> Turn:
-    """Apply the tool calls of a completion to the memory, in order.
-
-    A failed call does not stop the calls after it.
-
-    Args:
-        memory: the memory to change.
-        chunk: the chunk that was read; its timestamp dates new entries.
-        completion: the writer's reply.
-        source: name of the conversation, stored with each operation.
-        form: form in which the writer's calls are written (`AgentConfig.reply_form`).
-        shown: contents that the writer saw, by id ("" for the core memory). What has another content now is not
-            changed: the call fails with the code "conflict".
-        judge: says on whose word each call rests, and which calls must wait for a review.
-
-    Returns:
-        The turn: calls, their results, and the operations that changed the memory.
-    """
-    calls = parse_reply(completion.text, form)
-    outcomes = list(_execute_calls(memory, chunk, calls, source, shown, judge))
-    operations = tuple(operation for _, operation in outcomes if operation is not None)
-    return Turn(chunk.index, completion, calls, tuple(result for result, _ in outcomes), operations)
-
-
-def _execute_calls(
-    memory: Memory,
-    chunk: Chunk,
-    calls: Sequence[ToolCall],
-    source: str | None,
-    shown: Mapping[str, str],
-    judge: TrustJudge | None,
-) -> Iterator[tuple[ToolResult, Operation | None]]:
-    # Before any call: the second of two calls may change what the first one wrote.
-    ids = shown.keys() & {changed_id(call) for call in calls}
-    conflicts = {id for id in ids if _content(memory, id) not in (shown[id], None)}
-    for call in calls:
-        if changed_id(call) in conflicts:
-            yield ToolResult(call, False, "conflict", "was changed after the writer saw it; it stays as it is"), None
-        else:
-            verdict = Verdict(None) if judge is None else judge.judge(call)
-            origin = {"chunk": chunk.index, "source": source, "speaker": verdict.speaker}
-            yield execute(memory, call, **origin, timestamp=chunk.timestamp, quarantine=verdict.reason)
-
-
-def _content(memory: Memory, id: str) -> str | None:
-    """Return the content of an entry, None if it is gone; "" is the core memory."""
-    try:
-        return memory.get(id).content if id else memory.core
-    except UnknownEntry:
-        return None
+def _checked(metadata: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return metadata as they are stored. Raises `InvalidContent`, before a model is asked."""
+    return None if metadata is None else validate_fields({"metadata": metadata})["metadata"]
 
 
 class MemoryAgent:
@@ -221,6 +163,7 @@ class MemoryAgent:
         timestamp: str | None = None,
         source: str | None = None,
         speaker: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> Turn:
         """Read one chunk: call the policy once and apply its tool calls.
 
@@ -234,18 +177,21 @@ class MemoryAgent:
             source: name of the conversation, stored with each operation.
             speaker: person who said or wrote all of it, by your word; default: the turns' speakers, or the labels of a
                 plain text (`Ana: ...`), which its author may have forged.
+            metadata: JSON values set on every entry that is written, for `where`; other keys of an entry stay.
 
         Returns:
             The turn: calls, their results, and the operations that changed the memory.
 
         Raises:
             DataError: a message is invalid, or none has words of a user or an assistant.
+            InvalidContent: the metadata cannot be stored.
             PolicyError: the policy did not answer; earlier chunks stay written.
         """
+        origin = {"source": source, "speaker": speaker, "metadata": _checked(metadata)}
         if isinstance(chunk, str | Chunk):
-            return self._read_chunk(chunk, timestamp, source, speaker)
+            return self._read_chunk(chunk, timestamp, **origin)
         with self._turn:
-            turns = [self._read_chunk(part, None, source, speaker) for part in self._message_chunks(chunk, timestamp)]
+            turns = [self._read_chunk(part, None, **origin) for part in self._message_chunks(chunk, timestamp)]
         if not turns:
             raise DataError("messages: no words of a user or an assistant: there is nothing to read")
         return replace(
@@ -259,9 +205,9 @@ class MemoryAgent:
         """Return an agent with the same policy, settings and reader for another memory."""
         return MemoryAgent(self.policy, store, self.config, self.reader, trust=self.trust, redact=self.redact)
 
-    def _read_chunk(self, chunk: Text, timestamp: str | None, source: str | None, speaker: str | None) -> Turn:
+    def _read_chunk(self, chunk: Text, timestamp: str | None, **origin: Any) -> Turn:
         with self._turn:
-            return self.apply(self.propose(chunk, timestamp=timestamp), source=source, speaker=speaker)
+            return self.apply(self.propose(chunk, timestamp=timestamp), **origin)
 
     def propose(self, chunk: Text, *, timestamp: str | None = None) -> Proposal:
         """Ask the policy what to do about one chunk; nothing is written.
@@ -280,7 +226,14 @@ class MemoryAgent:
             observation, completion = self._reply(chunk, timestamp)
             return Proposal(observation, completion, core)
 
-    def apply(self, proposal: Proposal, *, source: str | None = None, speaker: str | None = None) -> Turn:
+    def apply(
+        self,
+        proposal: Proposal,
+        *,
+        source: str | None = None,
+        speaker: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Turn:
         """Apply a proposal to the memory as it is now.
 
         What the writer saw and somebody changed since then is not changed again: such a call fails with the code
@@ -290,13 +243,15 @@ class MemoryAgent:
             proposal: from `propose`.
             source: name of the conversation, stored with each operation.
             speaker: person who said all of the chunk; see `read`.
+            metadata: JSON values set on every entry that is written; see `read`.
 
         Returns:
             The turn: calls, their results, and the operations that changed the memory.
         """
-        chunk, form = proposal.observation.chunk, self.config.reply_form
+        chunk, given = proposal.observation.chunk, {"source": source, "metadata": metadata}
         judge = TrustJudge(self.store, chunk, self.trust, speaker)
-        return act(self.store, chunk, proposal.completion, source=source, form=form, shown=proposal.shown, judge=judge)
+        form, shown = self.config.reply_form, proposal.shown
+        return act(self.store, chunk, proposal.completion, **given, form=form, shown=shown, judge=judge)
 
     def _message_chunks(self, messages: object, timestamp: str | None) -> list[Chunk]:
         if not is_messages(messages):
@@ -310,6 +265,7 @@ class MemoryAgent:
         timestamp: str | None = None,
         source: str | None = None,
         speaker: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> Iterator[Operation]:
         """Read chunk by chunk and yield each operation after it is applied.
 
@@ -322,16 +278,18 @@ class MemoryAgent:
             timestamp: ISO 8601 date of texts and of messages without one; a `Chunk` has its own.
             source: name of the conversation, stored with each operation.
             speaker: person who said all of it; see `read`.
+            metadata: JSON values set on every entry that is written; see `read`.
 
         Yields:
             The operations that changed the memory, as logged.
         """
+        given = {"source": source, "metadata": _checked(metadata)}
         for chunk in self._split(text, timestamp):
             proposal = self.propose(chunk, timestamp=timestamp)
             calls = parse_reply(proposal.completion.text, self.config.reply_form)
             chunk = proposal.observation.chunk
             judge = TrustJudge(self.store, chunk, self.trust, speaker)
-            for _, operation in _execute_calls(self.store, chunk, calls, source, proposal.shown, judge):
+            for _, operation in execute_calls(self.store, chunk, calls, given, proposal.shown, judge):
                 if operation is not None:
                     yield operation
 
@@ -367,6 +325,7 @@ class MemoryAgent:
         timestamp: str | None = None,
         source: str | None = None,
         speaker: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> Turn:
         """Run `read` in the agent's thread.
 
@@ -375,11 +334,13 @@ class MemoryAgent:
             timestamp: ISO 8601 date of a text, or of messages without one.
             source: name of the conversation.
             speaker: person who said all of it; see `read`.
+            metadata: JSON values set on every entry that is written.
 
         Returns:
             The turn, as from `read`.
         """
-        return await self._run_in_thread(partial(self.read, chunk, timestamp=timestamp, source=source, speaker=speaker))
+        origin = {"source": source, "speaker": speaker, "metadata": metadata}
+        return await self._run_in_thread(partial(self.read, chunk, timestamp=timestamp, **origin))
 
     async def aask(self, question: str, k: int = 8) -> Answer:
         """Run `ask` in the agent's thread."""
@@ -392,6 +353,7 @@ class MemoryAgent:
         timestamp: str | None = None,
         source: str | None = None,
         speaker: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[Operation]:
         """Run `stream` in the agent's thread; `text` may be an asynchronous iterable.
 
@@ -400,17 +362,19 @@ class MemoryAgent:
             timestamp: ISO 8601 date of texts, or of messages without one.
             source: name of the conversation.
             speaker: person who said all of it; see `read`.
+            metadata: JSON values set on every entry that is written.
 
         Yields:
             The operations that changed the memory, as logged.
         """
+        origin = {"source": source, "speaker": speaker, "metadata": metadata}
         if not isinstance(text, AsyncIterable):
-            operations = self.stream(text, timestamp=timestamp, source=source, speaker=speaker)
+            operations = self.stream(text, timestamp=timestamp, **origin)
             while (operation := await self._run_in_thread(partial(next, operations, None))) is not None:
                 yield operation
             return
         async for chunk in text:
-            async for operation in self.astream((chunk,), timestamp=timestamp, source=source, speaker=speaker):
+            async for operation in self.astream((chunk,), timestamp=timestamp, **origin):
                 yield operation
 
     def _split(self, text: Text | Messages | Iterable[Text], timestamp: str | None) -> Iterable[Text]:

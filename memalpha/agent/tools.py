@@ -6,6 +6,7 @@ bug. The docstrings of the argument models are the tool descriptions in the writ
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -113,6 +114,7 @@ def execute(
     source: str | None,
     timestamp: str | None,
     speaker: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
     quarantine: str = "",
 ) -> tuple[ToolResult, Operation | None]:
     """Apply one tool call to the memory.
@@ -127,6 +129,7 @@ def execute(
         source: name of the conversation, stored with the operation.
         timestamp: date of the chunk, for inserts and updates without a date of their own.
         speaker: person on whose word the call rests, stored with the operation.
+        metadata: set on the entry that is inserted or updated, beside what it has.
         quarantine: why the operation must wait for a review; "" applies it. A quarantined call is not ok and has the
             code "quarantined".
 
@@ -144,7 +147,7 @@ def execute(
         return ToolResult(call, False, "invalid_arguments", format_validation_error(error)), None
     try:
         origin = {"chunk": chunk, "source": source, "speaker": speaker}
-        return _run(memory, call, arguments, origin, timestamp, quarantine)
+        return _run(memory, call, arguments, origin, timestamp, metadata, quarantine)
     except DuplicateContent as error:
         return ToolResult(call, True, "duplicate", str(error), entry_id=error.entry_id), None
     except (UnknownEntry, UnknownCategory, InvalidContent) as error:
@@ -171,6 +174,7 @@ def _run(
     arguments: _Arguments,
     origin: dict[str, Any],
     timestamp: str | None,
+    metadata: Mapping[str, Any] | None,
     quarantine: str,
 ) -> tuple[ToolResult, Operation | None]:
     before: MemoryEntry | None = None
@@ -193,13 +197,16 @@ def _run(
             content=arguments.content,
             timestamp=arguments.timestamp or timestamp,
             importance=arguments.importance,
+            metadata=metadata,
             **origin,
         )
     elif isinstance(arguments, Update):
         before, code = memory.get(arguments.id), "updated"
         if arguments.content.strip() == before.content:  # a new date alone changes nothing
             raise duplicate_error(before)
-        operation = Operation("update", id=before.id, content=arguments.content, timestamp=timestamp or "", **origin)
+        kept = None if metadata is None else {**before.metadata, **metadata}
+        dated = {"timestamp": timestamp or "", "metadata": kept}
+        operation = Operation("update", id=before.id, content=arguments.content, **dated, **origin)
     elif isinstance(arguments, Delete):
         before, code = memory.get(arguments.id), "deleted"
         operation = Operation("delete", id=before.id, **origin)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from memalpha.agent.agent import act, build_request
+from memalpha.agent.agent import build_request
+from memalpha.agent.apply import act
 from memalpha.agent.observe import observe
 from memalpha.agent.prompts import check_style
 from memalpha.config import AgentConfig

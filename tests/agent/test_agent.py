@@ -135,6 +135,24 @@ def test_agent_reads_and_answers():
     assert policy.batches[1][0].messages[-1]["content"] == "facts\ncity: Rome (2024-05-01)\nask: Where do I live?"
 
 
+def test_metadata_of_a_read_stand_beside_what_an_entry_has():
+    store = MemoryStore.open(":memory:", embedder="hash")
+    entry = store.insert("semantic", "Ana lives in Rome", metadata={"topic": "home", "user": "?"})
+    reply = "".join(
+        format_call(name, arguments)
+        for name, arguments in (
+            ("memory_update", {"id": entry.id, "content": "Ana lives in Porto"}),
+            ("memory_insert", {"category": "semantic", "content": "Ana has a dog"}),
+        )
+    )
+    agent = MemoryAgent(ScriptedPolicy("fixed", text=reply), store)
+    agent.read("I moved to Porto. I have a dog.", metadata={"user": "ana"})
+    assert [dict(kept.metadata) for kept in store.list()] == [{"topic": "home", "user": "ana"}, {"user": "ana"}]
+    with pytest.raises(InvalidContent, match="metadata"):
+        agent.read("Hello.", metadata={"user": object()})
+    assert agent.chunks_read == 1, "nothing is asked for what cannot be stored"
+
+
 def test_a_chunk_whose_timestamp_is_no_date_is_the_callers_mistake():
     policy = Script()
     with pytest.raises(InvalidContent, match="'May 1st' is no ISO 8601"):

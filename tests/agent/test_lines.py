@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from memalpha.agent.agent import act, build_request
+from memalpha.agent.agent import build_request
+from memalpha.agent.apply import act
 from memalpha.agent.lines import format_lines, parse_lines
 from memalpha.agent.policy_check import check_policy
 from memalpha.agent.styles import format_calls

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memalpha.agent import mem_alpha
-from memalpha.agent.agent import MemoryAgent, act, build_request
+from memalpha.agent.agent import MemoryAgent, build_request
+from memalpha.agent.apply import act
 from memalpha.agent.observe import observe
 from memalpha.agent.parsing import format_call
 from memalpha.agent.prompts import writer_messages

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from memalpha.agent.agent import MemoryAgent, act
+from memalpha.agent.agent import MemoryAgent
+from memalpha.agent.apply import act
 from memalpha.agent.parsing import format_call
 from memalpha.agent.reader import Answer, ExtractiveReader
 from memalpha.config import AgentConfig, ReaderConfig, RewardConfig, WorldConfig

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memalpha.agent.agent import act
+from memalpha.agent.apply import act
 from memalpha.agent.parsing import format_call
 from memalpha.config import RewardConfig
 from memalpha.qa.memory_reward import MemoryReward

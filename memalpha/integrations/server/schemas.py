@@ -153,6 +153,9 @@ class ReadRequest(RequestModel):
     )
     timestamp: Time | None = Field(default=None, description="ISO date of the text, or of messages without one")
     source: Label | None = Field(default=None, description="a name for the text, kept with what is written")
+    metadata: JsonObject | None = Field(
+        default=None, description="set on every entry that is written, for filters of later searches"
+    )
 
     @model_validator(mode="after")
     def _one_form(self) -> ReadRequest:

@@ -165,7 +165,7 @@ class MemoryService:
         before it stay written.
 
         Args:
-            request: Text or messages, timestamp and source.
+            request: Text or messages, timestamp, source and metadata.
             source: Source of the entries if the request names none.
             progress: Awaited with (chunks read, chunks) if there are several.
 
@@ -181,7 +181,8 @@ class MemoryService:
         chunks = self._split(request)
         for index, chunk in enumerate(chunks):
             try:
-                turn = await self._read_chunk(chunk, request.timestamp, request.source or source)
+                origin = {"source": request.source or source, "metadata": request.metadata}
+                turn = await self._read_chunk(chunk, request.timestamp, origin)
             except ServiceError as error:
                 note = f" ({index} of {len(chunks)} chunks were read and stay written)" if index else ""
                 message, wait = f"{error.message}{note}", error.retry_after
@@ -205,16 +206,18 @@ class MemoryService:
             raise ServiceError("invalid_arguments", f"messages: of {size} characters; {MAX_TEXT} is the limit")
         return chunks
 
-    async def _read_chunk(self, text: str | Chunk, timestamp: str | None, source: str) -> Turn:
+    async def _read_chunk(self, text: str | Chunk, timestamp: str | None, origin: Mapping[str, Any]) -> Turn:
         """Let the policy read one chunk; drop what it proposes if the caller is cancelled meanwhile."""
         dropped = Event()
         try:
-            return await self._run_in(self._model_pool, self._propose_and_apply, text, timestamp, source, dropped)
+            return await self._run_in(self._model_pool, self._propose_and_apply, text, timestamp, origin, dropped)
         except BaseException:
             dropped.set()
             raise
 
-    def _propose_and_apply(self, text: str | Chunk, timestamp: str | None, source: str, dropped: Event) -> Turn:
+    def _propose_and_apply(
+        self, text: str | Chunk, timestamp: str | None, origin: Mapping[str, Any], dropped: Event
+    ) -> Turn:
         """Ask the policy, then write in the turn of the writes. Chunks are numbered across requests."""
         assert self._agent is not None
         if isinstance(text, Chunk):
@@ -223,7 +226,7 @@ class MemoryService:
             proposal = self._agent.propose(text, timestamp=timestamp)
         if dropped.is_set():
             raise ServiceError("gone", "the client has gone", 499)
-        return self._write_pool.submit(copy_context().run, partial(self._agent.apply, proposal, source=source)).result()
+        return self._write_pool.submit(copy_context().run, partial(self._agent.apply, proposal, **origin)).result()
 
     async def ask(self, question: str, k: int, *, where: Where = None) -> Answer:
         """Answer a question from the `k` entries nearest to it.

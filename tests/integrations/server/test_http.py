@@ -93,6 +93,15 @@ def test_read_and_pages_of_entries(store):
     assert store.list()[-1].chunk == reading["chunks"], "no two chunks of a source have one place"
 
 
+def test_metadata_of_a_read_are_found_by_where(store):
+    web = served(store, load_policy("scripted:add-all"))
+    web.post("/v1/read", json={"text": "I live in Porto.", "metadata": {"user": "ana"}})
+    web.post("/v1/read", json={"text": "I live in Rome."})
+    hits = web.post("/v1/search", json={"query": "live", "where": {"user": "ana"}}).json()["hits"]
+    assert [hit["entry"]["content"] for hit in hits] == ["I live in Porto."]
+    assert web.post("/v1/read", json={"text": "Hi.", "metadata": ["ana"]}).status_code == 422
+
+
 def test_chat_messages_are_read(store):
     web = served(store, load_policy("scripted:add-all"))
     web.post("/v1/read", json={"text": "Hello."})

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hostile import HostileServer
 
-from memalpha.agent.agent import act
+from memalpha.agent.apply import act
 from memalpha.agent.citations import parse_cited
 from memalpha.agent.parsing import format_call
 from memalpha.agent.reader import ExtractiveReader
