@@ -153,7 +153,7 @@ class AnswerSupport:
                 for passage in passages
             )
         return self.rule != "answers" and any(
-            self._is_from_turn(passage, turn)
+            self._is_from_turn(passage, turn) and self._speaks_of_needed(passage, turn)
             for turn in self.texts
             if not any(self._covers_turn(passage, turn) for passage in passages)
             for passage in passages
@@ -240,6 +240,20 @@ class AnswerSupport:
         answers = frozenset(term for answer in self.answers for term in _terms(answer))
         if answers & turn_terms:
             return answers & turn_terms
-        asked = _terms(self.question.question)
+        return self._nearest_sentence(turn, _terms(self.question.question))
+
+    def _speaks_of_needed(self, passage: Passage, turn: str) -> bool:
+        """Return True unless the entry is clearly from another sentence of the turn than the question needs.
+
+        It then has words of the turn, but none of that sentence: no wrong version of what is missing.
+        """
+        answers = frozenset(term for answer in self.answers for term in _terms(answer))
+        turn_terms, terms = _terms(self.texts[turn]), _terms(passage.text)
+        wanted = answers if answers & turn_terms else _terms(self.question.question)
+        sentence = self._nearest_sentence(turn, wanted)
+        return not sentence & wanted or bool(sentence & terms) or not turn_terms & terms
+
+    def _nearest_sentence(self, turn: str, wanted: frozenset[str]) -> frozenset[str]:
+        """Return the terms of the turn's sentence that has most of the wanted ones, the first of equal ones."""
         sentences = [_terms(sentence) for line in self.texts[turn].split("\n") for sentence in split_sentences(line)]
-        return max(sentences, key=lambda terms: len(terms & asked), default=frozenset())
+        return max(sentences, key=lambda terms: len(terms & wanted), default=frozenset())

@@ -157,6 +157,22 @@ def test_by_turns(passages, current, past, loss):
     assert error_of(example, FREE) == loss
 
 
+@pytest.mark.parametrize(
+    ("text", "loss"),
+    [
+        ("I went hiking.", "never_written"),  # the turn's other sentence
+        ("My dog has a name.", "written_wrong"),
+        ("pet: Max", "written_wrong"),  # in words of its own, so it may be meant for the sentence
+    ],
+)
+def test_another_sentence_of_the_turn_is_no_wrong_version(text, loss):
+    turn = SpeakerTurn(speaker="user", text="I went hiking yesterday. My dog is called Rex.", id="c1")
+    task = Task(id="d", chunks=(Chunk(turns=(turn,)),))
+    dog = Question(id="dog", question="What is my dog called?", answers=("Rex",), evidence=("c1",))
+    written = entries(text, turns=("c1",))
+    assert error_of(retrieval(dog, (), written, written), task) == loss
+
+
 def test_all_evidence_is_needed():
     both_turns = Question(
         id="both", question="Where do I and Tom live?", answers=("the same town",), evidence=("a2", "b1")
