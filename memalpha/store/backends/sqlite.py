@@ -38,7 +38,14 @@ from memalpha.store.backends.sqlite_schema import (
 )
 from memalpha.store.backends.sqlite_transactions import LOCK_TIMEOUT as _LOCK_TIMEOUT
 from memalpha.store.backends.sqlite_transactions import TransactionalConnection
-from memalpha.store.backends.temporary import abandoned_files, locked_file, remove_abandoned_files, temporary_path
+from memalpha.store.backends.temporary import (
+    abandoned_files,
+    locked_file,
+    move_file,
+    remove_abandoned_files,
+    sqlite_logs,
+    temporary_path,
+)
 
 _COPY = "copy "  # begins the key of `meta` for a copy that is being made; the path of its target follows
 _PAGE_SIZE = 8192  # bytes; holds five vectors of 384 numbers, while half of it would hold two
@@ -234,6 +241,12 @@ class SQLiteDatabase(TransactionalConnection):
             "file; opening the store again or `memalpha doctor --repair` goes on"
         )
 
+    def empty_wal(self) -> None:
+        """Move the write-ahead log into the file. Closing does so too, but tells nobody if it fails."""
+        with self._lock, self._translated_errors():
+            if self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                raise StoreError(f"{self.path}: another process reads the file while it is made: try again")
+
     def index_key(self, *, create: bool = False) -> bytes | None:
         if create:
             self._connection.execute("INSERT OR IGNORE INTO meta VALUES ('index key', ?)", (secrets.token_hex(32),))
@@ -319,7 +332,7 @@ def create_file(path: Path, meta: Mapping[str, str]) -> Iterator[SQLiteDatabase]
         raise StoreError(f"{path} already exists: give another path")
     remove_abandoned_files(path, older_names=True)
     temporary = temporary_path(path)
-    files = [Path(f"{temporary}{suffix}") for suffix in ("", "-wal", "-shm")]
+    files = [temporary, *sqlite_logs(temporary)]
     with locked_file(temporary):
         try:
             database = SQLiteDatabase(
@@ -327,9 +340,10 @@ def create_file(path: Path, meta: Mapping[str, str]) -> Iterator[SQLiteDatabase]
             )
             try:
                 yield database
+                database.empty_wal()
             finally:
                 database.close()
-            temporary.replace(path)
+            move_file(temporary, path)
         finally:
             for file in files:
                 file.unlink(missing_ok=True)

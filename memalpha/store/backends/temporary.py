@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import time
 
+from memalpha.errors import StoreError
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -36,6 +38,30 @@ def locked_file(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
+def sqlite_logs(path: Path) -> list[Path]:
+    """Return the paths of the files that SQLite may leave beside a database."""
+    return [Path(f"{path}{suffix}") for suffix in ("-wal", "-shm", "-journal")]
+
+
+def move_file(temporary: Path, path: Path) -> None:
+    """Move a complete file to its path, for good. Raises `StoreError`."""
+    try:
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise StoreError(f"{path}: the complete file cannot be moved there ({error.strerror})") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename durable, where folders can be synced."""
+    if hasattr(os, "O_DIRECTORY"):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def abandoned_files(path: Path, *, older_names: bool = False) -> list[Path]:
     """Return the temporary files of a target, with their logs, that a killed process left.
 
@@ -51,7 +77,7 @@ def abandoned_files(path: Path, *, older_names: bool = False) -> list[Path]:
     except OSError:  # no folder any more
         return []
     abandoned = [file for file in files if names.fullmatch(file.name) and _is_abandoned(file)]
-    logs = [log for file in abandoned for log in (Path(f"{file}-wal"), Path(f"{file}-shm")) if log.exists()]
+    logs = [log for file in abandoned for log in sqlite_logs(file) if log.exists()]
     if older_names:
         abandoned += [file for file in files if older.fullmatch(file.name) and _is_old(file)]
     return [*logs, *abandoned]

@@ -27,6 +27,7 @@ from typing import Any
 from memalpha.errors import StoreError
 from memalpha.store.backends.base import Backend
 from memalpha.store.backends.namespace import Namespace
+from memalpha.store.backends.temporary import sync_folder
 from memalpha.store.indexing.file_format import Arrays, read_arrays, write_arrays
 from memalpha.store.search.bm25 import words
 from memalpha.store.search.vectors import Precision
@@ -104,7 +105,7 @@ class IndexCache:
                     temporary.unlink(missing_ok=True)
                 else:
                     temporary.replace(self.path)
-                    _sync_folder(self.path.parent)
+                    sync_folder(self.path.parent)
                     self._file_position = position
         except FileNotFoundError:  # another process wrote, or erased, meanwhile
             return
@@ -160,13 +161,3 @@ def _is_file(path: str) -> bool:
 
 def _name_digest(namespace: str) -> str:
     return hashlib.sha256(namespace.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename durable, where folders can be synced."""
-    if hasattr(os, "O_DIRECTORY"):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

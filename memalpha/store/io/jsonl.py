@@ -6,6 +6,7 @@ A file made by hand needs no header, and a line only `{"category": "semantic", "
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -19,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from memalpha.errors import DataError, DuplicateContent, StoreError
 from memalpha.store.backends.namespace import Namespace
-from memalpha.store.backends.temporary import locked_file, remove_abandoned_files, temporary_path
+from memalpha.store.backends.temporary import locked_file, move_file, remove_abandoned_files, temporary_path
 from memalpha.store.filters import format_utc
 from memalpha.store.schema import MemorySchema
 from memalpha.store.validation import check_timestamp, clean_content
@@ -109,7 +110,9 @@ def atomic_writer(path: Path) -> Iterator[TextIO]:
         with locked_file(temporary) as descriptor:
             with open(descriptor, "w", encoding="utf-8", newline="\n", closefd=False) as file:
                 yield file
-            temporary.replace(path)
+                file.flush()
+                os.fsync(descriptor)
+            move_file(temporary, path)
     except OSError as error:
         raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
     finally:
