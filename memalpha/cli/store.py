@@ -98,7 +98,9 @@ def search(
     min_score: Annotated[
         float | None,
         typer.Option(
-            metavar="SCORE", help="Leave out hits below it. Scores compare hits of one search, not of two searches."
+            metavar="SCORE",
+            help="Leave out hits below it. Routes that add parts score relative to the other entries; the scores of "
+            "dense and bm25 are not relative.",
         ),
     ] = None,
     reranker: Annotated[
