@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from memalpha.errors import DuplicateContent, InvalidContent, UnknownCategory, UnknownEntry
 from memalpha.store.memory import Memory
@@ -22,6 +22,14 @@ from memalpha.types import MemoryEntry, Operation, ToolCall, ToolResult, is_iso_
 
 class _Arguments(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*")
+    @classmethod
+    def _no_copy_of_the_prompt(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse a parameter's description as its value: weak models copy it from the prompt's example."""
+        if isinstance(value, str) and value.strip() == cls.model_fields[str(info.field_name)].description:
+            raise ValueError("repeats the description of the parameter: give a value of your own")
+        return value
 
 
 class Insert(_Arguments):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from memalpha.agent.parsing import parse_calls
 from memalpha.agent.tools import TOOLS, execute, tool_schemas
 from memalpha.errors import StoreError
+from memalpha.policy.chat.tool_text import describe_tools
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import Category, MemorySchema, load_schema
@@ -109,6 +110,19 @@ def test_mistakes_have_codes_and_change_nothing(name, arguments, code):
     result, operation = run(target, name, **arguments)
     assert not result.ok and result.code == code and result.message
     assert operation is None and target.state is before
+
+
+@pytest.mark.parametrize("name", ["memory_insert", "memory_update", "core_memory_update"])
+def test_the_example_of_a_prompt_that_spells_tools_out_is_no_fact(name):
+    """An untrained SmolLM2 repeated the example; its values are the descriptions of the parameters."""
+    target = memory("city: Oslo")
+    function = next(tool for tool in tool_schemas(SCHEMA) if tool["function"]["name"] == name)
+    (call,) = parse_calls(describe_tools([function]).split("your own values:")[1])
+    call = ToolCall(name, call.arguments | ({"id": target.list()[0].id} if "id" in call.arguments else {}))
+    result, operation = run(target, name, **call.arguments)
+    assert (result.code, operation) == ("invalid_arguments", None)
+    assert "content: Value error, repeats the description of the parameter" in result.message
+    assert [entry.content for entry in target.list()] == ["city: Oslo"] and target.core == ""
 
 
 def test_a_broken_store_is_no_mistake_of_the_model():
