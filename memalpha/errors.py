@@ -139,6 +139,12 @@ class UnknownCategory(StoreError):
     code = "unknown_category"
 
 
+class ReviewConflict(StoreError):
+    """Nothing at the position awaits a review, or what the operation would change was changed since."""
+
+    code = "conflict"
+
+
 class InvalidContent(StoreError):
     """Content that cannot be stored (empty, not text, core memory over its limit)."""
 

@@ -58,8 +58,8 @@ def test_the_wheel_contains_every_file_of_the_package(wheel: Path) -> None:
         "config/presets/demo.yaml",
         "weights/tiny/model.safetensors",
         "report/template.html",
-        "report/memory.css",
-        "report/memory.js",
+        "report/memory_page/memory.css",
+        "report/memory_page/memory.js",
         "py.typed",
     ):
         assert f"memalpha/{needed}" in inside

@@ -23,7 +23,8 @@ def add(
     store: StoreName,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Who uses the key, such as chat-app.")],
     right: Annotated[
-        list[str] | None, typer.Option(help="read, write, read-with-model, erase or admin (all); repeat for more.")
+        list[str] | None,
+        typer.Option(help="read, write, read-with-model, review, erase or admin (all); repeat for more."),
     ] = None,
     namespace: Annotated[
         list[str] | None, typer.Option(help="A namespace, or a prefix that ends in *; repeat for more.")

@@ -47,6 +47,9 @@ def serve(
     log_requests: Annotated[
         bool, typer.Option("--log-requests", help="Write one JSON line for each HTTP request to stderr.")
     ] = False,
+    page_edits: Annotated[
+        bool, typer.Option("--page-edits", help="Let readers of the page edit and review, by the rights of their keys.")
+    ] = False,
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Allow only search, list and ask; no policy needed.")
     ] = False,
@@ -96,7 +99,7 @@ def serve(
         raise ConfigError("token-file: stdin and stdout use no token; add --http")
     if http is None and keys is not None:
         raise ConfigError("keys: stdin and stdout use no keys; add --http")
-    for name, value in (("allow-host", allow_host), ("log-requests", log_requests)):
+    for name, value in (("allow-host", allow_host), ("log-requests", log_requests), ("page-edits", page_edits)):
         if http is None and value:
             raise ConfigError(f"{name}: stdin and stdout have no requests over HTTP; add --http")
     address = None if http is None else parse_address(http)
@@ -108,6 +111,8 @@ def serve(
     trust_pairs, writer_pairs = split_settings(other_pairs, "trust")
     trust = parse_trust(trust_pairs)
     config, reader = parse_store_writer(writer_pairs, instructions), parse_reader_settings(reader_pairs)
+    if read_only and page_edits:
+        raise ConfigError("page-edits: a memory served read-only is not edited; leave one of them out")
     if read_only and (instructions is not None or trust_pairs or writer_pairs):
         name = "instructions" if instructions is not None else f"--set {[*trust_pairs, *writer_pairs][0]}"
         raise ConfigError(f"{name}: a memory served read-only has no writer; leave them out")
@@ -133,9 +138,9 @@ def serve(
     if address is None:
         serve_stdio(service)
     else:
-        from memalpha.report.memory import render_memory_page
+        from memalpha.report.memory_page.page import render_memory_page
 
-        page, description = render_memory_page, repr(memory)
+        description = repr(memory)
         new_keys = partial(find_keys, store, None)
         serve_http(
             service,
@@ -146,7 +151,8 @@ def serve(
             hosts=allow_host or (),
             log_requests=log_requests,
             mcp=mcp,
-            page=page,
+            page=render_memory_page,
+            page_edits=page_edits,
             description=description,
         )
 

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from memalpha import MemoryStore
 from memalpha.cli.main import app
 from memalpha.errors import StoreError
-from memalpha.report import memory
-from memalpha.report.memory import write_memory_page
+from memalpha.report.memory_page import history
+from memalpha.report.memory_page.page import write_memory_page
 from memalpha.store.trust.quarantine import quarantine_operation
 from memalpha.types import Operation
 
@@ -49,7 +49,12 @@ class _Elements(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.names.append(tag)
-        self.handlers += [name for name, _ in attrs if name.startswith("on") or name in ("src", "href", "style")]
+        anchors = ("#waiting", "#contradictions", "#outdated")
+        self.handlers += [
+            name
+            for name, value in attrs
+            if name.startswith("on") or name in ("src", "style") or (name == "href" and value not in anchors)
+        ]
 
 
 def test_texts_of_strangers_are_text(store: MemoryStore, tmp_path: Path) -> None:
@@ -79,8 +84,8 @@ def test_a_page_replaces_a_page_and_nothing_else(store: MemoryStore, tmp_path: P
 
 
 def test_what_a_page_leaves_out_is_said(store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MAX_OPERATIONS", 3)
-    monkeypatch.setattr(memory, "MAX_ENTRIES", 2)
+    monkeypatch.setattr(history, "MAX_OPERATIONS", 3)
+    monkeypatch.setattr(history, "MAX_ENTRIES", 2)
     result = CliRunner().invoke(app, ["show", str(tmp_path / "ana.db"), "--html", str(tmp_path / "ana.html")])
     assert "the last 2 of 4 entries" in result.output and "the last 3 of 8 operations" in result.output
     page = (tmp_path / "ana.html").read_text(encoding="utf-8")
@@ -98,14 +103,37 @@ def test_what_waits_for_a_review_is_shown_apart(store: MemoryStore, tmp_path: Pa
     store.apply(quarantine_operation(intended, home.content, "Ana said otherwise"))
     written = write_memory_page(store, tmp_path / "ana.html")
     page = (tmp_path / "ana.html").read_text(encoding="utf-8")
-    waiting = page[page.index("Waiting for review") : page.index('<details class="log"')]
-    assert "city: Moscow &lt;script" in waiting and "speaker: Mallory" in waiting
-    assert "position 9" in waiting and "Ana said otherwise; instead of: city: Rome" in waiting
-    assert "Moscow" not in page[: page.index("Waiting for review")] and written["live"] == 3
+    waiting = page[page.index("Waiting for review") : page.index("<h2>Core memory")]
+    assert "city: Moscow &lt;script" in waiting and "said by </span>Mallory" in waiting
+    assert '<del class="text" dir="auto">city: Rome</del>' in waiting and "wants to change" in waiting
+    assert "position 9" in waiting and "Held back: Ana said otherwise." in waiting
+    after = page[page.index("<h2>Core memory") : page.index('<details class="log"')]
+    assert "Moscow" not in after and written["live"] == 3
+    assert '<a href="#waiting"><b>1</b> waits for review' in page
     store.review(9, accept=True)
     write_memory_page(store, tmp_path / "ana.html")
     page = (tmp_path / "ana.html").read_text(encoding="utf-8")
-    assert "Waiting for review" not in page and "speaker: Mallory" in page
+    assert "Waiting for review" not in page and "said by </span>Mallory" in page
+
+
+def test_what_speaks_against_entries_is_shown(tmp_path: Path) -> None:
+    with MemoryStore.open(tmp_path / "ana.db") as store:
+        with store.writing_as(speaker="Ana", key="chat-app"):
+            store.insert("semantic", "job: nurse", timestamp="2024-05-01")
+            store.insert("semantic", "[outdated] plays the cello")
+        with store.writing_as(speaker=MARKUP):
+            rival = store.insert("semantic", "job: cook " + MARKUP, timestamp="2024-05-02")
+        write_memory_page(store, tmp_path / "ana.html")
+        page = (tmp_path / "ana.html").read_text(encoding="utf-8")
+        assert '<a href="#contradictions"><b>1</b> contradiction' in page
+        assert '<a href="#outdated"><b>1</b> outdated' in page  # the older job is a side of the contradiction already
+        found = page[page.index("<h2>Contradictions") : page.index('<section class="category"')]
+        assert found.count('<li class="side"') == 3 and "said by </span>Ana" in found
+        assert "job is said to be" in found and "its own text says" in found
+        assert MARKUP not in page and not _Elements(page).handlers
+        store.delete(rival.id)
+        write_memory_page(store, tmp_path / "ana.html")
+        assert "Contradictions" not in (tmp_path / "ana.html").read_text(encoding="utf-8")
 
 
 def test_a_write_that_comes_meanwhile_is_on_the_next_page(
@@ -120,7 +148,7 @@ def test_a_write_that_comes_meanwhile_is_on_the_next_page(
     page = (tmp_path / "ana.html").read_text(encoding="utf-8")
     assert written["live"] == 3 and written["operations"] == last
     assert "city: Riga" not in page and "pet: a cat" not in page
-    assert f'data-to=""><span class="text" dir="auto">{home.content}' in page
+    assert f'data-to="" data-speaker=""><span class="text" dir="auto">{home.content}' in page
 
 
 def test_an_erased_entry_is_on_no_page(store: MemoryStore, tmp_path: Path) -> None:
@@ -189,12 +217,35 @@ def test_a_browser_shows_any_moment_and_runs_nothing_else(store: MemoryStore, tm
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_has_no_serious_barriers(store: MemoryStore, tmp_path: Path, browser: Any, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
+    store.insert("semantic", "city: Riga")  # a contradiction
+    intended = Operation("insert", category="semantic", content="city: Moscow", speaker="Mallory")
+    store.apply(quarantine_operation(intended, None, "Ana said otherwise"))
     write_memory_page(store, tmp_path / "ana.html")
     page = browser.new_context(color_scheme=scheme, bypass_csp=True).new_page()
     page.goto((tmp_path / "ana.html").as_uri())
     page.evaluate("document.querySelectorAll('details').forEach((node) => { node.open = true; })")
     violations = axe.Axe().run(page).response["violations"]
     assert [(found["id"], found["impact"]) for found in violations] == []
+
+
+def test_a_reader_chooses_by_speaker(store: MemoryStore, tmp_path: Path, browser: Any) -> None:
+    for speaker in ("Ana", MARKUP, "*"):
+        with store.writing_as(speaker=speaker):
+            store.insert("semantic", f"said by {speaker}")
+    write_memory_page(store, tmp_path / "ana.html")
+    page = browser.new_page()
+    page.goto((tmp_path / "ana.html").as_uri())
+    page.select_option("#speaker", "=" + MARKUP)
+    assert page.locator(".entry:visible .version:visible > .text").all_inner_texts() == [f"said by {MARKUP}"]
+    assert page.locator("#found").inner_text() == "1 of 6 entries"
+    page.select_option("#speaker", index=0)
+    assert page.locator(".entry:visible").count() == 6
+    page.select_option("#speaker", "=*")
+    assert page.locator(".entry:visible .version:visible > .text").all_inner_texts() == ["said by *"]
+    page.locator("#back").click()
+    page.locator("#back").click()
+    assert page.locator(".entry:visible").count() == 0 and page.locator("#found").inner_text() == "0 of 4 entries"
+    assert page.title() == "memalpha: ana.db, default"
 
 
 def test_without_a_script_the_page_shows_the_memory_as_it_is(store: MemoryStore, tmp_path: Path, browser: Any) -> None:

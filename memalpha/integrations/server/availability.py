@@ -19,6 +19,7 @@ from memalpha.errors import (
     InvalidContent,
     MemalphaError,
     PolicyError,
+    ReviewConflict,
     StoreError,
     StoreUnavailable,
     UnknownCategory,
@@ -37,7 +38,7 @@ AWAY_RETRY_SECONDS = 2
 
 log = logging.getLogger("memalpha.serve")
 
-_STATUS = {UnknownEntry: 404, DuplicateContent: 409, UnknownCategory: 422, InvalidContent: 422}
+_STATUS = {UnknownEntry: 404, DuplicateContent: 409, UnknownCategory: 422, InvalidContent: 422, ReviewConflict: 409}
 
 
 class Availability:

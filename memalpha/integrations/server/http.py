@@ -23,11 +23,11 @@ from memalpha.integrations.server.middleware import (
     SurrogateJSONResponse,
     error_response,
 )
+from memalpha.integrations.server.page import PageRenderer, add_page
 from memalpha.integrations.server.request_log import METRICS, RequestMetrics, RequestRecorder, log_to_stderr
 from memalpha.integrations.server.schemas import (
     HTTP_SOURCE,
     MAX_BODY,
-    MAX_QUERY,
     AskRequest,
     AskResponse,
     CoreRequest,
@@ -52,7 +52,6 @@ from memalpha.integrations.server.schemas import (
     UpdateRequest,
 )
 from memalpha.integrations.server.service import MemoryService
-from memalpha.store.store import MemoryStore
 from memalpha.types import MemoryEntry
 
 try:
@@ -61,7 +60,7 @@ try:
     from fastapi import Path as PathParameter
     from fastapi import Query as QueryParameter
     from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
+    from fastapi.responses import FileResponse, JSONResponse
     from fastapi.security import HTTPBearer
     from starlette.background import BackgroundTask
     from starlette.exceptions import HTTPException
@@ -111,12 +110,6 @@ _ERRORS = {
     500: "the server failed",
     503: "the store failed, or the server is busy or closing",
 }
-_PAGE_HEADERS = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "frame-ancestors 'none'",  # the page's own policy says the rest
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
 _NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {"model": ErrorResponse, "description": "no such entry"}}
 _BAD_GATEWAY: dict[int | str, dict[str, Any]] = {
     502: {"model": ErrorResponse, "description": "the policy did not answer"}
@@ -133,7 +126,8 @@ def http_app(
     hosts: Collection[str] = (),
     log_requests: bool = False,
     mcp: Server[Any] | None = None,
-    page: Callable[[MemoryStore, str], str] | None = None,
+    page: PageRenderer | None = None,
+    page_edits: bool = False,
 ) -> FastAPI:
     """Build the application that serves a store.
 
@@ -147,7 +141,8 @@ def http_app(
         hosts: Names that requests may be for besides localhost, as a proxy in front passes them on.
         log_requests: Write one JSON line for each request to stderr.
         mcp: MCP server to serve at /mcp beside the API.
-        page: Renders the page at / from a store and the query of a search, "" for none; None serves no page.
+        page: Renders the page at /; None serves no page.
+        page_edits: Take the forms of the page from readers who have the rights.
     """
 
     @asynccontextmanager
@@ -188,7 +183,7 @@ def http_app(
     _add_health(app, service)
 
     if page is not None:
-        _add_page(app, page)
+        add_page(app, PAGE, page, _check_query_parameters, edits=page_edits)
 
     # RequestGuard checks the token; this puts it into the API description.
     token_description = [Depends(HTTPBearer(auto_error=False))] if token or keys else []
@@ -206,12 +201,6 @@ def http_app(
 
     app.openapi = openapi
     return app
-
-
-def _add_page(app: FastAPI, render: Callable[[MemoryStore, str], str]) -> None:
-    @app.get(PAGE, include_in_schema=False, dependencies=[Depends(_check_query_parameters)])
-    async def page(service: Reading, q: Annotated[str, QueryParameter(max_length=MAX_QUERY)] = "") -> HTMLResponse:
-        return HTMLResponse(await service.reading(lambda store: render(store, q)), headers=_PAGE_HEADERS)
 
 
 def _add_health(app: FastAPI, service: MemoryService) -> None:

@@ -28,9 +28,9 @@ from typing import Literal, get_args
 from memalpha.errors import ConfigError
 from memalpha.integrations.server.schemas import MAX_LABEL, ServiceError, check_text
 
-Right = Literal["read", "write", "read-with-model", "erase", "admin"]
+Right = Literal["read", "write", "read-with-model", "review", "erase", "admin"]
 """read: search, list, ask. write: insert, update, delete, core memory. read-with-model: let the policy read a text into
-the memory. erase: remove entries for good. admin: all of these."""
+the memory. review: accept or reject what waits. erase: remove entries for good. admin: all of these."""
 RIGHTS: tuple[Right, ...] = get_args(Right)
 PREFIX = "mem_"
 """Begin of every secret, by which scanners for leaked secrets find one."""

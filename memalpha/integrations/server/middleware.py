@@ -32,7 +32,7 @@ except ModuleNotFoundError as error:
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HEALTH = "/v1/health"
 PAGE = "/"
-"""The page for browsers. They ask for its key themselves (HTTP Basic), and send it to no other path's rights."""
+"""The page for browsers. They ask for its key themselves (HTTP Basic), which opens no other path."""
 LIVE, READY = "/health/live", "/health/ready"
 OPEN = frozenset({HEALTH, LIVE, READY})
 """Paths that need no token."""
@@ -168,7 +168,7 @@ class RequestGuard:
         """Return what the request may do. Raises `ServiceError` without a valid token or key.
 
         A browser sends what a person typed with every request to this server, also where another site made it ask.
-        So Basic is taken for the page alone, which only reads.
+        So Basic is taken for the page alone, which checks that its forms come from itself.
         """
         for name in ("Authorization", NAMESPACE_HEADER):
             if len(headers.getlist(name)) > 1:  # a proxy in front may have checked another one than is read here

@@ -16,13 +16,15 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from memalpha.errors import ConfigError
 from memalpha.integrations.server.keys import KeyFile
 from memalpha.integrations.server.service import MemoryService
-from memalpha.store.store import MemoryStore
+
+if TYPE_CHECKING:
+    from memalpha.integrations.server.page import PageRenderer
 
 TOKEN_ENV = "MEMALPHA_TOKEN"
 MIN_TOKEN_LENGTH = 16
@@ -122,7 +124,8 @@ def serve_http(
     hosts: Collection[str] = (),
     log_requests: bool = False,
     mcp: bool = False,
-    page: Callable[[MemoryStore, str], str] | None = None,
+    page: PageRenderer | None = None,
+    page_edits: bool = False,
     description: str = "",
 ) -> None:
     """Serve the HTTP API until a signal arrives.
@@ -136,7 +139,8 @@ def serve_http(
         hosts: Names that requests may be for besides localhost, as a proxy in front passes them on.
         log_requests: Write one JSON line for each request to stderr.
         mcp: Also serve MCP at /mcp.
-        page: Renders the page at / from a store and a query; None serves no page.
+        page: Renders the page at /; None serves no page.
+        page_edits: Take the forms of the page from readers who have the rights.
         description: Printed on stderr with the address.
 
     Raises:
@@ -170,6 +174,7 @@ def serve_http(
         log_requests=log_requests,
         mcp=server,
         page=page,
+        page_edits=page_edits,
     )
     with _listen(host, port) as listening:
         url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"

@@ -330,6 +330,10 @@ class MemoryService:
 
         return await self._write(rewrite)
 
+    async def writing(self, work: Callable[[MemoryStore], T]) -> T:
+        """Run `work`, which writes, on the store in the turn of the writes."""
+        return await self._write(work, self._store)
+
     # ------------------------------------------------------------------------------------------------- reads
 
     async def reading(self, work: Callable[[MemoryStore], T]) -> T:

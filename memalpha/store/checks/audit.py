@@ -40,7 +40,7 @@ from memalpha.store.checks.coverage import (
 from memalpha.store.checks.duplicates import find_duplicates
 from memalpha.store.checks.findings import KINDS, Audit, Finding
 from memalpha.store.checks.slot_checks import find_contradictions, find_stale
-from memalpha.types import Chunk
+from memalpha.types import Chunk, MemoryEntry
 
 if TYPE_CHECKING:
     from memalpha.store.store import MemoryStore
@@ -98,3 +98,16 @@ def stale_findings(store: MemoryStore) -> list[Finding]:
         entries, namespace = store._namespace.entries.live(), store._namespace
         ended = [version for version in namespace.entries.all_versions() if version.valid_to is not None]
         return find_stale(entries, ended, namespace)
+
+
+def find_conflicts(store: MemoryStore, histories: Sequence[Sequence[MemoryEntry]]) -> list[Finding]:
+    """Return contradictions between some entries of a store, and those of them that are outdated.
+
+    Args:
+        store: Store of the entries.
+        histories: Versions of each entry, oldest first. Other entries of the store are not compared.
+    """
+    live = [version for versions in histories for version in versions if version.valid_to is None]
+    ended = [version for versions in histories for version in versions if version.valid_to is not None]
+    with store._transaction():
+        return find_contradictions(live) + find_stale(live, ended, store._namespace)

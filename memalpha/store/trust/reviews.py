@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
-from memalpha.errors import DuplicateContent, StoreError, UnknownEntry
+from memalpha.errors import DuplicateContent, ReviewConflict, StoreError, UnknownEntry
 from memalpha.store.store_batches import StoreBatches
 from memalpha.store.trust.quarantine import Quarantined, decision_operation, list_quarantined
 from memalpha.store.trust.revert import Revert, revert
@@ -75,7 +75,7 @@ class StoreReviewer(StoreBatches):
             The operation with the decision.
 
         Raises:
-            StoreError: Nothing at the position awaits a review, or the entry was changed since; it awaits one still.
+            ReviewConflict: Nothing at the position awaits a review, or the entry was changed since and it still does.
         """
         item = next((item for item in self.quarantined() if item.position == position), None)
         content = None if item is None else item.operation.content
@@ -84,7 +84,9 @@ class StoreReviewer(StoreBatches):
         with self._transaction(write=True):
             pending = {item.position: item for item in list_quarantined(self._namespace.log, pending=True)}
             if position not in pending:
-                raise StoreError(f"review {position!r:.20}: nothing there awaits one: `quarantined` lists what does")
+                raise ReviewConflict(
+                    f"review {position!r:.20}: nothing there awaits one: `quarantined` lists what does"
+                )
             item = pending[position]
             if accept:
                 self._check_unchanged(item)
@@ -103,6 +105,6 @@ class StoreReviewer(StoreBatches):
             with suppress(UnknownEntry):
                 current = self.get(operation.id).content
         if current != item.before:
-            raise StoreError(
+            raise ReviewConflict(
                 f"review {item.position}: what it would change was changed since: reject it, or write what is right"
             )

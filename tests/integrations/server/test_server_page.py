@@ -18,7 +18,7 @@ from memalpha.integrations.server.http import http_app
 from memalpha.integrations.server.keys import KeyFile
 from memalpha.integrations.server.service import MemoryService
 from memalpha.policy.load import load_policy
-from memalpha.report.memory import render_memory_page
+from memalpha.report.memory_page.page import render_memory_page
 from memalpha.store.store import MemoryStore
 
 MARKUP = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">"
@@ -36,9 +36,8 @@ class Served:
         self.ana = self.keys.add("ana", ["read", "write"], ["ana"])[1]
         self.both = self.keys.add("both", ["read"], ["*"])[1]
         self.writer = self.keys.add("writer", ["write"], ["ana"])[1]
-        self.app = http_app(
-            MemoryService(store, load_policy("scripted:add-all")), keys=self.keys, page=render_memory_page
-        )
+        service = MemoryService(store, load_policy("scripted:add-all"))
+        self.app = http_app(service, keys=self.keys, page=render_memory_page)
 
 
 @pytest.fixture
