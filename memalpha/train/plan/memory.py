@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 from memalpha.config import LearnerConfig, RewardModelConfig
+from memalpha.config.sampling import SamplerConfig
 from memalpha.policy.flat_qwen3 import PACK_TOKENS
 from memalpha.policy.kv_cache import ROOM
 from memalpha.train.data.samples import balance_micro_batches, padded_tokens, split_micro_batches
+from memalpha.train.learner.sharded_files import FILE_BYTES
 from memalpha.train.learner.token_logprobs import (
     checkpointed_layers,
     find_trunk,
@@ -70,7 +72,7 @@ class MemoryPlan:
     Attributes:
         phases: In the order of a step.
         microbatches: Micro-batches of all updates of a step.
-        sampling: Rows that are sampled side by side; None if nothing is sampled.
+        sampling: Rows that are sampled side by side, here or on a server; None if nothing is sampled.
         reading: Rows that the reader answers side by side; None without a reading policy.
     """
 
@@ -96,10 +98,12 @@ def plan_memory(config: LearnerConfig, model: ModelPlan, work: Workload, process
     """
     is_gpu = torch.device(config.compute.device).type != "cpu"
     is_sharded = processes > 1 and config.compute.sharding == "fsdp"
-    base = {"process": GPU_PROCESS_BYTES} if is_gpu else {}
-    base["weights"] = model.bytes
+    sampler = sampler_of(config)
+    is_nowhere_whole = is_sharded and sampler is not None and config.lora is None
+    process = {"process": GPU_PROCESS_BYTES} if is_gpu else {}
     shard = processes if is_sharded else 1
-    if is_sharded:
+    base = process | {"weights": model.bytes // shard if is_nowhere_whole else model.bytes}
+    if is_sharded and not is_nowhere_whole:
         base["shard of the weights"] = model.bytes // processes
     if work.has_reference and config.lora is None:
         base["reference"] = _reference_bytes(config, model) // shard
@@ -108,13 +112,19 @@ def plan_memory(config: LearnerConfig, model: ModelPlan, work: Workload, process
     if frozen:
         base["frozen policies"] = frozen
     copy = _copy_bytes(config, model)
-    if work.rollouts and copy:
+    if work.rollouts and copy and sampler is None:
         base["sampler's copy"] = copy
     if not (is_gpu and config.compute.offload_optimizer):
         base["optimizer"] = ADAM_BYTES * model.trained_parameters // shard
     phases: list[Phase] = []
     sampling = reading = None
-    if work.rollouts:
+    if work.rollouts and sampler is not None:
+        rows = min(work.rollouts, sampler.concurrency)
+        sampling = Batch(
+            rows, -(-rows // work.shared), max(row.prompt for row in work.rows), max(row.length for row in work.rows)
+        )
+        phases.append(Phase("handing over weights", base | _handed_over(config, model, is_nowhere_whole, is_gpu)))
+    elif work.rollouts:
         sampling = _decoding_batch(model, work.rows, -(-work.rollouts // processes), work.shared)
         dtype = getattr(config, "sampling").dtype or _dtype_name(model)  # noqa: B009  # only runs that sample have it
         phases.append(Phase("sampling", base | _decoding_parts(model, sampling, dtype, config.compute.device)))
@@ -125,11 +135,30 @@ def plan_memory(config: LearnerConfig, model: ModelPlan, work: Workload, process
         phases.append(Phase("reading", base | parts))
     draws = _update_batches(config, work, processes)
     phases.append(Phase("learning", base | _learning_parts(config, model, work, draws, shard, is_sharded)))
-    if config.lora is None:
+    if is_nowhere_whole:
+        phases.append(Phase("loading the policy", process | {"whole weights": model.bytes}))
+    elif config.lora is None:
         phases.append(Phase("loading the best weights", base | ({} if is_gpu else {"loaded weights": model.bytes})))
     if not is_gpu and model.mapped_bytes:
         phases.append(Phase("loading the policy", {"weights": model.bytes, "mapped file": model.mapped_bytes}))
     return MemoryPlan(phases, len(draws[0]) * work.updates, sampling, reading)
+
+
+def sampler_of(config: LearnerConfig) -> SamplerConfig | None:
+    """Return the server that samples the run's rollouts; None if the run's processes sample, or nothing is sampled."""
+    return getattr(getattr(config, "sampling", None), "sampler", None)
+
+
+def _handed_over(config: LearnerConfig, model: ModelPlan, is_nowhere_whole: bool, is_gpu: bool) -> dict[str, int]:
+    """Return what writing weights for the server takes on the device.
+
+    Sharded weights are gathered tensor by tensor, and the main process keeps those of a file in host memory.
+    """
+    largest = 4 * model.head_parameters
+    if is_gpu:
+        return {"gathered tensor": largest} if is_nowhere_whole else {}
+    written = 4 * model.trained_parameters
+    return {"written weights": min(written, max(FILE_BYTES, largest)) if is_nowhere_whole else written}
 
 
 def _dtype_name(model: ModelPlan) -> str:
@@ -270,8 +299,20 @@ def _learning_parts(
     peak = max(gradients, gradients + activations)
     parts = {"gradients": gradients // shard, "activations": peak - gradients}
     if is_sharded:
-        parts["gathered layer"] = 2 * 4 * model.layer_parameters // max(1, model.layers)
+        parts["gathered weights"] = _gathered_bytes(config, model)
     return parts
+
+
+def _gathered_bytes(config: LearnerConfig, model: ModelPlan) -> int:
+    """Return what FSDP2 holds whole at a time in the backward pass.
+
+    A layer that is computed and its gradients; the next one as shard, as received and as copied; the gradients of the
+    last one as they are, as sent and as a shard; and what is in no layer, with its gradients. Frozen weights have no
+    gradients.
+    """
+    layer = 4 * model.layer_parameters // max(1, model.layers)
+    outside = 4 * (model.parameters - model.layer_parameters)
+    return round(3.5 * layer) + outside if config.lora is not None else 7 * layer + 2 * outside
 
 
 def _count_reward(

@@ -12,9 +12,9 @@ from memalpha.config import LearnerConfig
 from memalpha.config.training import AnyTraining
 from memalpha.train.plan.allocation import explain_failures
 from memalpha.train.plan.devices import Device, is_present, measure_device, published_gpu
-from memalpha.train.plan.memory import MemoryPlan, Phase, plan_memory
+from memalpha.train.plan.memory import MemoryPlan, Phase, plan_memory, sampler_of
 from memalpha.train.plan.model import ModelPlan, plan_model
-from memalpha.train.plan.timing import plan_time
+from memalpha.train.plan.timing import plan_time, step_seconds
 from memalpha.train.plan.workload import Row, Workload, plan_workload
 from memalpha.train.trainers.start import resolve_init_from
 
@@ -51,7 +51,7 @@ def plan_run(config: AnyTraining, *, gpu: str | None = None, processes: int | No
         device = _choose_device(config, model, memory, gpu)
         seconds = None if device is None else plan_time(config, model, work, memory, device, processes)
     capacity = device.memory if device is not None else None
-    notes = [*model.notes, *work.notes]
+    notes = [*model.notes, *work.notes, *_server_notes(config)]
     if device is None:
         notes.append(f"device {config.compute.device!r} is not here: --gpu NAME gives its memory and speed")
     return {
@@ -65,10 +65,22 @@ def plan_run(config: AnyTraining, *, gpu: str | None = None, processes: int | No
         },
         "step": _step(work, memory),
         "memory": _memory(config, memory, capacity),
-        "time": _time(work, seconds, device),
+        "time": _time(config, work, seconds, device),
         "disk": _disk(config, model),
         "notes": notes,
     }
+
+
+def _server_notes(config: LearnerConfig) -> list[str]:
+    if (sampler := sampler_of(config)) is None:
+        return []
+    notes = [
+        f"{sampler.address} samples: its memory is not in this plan, and its time is that of one device like the "
+        "run's (vLLM has a loop of its own)"
+    ]
+    if getattr(getattr(config, "sampling", None), "staleness", 0):
+        notes.append("it samples while the learner learns: a step takes the longer of sampling and all the rest")
+    return notes
 
 
 def _choose_device(config: LearnerConfig, model: ModelPlan, memory: MemoryPlan, gpu: str | None) -> Device | None:
@@ -147,8 +159,10 @@ def advise(config: LearnerConfig, phase: Phase) -> str:
     return f"{phase.name} needs most, for {largest}: take a smaller policy or a device with more memory"
 
 
-def _time(work: Workload, seconds: Mapping[str, float] | None, device: Device | None) -> dict[str, Any]:
-    step = None if seconds is None else sum(seconds.values())
+def _time(
+    config: LearnerConfig, work: Workload, seconds: Mapping[str, float] | None, device: Device | None
+) -> dict[str, Any]:
+    step = None if seconds is None else step_seconds(config, seconds)
     return {
         "device": None if device is None else device.name,
         "basis": None if device is None else device.basis,
@@ -160,10 +174,16 @@ def _time(work: Workload, seconds: Mapping[str, float] | None, device: Device | 
 
 
 def _disk(config: LearnerConfig, model: ModelPlan) -> dict[str, int]:
-    """Return the bytes of a checkpoint (trained weights and two float32 averages each) and of all that are kept."""
+    """Return the bytes of a checkpoint, of all that are kept, and of the weights on their way to a server.
+
+    A checkpoint has the trained weights and two float32 averages of each. The server's last weights stay until it has
+    the next ones.
+    """
     weights = 4 * model.trained_parameters if config.lora is not None else model.bytes
     checkpoint = weights + 8 * model.trained_parameters
     keeps_all = getattr(getattr(config, "sampling", None), "keep_tokens", False)
     steps = config.max_steps or config.optimizer.schedule_steps
     count = steps if keeps_all else config.checkpoint.save_total_limit + 1  # and the best one
-    return {"checkpoint_bytes": checkpoint, "checkpoints": count, "bytes": checkpoint * count}
+    handed_over = 0 if sampler_of(config) is None else 2 * weights
+    total = checkpoint * count + handed_over
+    return {"checkpoint_bytes": checkpoint, "checkpoints": count, "sampler_bytes": handed_over, "bytes": total}

@@ -50,6 +50,8 @@ def format_plan(plan: Mapping[str, Any]) -> str:
             _line("basis", f"{time['device']}: {time['basis']}"),
         ]
     checkpoints = f"{disk['checkpoints']} checkpoints of {format_bytes(disk['checkpoint_bytes'])}"
+    if disk["sampler_bytes"]:
+        checkpoints += f", and {format_bytes(disk['sampler_bytes'])} on their way to the server"
     lines += ["", _line("disk", f"{format_bytes(disk['bytes'])}: {checkpoints}")[2:]]
     lines += [f"note: {note}" for note in plan["notes"]]
     return "\n".join(lines)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from memalpha.config import LearnerConfig
 from memalpha.train.plan.devices import Device
-from memalpha.train.plan.memory import Batch, MemoryPlan
+from memalpha.train.plan.memory import Batch, MemoryPlan, sampler_of
 from memalpha.train.plan.model import ModelPlan
 from memalpha.train.plan.workload import Row, Workload
 
@@ -19,7 +19,8 @@ def plan_time(
 ) -> dict[str, float]:
     """Return the seconds of a step by phase.
 
-    Waiting for endpoints, embedding and evaluations are not in it.
+    Waiting for endpoints, embedding and evaluations are not in it. A server (`sampler`) is taken to sample on one
+    device like the run's.
 
     Args:
         config: Settings of the run.
@@ -32,7 +33,8 @@ def plan_time(
     rows = work.expected or work.rows
     phases: dict[str, float] = {}
     if memory.sampling is not None:
-        phases["sampling"] = _decoding_seconds(model, rows, memory.sampling, device, work.shared) / processes
+        samplers = processes if sampler_of(config) is None else 1
+        phases["sampling"] = _decoding_seconds(model, rows, memory.sampling, device, work.shared) / samplers
     if memory.reading is not None:
         reader_rows = [Row(row.prompt, max(1, row.completion // 2)) for row in work.reader.rows]
         phases["reading"] = _decoding_seconds(model, reader_rows, memory.reading, device, 1) / processes
@@ -47,6 +49,14 @@ def plan_time(
     optimizer = work.updates * OPTIMIZER_BYTES * model.trained_parameters / device.bandwidth
     phases["learning"] = learning + optimizer
     return phases
+
+
+def step_seconds(config: LearnerConfig, phases: Mapping[str, float]) -> float:
+    """Return the seconds of a step: the sum, or with `staleness` and a server the longer of sampling and the rest."""
+    total, sampling = sum(phases.values()), phases.get("sampling", 0.0)
+    if sampler_of(config) is None or not getattr(getattr(config, "sampling", None), "staleness", 0):
+        return total
+    return max(sampling, total - sampling)
 
 
 def _forward_flops(model: ModelPlan, rows: Sequence[Row]) -> float:

@@ -212,6 +212,51 @@ def test_a_file_that_is_packed_or_cast_on_a_cpu_is_planned_beside_the_weights(tm
     assert loading("compute.dtype=bfloat16") is None
 
 
+def test_a_run_beside_a_server_is_planned_without_a_sampler_in_the_process(tmp_path: Path) -> None:
+    policy = f"policy={_shape_folder(tmp_path, SHAPE)}"
+    server = "sampler.url=vllm:http://127.0.0.1:8000"
+
+    def phases(plan: dict[str, Any]) -> dict[str, dict[str, int]]:
+        return {phase["name"]: phase["parts"] for phase in plan["memory"]["phases"]}
+
+    local, remote = _plan("arithmetic", policy), _plan("arithmetic", policy, server)
+    weights = remote["model"]["bytes"]["float32"]
+    assert local["memory"]["phases"][0]["parts"]["sampler's copy"] == weights
+    assert "sampling" in phases(local)
+    assert "sampling" not in phases(remote)
+    assert all("sampler's copy" not in parts for parts in phases(remote).values())
+    assert phases(remote)["handing over weights"]["written weights"] == weights
+    assert (local["disk"]["sampler_bytes"], remote["disk"]["sampler_bytes"]) == (0, 2 * weights)
+    assert "http://127.0.0.1:8000 samples" in remote["notes"][-1]
+    times = remote["time"]["phases"]
+    ahead = _plan("arithmetic", policy, server, "sampling.staleness=1")["time"]["step_seconds"]
+    assert ahead == max(times["sampling"], times["learning"]) < remote["time"]["step_seconds"] == sum(times.values())
+    adapters = _plan("arithmetic", policy, server, "lora={r: 2}")
+    assert adapters["disk"]["sampler_bytes"] == 2 * 4 * adapters["model"]["trained"]
+    assert "on their way to the server" in format_plan(remote)
+
+
+def test_a_learner_that_is_sharded_beside_a_server_keeps_no_whole_weights(tmp_path: Path) -> None:
+    config = ["policy=" + str(_shape_folder(tmp_path, SHAPE)), "compute.sharding=fsdp"]
+
+    def plan(*overrides: str) -> dict[str, Any]:
+        settings = training_config("arithmetic", parse_overrides([*config, *overrides]))
+        return plan_run(settings, processes=2)
+
+    whole, sharded = plan(), plan("sampler.url=vllm:http://127.0.0.1:8000")
+    weights = whole["model"]["bytes"]["float32"]
+    [learning] = [phase["parts"] for phase in whole["memory"]["phases"] if phase["name"] == "learning"]
+    assert learning["weights"] + learning["shard of the weights"] == weights + weights // 2
+    [learning] = [phase["parts"] for phase in sharded["memory"]["phases"] if phase["name"] == "learning"]
+    assert learning["weights"] == weights // 2
+    assert "shard of the weights" not in learning
+    names = [phase["name"] for phase in sharded["memory"]["phases"]]
+    assert names == ["handing over weights", "learning", "loading the policy"]
+    assert sharded["memory"]["phases"][-1]["parts"]["whole weights"] == weights
+    adapters = plan("sampler.url=vllm:http://127.0.0.1:8000", "lora={r: 2}")["memory"]["phases"][0]["parts"]
+    assert adapters["weights"] + adapters["shard of the weights"] > weights * 1.5
+
+
 @pytest.mark.slow
 def test_a_model_of_four_billion_weights_is_planned_without_them(tmp_path: Path) -> None:
     policy = f"policy={_shape_folder(tmp_path, FOUR_BILLION)}"
