@@ -3,38 +3,47 @@
     python eval/store/crash.py --kills 1000 --out eval/results/store-crash.json
 
 A process runs seeded operations of every kind on one store file: insert, insert with a near expiry, insert_many,
-update, delete, core_update, undo, redo, restore, fork into a namespace and into a file, erase. It prints its intent
-before each operation and the logged rows after it. It is killed (SIGKILL) after a random time and restarted on the same
-file; every 50 kills a new file begins. After every kill the file is opened and must hold
+update, update_many, delete, delete_many, a transaction, core_update, undo, redo, restore, fork into a namespace and
+into a file, backup, copy, drop_namespace, erase, building an index file. It tells its intent before each operation and
+the logged rows after it. It is killed (SIGKILL) after a random time and begun again on the same file; every 50 kills a
+new file begins. After every kill the file is opened and must hold
 
-- every acknowledged operation at its position, or its stub if it was erased since, and every acknowledged fork
-  (otherwise `lost`),
+- every acknowledged operation at its position, or its stub if it was erased since, and every acknowledged fork and
+  copy, and no dropped namespace (otherwise `lost`),
 - beyond them only the operation intended at the kill, completely or not at all, and the ends of expired entries
   (otherwise `half`),
 - the state that replaying its log gives (otherwise `wrong`). Every tenth time `doctor` checks the file too.
+- Opening it must leave no file of what was killed (otherwise `leftover`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
-import time
+import threading
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from memalpha.errors import UnknownEntry
 from memalpha.store.checks.integrity import examine
+from memalpha.store.indexing import cache
+from memalpha.store.io.copy import copy_store
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 from memalpha.types import Operation
 
-MAX_WRITER_SECONDS = 0.25  # seconds between the writer's first operation and its death
+MAX_WRITER_SECONDS = 0.5  # seconds between the writer's first operation and its death
 KILLS_PER_FILE = 50  # kills of one file
 FORK_POSITION = 20  # operations that a fork takes over
 KINDS = (
@@ -43,12 +52,14 @@ KINDS = (
     *("insert_many",) * 3,
     *("update",) * 4,
     *("delete",) * 2,
-    *("core_update", "undo", "redo", "restore", "erase", "fork", "fork_file"),
+    *("core_update", "undo", "redo", "restore", "erase", "erase", "fork", "fork", "fork_file", "backup", "copy"),
+    *("drop", "drop", "update_many", "delete_many", "transaction", "build_index"),
 )
+FILES = ("fork_file", "backup", "copy")  # operations that make another file
 OperationRow = list[str | None]
 
 
-def write(path: Path, seed: str, durability: str, position: int) -> None:
+def write(path: Path, seed: str, durability: str, position: int, tell: Callable[[dict], None]) -> None:
     """Write until killed; operations up to `position` are acknowledged already.
 
     Args:
@@ -56,8 +67,10 @@ def write(path: Path, seed: str, durability: str, position: int) -> None:
         seed: Seed of the operations and part of their texts.
         durability: "full" or "normal".
         position: Log position up to which operations are acknowledged.
+        tell: Sends a message to the process that kills this one.
     """
     rng, number = random.Random(seed), 0
+    cache.MIN_ENTRIES = 1
     with MemoryStore.open(path, embedder="hash", durability=durability) as store:  # pyright: ignore
         while True:
             number += 1
@@ -65,19 +78,22 @@ def write(path: Path, seed: str, durability: str, position: int) -> None:
             kind = rng.choice(KINDS) if entries else "insert"
             entry = rng.choice(entries) if entries else None
             texts = [f"fact {rng.randrange(1000)}: {seed} {number} {i} " + "x" * rng.randrange(300) for i in range(20)]
+            names = sorted(set(store.namespaces()) - {"default"})
+            kind = "insert" if kind == "drop" and not names else kind
             intent = {
                 "intent": kind,
                 "texts": texts,
                 "at": before,
                 "id": entry and entry.id,
-                "name": f"{seed} {number}",
+                "ids": [entry.id for entry in rng.sample(entries, min(3, len(entries)))],
+                "name": rng.choice(names) if kind == "drop" else f"{seed} {number}",
             }
-            print(json.dumps(intent), flush=True)
+            tell(intent)
             with suppress(UnknownEntry):  # it expired just now
                 execute_intent(store, kind, intent, rng)
             rows = [operation_row(operation) for _, _, operation in store.log(position)]
             position += len(rows)
-            print(json.dumps({"done": rows, **intent}), flush=True)
+            tell({"done": rows, **intent})
 
 
 def execute_intent(store: MemoryStore, kind: str, intent: dict, rng: random.Random) -> None:
@@ -106,7 +122,22 @@ def execute_intent(store: MemoryStore, kind: str, intent: dict, rng: random.Rand
     elif kind == "fork":
         store.fork(intent["name"], as_of=FORK_POSITION)
     elif kind == "fork_file":
-        store.fork(path=fork_file(Path(store._database.path), intent), as_of=FORK_POSITION).close()
+        store.fork(path=fork_file(Path(store.path), intent), as_of=FORK_POSITION).close()
+    elif kind == "backup":
+        store.backup(fork_file(Path(store.path), intent))
+    elif kind == "copy":
+        copy_store(store.path, fork_file(Path(store.path), intent))
+    elif kind == "drop":
+        store.drop_namespace(intent["name"])
+    elif kind == "update_many":
+        store.update_many([{"id": id, "content": text} for id, text in zip(intent["ids"], texts, strict=False)])
+    elif kind == "delete_many":
+        store.delete_many(intent["ids"])
+    elif kind == "transaction":
+        with store.transaction():
+            for text in texts[:3]:
+                store.insert("semantic", text)
+            store.search("fact")
     else:
         getattr(store, kind)()
 
@@ -134,17 +165,30 @@ class File:
         self.path = path
         self.acknowledged: list[OperationRow] = []
         self.forks: list[tuple[dict, list[OperationRow]]] = []
+        self.dropped: list[str] = []
 
     def record_acknowledged(self, messages: list[dict]) -> None:
         """Record the acknowledged operations and forks of a writer's messages."""
         for item in messages:
             if "done" not in item:
                 continue
-            if item["intent"].startswith("fork"):
-                self.forks.append((item, self.acknowledged[:FORK_POSITION]))
+            if item["intent"] in (*FILES, "fork"):
+                self.forks.append((item, self.acknowledged[: self.copied_count(item)]))
+            if item["intent"] == "drop":
+                self.forget(item["name"])
             self.acknowledged += item["done"]
             if item["intent"] == "erase" and ["erased", None, None] in item["done"]:
                 self.acknowledged = replace_by_stubs(self.acknowledged, item["id"])
+
+    @staticmethod
+    def copied_count(intent: dict) -> int:
+        """Return the number of operations that a fork or copy holds at least."""
+        return FORK_POSITION if intent["intent"].startswith("fork") else intent["at"]
+
+    def forget(self, name: str) -> None:
+        """Record that a namespace was dropped."""
+        self.dropped.append(name)
+        self.forks = [(item, rows) for item, rows in self.forks if item["intent"] != "fork" or item["name"] != name]
 
     def check(self, last: dict, counts: dict[str, int]) -> None:
         """Open the file after a kill and count the faults into `counts`; `last` is the writer's last message."""
@@ -158,8 +202,11 @@ class File:
                 stubs = replace_by_stubs(self.acknowledged, interrupted["id"])
                 erased = logged[:known_count] == stubs
                 self.acknowledged = stubs if erased else self.acknowledged
+            if interrupted.get("intent") == "drop" and interrupted["name"] not in store.namespaces():
+                self.forget(interrupted["name"])
             lost = logged[:known_count] != self.acknowledged
             lost |= any(not self._fork_holds(store, item, rows) for item, rows in self.forks[-5:])
+            lost |= not set(self.dropped).isdisjoint(store.namespaces())
             counts["lost"] += lost
             unacknowledged = [operation_row for operation_row in logged[known_count:] if operation_row[0] != "expired"]
             counts["half"] += not (
@@ -168,7 +215,10 @@ class File:
             )
             counts["wrong"] += MemoryState.replay(store.schema, log).list() != store.list()
             self.acknowledged += logged[known_count:]
-            store.erase()  # finishes what an erasure had begun
+            counts["leftover"] += any(map(is_leftover, self.path.parent.iterdir()))
+            counts["pending"] += store.pending_scrub  # opening has finished what an erasure had begun
+            for item, _ in self.forks[:-5]:
+                fork_file(self.path, item).unlink(missing_ok=True)
 
     def _fork_holds(self, store: MemoryStore, intent: dict, rows: list[OperationRow]) -> bool:
         """Return True if a fork holds the rows, apart from entries erased before the fork."""
@@ -186,11 +236,16 @@ class File:
         """Return True if an interrupted fork is complete or absent."""
         if intent.get("intent") == "fork" and not store.namespace(intent["name"]).snapshot():
             return True
-        if intent.get("intent") == "fork_file" and not fork_file(self.path, intent).exists():
+        if intent.get("intent") in FILES and not fork_file(self.path, intent).exists():
             return True
-        return "fork" not in intent.get("intent", "") or self._fork_holds(
-            store, intent, self.acknowledged[:FORK_POSITION]
-        )
+        if intent.get("intent") not in (*FILES, "fork"):
+            return True
+        return self._fork_holds(store, intent, self.acknowledged[: self.copied_count(intent)])
+
+
+def is_leftover(file: Path) -> bool:
+    """Return True for a file that nobody needs: half a copy, or half an index file."""
+    return file.name.startswith(".") or (".db-index-" in file.name and "." in file.name.split(".db-index-")[1])
 
 
 def is_whole_intent(intent: dict, unacknowledged: list[OperationRow], store: MemoryStore, *, erased: bool) -> bool:
@@ -207,8 +262,15 @@ def is_whole_intent(intent: dict, unacknowledged: list[OperationRow], store: Mem
         return unacknowledged == [["erased", None, None]]
     if not unacknowledged:
         return True
+    contents = [operation_row[2] for operation_row in unacknowledged]
     if kind == "insert_many":
-        return [operation_row[2] for operation_row in unacknowledged] == [text.strip() for text in intent["texts"]]
+        return contents == [text.strip() for text in intent["texts"]]
+    if kind == "transaction":
+        return contents == [text.strip() for text in intent["texts"][:3]]
+    if kind == "update_many":
+        return contents == [text.strip() for text in intent["texts"][: len(intent["ids"])]]
+    if kind == "delete_many":
+        return [operation_row[:2] for operation_row in unacknowledged] == [["delete", id] for id in intent["ids"]]
     if kind in ("insert", "expire", "update", "core_update"):
         content = unacknowledged[0][2] or ""
         logged = "insert" if kind == "expire" else kind
@@ -228,7 +290,7 @@ def lasting_facts(entries: list) -> list[tuple[str, str]]:
     return [(entry.id, entry.content) for entry in entries if entry.expires is None]
 
 
-def run(kills: int, seed: int, durability: str) -> dict[str, int | str]:
+def run(kills: int, seed: int, durability: str) -> dict[str, Any]:
     """Kill a writer `kills` times and return the counts.
 
     Args:
@@ -236,27 +298,17 @@ def run(kills: int, seed: int, durability: str) -> dict[str, int | str]:
         seed: Seed of operations and kill times.
         durability: "full" or "normal".
     """
-    rng, counts = random.Random(seed), {"lost": 0, "half": 0, "wrong": 0}
-    operations, interrupted = 0, 0
+    rng, counts = random.Random(seed), {"lost": 0, "half": 0, "wrong": 0, "leftover": 0, "pending": 0}
+    operations, interrupted = Counter[str](), Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
         file = File(Path(folder))
         for number in range(kills):
             if number % KILLS_PER_FILE == 0:
                 file = File(Path(folder) / f"{number}.db")
-            command = [sys.executable, __file__, "--write", str(file.path), f"{seed}.{number}", durability]
-            command.append(str(len(file.acknowledged)))
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-            assert process.stdout is not None
-            lines = [process.stdout.readline()]
-            time.sleep(rng.random() * MAX_WRITER_SECONDS)
-            process.send_signal(signal.SIGKILL)
-            rest, _ = process.communicate()
-            text = "".join([*lines, rest])
-            messages = [
-                json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()
-            ]  # a cut line was not heard
-            operations += sum("done" in item for item in messages)
-            interrupted += bool(messages) and "done" not in messages[-1]
+            messages = run_and_kill(file, f"{seed}.{number}", durability, rng.random() * MAX_WRITER_SECONDS)
+            operations.update(item["intent"] for item in messages if "done" in item)
+            if messages and "done" not in messages[-1]:
+                interrupted[messages[-1]["intent"]] += 1
             file.record_acknowledged(messages)
             before = dict(counts)
             file.check(messages[-1] if messages else {}, counts)
@@ -268,16 +320,52 @@ def run(kills: int, seed: int, durability: str) -> dict[str, int | str]:
         "kills": kills,
         "seed": seed,
         "durability": durability,
-        "acknowledged": operations,
-        "killed_in_an_operation": interrupted,
+        "acknowledged": operations.total(),
+        "killed_in_an_operation": interrupted.total(),
         **counts,
+        "acknowledged_by_kind": dict(operations.most_common()),
+        "killed_by_kind": dict(interrupted.most_common()),
     }
+
+
+def run_and_kill(file: File, seed: str, durability: str, seconds: float) -> list[dict]:
+    """Fork a writer, kill it `seconds` after its first message, and return what it told.
+
+    Args:
+        file: Store file.
+        seed: Seed of its operations.
+        durability: "full" or "normal".
+        seconds: Time that it has.
+    """
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(reader)
+
+            def tell(message: dict) -> None:
+                os.write(writer, json.dumps(message).encode() + b"\n")
+
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of what the last kill left
+                write(file.path, seed, durability, len(file.acknowledged), tell)
+        finally:  # nothing may run on in the copy of this process
+            if sys.exc_info()[1] is not None:
+                traceback.print_exc()
+            os._exit(1)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        lines = [pipe.readline()]
+        killer = threading.Timer(seconds, os.kill, (pid, signal.SIGKILL))
+        killer.start()
+        lines += pipe.readlines()  # also keeps the pipe from filling up
+        killer.join()
+    assert os.WIFSIGNALED(os.waitpid(pid, 0)[1]), "the writer ended by itself"
+    return [json.loads(line) for line in lines if line.endswith(b"\n")]  # a cut line was not heard
 
 
 def main() -> None:
     """Run the command line."""
-    if sys.argv[1:2] == ["--write"]:
-        write(Path(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5]))
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
@@ -289,7 +377,7 @@ def main() -> None:
     print(text)
     if options.out:
         options.out.write_text(text + "\n", encoding="utf-8")
-    sys.exit(any(result[name] for name in ("lost", "half", "wrong")))
+    sys.exit(any(result[name] for name in ("lost", "half", "wrong", "leftover", "pending")))
 
 
 if __name__ == "__main__":

@@ -232,8 +232,8 @@ class MemoryStore(StoreReviewer):
     def redo(self) -> Operation | None:
         """Redo the operation that the last `undo` took back. Call again to go further forward.
 
-        Returns the operation, or None if there is none. Any other write, `restore` included, clears what can be
-        redone. Redo reads the log, so it also works after reopening and importing.
+        Returns the operation, or None if there is none. Any other write clears what can be redone; a `restore` of one
+        operation back counts as its undo. Redo reads the log, so it also works after reopening and importing.
         """
         with self._transaction(write=True):
             return timeline.redo(self._namespace)

@@ -131,8 +131,9 @@ class StoreEraser(StoreReader):
             raise
 
     def _finish_interrupted_work(self) -> None:
-        """Go on with a pending scrub, and remove the files of killed copies, without waiting for others."""
+        """Go on with a pending scrub, and remove what killed processes left of files, without waiting for others."""
         try:
+            cache.remove_abandoned_index_files(self._database)
             if self._database.abandoned_copies():
                 self._database.remove_abandoned_copies()
             self._scrub(wait=False)

@@ -1,4 +1,4 @@
-"""Random programs on a store, compared with the naive model of `eval/store/model.py`."""
+"""Random programs on a store, compared with the naive memory and the brute-force search of `eval/store/model/`."""
 
 import importlib.util
 from pathlib import Path
@@ -6,20 +6,27 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.sqlite
-MODEL = Path(__file__).parents[2] / "eval" / "store" / "model.py"
+MACHINE = Path(__file__).parents[2] / "eval" / "store" / "model" / "machine.py"
 
 
 @pytest.fixture(scope="module")
-def model():
-    spec = importlib.util.spec_from_file_location("store_model", MODEL)
+def machine():
+    spec = importlib.util.spec_from_file_location("store_machine", MACHINE)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-@pytest.mark.filterwarnings("ignore::memalpha.errors.UnknownFieldWarning")
-@pytest.mark.parametrize("seed", [6])
-def test_a_store_is_what_a_naive_model_says(model, seed: int) -> None:
-    counts = model.run(seed, 45)
-    assert counts["searches"] == 45 and len(counts) > 12
+def test_a_store_is_what_a_naive_memory_says(machine) -> None:
+    counts = machine.run(150, 6, shrink=False, steps=50)
+    assert counts["operations"] > 80 and counts["searches with hits"] > 50 and len(counts) > 20
+
+
+def test_a_store_that_is_wrong_fails(machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = machine.MemoryStore.search
+    monkeypatch.setattr(
+        machine.MemoryStore, "search", lambda store, *args, **options: search(store, *args, **options)[1:]
+    )
+    with pytest.raises(AssertionError):
+        machine.run(150, 6, shrink=False, steps=50)

@@ -198,6 +198,12 @@ class EntryTable(StateView):
                 holders.setdefault(bytes(digest), set()).add(id)
         return holders
 
+    def ids_with(self, digest: bytes) -> set[str]:
+        """Return the ids that hold, or held, the content of a digest."""
+        return {
+            id for (id,) in self._scope.select("SELECT DISTINCT id FROM versions WHERE ns = ? AND digest = ?", digest)
+        }
+
     def expired_by(self, time: str) -> list[tuple[str, str]]:
         """Return id and expiry of the live entries that expire at or before a time, earliest first."""
         query = (

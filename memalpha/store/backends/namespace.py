@@ -23,6 +23,7 @@ from memalpha.store.backends.vector_table import VectorTable
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import NOT_UNDOABLE, Change, plan
 from memalpha.store.trust.provenance import WRITER
+from memalpha.store.trust.quarantine import accepted_as, past_core_quarantine, quarantined_contents
 from memalpha.types import MemoryEntry, Operation
 
 _MAX_PAGE = 500  # log rows read at once
@@ -140,16 +141,22 @@ class Namespace:
     def erase(self, ids: Collection[str]) -> list[str]:
         """Turn all operations on `ids` into stubs; return other ids that hold, or held, the same content.
 
-        Their versions and vectors are deleted and the erasure is logged. The database must be scrubbed afterwards.
+        Their versions and vectors are deleted and the erasure is logged. The database must be scrubbed afterwards. An
+        operation that was quarantined and then accepted as one of the entries is erased with it.
         """
+        quarantined = [(id, content_digest(content)) for id, content in quarantined_contents(self.log)]
+        ids = {*ids, *accepted_as(self.log, ids)} if quarantined else ids
         holders = self.entries.holders(ids)
+        for digest in {digest for id, digest in quarantined if id in ids} - holders.keys():
+            holders[digest] = self.entries.ids_with(digest)
         erased = self.log.erase(ids)
         if erased:
             self.entries.delete(dict.fromkeys(erased))
             self.vectors.delete(digest for digest, other in holders.items() if other <= set(ids))
             self.write(Operation("erased"))
             self.database.mark_for_scrub()
-        return sorted(set().union(*holders.values()).difference(ids))
+        others = {id for id, digest in quarantined if digest in holders}
+        return sorted(others.union(*holders.values()).difference(ids))
 
     def erase_all(self) -> int:
         """Turn all operations into stubs, as `erase` does; return their number."""
@@ -162,9 +169,13 @@ class Namespace:
         return len(erased)
 
     def erase_core_history(self) -> int:
-        """Turn all core updates but the last into stubs; return their number. As after `erase`, a scrub is due."""
-        count = self.log.erase_core_history()
-        if count:
+        """Turn all core updates but the last into stubs; return their number. As after `erase`, a scrub is due.
+
+        Quarantined updates that hold a text of the past, as the one they would replace, become stubs, too.
+        """
+        quarantined = past_core_quarantine(self.log, self.log.core_at(self.log.position))
+        count = self.log.erase_core_history(quarantined)
+        if count or quarantined:
             self.write(Operation("erased"))
             self.database.mark_for_scrub()
         return count

@@ -166,9 +166,13 @@ class OperationLog:
         return [id for (id,) in self._scope.select(query, after, _LAST if last is None else last)]
 
     def last_ids(self, position: int, limit: int) -> list[str | None]:
-        """Return the ids of the last `limit` operations up to a position, newest first."""
-        query = "SELECT seq, id FROM operations WHERE ns = ? AND seq <= ? ORDER BY seq DESC LIMIT ?"
-        return [id for _, id in self._scope.select(query, position, limit)]
+        """Return the ids of the last `limit` operations up to a position, newest first.
+
+        The id is None where an operation changes no entry, as in quarantine.
+        """
+        query = "SELECT kind, id FROM operations WHERE ns = ? AND seq <= ? ORDER BY seq DESC LIMIT ?"
+        rows = self._scope.select(query, position, limit)
+        return [None if kind == "quarantined" else id for kind, id in rows]
 
     def has_erasure_after(self, position: int) -> bool:
         """Return True if entries were erased after a position, so that earlier states may have changed."""
@@ -228,11 +232,15 @@ class OperationLog:
             f"INSERT INTO operations ({columns}) VALUES ({placeholders}, {constants})", rows
         )
 
-    def erase_core_history(self) -> int:
-        """Turn all core updates but the last into stubs and return their number."""
+    def erase_core_history(self, quarantined: Iterable[int] = ()) -> int:
+        """Turn all core updates but the last into stubs and return their number.
+
+        Args:
+            quarantined: Positions of quarantined core updates that become stubs, too.
+        """
         query = "SELECT seq FROM operations INDEXED BY core_updates WHERE ns = ? AND kind = 'core_update' ORDER BY seq"
         positions = [position for (position,) in self._scope.select(query)][:-1]
-        self._clear([(None, position) for position in positions])
+        self._clear([(None, position) for position in (*positions, *quarantined)])
         return len(positions)
 
     def erase(self, ids: Collection[str] | None) -> list[str | None]:

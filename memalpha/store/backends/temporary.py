@@ -76,7 +76,7 @@ def abandoned_files(path: Path, *, older_names: bool = False) -> list[Path]:
         files = list(path.parent.iterdir())
     except OSError:  # no folder any more
         return []
-    abandoned = [file for file in files if names.fullmatch(file.name) and _is_abandoned(file)]
+    abandoned = [file for file in files if names.fullmatch(file.name) and is_abandoned(file)]
     logs = [log for file in abandoned for log in sqlite_logs(file) if log.exists()]
     if older_names:
         abandoned += [file for file in files if older.fullmatch(file.name) and _is_old(file)]
@@ -97,7 +97,8 @@ def _is_old(file: Path) -> bool:
         return False
 
 
-def _is_abandoned(file: Path) -> bool:
+def is_abandoned(file: Path) -> bool:
+    """Return True for a file of `locked_file` whose writer was killed."""
     try:
         if file.is_symlink() or not file.is_file():
             return False

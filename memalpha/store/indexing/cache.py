@@ -11,23 +11,26 @@ The next search uses the file if all of this holds:
   copy of the store with a different history does not fit;
 - nothing was erased since.
 
-Operations after the file's position are then applied. The file holds words and vectors, so erasing removes it.
+Operations after the file's position are then applied. The file holds words and vectors, so erasing removes it, and
+nothing is written that a namespace held before it was dropped, or in a transaction that was rolled back. What a killed
+process leaves of a file is removed when the store is opened.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
+import re
 import secrets
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from memalpha.errors import StoreError
 from memalpha.store.backends.base import Backend
 from memalpha.store.backends.namespace import Namespace
-from memalpha.store.backends.temporary import sync_folder
+from memalpha.store.backends.temporary import is_abandoned, locked_file, sync_folder
 from memalpha.store.indexing.file_format import Arrays, read_arrays, write_arrays
 from memalpha.store.search.bm25 import words
 from memalpha.store.search.vectors import Precision
@@ -35,6 +38,7 @@ from memalpha.store.search.vectors import Precision
 FORMAT = 7
 MIN_ENTRIES = 5000  # below, rebuilding the index takes less than 0.1 s
 GROWING_ARRAYS = ("vectors", "live", "orders", "groups", "spans", "words lengths")  # arrays with a row per slot
+_UNFINISHED = re.compile(r"-index-[0-9a-f]{16}\.[0-9a-f]{8}$")
 _PROBE = "Ana's running-shoes, 2024: naïve \u6771\u4eac\u306b \ud55c\uad6d\uc5b4 weren't U.S. \u0939\u093f\u0928\u094d"
 
 
@@ -72,12 +76,15 @@ class IndexCache:
         self._file_position = position
         return position, arrays
 
-    def save(self, position: int, size: int, make_arrays: Callable[[], Arrays], *, force: bool = False) -> None:
+    def save(
+        self, namespace_id: int, position: int, size: int, make_arrays: Callable[[], Arrays], *, force: bool = False
+    ) -> None:
         """Write the index of `position`, if it pays.
 
         A file that cannot be written is a warning, since nothing is lost.
 
         Args:
+            namespace_id: Id that the namespace had when the index was made; nothing is written if it was dropped since.
             position: Log position of the index.
             size: Number of its entries.
             make_arrays: Returns its arrays; called only if the file is written.
@@ -88,31 +95,36 @@ class IndexCache:
             return
         temporary = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
         try:
-            with self._rows.transaction():
-                # Created under the lock: a later erasure removes the file, and an earlier one shows here.
-                key = self._rows.database.index_key(create=True)
-                if key is None or self._rows.log.has_erasure_after(position):
-                    return
-                remove_index_files(
-                    self._rows.database, self._rows.name, keep=self.path
-                )  # left by writers that were killed
-                file = os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb")
-                header = {"position": position, "vectors": self._precision} | self._identity(position)
-            with file:
-                write_arrays(file, header, make_arrays(), key)
-            with self._rows.transaction():
-                if self._rows.log.has_erasure_after(position):
-                    temporary.unlink(missing_ok=True)
-                else:
-                    temporary.replace(self.path)
-                    sync_folder(self.path.parent)
-                    self._file_position = position
+            with ExitStack() as stack:
+                with self._rows.transaction():
+                    # Created under the lock: a later erasure removes the file, and an earlier one shows here.
+                    key = self._rows.database.index_key(create=True)
+                    if key is None or self._is_gone(namespace_id, position):
+                        return
+                    remove_index_files(
+                        self._rows.database, self._rows.name, keep=self.path
+                    )  # left by writers that were killed
+                    descriptor = stack.enter_context(locked_file(temporary))
+                    header = {"position": position, "vectors": self._precision} | self._identity(position)
+                with open(descriptor, "wb", closefd=False) as file:
+                    write_arrays(file, header, make_arrays(), key)
+                with self._rows.transaction():
+                    if self._is_gone(namespace_id, position):
+                        temporary.unlink(missing_ok=True)
+                    else:
+                        temporary.replace(self.path)
+                        sync_folder(self.path.parent)
+                        self._file_position = position
         except FileNotFoundError:  # another process wrote, or erased, meanwhile
             return
         except OSError as error:
             warnings.warn(f"{self.path}: the index was not saved ({error}); it will be rebuilt", stacklevel=2)
         finally:
             temporary.unlink(missing_ok=True)
+
+    def _is_gone(self, namespace_id: int, position: int) -> bool:
+        """Return True if the namespace was dropped, or entries were erased, after an index of it was made."""
+        return self._rows.scope.namespace_id != namespace_id or self._rows.log.has_erasure_after(position)
 
     def _identity(self, position: int) -> dict[str, Any]:
         """Return the header fields that an index of this namespace up to a position must have."""
@@ -144,6 +156,19 @@ def remove_index_files(database: Backend, namespace: str | None = None, *, keep:
                 path.unlink(missing_ok=True)
             except OSError as error:
                 raise StoreError(f"{path}: this index file cannot be removed ({error}): delete it") from error
+
+
+def remove_abandoned_index_files(database: Backend) -> None:
+    """Delete what killed processes left of index files that they were writing. Raises `StoreError`."""
+    if _abandoned_index_files(database.path):
+        with database.transaction():  # nobody is just making one
+            for path in _abandoned_index_files(database.path):
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+
+
+def _abandoned_index_files(path: str) -> list[Path]:
+    return [file for file in index_files(path) if _UNFINISHED.search(file.name) and is_abandoned(file)]
 
 
 def index_files(path: str, namespace: str | None = None) -> list[Path]:

@@ -175,7 +175,7 @@ class NamespaceIndex:
         namespace_id = self._rows.scope.namespace_id
         if namespace_id != self._namespace_id:  # the first search, or the namespace was dropped and made anew
             corpus, self._namespace_id = None, namespace_id
-        if self._rollbacks not in (None, self._rows.database.rollbacks):  # it may hold what was undone
+        if self._has_rolled_back:
             corpus = None
         if corpus is not None and position == self._position:
             return corpus
@@ -206,6 +206,11 @@ class NamespaceIndex:
         self._position = position
         return corpus
 
+    @property
+    def _has_rolled_back(self) -> bool:
+        """True if the corpus may hold operations that were rolled back."""
+        return self._rollbacks not in (None, self._rows.database.rollbacks)
+
     def _checkin(self, corpus: Corpus) -> None:
         """Store the corpus for the next search."""
         self._rollbacks = self._rows.database.rollbacks if self._rows.database.is_writing else None
@@ -214,12 +219,14 @@ class NamespaceIndex:
     def save(self) -> None:
         """Write the corpus to the index file, if it pays. Do not call this inside a transaction."""
         corpus, self._corpus = self._corpus, None
-        if self._has_remnants:
-            self._corpus = corpus
-        elif corpus is not None:
+        if corpus is None or self._has_rolled_back:
+            return
+        if not self._has_remnants:
             rebuilt = corpus.has_new_lists
-            self._cache.save(self._position, len(corpus), lambda: corpus_to_arrays(corpus), force=rebuilt)
-            self._corpus = corpus
+            self._cache.save(
+                self._namespace_id, self._position, len(corpus), lambda: corpus_to_arrays(corpus), force=rebuilt
+            )
+        self._corpus = corpus
 
     def close(self) -> None:
         """Stop work in the background, and save."""

@@ -6,6 +6,7 @@ its content, its speaker and the reason are kept. A review applies it or rejects
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -14,6 +15,7 @@ from memalpha.store.backends.operation_log import OperationLog
 from memalpha.types import Operation, OperationKind
 
 _KINDS = get_args(OperationKind)
+_ACCEPTED = "review: accepted "  # begins the reason of an operation that a review applied; the position follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,46 @@ def quarantine_operation(operation: Operation, before: str | None, reason: str) 
 def decision_operation(item: Quarantined, decision: str) -> Operation:
     """Return the operation that records the decision of a review, "accepted" or "rejected"."""
     return Operation("reviewed", metadata={"position": item.position, "decision": decision})
+
+
+def accepted_operation(item: Quarantined) -> Operation:
+    """Return the operation that applies a quarantined one. Its reason names the position of the quarantine."""
+    return replace(item.operation, reason=f"{_ACCEPTED}{item.position}")
+
+
+def accepted_as(log: OperationLog, ids: Collection[str]) -> set[str]:
+    """Return the ids of quarantined inserts that a review accepted as these entries, and which hold their content."""
+    quarantined: set[str] = set()
+    for position, _, operation in log.quarantine():
+        decision = dict(operation.metadata or {})
+        if operation.kind != "reviewed" or decision.get("decision") != "accepted":
+            continue
+        ((_, _, _, applied),) = log.page(position - 2, 1)  # a review writes it just before its decision
+        if applied.id in ids and applied.reason == f"{_ACCEPTED}{decision.get('position')}":
+            quarantined.add(f"quarantined#{decision['position']}")
+    return quarantined
+
+
+def quarantined_contents(log: OperationLog) -> list[tuple[str, str]]:
+    """Return id and content of all quarantined operations, reviewed or not."""
+    operations = (operation for _, _, operation in log.quarantine() if operation.kind == "quarantined")
+    return [(operation.id, operation.content) for operation in operations if operation.id and operation.content]
+
+
+def past_core_quarantine(log: OperationLog, core: str) -> list[int]:
+    """Return the positions of quarantined core updates that hold texts of the past.
+
+    Those are all but the pending ones that would replace the current text.
+
+    Args:
+        log: Log to read.
+        core: Current text.
+    """
+    return [
+        item.position
+        for item in list_quarantined(log, pending=False)
+        if item.operation.kind == "core_update" and (item.decision or item.before != core)
+    ]
 
 
 def list_quarantined(log: OperationLog, *, pending: bool) -> list[Quarantined]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from memalpha.errors import DuplicateContent, ReviewConflict, StoreError, UnknownEntry
 from memalpha.store.store_batches import StoreBatches
-from memalpha.store.trust.quarantine import Quarantined, decision_operation, list_quarantined
+from memalpha.store.trust.quarantine import Quarantined, accepted_operation, decision_operation, list_quarantined
 from memalpha.store.trust.revert import Revert, revert
 from memalpha.types import Operation
 
@@ -91,8 +91,7 @@ class StoreReviewer(StoreBatches):
             if accept:
                 self._check_unchanged(item)
                 with suppress(DuplicateContent):  # the memory says so already
-                    operation = replace(item.operation, reason=f"review: accepted {position}")
-                    self._namespace.write(operation, vectors or None)
+                    self._namespace.write(accepted_operation(item), vectors or None)
             decision = "accepted" if accept else "rejected"
             self._namespace.write(decision_operation(item, decision))
             return replace(item, decision=decision)

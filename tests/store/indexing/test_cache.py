@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memalpha.errors import DamagedStore, StoreError
+from memalpha.store.backends.temporary import locked_file
 from memalpha.store.checks.integrity import examine
 from memalpha.store.indexing import cache
 from memalpha.store.indexing.cache import index_files
@@ -288,6 +289,42 @@ def test_doctor_names_and_removes_what_is_not_used(tmp_path: Path) -> None:
     assert health.problems == [] and len(health.repaired) == 2 and index_files(str(path)) == []
 
 
+def test_what_a_killed_process_left_of_an_index_is_removed_at_opening(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    file = fill(path)
+    left = file.with_name(f"{file.name}.0123abcd")
+    left.write_bytes(b"half an index")
+    with locked_file(file.with_name(f"{file.name}.89abcdef")), new(path):  # another process is just writing that one
+        assert not left.exists() and len(index_files(str(path))) == 2
+
+
+def test_a_handle_saves_no_index_of_a_namespace_that_was_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    first, second = new(path), new(path)
+    first.namespace("ana").add("pet: qwobblefrotz")
+    idle = second.namespace("ana")
+    idle.search("pet")
+    first.drop_namespace("ana")
+    first.namespace("ana").add("city: Oslo")  # a new one of the same name, at the same position
+    for handle in (second, first):
+        handle.close()
+    assert not [file for file in tmp_path.iterdir() if b"qwobblefrotz" in file.read_bytes()]
+    assert new(path, "ana").search("qwobblefrotz")[0].entry.content == "city: Oslo"
+
+
+def test_a_handle_saves_no_index_of_what_was_rolled_back(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    first, second = new(path), new(path)
+    with pytest.raises(ZeroDivisionError), first.transaction():
+        first.add("pet: cat")
+        first.search("pet")
+        raise ZeroDivisionError
+    second.add("city: Oslo")  # at the position of what was rolled back
+    first.close()
+    second.close()
+    assert [hit.entry.content for hit in new(path).search("pet")] == ["city: Oslo"]
+
+
 def test_two_processes_that_close_at_once(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     fill(path).unlink()
@@ -296,7 +333,7 @@ def test_two_processes_that_close_at_once(tmp_path: Path) -> None:
     for store in (first, second):
         store.search("x")
     save, corpus = first._index._cache.save, first._index._corpus  # pyright: ignore
-    first._index.save = lambda: save(14, 11, lambda: (second.close(), corpus_to_arrays(corpus))[1])  # pyright: ignore
+    first._index.save = lambda: save(1, 14, 11, lambda: (second.close(), corpus_to_arrays(corpus))[1])  # pyright: ignore
     first.close()  # the other closes while this one writes
     [file] = index_files(str(path))
     assert is_sound(file, path) and search_results(path) == right

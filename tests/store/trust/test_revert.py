@@ -182,6 +182,39 @@ def test_quarantined_content_can_be_erased() -> None:
     assert store.quarantined(pending=False) == [] and "secret" not in str(list(store.log()))
 
 
+def test_what_waits_for_a_review_is_not_recent() -> None:
+    store = new()
+    old, recent = store.insert("semantic", "a"), store.insert("semantic", "b")
+    quarantined(store, Operation("update", id=old.id, content="c"), "a")
+    assert store.recent(1) == [recent]
+
+
+def test_an_entry_is_erased_with_the_quarantine_that_it_came_from() -> None:
+    store = new()
+    fact = Operation("insert", category="semantic", content="Ana's secret")
+    positions = [quarantined(store, fact, None) for _ in range(3)]
+    for position in positions[:2]:  # the second one changes nothing
+        store.review(position, accept=True)
+    others = [f"quarantined#{position}" for position in positions[1:]]
+    assert store.erase(others[0]) == sorted([f"quarantined#{positions[0]}", others[1], store.list()[0].id])
+    assert store.erase(store.list()[0].id) == others[1:]  # awaits a review still
+    assert [item.position for item in store.quarantined(pending=False)] == positions[2:]
+    store.erase(others[1])
+    assert "secret" not in str(list(store.log()))
+
+
+def test_past_core_memories_are_erased_from_the_quarantine() -> None:
+    store = new()
+    store.core_update("Ana's secret")
+    positions = [quarantined(store, Operation("core_update", content=text), "Ana's secret") for text in "abc"]
+    store.review(positions[0], accept=True)
+    store.review(positions[1], accept=False)
+    last = quarantined(store, Operation("core_update", content="d"), "a")
+    assert store.erase_core_history() == 1 and store.core == "a"
+    assert "secret" not in str(list(store.log())) and [item.position for item in store.quarantined()] == [last]
+    assert store.erase_core_history() == 0
+
+
 def test_a_damaged_quarantine_is_named() -> None:
     store = new()
     store.apply(Operation("quarantined", content="x", metadata={"kind": "erased"}))
