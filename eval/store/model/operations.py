@@ -1,4 +1,4 @@
-"""Operations of the programs of `machine.py`: erasing, copying, transactions and reopening beside those of `writes.py`."""
+"""Operations of the programs of `machine.py`: those of `writes.py`, erasing, copying, transactions and reopening."""
 
 from __future__ import annotations
 
