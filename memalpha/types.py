@@ -15,6 +15,8 @@ from typing import Any, Generic, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from typing_extensions import TypeVar  # typing's own has defaults from Python 3.13 on
 
+from memalpha.frozen import with_fast_constructor
+
 OperationKind = Literal["insert", "update", "delete", "core_update"]
 LoggedKind = OperationKind | Literal["expired", "erased", "quarantined", "reviewed"]
 
@@ -191,6 +193,7 @@ AnyTask = TypeVar("AnyTask", bound=Task | TextTask, default=Task)
 """Task type of a rollout."""
 
 
+@with_fast_constructor
 @dataclass(frozen=True, slots=True)
 class MemoryEntry:
     """One stored fact, as of one position of the operation log.
@@ -222,6 +225,7 @@ class MemoryEntry:
         return fields | {"metadata": deepcopy(dict(self.metadata))}
 
 
+@with_fast_constructor
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One change of a store, as logged.
@@ -252,6 +256,7 @@ class Operation:
     reason: str | None = None
 
 
+@with_fast_constructor
 @dataclass(frozen=True, slots=True)
 class Hit:
     """One search result.

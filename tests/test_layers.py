@@ -21,10 +21,11 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "memalpha"
 
 # room → the rooms it may import from (besides itself)
-BASE = frozenset({"errors", "types", "config", "hub", "workers", "endpoint_calls"})
+BASE = frozenset({"errors", "frozen", "types", "config", "hub", "workers", "endpoint_calls"})
 BELOW: dict[str, frozenset[str]] = {
     "errors": frozenset(),
-    "types": frozenset({"errors"}),
+    "frozen": frozenset(),
+    "types": frozenset({"errors", "frozen"}),
     "hub": frozenset(),
     "workers": frozenset({"errors"}),
     "endpoint_calls": frozenset({"errors"}),

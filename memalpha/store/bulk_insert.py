@@ -9,8 +9,8 @@ import numpy as np
 
 from memalpha.errors import StoreError
 from memalpha.store.backends.namespace import Namespace
-from memalpha.store.backends.row_codec import vector_blob
-from memalpha.store.state import make_id
+from memalpha.store.backends.row_codec import content_digest
+from memalpha.store.state import id_parts
 from memalpha.store.trust.provenance import WRITER
 from memalpha.store.validation import check_content_size, check_timestamp, clean_content, validate_fields
 from memalpha.types import MemoryEntry
@@ -19,6 +19,7 @@ Fact = Mapping[str, Any]
 _REQUIRED_KEYS = {"category", "content"}
 _KEYS = ("category", "content", "timestamp", "importance", "metadata", "source", "chunk", "turn", "expires")
 _ALLOWED_KEYS = set(_KEYS)
+_BLOCK = 500  # vectors that are checked at once, so that they stay in the processor's cache
 
 
 def validate_facts(facts: Iterable[Fact], max_content: int) -> list[tuple[Fact, str]]:
@@ -61,32 +62,35 @@ def normalize_vectors(count: int, vectors: np.ndarray, dim: int) -> np.ndarray:
         raise StoreError(f"vectors: ({count}, {dim}) finite numbers are needed ({error})") from error
     if array.shape != (count, dim):
         raise StoreError(f"vectors: ({count}, {dim}) finite numbers are needed, not {array.shape}")
-    with np.errstate(all="ignore"):
-        peaks = np.abs(array).max(axis=1, initial=0.0, keepdims=True)
-        unit = array / peaks  # whose squares neither overflow nor vanish
-        unit /= np.sqrt(np.einsum("ij,ij->i", unit, unit, dtype=np.float64))[:, None]
-    has_direction = np.isfinite(unit).all(axis=1)
-    if not has_direction.all():
-        index = int(np.argmin(has_direction))
-        raise StoreError(f"vectors: ({count}, {dim}) finite numbers are needed: row {index} is not finite, or zero")
-    return unit.astype(np.float32, copy=False)
+    unit = np.empty(array.shape, np.float32)
+    for start in range(0, count, _BLOCK):
+        block = array[start : start + _BLOCK]
+        with np.errstate(all="ignore"):
+            scaled = block / np.abs(block).max(axis=1, initial=0.0, keepdims=True)  # no square overflows or vanishes
+            scaled /= np.sqrt(np.einsum("ij,ij->i", scaled, scaled, dtype=np.float64))[:, None]
+        has_direction = np.isfinite(scaled).all(axis=1)
+        if not has_direction.all():
+            index = start + int(np.argmin(has_direction))
+            raise StoreError(f"vectors: ({count}, {dim}) finite numbers are needed: row {index} is not finite, or zero")
+        unit[start : start + _BLOCK] = scaled
+    return unit
 
 
-def vector_blobs(contents: Sequence[str], vectors: np.ndarray) -> dict[str, bytes]:
-    """Return the rows of `vectors` (n, dim) as stored bytes, by content."""
-    data, width = vector_blob(vectors), 4 * vectors.shape[1]
-    return {content: data[row * width : (row + 1) * width] for row, content in enumerate(contents)}
+def vector_rows(contents: Sequence[str], vectors: np.ndarray) -> dict[str, tuple[bytes, bytes]]:
+    """Return the rows of `vectors` (n, dim) as stored, digest and vector, by content."""
+    stored = np.ascontiguousarray(vectors, "<f4")
+    return {content: (content_digest(content), row.tobytes()) for content, row in zip(contents, stored, strict=True)}
 
 
 def insert_facts(
-    namespace: Namespace, facts: Sequence[tuple[Fact, str]], vectors: Mapping[str, bytes]
+    namespace: Namespace, facts: Sequence[tuple[Fact, str]], vectors: Mapping[str, tuple[bytes, bytes]]
 ) -> list[MemoryEntry]:
     """Append all facts in one write. Call inside a transaction.
 
     Args:
         namespace: Namespace to write to.
         facts: Facts with their contents, from `validate_facts`.
-        vectors: Stored bytes of the embeddings by content, from `vector_blobs`.
+        vectors: Stored rows of the embeddings by content, from `vector_rows`.
 
     Returns:
         The entry of each fact; for a duplicate, the existing one.
@@ -94,49 +98,82 @@ def insert_facts(
     Raises:
         StoreError: A fact is invalid; the message names its index.
     """
-    start = position = namespace.log.position
-    existing = (
-        namespace.entries.with_contents([content for _, content in facts]) if start else {}
+    start = namespace.log.position
+    entries = (
+        namespace.entries.with_contents([vectors[content][0] for _, content in facts]) if start else {}
     )  # live entries by category and content
-    new_entries: dict[str, MemoryEntry] = {}
-    optional_fields: list[dict[str, Any]] = []  # optional fields of each new entry
-    entries: list[MemoryEntry] = []
+    new_fields: dict[tuple[str, str], dict[str, Any]] = {}  # optional fields of the new entries
+    keys = []
     writer = WRITER.get()
-    has_erasure = namespace.entries.has_erasure()
     check_category = namespace.schema.check_category
-
-    def is_used(id: str) -> bool:
-        return id in new_entries or (start > 0 and namespace.entries.is_used(id))
-
     for index, (fact, content) in enumerate(facts):
         try:
-            category = check_category(fact["category"])
-            entry = existing.get((category, content))
-            if entry is None:
-                fields = validate_fields(fact) if len(fact) > len(_REQUIRED_KEYS) else {}
-                fields |= writer
-                id = make_id(content, position, is_used, has_erasure=has_erasure)
-                position += 1
-                entry = MemoryEntry(
-                    id,
-                    category,
-                    content,
-                    fields.get("timestamp") or None,
-                    fields.get("importance", 1.0),
-                    fields.get("metadata", {}),
-                    fields.get("source"),
-                    fields.get("chunk"),
-                    fields.get("turn"),
-                    fields.get("expires") or None,
-                    fields.get("speaker"),
-                    fields.get("key"),
-                    1,
-                    position,
+            key = check_category(fact["category"]), content
+            if key not in entries and key not in new_fields:
+                new_fields[key] = (
+                    {**validate_fields(fact), **writer} if len(fact) > len(_REQUIRED_KEYS) or writer else {}
                 )
-                new_entries[id] = existing[category, content] = entry
-                optional_fields.append(fields)
         except StoreError as error:
             raise type(error)(f"fact {index}: {error}") from error
-        entries.append(entry)
-    namespace.append(list(new_entries.values()), optional_fields, vectors)
-    return entries
+        keys.append(key)
+    ids = _free_ids(namespace, [content for _, content in new_fields], start)
+    new_entries = []
+    for position, (id, (category, content), fields) in enumerate(
+        zip(ids, new_fields, new_fields.values(), strict=True), start + 1
+    ):
+        value = fields.get
+        entry = MemoryEntry(
+            id,
+            category,
+            content,
+            value("timestamp") or None,
+            value("importance", 1.0),
+            value("metadata", {}),
+            value("source"),
+            value("chunk"),
+            value("turn"),
+            value("expires") or None,
+            value("speaker"),
+            value("key"),
+            1,
+            position,
+        )
+        entries[category, content] = entry
+        new_entries.append(entry)
+    namespace.append(new_entries, list(new_fields.values()), vectors)
+    return [entries[key] for key in keys]
+
+
+def _free_ids(namespace: Namespace, contents: Sequence[str], position: int) -> list[str]:
+    """Return the ids that `make_id` gives to new contents, one after the other.
+
+    The ids that are used are asked of the database for all contents at once, until no answer changes an id.
+
+    Args:
+        namespace: Namespace to write to.
+        contents: Contents of the new entries.
+        position: Log position before the first.
+
+    Raises:
+        StoreError: No free id was found.
+    """
+    has_erasure = namespace.entries.has_erasure()
+    parts = [id_parts(content, position + n, has_erasure=has_erasure) for n, content in enumerate(contents)]
+    free: set[str] = set()
+    used: set[str] = set()
+    while True:
+        ids: dict[str, None] = {}
+        for stem, suffix, length in parts:
+            id = stem + suffix[:length]
+            while id in ids or id in used:
+                if length == len(suffix):
+                    raise StoreError(f"no free id for an entry of the topic {stem!r}")
+                length += 1
+                id = stem + suffix[:length]
+            ids[id] = None
+        unknown = ids.keys() - free
+        newly_used = namespace.entries.used_ids(list(unknown)) if position else set()
+        if not newly_used:
+            return list(ids)
+        used |= newly_used
+        free |= unknown - newly_used

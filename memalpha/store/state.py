@@ -22,6 +22,7 @@ from memalpha.types import MemoryEntry, Operation
 
 # 32 characters of five bits each; l, 1, o and 0 are left out because they are easily confused.
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
+_CHARACTERS = bytes(ord(_ALPHABET[byte & 31]) for byte in range(256))  # of a suffix, by byte of a hash
 NOT_UNDOABLE = frozenset({"expired", "erased", "quarantined", "reviewed"})
 """Kinds of operations that an undo skips: time, erasure and reviews."""
 _WORD = re.compile(r"\w+")
@@ -77,6 +78,15 @@ def make_id(content: str, position: int, is_used: Callable[[str], bool], *, has_
     Raises:
         StoreError: No free id was found.
     """
+    stem, suffix, shortest = id_parts(content, position, has_erasure=has_erasure)
+    for length in range(shortest, len(suffix) + 1):
+        if not is_used(id := stem + suffix[:length]):
+            return id
+    raise StoreError(f"no free id for {content!r} at position {position}")
+
+
+def id_parts(content: str, position: int, *, has_erasure: bool = False) -> tuple[str, str, int]:
+    """Return the stem and the suffix of an id of `make_id`, and the shortest length of the suffix."""
     text = content.lower()
     subject, colon, _ = text.partition(":")
     words = _WORD.findall(subject) if colon else []
@@ -84,13 +94,8 @@ def make_id(content: str, position: int, is_used: Callable[[str], bool], *, has_
         match = _TWO_WORDS.match(text)
         words = [word for word in match.groups() if word] if match else []
     topic = "-".join(words)[:24].strip("-") or "m"
-    digest = hashlib.blake2b(f"{position}\0{content}".encode()).digest()
-    suffix = "".join(_ALPHABET[byte & 31] for byte in digest)
-    stem, shortest = (f"{topic}#{_position_code(position)}.", 2) if has_erasure else (topic + "#", 1)
-    for length in range(shortest, len(suffix) + 1):
-        if not is_used(stem + suffix[:length]):
-            return stem + suffix[:length]
-    raise StoreError(f"no free id for {content!r} at position {position}")
+    suffix = hashlib.blake2b(f"{position}\0{content}".encode()).digest().translate(_CHARACTERS).decode()
+    return (f"{topic}#{_position_code(position)}.", suffix, 2) if has_erasure else (topic + "#", suffix, 1)
 
 
 def _position_code(position: int) -> str:
@@ -317,10 +322,8 @@ class MemoryState:
                 live, ended = live.delete(ended_entry.id), ended.set(ended_entry.id, ended_entry)
         if change.entry is not None:
             new_entry = change.entry
-            live, contents = (
-                live.set(new_entry.id, new_entry),
-                contents.set((new_entry.category, new_entry.content), new_entry.id),
-            )
+            live = live.set(new_entry.id, new_entry)
+            contents = contents.set((new_entry.category, new_entry.content), new_entry.id)
             if new_entry.id not in created:
                 created = created.set(new_entry.id, position)
             elif new_entry.id in ended:

@@ -17,7 +17,7 @@ import numpy as np
 from memalpha.errors import InvalidContent, StoreError
 from memalpha.store import history as timeline
 from memalpha.store.backends.base import Backend, Clock, Durability, system_clock
-from memalpha.store.bulk_insert import Fact, insert_facts, normalize_vectors, validate_facts, vector_blobs
+from memalpha.store.bulk_insert import Fact, insert_facts, normalize_vectors, validate_facts, vector_rows
 from memalpha.store.embedding import Embedder
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder, StoredEmbedder
 from memalpha.store.io.copy import back_up
@@ -192,14 +192,14 @@ class MemoryStore(StoreReviewer):
         pairs = validate_facts(facts, self._max_content)
         if vectors is None:
             contents = list(dict.fromkeys(content for _, content in pairs))
-            blobs = vector_blobs(
+            rows = vector_rows(
                 contents, StoredEmbedder(self._namespace, self._embedder.load_checked()).encode(contents)
             )
         else:
             contents = [content for _, content in pairs]
-            blobs = vector_blobs(contents, normalize_vectors(len(pairs), vectors, self._embedder.dim))
+            rows = vector_rows(contents, normalize_vectors(len(pairs), vectors, self._embedder.dim))
         with self._transaction(write=True):
-            return insert_facts(self._namespace, pairs, blobs)
+            return insert_facts(self._namespace, pairs, rows)
 
     def add_many(self, contents: Iterable[str], *, category: str | None = None, **fields: Any) -> list[MemoryEntry]:
         """Store many facts in one category, all or none, as `insert_many` does.

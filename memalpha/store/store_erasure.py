@@ -108,7 +108,7 @@ class StoreEraser(StoreReader):
     def _was_used(self, id: str) -> bool:
         """Return True if an entry ever had this id, or a quarantined operation has it."""
         is_entry = self._namespace.entries.latest_version(id) is not None
-        return is_entry or (is_storable(id) and self._namespace.log.has_operations(id))
+        return is_entry or (is_storable(id) and self._namespace.log.is_quarantined(id))
 
     def _erase(self, ids: Collection[str]) -> list[str]:
         """Erase entries in the open transaction, and in the index in memory; return ids with the same content."""

@@ -128,7 +128,10 @@ def clean_core_text(schema: MemorySchema, value: object) -> str:
 
 def validate_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the optional operation fields that are not None, in stored form. Raises `InvalidContent`."""
-    return {name: check(name, fields[name]) for name, check in FIELD_CHECKS.items() if fields.get(name) is not None}
+    names = FIELD_CHECKS.keys() & fields.keys()
+    if len(names) > 1:  # the order of the checks is that of the messages
+        names = [name for name in FIELD_CHECKS if name in names]
+    return {name: FIELD_CHECKS[name](name, fields[name]) for name in names if fields[name] is not None}
 
 
 def is_text(value: object) -> bool:
@@ -178,9 +181,11 @@ def _check_metadata(name: str, value: Any) -> dict[str, Any]:
     """Return a private copy in JSON types, so that memory and disk hold the same."""
     if not value:
         return {}
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+    is_plain = type(value) is dict and set(map(type, value)) == {str}
+    if not is_plain and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
         raise InvalidContent(f"{name}: a mapping with text keys is needed")
-    if all(map(_is_json_scalar, value.values())):
+    kinds = set(map(type, value.values()))
+    if kinds <= _SCALARS and (int not in kinds or all(map(_is_json_scalar, value.values()))):
         return dict(value)
     try:
         stored = json.loads(json.dumps(dict(value), allow_nan=False))
@@ -197,6 +202,9 @@ def _is_deeper(value: Any, depth: int) -> bool:
         return False
     items = value.values() if isinstance(value, dict) else value
     return depth == 0 or any(_is_deeper(item, depth - 1) for item in items)
+
+
+_SCALARS = {str, int, bool, type(None)}  # types whose values JSON returns unchanged, but for huge integers
 
 
 def _is_json_scalar(value: Any) -> bool:

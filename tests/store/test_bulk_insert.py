@@ -1,5 +1,7 @@
 """Bulk inserts equal single inserts, all or none."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 import memalpha.store.backends.entry_table
 from memalpha.errors import InvalidContent, StoreError, UnknownCategory
+from memalpha.store.backends.row_codec import encode_json
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
@@ -104,3 +107,47 @@ def test_all_or_none(fact, kind, message) -> None:
         store.insert_many([{"category": "semantic", "content": "good"}, fact])
     assert store.list() == [] and store.snapshot() == 0
     assert store.insert_many([]) == []
+
+
+@pytest.mark.parametrize("erase", [False, True])
+def test_ids_of_one_topic_are_those_of_single_inserts(erase: bool) -> None:
+    single, bulk = new(), new()
+    for store in (single, bulk):
+        store.insert_many([{"category": "semantic", "content": f"user: {number}"} for number in range(40)])
+        if erase:
+            store.erase(store.list()[3].id)
+    batch = [{"category": "semantic", "content": f"user: no. {number}"} for number in range(120)]
+    ids = [entry.id for entry in bulk.insert_many(batch)]
+    assert ids == [single.insert(**fact).id for fact in batch]
+    assert len(set(ids)) == 120 and max(map(len, ids)) > len("user#ab")  # some need three characters
+
+
+@pytest.mark.sqlite
+def test_a_batch_asks_the_database_a_few_times() -> None:
+    queries = []
+    for size in (20, 200):
+        store = new()
+        store.insert_many([{"category": "semantic", "content": f"user: {number}"} for number in range(40)])
+        statements: list[str] = []
+        store._database._connection.set_trace_callback(statements.append)
+        store.insert_many(
+            [{"category": "semantic", "content": f"user: no. {number}"} for number in range(size)],
+            np.ones((size, store._embedder.dim)),
+        )
+        queries.append(sum(statement.startswith("SELECT") for statement in statements))
+    assert queries[1] <= queries[0] + 2 <= 12, queries  # nothing is asked for each fact
+
+
+def test_metadata_is_written_as_json_writes_it() -> None:
+    values = st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+        max_leaves=8,
+    )
+
+    @settings(max_examples=50, deadline=None)
+    @given(st.dictionaries(st.text(), values, max_size=4))
+    def check(metadata) -> None:
+        assert encode_json(metadata) == json.dumps(metadata)
+
+    check()

@@ -44,6 +44,15 @@ class EntryTable(StateView):
     def is_used(self, id: str) -> bool:
         return self._scope.first("SELECT 1 FROM versions WHERE ns = ? AND id = ? LIMIT 1", id) is not None
 
+    def used_ids(self, ids: Sequence[str]) -> set[str]:
+        """Return those of the ids that an entry ever had."""
+        used = set()
+        for start in range(0, len(ids), _BATCH):
+            batch = ids[start : start + _BATCH]
+            query = f"SELECT DISTINCT id FROM versions WHERE ns = ? AND id IN ({','.join('?' * len(batch))})"
+            used.update(id for (id,) in self._scope.select(query, *batch))
+        return used
+
     def has_erasure(self) -> bool:
         query = "SELECT 1 FROM operations INDEXED BY erasures WHERE ns = ? AND kind = 'erased' LIMIT 1"
         return self._scope.first(query) is not None
@@ -73,9 +82,9 @@ class EntryTable(StateView):
                 entries[entry.id] = _as_live(entry)
         return entries
 
-    def with_contents(self, contents: Sequence[str]) -> dict[tuple[str, str], MemoryEntry]:
-        """Return the live entries with exactly one of these contents, by category and content."""
-        digests, entries = [content_digest(content) for content in contents], {}
+    def with_contents(self, digests: Sequence[bytes]) -> dict[tuple[str, str], MemoryEntry]:
+        """Return the live entries whose content has one of these digests, by category and content."""
+        entries = {}
         for start in range(0, len(digests), _BATCH):
             batch = digests[start : start + _BATCH]
             where = f"{_IS_LIVE} AND digest IN ({','.join('?' * len(batch))})"
@@ -90,6 +99,16 @@ class EntryTable(StateView):
     def history(self, id: str) -> list[MemoryEntry]:
         """Return all versions of an entry, oldest first; an empty list for an unused id."""
         return list(self._select("id = ? ORDER BY version", id)) if is_storable(id) else []
+
+    def histories(self, ids: Sequence[str]) -> dict[str, list[MemoryEntry]]:
+        """Return all versions of several entries by id, oldest first; unused ids are left out."""
+        versions: dict[str, list[MemoryEntry]] = {}
+        storable = [id for id in ids if is_storable(id)]
+        for start in range(0, len(storable), _BATCH):
+            batch = storable[start : start + _BATCH]
+            for entry in self._select(f"id IN ({','.join('?' * len(batch))}) ORDER BY id, version", *batch):
+                versions.setdefault(entry.id, []).append(entry)
+        return versions
 
     def live(
         self,

@@ -116,14 +116,17 @@ class Namespace:
                 self.vectors.insert(content_digest(change.entry.content), vector)
 
     def append(
-        self, entries: Sequence[MemoryEntry], optional_fields: Sequence[Mapping[str, Any]], vectors: Mapping[str, bytes]
+        self,
+        entries: Sequence[MemoryEntry],
+        optional_fields: Sequence[Mapping[str, Any]],
+        vectors: Mapping[str, tuple[bytes, bytes]],
     ) -> None:
         """Append inserts of new ids at the end of the log, in bulk.
 
         Args:
             entries: First versions of the new entries.
             optional_fields: For each entry, the optional fields that its insert gave.
-            vectors: Stored bytes of the embeddings, by content.
+            vectors: Rows of the embeddings, digest and vector, by content.
         """
         log_end = self.log.end()
         self.scope.create()
@@ -131,12 +134,11 @@ class Namespace:
         size = self._BATCH or len(entries) or 1
         for start in range(0, len(entries), size):
             batch = entries[start : start + size]
-            digests = [content_digest(entry.content) for entry in batch]
+            rows = {entry.content: vectors[entry.content] for entry in batch}
             position = log_end.position + 1 + start
             self.log.append_inserts(position, time, batch, optional_fields[start : start + size])
-            self.entries.insert_logged(position, digests)
-            contents = (entry.content for entry in batch)
-            self.vectors.insert_new(dict(zip(digests, contents, strict=True)), vectors)
+            self.entries.insert_logged(position, [vectors[entry.content][0] for entry in batch])
+            self.vectors.insert_new(rows)
 
     def erase(self, ids: Collection[str]) -> list[str]:
         """Turn all operations on `ids` into stubs; return other ids that hold, or held, the same content.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from memalpha.errors import DamagedStore, StoreError
-from memalpha.store.backends.row_codec import OPERATION_VALUES, decode_operation, logged_value
+from memalpha.store.backends.row_codec import OPERATION_VALUES, decode_operation, logged_values
 from memalpha.store.backends.scope import NamespaceScope
 from memalpha.store.filters import format_utc, parse_time
 from memalpha.types import MemoryEntry, Operation
@@ -147,9 +148,13 @@ class OperationLog:
             for position, time, _, kind, *values in self._scope.select(query)
         ]
 
-    def has_operations(self, id: str) -> bool:
-        """Return True if an operation of the log names this id."""
-        return self._scope.first("SELECT 1 FROM operations WHERE ns = ? AND id = ? LIMIT 1", id) is not None
+    def is_quarantined(self, id: str) -> bool:
+        """Return True if an operation with this id was quarantined."""
+        query = (
+            "SELECT 1 FROM operations INDEXED BY quarantine "
+            "WHERE ns = ? AND kind IN ('quarantined', 'reviewed') AND id = ? LIMIT 1"
+        )
+        return self._scope.first(query, id) is not None
 
     def core_at(self, position: int) -> str:
         """Return the core memory text at a position."""
@@ -217,16 +222,12 @@ class OperationLog:
         placeholders = ", ".join(f"?{number}" for number in range(1, 6 + len(bound_names)))
         columns = ", ".join(["seq, time, id, category, content", *bound_names, "ns, head, kind", *constants_by_name])
         constants = ", ".join([f"{self._scope.namespace_id}, ?1, 'insert'", *constants_by_name.values()])
-        rows = (
-            (
-                position,
-                time,
-                entry.id,
-                entry.category,
-                entry.content,
-                *[logged_value(entry, name, fields) for name in bound_names],
-            )
-            for position, (entry, fields) in enumerate(zip(entries, optional_fields, strict=True), start)
+        rows = zip(
+            range(start, start + len(entries)),
+            repeat(time),
+            *([getattr(entry, name) for entry in entries] for name in ("id", "category", "content")),
+            *(logged_values(entries, name, optional_fields) for name in bound_names),
+            strict=False,  # the time is repeated without end
         )
         self._scope.statements.executemany(
             f"INSERT INTO operations ({columns}) VALUES ({placeholders}, {constants})", rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,20 @@ _VERSION_COLUMN_TYPES: dict[str, tuple[type, ...]] = {
     "valid_to": _NUMBER,
 }
 _sound_types: set[tuple[type, ...]] = set()  # types of rows that were checked, so that a check is one look-up
+
+
+def _make_json_encoder() -> Callable[[Any], str]:
+    """Return `json.dumps`, or what it calls: it makes a new encoder each time, which costs more than a few keys."""
+    make = json.encoder.c_make_encoder  # pyright: ignore[reportAttributeAccessIssue]
+    if make is None:  # a Python without the module in C
+        return json.dumps
+    refuse = json.JSONEncoder().default
+    encode = make(None, refuse, json.encoder.encode_basestring_ascii, None, ": ", ", ", False, False, True)
+    return lambda value: "".join(encode(value, 0))
+
+
+encode_json = _make_json_encoder()
+"""Return checked metadata (`validate_fields`) as JSON."""
 
 
 def is_storable(value: object) -> bool:
@@ -102,7 +116,7 @@ def version_row(entry: MemoryEntry, created: int) -> tuple[Any, ...]:
 
 def row_values(record: Operation | MemoryEntry) -> tuple[Any, ...]:
     """Return the values of the columns `ENTRY_COLUMNS`."""
-    metadata = json.dumps(record.metadata) if record.metadata else None if record.metadata is None else "{}"
+    metadata = encode_json(record.metadata) if record.metadata else None if record.metadata is None else "{}"
     return (
         record.id,
         record.category,
@@ -143,17 +157,19 @@ def decode_operation(kind: Any, row: Sequence[Any]) -> Operation:
     return Operation(kind, id, category, content, timestamp, importance, metadata, *rest)
 
 
-def logged_value(entry: MemoryEntry, name: str, fields: Mapping[str, Any]) -> Any:
-    """Return the logged value of an optional field of an insert.
+def logged_values(entries: Sequence[MemoryEntry], name: str, optional_fields: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Return the logged values of a field of inserts.
 
     Args:
-        entry: Entry that the insert made.
+        entries: Entries that the inserts made.
         name: Name of the field.
-        fields: Fields that the insert gave.
+        optional_fields: For each entry, the optional fields that its insert gave.
     """
     if name == "metadata":
-        return json.dumps(entry.metadata) if entry.metadata else "{}"
-    return fields.get(name) if name in ("timestamp", "expires") else getattr(entry, name)
+        return [encode_json(entry.metadata) if entry.metadata else "{}" for entry in entries]
+    if name in ("timestamp", "expires"):
+        return [fields.get(name) for fields in optional_fields]
+    return [getattr(entry, name) for entry in entries]
 
 
 def _decode_metadata(id: object, text: str) -> dict[str, Any]:

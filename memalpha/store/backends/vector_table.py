@@ -60,16 +60,10 @@ class VectorTable:
         """Insert vectors by content digest; the versions with these contents must exist."""
         self._scope.insert(INSERT_VECTOR, rows)
 
-    def insert_new(self, contents: Mapping[bytes, str], vectors: Mapping[str, bytes]) -> None:
-        """Insert the vectors of contents that were just stored.
-
-        Args:
-            contents: Contents by digest.
-            vectors: Stored bytes of the embeddings by content.
-        """
+    def insert_new(self, rows: Mapping[str, tuple[bytes, bytes]]) -> None:
+        """Insert the vectors of contents that were just stored, given as digest and vector by content."""
         statement = INSERT_VECTOR.replace("?", str(self._scope.namespace_id), 1)  # a bound value costs time
-        rows = ((digest, vectors[content]) for digest, content in contents.items())
-        self._scope.statements.executemany(statement, rows)
+        self._scope.statements.executemany(statement, rows.values())
 
     def delete_unused(self) -> None:
         """Delete the vectors of contents that no version holds."""

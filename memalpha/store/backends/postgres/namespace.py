@@ -19,7 +19,7 @@ from memalpha.store.backends.postgres.terms import (
     index_contents,
 )
 from memalpha.store.backends.postgres.vector_codec import Vector
-from memalpha.store.backends.row_codec import ENTRY_COLUMNS, logged_value, version_row
+from memalpha.store.backends.row_codec import ENTRY_COLUMNS, logged_values, version_row
 from memalpha.store.backends.scope import NamespaceScope
 from memalpha.store.backends.vector_table import INSERT_VECTOR, VectorTable
 from memalpha.store.schema import MemorySchema
@@ -69,10 +69,7 @@ class _PostgresLog(OperationLog):
     ) -> None:
         names = ENTRY_COLUMNS.split(", ")
         arrays = ", ".join(f"?{number}::{_COLUMN_TYPES.get(name, 'text')}[]" for number, name in enumerate(names, 4))
-        columns = [
-            [logged_value(entry, name, fields) for entry, fields in zip(entries, optional_fields, strict=True)]
-            for name in names
-        ]
+        columns = [logged_values(entries, name, optional_fields) for name in names]
         self._scope.select(
             f"INSERT INTO operations (ns, seq, time, head, kind, {ENTRY_COLUMNS}) "
             f"SELECT ?1, seq, ?2, seq, 'insert', {ENTRY_COLUMNS} "
@@ -109,9 +106,9 @@ class _PostgresVectors(VectorTable):
         self._scope.insert(INSERT_VECTOR, ((digest, Vector(vector)) for digest, vector in rows))
         fill_missing_postings(self._scope)
 
-    def insert_new(self, contents: Mapping[bytes, str], vectors: Mapping[str, bytes]) -> None:
-        self._scope.insert(INSERT_VECTOR, ((digest, Vector(vectors[text])) for digest, text in contents.items()))
-        index_contents(self._scope.statements, self._scope.namespace_id, contents.values())
+    def insert_new(self, rows: Mapping[str, tuple[bytes, bytes]]) -> None:
+        self._scope.insert(INSERT_VECTOR, ((digest, Vector(vector)) for digest, vector in rows.values()))
+        index_contents(self._scope.statements, self._scope.namespace_id, rows)
 
     def delete(self, digests: Iterable[bytes]) -> None:
         digests = list(digests)
@@ -157,7 +154,10 @@ class PostgresNamespace(Namespace):
         super().__init__(database, name, schema)
 
     def append(
-        self, entries: Sequence[MemoryEntry], optional_fields: Sequence[Mapping[str, Any]], vectors: Mapping[str, bytes]
+        self,
+        entries: Sequence[MemoryEntry],
+        optional_fields: Sequence[Mapping[str, Any]],
+        vectors: Mapping[str, tuple[bytes, bytes]],
     ) -> None:
         super().append(entries, optional_fields, vectors)
         if len(entries) >= _ANALYZE_FROM:
