@@ -193,6 +193,7 @@ class AsyncMemoryStore:
     around = _as_async(MemoryStore.around)
     build_index = _as_async(MemoryStore.build_index)
     history = _as_async(MemoryStore.history)
+    history_many = _as_async(MemoryStore.history_many)
     snapshot = _as_async(MemoryStore.snapshot)
     undo = _as_async(MemoryStore.undo)
     redo = _as_async(MemoryStore.redo)

@@ -288,6 +288,16 @@ class StoreReader(Memory):
                 return versions
         raise UnknownEntry(f"no entry ever had the id {id!r}")
 
+    def history_many(self, ids: Iterable[str]) -> dict[str, list[MemoryEntry]]:
+        """Return all versions of several entries by id, as `history` does; ids that were never used are left out.
+
+        500 entries are read in one statement.
+        """
+        ids = list(dict.fromkeys(ids))
+        with self._transaction():
+            versions = self._namespace.entries.histories(ids)
+        return {id: versions[id] for id in ids if id in versions}
+
     def log(self, after: int = 0) -> Iterator[tuple[int, str, Operation]]:
         """Iterate over the operations after a position: position, time (ISO, UTC), operation as applied."""
         return ((position, time, operation) for position, time, _, operation in self._log_rows(after))

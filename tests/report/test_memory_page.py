@@ -262,3 +262,16 @@ def test_the_command_says_what_it_wrote(store: MemoryStore, tmp_path: Path) -> N
     result = CliRunner().invoke(app, ["show", str(tmp_path / "ana.db"), "--html", str(target), "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["file"] == str(target)
+
+
+@pytest.mark.sqlite
+def test_the_versions_of_all_entries_are_read_together(tmp_path: Path) -> None:
+    counts = []
+    for size in (5, 60):
+        with MemoryStore.open(tmp_path / f"{size}.db", embedder="hash") as store:
+            store.insert_many([{"category": "semantic", "content": f"fact {number}"} for number in range(size)])
+            statements: list[str] = []
+            store._database._connection.set_trace_callback(statements.append)
+            write_memory_page(store, tmp_path / f"{size}.html")
+            counts.append(len(statements))
+    assert counts[0] == counts[1] < 40

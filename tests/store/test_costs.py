@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from memalpha.errors import UnknownEntry
 from memalpha.store.backends import entry_table, operation_log
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.store import MemoryStore
@@ -108,6 +109,11 @@ def erase_entries(store: MemoryStore) -> None:
     store.erase(*(entry.id for entry in store.list()))
 
 
+def erase_unknown(store: MemoryStore) -> None:
+    with pytest.raises(UnknownEntry):
+        store.erase("nobody")
+
+
 def write_two(store: MemoryStore) -> None:
     with store.transaction():
         store.insert("semantic", "pet: cat")
@@ -120,6 +126,7 @@ TABLE: dict[str, tuple[str, Call]] = {
     "get as_of position": ("flat", lambda store, id: store.get(id, as_of=store.snapshot() - 1)),
     "get as_of time": ("flat", lambda store, id: store.get(id, as_of="2100-01-01")),
     "find": ("flat", lambda store, id: store.find("semantic", "city: Oslo")),
+    "history_many": ("flat", lambda store, id: store.history_many([id, "nobody"])),
     "history": ("flat", lambda store, id: store.history(id)),
     "created_at": ("flat", lambda store, id: store.created_at([id])),
     "recent": ("flat", lambda store, id: store.recent(5)),
@@ -147,7 +154,11 @@ TABLE: dict[str, tuple[str, Call]] = {
     "search around": ("flat", lambda store, id: store.search("Oslo", 5, around=20)),
     "search after a write": ("flat", lambda store, id: (store.insert("semantic", "x"), store.search("Oslo", 5))),
     "search_many": ("flat", lambda store, id: store.search_many(["Oslo", "Rome"], 5)),
-    "search as_of": ("grows", lambda store, id: store.search("Oslo", 5, as_of=store.snapshot() - 1)),  # should be flat
+    "search as_of": ("flat", lambda store, id: store.search("Oslo", 5, as_of=store.snapshot() - 1)),
+    "search as_of where": (
+        "flat",
+        lambda store, id: store.search("Oslo", 5, where={"n": {"$gte": 10}}, as_of=store.snapshot() - 1),
+    ),
     "search of a fresh handle": ("grows", lambda store, id: store.namespace("default").search("Oslo", 5)),
     "build_index": ("flat", lambda store, id: store.build_index()),
     "around": ("flat", lambda store, id: store.around(id, 20)),
@@ -174,6 +185,7 @@ TABLE: dict[str, tuple[str, Call]] = {
     "review": ("flat", lambda store, id: (quarantine(store), store.review(store.snapshot(), accept=True))),
     "diff": ("flat", lambda store, id: store.diff(store.snapshot() - 1)),
     "erase": ("grows", lambda store, id: store.erase(id)),  # should be flat, but for rewriting the file
+    "erase an unknown id": ("flat", lambda store, id: erase_unknown(store)),
     "erase_core_history": ("flat", lambda store, id: store.erase_core_history()),
     "drop_namespace": ("grows", lambda store, id: store.drop_namespace("default")),
     "pending_scrub": ("flat", lambda store, id: store.pending_scrub),

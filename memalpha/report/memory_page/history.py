@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from memalpha.errors import UnknownEntry
 from memalpha.store.checks.audit import find_conflicts
 from memalpha.store.checks.findings import Finding
 from memalpha.store.store import MemoryStore
@@ -82,12 +80,11 @@ def read_history(store: MemoryStore) -> History:
     last_change = before | changed
     newest = sorted(last_change, key=lambda id: last_change[id], reverse=True)[:MAX_ENTRIES]
     entries = []
-    for id in newest:
-        with suppress(UnknownEntry):  # all of it was erased
-            versions = [version for version in store.history(id) if version.valid_from <= last]
-            if versions and (versions[-1].valid_to or 0) > last:  # somebody wrote meanwhile
-                versions[-1] = replace(versions[-1], valid_to=None)
-            entries += [versions] if versions else []
+    for history in store.history_many(newest).values():  # without those that were erased
+        versions = [version for version in history if version.valid_from <= last]
+        if versions and (versions[-1].valid_to or 0) > last:  # somebody wrote meanwhile
+            versions[-1] = replace(versions[-1], valid_to=None)
+        entries += [versions] if versions else []
     entries.sort(key=lambda versions: versions[0].valid_from)
     texts = [first] + [
         position

@@ -162,3 +162,17 @@ def corpus_from_arrays(
     if corpus._approximate is not None and "lists" in arrays:
         corpus._approximate.restore(InvertedLists.from_bytes(arrays["lists"]), arrays["since"].tolist())
     return corpus
+
+
+def copy_corpus(corpus: Corpus, entries: Callable[[], Iterable[MemoryEntry]], background: Background | None) -> Corpus:
+    """Return a copy of a corpus that can be changed by itself.
+
+    Args:
+        corpus: Corpus with float32 vectors.
+        entries: Returns the entries of all documents of the copy, for filters.
+        background: Thread for updating inverted lists; None leaves them out.
+    """
+    arrays = {name: array.copy() for name, array in corpus_to_arrays(corpus).items()}
+    copy = corpus_from_arrays(arrays, corpus.embedder, entries, background, None)
+    copy._columns = corpus._columns.copy(entries)
+    return copy

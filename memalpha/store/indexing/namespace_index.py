@@ -13,7 +13,7 @@ from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.row_codec import check_texts, decode_vectors
 from memalpha.store.filters import Filter
 from memalpha.store.indexing.cache import IndexCache
-from memalpha.store.indexing.corpus_arrays import are_sound, corpus_from_arrays, corpus_to_arrays
+from memalpha.store.indexing.corpus_arrays import are_sound, copy_corpus, corpus_from_arrays, corpus_to_arrays
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder, StoredEmbedder
 from memalpha.store.search.background import Background
 from memalpha.store.search.corpus import CompactVectors, Corpus
@@ -61,6 +61,7 @@ class NamespaceIndex:
         if vectors != "float32":
             self._compact = CompactVectors(vectors, lambda ids: self._encoder().entry_vectors(ids))
         self._background = Background()
+        self._past_background = Background()  # for the corpus of an earlier position
         self._corpus: Corpus | None = None
         self._past: _PastCorpus | None = None
         self._has_remnants = False  # True if the corpus has words of erased entries
@@ -84,7 +85,7 @@ class NamespaceIndex:
             options: Options of the search; `position` stands for `as_of`.
             vectors: Embeddings of the queries `(len(queries), dim)`, if known.
         """
-        if position is not None:
+        if position is not None and (position < last_position or self._compact is not None):
             past = self._past_corpus(last_position, position, options.filter)
             if past.filter is not None:  # all of its entries pass
                 options = replace(options, category=None, where=None)
@@ -108,13 +109,33 @@ class NamespaceIndex:
         ):
             past = None
         if past is None:
-            entries = self._past_entries(position, where)
-            documents = (Document.from_entry(entry, index) for index, entry in enumerate(entries))
-            corpus = Corpus(self._encoder(), documents, partial(self._past_entries, position, where))
+            self._past_background.stop()
+            corpus = self._rewind(last_position, position) if where is None or self._corpus is not None else None
+            if corpus is None:
+                entries = self._past_entries(position, where)
+                documents = (Document.from_entry(entry, index) for index, entry in enumerate(entries))
+                corpus = Corpus(self._encoder(), documents, partial(self._past_entries, position, where))
+            else:
+                where = None
             past = _PastCorpus(position, where, namespace_id, last_position, database.rollbacks, corpus)
         if len(past.corpus) <= _MAX_HELD:
             self._past = past
         return past
+
+    def _rewind(self, last_position: int, position: int) -> Corpus | None:
+        """Return the corpus of an earlier position: a copy of the current one in which later changes are undone.
+
+        So little is read, and inverted lists serve the past, too. None if much has changed since, and for compact
+        vectors, as the past is searched with float32.
+        """
+        if self._compact is not None or 2 * (last_position - position) > position:
+            return None
+        live = self._checkout(last_position)
+        background = self._past_background if live.has_lists else None
+        corpus = copy_corpus(live, partial(self._past_entries, position, None), background)
+        self._checkin(live)
+        self._update(corpus, position, self._rows.log.changed_ids(position))
+        return corpus
 
     def _past_entries(self, position: int, where: Filter | None) -> list[MemoryEntry]:
         entries = self._rows.entries.live(position=position)
@@ -194,15 +215,7 @@ class NamespaceIndex:
         if corpus is None:
             corpus = self._build_corpus()
         elif position != self._position:
-            changed = self._rows.log.changed_ids(self._position)
-            entries = self._rows.entries.versions_at(changed, None)
-            created = self._rows.entries.creation_positions(
-                [id for id, entry in entries.items() if entry.turn is not None]
-            )
-            corpus.add_many(Document.from_entry(entries[id], created.get(id)) for id in changed if id in entries)
-            for id in changed:
-                if id not in entries and id in corpus:
-                    corpus.remove(id)
+            self._update(corpus, None, self._rows.log.changed_ids(self._position))
         self._position = position
         return corpus
 
@@ -210,6 +223,21 @@ class NamespaceIndex:
     def _has_rolled_back(self) -> bool:
         """True if the corpus may hold operations that were rolled back."""
         return self._rollbacks not in (None, self._rows.database.rollbacks)
+
+    def _update(self, corpus: Corpus, position: int | None, changed: list[str]) -> None:
+        """Bring entries of a corpus to a position.
+
+        Args:
+            corpus: Corpus to change in place.
+            position: Log position; None is the log's end.
+            changed: Ids of the entries that may differ.
+        """
+        entries = self._rows.entries.versions_at(changed, position)
+        created = self._rows.entries.creation_positions([id for id, entry in entries.items() if entry.turn is not None])
+        corpus.add_many(Document.from_entry(entries[id], created.get(id)) for id in changed if id in entries)
+        for id in changed:
+            if id not in entries and id in corpus:
+                corpus.remove(id)
 
     def _checkin(self, corpus: Corpus) -> None:
         """Store the corpus for the next search."""
@@ -231,6 +259,7 @@ class NamespaceIndex:
     def close(self) -> None:
         """Stop work in the background, and save."""
         self._background.stop()
+        self._past_background.stop()
         self.save()
         self._corpus = self._past = None
 

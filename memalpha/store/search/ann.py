@@ -14,8 +14,9 @@ Their scores equal those of the exact search, part by part:
   the query. Only here can a score differ from the exact one, and then all scores by the same factor.
 
 So the only possible error is that one of the best is no candidate. Recall@10 was at least 0.99 at a million documents
-(`eval/store/scale.py`). Every document is scored in filtered searches, past states, the route "hard", "soft" with raw
-spans, and while the first lists of a memory are being built.
+(`eval/store/scale.py`). Every document is scored in filtered searches, the route "hard", "soft" with raw spans, and
+while the first lists of a memory are being built. A past state has the lists of the present one (see
+`NamespaceIndex._rewind`).
 """
 
 from __future__ import annotations
@@ -142,6 +143,11 @@ class ApproximateIndex:
         self._until = 0  # number of these that the lists being built will hold
         self.is_saved = True
         self._members: dict[int, np.ndarray] = {}  # bitmaps of groups, as of the lists
+
+    @property
+    def is_built(self) -> bool:
+        """True if there are lists."""
+        return self._lists is not None
 
     def restore(self, lists: InvertedLists, since: list[int]) -> None:
         """Take over saved lists, and the slots filled since they were built."""

@@ -273,6 +273,11 @@ class Corpus:
             self._approximate.build()
 
     @property
+    def has_lists(self) -> bool:
+        """True if inverted lists are built."""
+        return self._approximate is not None and self._approximate.is_built
+
+    @property
     def has_new_lists(self) -> bool:
         """True if inverted lists were built that no index file holds."""
         return self._approximate is not None and not self._approximate.is_saved

@@ -43,6 +43,12 @@ class FilterColumns:
         self._entries = entries
         self._columns: dict[str, _Column] = {}
 
+    def copy(self, entries: Callable[[], Iterable[MemoryEntry]]) -> FilterColumns:
+        """Return columns that can be changed by themselves; `entries` returns all entries that have a slot there."""
+        columns = FilterColumns(entries)
+        columns._columns = {field: column.copy() for field, column in self._columns.items()}
+        return columns
+
     def set(self, slot: int, entry: MemoryEntry) -> None:
         """Record that a slot holds an entry."""
         for field, column in self._columns.items():
@@ -105,6 +111,13 @@ class _Column:
         self._orders: dict[type, _Order] = {}  # by kind of value
         self._verdicts: dict[Any, np.ndarray] = {}  # mask of the values that contain it, by operand of `$contains`
         self._floats = np.zeros(0)  # the values as numbers
+
+    def copy(self) -> _Column:
+        """Return a column that can be changed by itself."""
+        column = _Column()
+        column._codes, column._floats = self._codes.copy(), self._floats
+        column._values, column._numbers = list(self._values), dict(self._numbers)
+        return column
 
     def is_worn(self, entries: int) -> bool:
         """Return True if most of the distinct values belong to no entry any more."""

@@ -8,6 +8,7 @@ import pytest
 
 from memalpha.store.indexing import cache, namespace_index
 from memalpha.store.indexing.cache import index_files
+from memalpha.store.search import ann
 from memalpha.store.search.corpus import Corpus
 from memalpha.store.store import MemoryStore
 
@@ -110,11 +111,15 @@ def test_a_past_state_is_indexed_once(path: Path, made: list[int]) -> None:
 
         right = []
         for where in (None, *FILTERS):
-            with MemoryStore.open(path) as fresh:
+            with MemoryStore.open(path) as fresh, pytest.MonkeyPatch.context() as patch:
+                patch.setattr(fresh._index, "_rewind", lambda *_: None)
                 right.append(past(fresh, where))
+        answers(store)
         made.clear()
-        for _ in range(2):
-            assert [past(store, where) for where in (None, *FILTERS)] == right
+        with pytest.MonkeyPatch.context() as patch:  # neither entries nor vectors are read again
+            patch.setattr(store._namespace.entries, "live", lambda **_: pytest.fail("read"))
+            for _ in range(2):
+                assert [past(store, where) for where in (None, *FILTERS)] == right
         assert len(made) == 1
         with MemoryStore.open(path) as other:
             made.clear()
@@ -136,3 +141,52 @@ def test_a_large_past_state_is_not_held(path: Path, made: list[int], monkeypatch
         for _ in range(2):
             store.search("fact", as_of=5)
         assert len(made) == 2 and np.isfinite([hit.score for hit in store.search("fact", as_of=2)]).all()
+
+
+def test_a_past_state_is_made_from_the_present_one(path: Path, made: list[int]) -> None:
+    with MemoryStore.open(path) as store:
+        ids = [entry.id for entry in store.list()]
+        positions = [store.snapshot()]
+        changes = [
+            lambda: store.update(ids[1], "fact 1: worth 5", source="chat", turn="9", metadata={"n": 7}),
+            lambda: store.delete(ids[3]),
+            lambda: store.insert("episodic", "Ana: value 3", source="chat", turn="10"),
+            lambda: store.insert("semantic", "soon gone", expires="2020-01-01", metadata={"n": 100}),
+            lambda: store.undo(),
+            lambda: store.erase(ids[5]),
+        ]
+        for change in changes:
+            answers(store)
+            change()
+            positions.append(store.snapshot())
+        for position in positions:
+            with MemoryStore.open(path) as fresh, pytest.MonkeyPatch.context() as patch:
+                patch.setattr(fresh._index, "_rewind", lambda *_: None)
+                for where in (None, *FILTERS):
+                    for query in QUERIES:
+                        assert store.search(query, 20, as_of=position, where=where) == fresh.search(
+                            query, 20, as_of=position, where=where
+                        )
+        live = answers(store)
+        with MemoryStore.open(path) as fresh:
+            assert live == answers(fresh)  # the copies have changed nothing in it
+
+
+def test_a_past_state_is_searched_with_the_lists_of_the_present(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ann, "EXACT_LIMIT", 100)
+    searched = []
+    find = ann.InvertedLists.nearest
+    monkeypatch.setattr(ann.InvertedLists, "nearest", lambda self, *a, **o: searched.append(1) or find(self, *a, **o))
+    with MemoryStore.open(tmp_path / "b.db", embedder="hash") as store:
+        store.insert_many([{"category": "semantic", "content": f"fact {n}: value {n * n}"} for n in range(700)])
+        store.build_index()
+        position, first = store.snapshot(), store.list(limit=1)[0]
+        before = store.search("value 0", 5)
+        store.update(first.id, "nothing of the kind")
+        searched.clear()
+        assert store.search("value 0", 5, as_of=position) == before and searched
+        searched.clear()
+        assert store.search("value 0", 5, as_of=position, exact=True)[0].entry == first
+        assert not searched
