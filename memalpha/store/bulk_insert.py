@@ -10,9 +10,8 @@ import numpy as np
 from memalpha.errors import StoreError
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.row_codec import content_digest
-from memalpha.store.state import id_parts
 from memalpha.store.trust.provenance import WRITER
-from memalpha.store.validation import check_content_size, check_timestamp, clean_content, validate_fields
+from memalpha.store.validation import check_content_size, check_timestamp, clean_content, id_parts, validate_fields
 from memalpha.types import MemoryEntry
 
 Fact = Mapping[str, Any]

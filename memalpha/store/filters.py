@@ -144,7 +144,9 @@ def parse_time(text: str) -> datetime:
 
 def format_utc(time: datetime) -> str:
     """Format a time as the log stores it: UTC with microseconds, so that text order is time order."""
-    return time.astimezone(UTC).isoformat(timespec="microseconds")
+    if time.tzinfo is not UTC:
+        time = time.astimezone(UTC)
+    return time.isoformat(timespec="microseconds")
 
 
 def comparison_type(value: Any) -> type | None:

@@ -238,16 +238,7 @@ class Memory(ABC):
             InvalidContent: The content is empty, or a field cannot be stored.
         """
         operation = Operation(
-            "insert",
-            category=category,
-            content=content,
-            timestamp=timestamp,
-            importance=importance,
-            metadata=metadata,
-            source=source,
-            chunk=chunk,
-            turn=turn,
-            expires=expires,
+            "insert", None, category, content, timestamp, importance, metadata, source, chunk, turn, expires
         )
         try:
             entry = self.change(operation).entry

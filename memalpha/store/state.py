@@ -7,26 +7,21 @@ current: `valid_from` inclusive, `valid_to` exclusive.
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Protocol
 
 from immutables import Map
 
 from memalpha.errors import DuplicateContent, InvalidContent, StoreError, UnknownEntry
 from memalpha.store.schema import MemorySchema
-from memalpha.store.validation import FIELD_CHECKS, check_text, clean_content, clean_core_text, is_id
+from memalpha.store.validation import FIELD_CHECKS, check_text, clean_content, clean_core_text, is_id, make_id
 from memalpha.types import MemoryEntry, Operation
 
-# 32 characters of five bits each; l, 1, o and 0 are left out because they are easily confused.
-_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
-_CHARACTERS = bytes(ord(_ALPHABET[byte & 31]) for byte in range(256))  # of a suffix, by byte of a hash
+_CHECKED_FIELDS = attrgetter(*FIELD_CHECKS)
 NOT_UNDOABLE = frozenset({"expired", "erased", "quarantined", "reviewed"})
 """Kinds of operations that an undo skips: time, erasure and reviews."""
-_WORD = re.compile(r"\w+")
-_TWO_WORDS = re.compile(r"\W*(\w+)(?:\W+(\w+))?")
 
 
 class StateView(Protocol):
@@ -39,8 +34,8 @@ class StateView(Protocol):
         """Return the newest version of an entry, live (`valid_to` None) or ended; None for an unused id."""
         ...
 
-    def is_used(self, id: str) -> bool:
-        """Return True if an entry ever had this id."""
+    def used_ids(self, ids: Sequence[str]) -> Collection[str]:
+        """Return those of the ids that an entry ever had."""
         ...
 
     def find(self, category: str, content: str) -> MemoryEntry | None:
@@ -59,51 +54,6 @@ class Change:
     operation: Operation
     ended: MemoryEntry | None = None
     entry: MemoryEntry | None = None
-
-
-def make_id(content: str, position: int, is_used: Callable[[str], bool], *, has_erasure: bool = False) -> str:
-    """Return a readable id that was never used: `city: Oslo` gives `city#e`, after an erasure `city#c.e2`.
-
-    The id is a topic, "#" and a suffix. The topic is the text before the first colon if that has at most 4 words, else
-    the first 2 words; at most 24 characters. The suffix comes from a hash of (content, position); it has one character
-    unless that id is used. A log with erasures no longer knows all of its ids. The suffix then begins with the position
-    and a dot, so that no earlier id of the log can be equal.
-
-    Args:
-        content: Content of the new entry.
-        position: Log position before the insert.
-        is_used: Returns True for an id that is not free.
-        has_erasure: Operations of the log were erased.
-
-    Raises:
-        StoreError: No free id was found.
-    """
-    stem, suffix, shortest = id_parts(content, position, has_erasure=has_erasure)
-    for length in range(shortest, len(suffix) + 1):
-        if not is_used(id := stem + suffix[:length]):
-            return id
-    raise StoreError(f"no free id for {content!r} at position {position}")
-
-
-def id_parts(content: str, position: int, *, has_erasure: bool = False) -> tuple[str, str, int]:
-    """Return the stem and the suffix of an id of `make_id`, and the shortest length of the suffix."""
-    text = content.lower()
-    subject, colon, _ = text.partition(":")
-    words = _WORD.findall(subject) if colon else []
-    if not 1 <= len(words) <= 4:
-        match = _TWO_WORDS.match(text)
-        words = [word for word in match.groups() if word] if match else []
-    topic = "-".join(words)[:24].strip("-") or "m"
-    suffix = hashlib.blake2b(f"{position}\0{content}".encode()).digest().translate(_CHARACTERS).decode()
-    return (f"{topic}#{_position_code(position)}.", suffix, 2) if has_erasure else (topic + "#", suffix, 1)
-
-
-def _position_code(position: int) -> str:
-    """Return a log position in the characters of ids."""
-    code = _ALPHABET[position & 31]
-    while position := position >> 5:
-        code = _ALPHABET[position & 31] + code
-    return code
 
 
 def plan(view: StateView, operation: Operation, position: int) -> Change:
@@ -141,7 +91,7 @@ def plan(view: StateView, operation: Operation, position: int) -> Change:
         content = clean_content(operation.content)
         ended_before = _entry_to_revive(view, operation.id, category)
         _refuse_duplicate(view, category, content)
-        id = operation.id or make_id(content, position - 1, view.is_used, has_erasure=view.has_erasure())
+        id = operation.id or make_id(content, position - 1, view.used_ids, has_erasure=view.has_erasure())
         completed = _complete_operation(operation, id, category, content, importance=1.0, metadata={})
         return Change(completed, None, _make_version(completed, ended_before, position))
     if kind not in ("update", "delete", "expired"):
@@ -297,9 +247,9 @@ class MemoryState:
         """Return the newest version of an entry, live or ended; None for an unused id."""
         return self._live.get(id) or self._ended.get(id)
 
-    def is_used(self, id: str) -> bool:
-        """Return True if an entry ever had this id."""
-        return id in self._created
+    def used_ids(self, ids: Sequence[str]) -> Collection[str]:
+        """Return those of the ids that an entry ever had."""
+        return [id for id in ids if id in self._created]
 
     def has_erasure(self) -> bool:
         """Return True if operations of the log were erased."""
@@ -388,21 +338,21 @@ def _make_version(operation: Operation, previous: MemoryEntry | None, position: 
         metadata = previous.metadata if metadata is None else metadata
         expires = previous.expires if expires is None else expires
     assert importance is not None and metadata is not None
-    return MemoryEntry(
-        id=operation.id,
-        category=operation.category,
-        content=operation.content,
-        timestamp=timestamp or None,
-        importance=importance,
-        metadata=metadata,
-        source=operation.source,
-        chunk=operation.chunk,
-        turn=operation.turn,
-        expires=expires or None,
-        speaker=operation.speaker,
-        key=operation.key,
-        version=previous.version + 1 if previous else 1,
-        valid_from=position,
+    return MemoryEntry(  # keywords would take longer
+        operation.id,
+        operation.category,
+        operation.content,
+        timestamp or None,
+        importance,
+        metadata,
+        operation.source,
+        operation.chunk,
+        operation.turn,
+        expires or None,
+        operation.speaker,
+        operation.key,
+        previous.version + 1 if previous else 1,
+        position,
     )
 
 
@@ -432,8 +382,8 @@ def _complete_operation(
 ) -> Operation:
     """Return `operation` with these fields set and all others checked, or defaulted where missing."""
     fields = [
-        defaults.get(name) if (value := getattr(operation, name)) is None else check(name, value)
-        for name, check in FIELD_CHECKS.items()
+        defaults.get(name) if value is None else check(name, value)
+        for (name, check), value in zip(FIELD_CHECKS.items(), _CHECKED_FIELDS(operation), strict=True)
     ]
     return Operation(operation.kind, id, category, content, *fields)
 

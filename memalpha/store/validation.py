@@ -1,11 +1,12 @@
-"""Validation of stored fields: ids, contents, timestamps, metadata, core memory. Errors name the field."""
+"""Validation of stored fields: contents, timestamps, metadata, core memory, ids; and new ids. Errors name the field."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -27,12 +28,68 @@ UPDATE_FIELDS = (
     "expires",
     "merge_metadata",
 )  # arguments of `Memory.update` beside the id
+# 32 characters of five bits each; l, 1, o and 0 are left out because they are easily confused.
+_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
+_CHARACTERS = bytes(ord(_ALPHABET[byte & 31]) for byte in range(256))  # of a suffix, by byte of a hash
+_TRIED = 3  # ids that are asked for at once; mostly the third is free
+_WORD = re.compile(r"\w+")
+_TWO_WORDS = re.compile(r"\W*(\w+)(?:\W+(\w+))?")
 _ID = re.compile(r"[^\s\x00]{1,128}")
 
 
 def is_id(text: str) -> bool:
     """Return True if a text can be an entry's id: 1 to 128 characters without whitespace."""
     return _ID.fullmatch(text) is not None
+
+
+def make_id(
+    content: str, position: int, used_ids: Callable[[Sequence[str]], Collection[str]], *, has_erasure: bool = False
+) -> str:
+    """Return a readable id that was never used: `city: Oslo` gives `city#e`, after an erasure `city#c.e2`.
+
+    The id is a topic, "#" and a suffix. The topic is the text before the first colon if that has at most 4 words, else
+    the first 2 words; at most 24 characters. The suffix comes from a hash of (content, position); it has one character
+    unless that id is used. A log with erasures no longer knows all of its ids. The suffix then begins with the position
+    and a dot, so that no earlier id of the log can be equal.
+
+    Args:
+        content: Content of the new entry.
+        position: Log position before the insert.
+        used_ids: Returns those of some ids that are not free.
+        has_erasure: Operations of the log were erased.
+
+    Raises:
+        StoreError: No free id was found.
+    """
+    stem, suffix, shortest = id_parts(content, position, has_erasure=has_erasure)
+    for start in range(shortest, len(suffix) + 1, _TRIED):
+        ids = [stem + suffix[:length] for length in range(start, min(start + _TRIED, len(suffix) + 1))]
+        used = used_ids(ids)
+        for id in ids:
+            if id not in used:
+                return id
+    raise StoreError(f"no free id for {content!r} at position {position}")
+
+
+def id_parts(content: str, position: int, *, has_erasure: bool = False) -> tuple[str, str, int]:
+    """Return the stem and the suffix of an id of `make_id`, and the shortest length of the suffix."""
+    text = content.lower()
+    subject, colon, _ = text.partition(":")
+    words = _WORD.findall(subject) if colon else []
+    if not 1 <= len(words) <= 4:
+        match = _TWO_WORDS.match(text)
+        words = [word for word in match.groups() if word] if match else []
+    topic = "-".join(words)[:24].strip("-") or "m"
+    suffix = hashlib.blake2b(f"{position}\0{content}".encode()).digest().translate(_CHARACTERS).decode()
+    return (f"{topic}#{_position_code(position)}.", suffix, 2) if has_erasure else (topic + "#", suffix, 1)
+
+
+def _position_code(position: int) -> str:
+    """Return a log position in the characters of ids."""
+    code = _ALPHABET[position & 31]
+    while position := position >> 5:
+        code = _ALPHABET[position & 31] + code
+    return code
 
 
 def clean_content(value: object) -> str:

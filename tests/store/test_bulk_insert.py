@@ -1,6 +1,7 @@
 """Bulk inserts equal single inserts, all or none."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,7 +117,7 @@ def test_ids_of_one_topic_are_those_of_single_inserts(erase: bool) -> None:
         store.insert_many([{"category": "semantic", "content": f"user: {number}"} for number in range(40)])
         if erase:
             store.erase(store.list()[3].id)
-    batch = [{"category": "semantic", "content": f"user: no. {number}"} for number in range(120)]
+    batch: list[dict[str, Any]] = [{"category": "semantic", "content": f"user: no. {number}"} for number in range(120)]
     ids = [entry.id for entry in bulk.insert_many(batch)]
     assert ids == [single.insert(**fact).id for fact in batch]
     assert len(set(ids)) == 120 and max(map(len, ids)) > len("user#ab")  # some need three characters

@@ -41,9 +41,6 @@ class EntryTable(StateView):
     def schema(self) -> MemorySchema:
         return self._schema
 
-    def is_used(self, id: str) -> bool:
-        return self._scope.first("SELECT 1 FROM versions WHERE ns = ? AND id = ? LIMIT 1", id) is not None
-
     def used_ids(self, ids: Sequence[str]) -> set[str]:
         """Return those of the ids that an entry ever had."""
         used = set()
