@@ -117,9 +117,9 @@ def _check_template(policy: Any, config: AgentConfig, schema: MemorySchema) -> P
         room = policy.positions - len(prompt) - config.view_tokens - config.thinking_tokens - config.max_new_tokens
         if room < MIN_CHUNK_TOKENS:
             message = (
-                f"it takes {policy.positions} tokens, and a prompt of {len(prompt)}, view_tokens={config.view_tokens}, "
-                f"thinking_tokens={config.thinking_tokens} and max_new_tokens={config.max_new_tokens} leave "
-                f"{max(room, 0)} for a chunk: lower them"
+                f"the model takes {policy.positions} tokens; a prompt of {len(prompt)}, view_tokens="
+                f"{config.view_tokens}, thinking_tokens={config.thinking_tokens} and max_new_tokens="
+                f"{config.max_new_tokens} leave {max(room, 0)} for a chunk: lower them"
             )
             # A memory that never fills its view works all the same.
             (problems if room + config.view_tokens < MIN_CHUNK_TOKENS else notes).append(message)

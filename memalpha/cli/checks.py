@@ -220,7 +220,7 @@ def _format_check(result: PolicyCheck) -> list[str]:
         "form of calls": result.format,
         "thinking": result.thinking,
         "prompt tokens": result.prompt_tokens,
-        "room for a chunk": result.chunk_room,
+        "room for a chunk": None if result.chunk_room is None else max(result.chunk_room, 0),
     }
     lines = [result.policy, *(f"  {name:<20} {value}" for name, value in rows.items() if value is not None)]
     return lines + [f"  note: {note}" for note in result.notes]

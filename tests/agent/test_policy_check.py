@@ -49,7 +49,7 @@ def test_no_room_is_refused_and_little_room_is_noted():
     small = policy_of("qwen3", positions=2048)
     result = check_policy(small, ROOM)
     assert result.chunk_room is not None and result.chunk_room < 0 and "lower them" in result.problems[0]
-    with pytest.raises(PolicyError, match=r"'qwen3' cannot write a memory: it takes 2048 tokens"):
+    with pytest.raises(PolicyError, match=r"'qwen3' cannot write a memory: the model takes 2048 tokens"):
         result.raise_if_broken()
     length = result.prompt_tokens
     roomy = policy_of("qwen3", positions=length + 64 + 64 + 63)
