@@ -203,7 +203,7 @@ def read_text(file: Path) -> str:
     except OSError as error:
         raise DataError(f"{file}: cannot be read: {(error.strerror or str(error)).lower()}") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{file}: not UTF-8 text: {error}") from error
+        raise DataError(f"{file}: not UTF-8 text (byte {error.start} is invalid): save it as UTF-8") from error
 
 
 def read_chunks(file: Path, timestamp: str | None, size: int = 4000) -> list[Chunk]:

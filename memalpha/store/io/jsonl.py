@@ -126,7 +126,7 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text: {error}") from error
+        raise DataError(f"{path}: not UTF-8 text (byte {error.start} is invalid): save it as UTF-8") from error
 
 
 def read_jsonl(path: Path) -> list[tuple[int, Line]]:

@@ -42,6 +42,8 @@ def load_csv(path: str | Path) -> list[Task]:
         DataError: The file does not fit; the message names file, line and column.
     """
     path = Path(path)
+    if path.is_dir() and not (path / "questions.csv").is_file():
+        raise DataError(f"{path} is a folder without a questions.csv: name a task file in it, or write that table")
     questions = path / "questions.csv" if path.is_dir() else path
     question_rows = _rows(questions, ("question",))
     if "context" in question_rows[0][1] and not path.is_dir():

@@ -147,6 +147,7 @@ def parse_task(raw: bytes, location: str) -> Task:
         DataError: The line is no valid task; the message names location and field. See `load_jsonl`.
     """
     try:
+        raw.decode()
         task = Task.model_validate_json(raw)
         # A second, stricter look: pydantic lets the last of two equal keys win and reads NaN.
         json.loads(raw, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
@@ -155,6 +156,10 @@ def parse_task(raw: bytes, location: str) -> Task:
         descriptions = "; ".join(_describe(item) for item in items[:_MAX_ERRORS])
         remainder = f"; and {len(items) - _MAX_ERRORS} more" if len(items) > _MAX_ERRORS else ""
         raise DataError(f"{location}: {descriptions}{remainder}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{location}: not UTF-8 text (byte {error.start} of the line): save the file as UTF-8"
+        ) from error
     except ValueError as error:
         raise DataError(f"{location}: {error}") from error
     for field, problem in find_problems(task):
@@ -173,7 +178,7 @@ def _is_one_value(data: bytes) -> bool:
 
 def _describe(item: Any) -> str:
     location: Sequence[str | int] = item["loc"]
-    message = item["msg"].removeprefix("Value error, ")
+    message = item["msg"].removeprefix("Value error, ").replace(" at line 1 column ", " at column ")
     if item["type"] == "extra_forbidden":
         model = next((_MODELS[key] for key in reversed(location[:-1]) if key in _MODELS), Task)
         message = f"unknown key: known are {', '.join(model.model_fields)}"

@@ -143,7 +143,7 @@ def test_bad_single_tables_are_refused(tmp_path):
         load_tasks(tmp_path / "t.csv")
     with pytest.raises(DataError, match=r"nowhere\.csv: cannot be read"):
         load_tasks(tmp_path / "nowhere.csv")
-    with pytest.raises(DataError, match=r"questions\.csv: cannot be read"):
+    with pytest.raises(DataError, match=r"is a folder without a questions\.csv"):
         load_tasks(tmp_path)
 
 
