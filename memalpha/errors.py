@@ -4,6 +4,8 @@ A model's mistake (a malformed tool call, an unknown id) is a `ToolResult` with 
 file, line or field and says what to do.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 
 _PARENT = Path(__file__).resolve().parent.parent  # site-packages, or the root of a checkout
@@ -28,6 +30,12 @@ def _checkout() -> str:
         return "." if Path.cwd() == _PARENT else str(_PARENT)
     except OSError:  # no such file, or the current folder was removed
         return ""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ` (did you mean 'x'?)` with the known name nearest to `name`, or "" if none is near."""
+    matches = get_close_matches(name, list(known), 1)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
 class MemalphaError(Exception):

@@ -10,10 +10,11 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from pydantic import ValidationError
+from typer.core import TyperCommand
 
 from memalpha import __version__
 from memalpha.cli import (
@@ -33,7 +34,7 @@ from memalpha.cli import (
     transfer,
 )
 from memalpha.cli.options import PROCESS_RANK, visible
-from memalpha.errors import EvaluationError, MemalphaError
+from memalpha.errors import ConfigError, EvaluationError, MemalphaError, did_you_mean
 
 app = typer.Typer(
     name="memalpha",
@@ -66,6 +67,27 @@ def _common(
     """Train, evaluate and use memory agents."""
 
 
+class _SettingsCommand(TyperCommand):
+    """Command with `KEY=VALUE` settings; a setting written as an option is refused with the form to write."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options = {option for parameter in self.get_params(ctx) for option in parameter.opts}
+        for index, word in enumerate(args):
+            name, equals, value = word.partition("=")
+            if not name.startswith("--") or name in options or did_you_mean(name, options):
+                continue
+            if not equals:
+                value = next((following for following in args[index + 1 : index + 2] if following[0:1] != "-"), "VALUE")
+            key = name.removeprefix("--").replace("-", "_")
+            raise ConfigError(f"no option {name}: settings are written without dashes, such as {key}={value}")
+        return super().parse_args(ctx, args)
+
+
+def _command_class(command: Callable[..., None]) -> type[TyperCommand]:
+    """Return the class of a command by whether it takes `KEY=VALUE` settings."""
+    return _SettingsCommand if "overrides" in inspect.signature(command).parameters else TyperCommand
+
+
 def _help_text(command: Callable[..., None]) -> str:
     """Return a command's docstring without its `Raises` section, which is for readers of the code."""
     return inspect.cleandoc(command.__doc__ or "").partition("\n\nRaises:")[0]
@@ -73,7 +95,7 @@ def _help_text(command: Callable[..., None]) -> str:
 
 for _group in (train, evaluate, config, compare, read, store, history, checks, fetch, transfer, serve):
     for _name, _command in _group.COMMANDS.items():
-        app.command(name=_name, help=_help_text(_command))(_command)
+        app.command(name=_name, cls=_command_class(_command), help=_help_text(_command))(_command)
 for _name, _command in data.COMMANDS.items():
     data_app.command(name=_name, help=_help_text(_command))(_command)
 for _name, _command in judge.COMMANDS.items():

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from memalpha.config.groups import expand_short_names
 from memalpha.config.keys import SYNONYMS, settings_of
-from memalpha.errors import ConfigError
+from memalpha.errors import ConfigError, did_you_mean
 
 C = TypeVar("C", bound=BaseModel)
 
@@ -34,7 +34,8 @@ def parse_overrides(pairs: Sequence[str]) -> dict[str, Any]:
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals or not key:
-            raise ConfigError(f"{pair!r} is not an override: write key=value, for example seed=7 or reward.beta=0.1")
+            example = f"data={pair}" if Path(pair).is_file() else "seed=7 or reward.beta=0.1"
+            raise ConfigError(f"{pair!r} is not an override: write key=value, for example {example}")
         node = result
         *parents, last = key.split(".")
         for parent in parents:
@@ -67,9 +68,17 @@ def read_config(name: str | Path) -> dict[str, Any]:
     try:
         text = source.read_text(encoding="utf-8")
     except (FileNotFoundError, IsADirectoryError) as error:
+        if path.suffix in (".yaml", ".yml"):
+            raise ConfigError(
+                f"{path}: there is no such file: give a YAML file, or the name of a shipped one"
+            ) from error
+        near = did_you_mean(str(name), shipped_configs())
         raise ConfigError(
-            f"no configuration {str(name)!r}: give a YAML file or one of {', '.join(shipped_configs())}"
+            f"no configuration {str(name)!r}{near}: give a YAML file or one of {', '.join(shipped_configs())}"
         ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else (error.strerror or str(error)).lower()
+        raise ConfigError(f"{label} cannot be read: {reason}") from error
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -99,6 +108,8 @@ def build_config(kind: type[C], data: Mapping[str, Any], label: str) -> C:
             if item["type"] == "extra_forbidden":
                 near = _nearest(key, kind)
                 lines.append(f"unknown key {key!r}" + (f" (did you mean {near!r}?)" if near else ""))
+            elif item["type"] == "missing":
+                lines.append(f"{key}: is required: write it into the file, or {key}=VALUE on the command line")
             else:
                 message = item["msg"].removeprefix("Value error, ")
                 lines.append(f"{key}: {message}" if key else message)

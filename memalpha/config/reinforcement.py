@@ -12,6 +12,7 @@ from memalpha.config.algorithms import VETTED, ERLSettings, PPOConfig, RolloutDP
 from memalpha.config.groups import LossConfig, RLOptimizerConfig, expand_short_names
 from memalpha.config.learner import RolloutConfig
 from memalpha.config.sampling import RLSamplingConfig
+from memalpha.errors import did_you_mean
 
 RECORDED_LOSS_CONSTANT = 16.0
 """`loss_constant` of the shipped configurations, and of the settings that earlier runs recorded.
@@ -55,7 +56,10 @@ class ReinforcementConfig(RolloutConfig):
     def _known_algorithm(cls, algorithm: str) -> str:
         module, colon, name = algorithm.partition(":")
         if algorithm not in VETTED and not (colon and module.strip() and name.strip()):
-            raise ValueError(f"no algorithm {algorithm!r}: {', '.join(VETTED)}, or package.module:Class of your own")
+            near = did_you_mean(algorithm, VETTED)
+            raise ValueError(
+                f"no algorithm {algorithm!r}{near}: {', '.join(VETTED)}, or package.module:Class of your own"
+            )
         return algorithm
 
     @model_validator(mode="wrap")

@@ -28,6 +28,10 @@ NAMED_POLICIES = (*SHIPPED_POLICIES, "smol", "smol-base")
 """Names that never stand for a directory; smol and its base need `memalpha fetch smol`."""
 
 
+RULE_POLICIES = {"add_all": "scripted:add-all", "sentence_rules": "scripted:sentence-rules"}
+"""Scripted policies that work without gold operations, by their short names."""
+
+
 _OPENAI_MODEL = re.compile(r"(gpt|chatgpt)-|o[1-9](-|$)", re.IGNORECASE)
 _OTHER_HOSTED_MODEL = re.compile(r"(claude|gemini|mistral|deepseek|grok|command|sonar)-", re.IGNORECASE)
 

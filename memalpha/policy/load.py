@@ -13,7 +13,7 @@ from memalpha.config.groups import LoadingConfig
 from memalpha.config.sampling import BatchConfig
 from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.errors import ConfigError, PolicyError, install_command
-from memalpha.policy.base import ADAPTER_CONFIG, NAMED_POLICIES, SHIPPED_POLICIES, Policy, endpoint_hint
+from memalpha.policy.base import ADAPTER_CONFIG, NAMED_POLICIES, RULE_POLICIES, SHIPPED_POLICIES, Policy, endpoint_hint
 from memalpha.policy.smol.base_model import (
     SMOL,
     SMOL_BASE,
@@ -25,9 +25,6 @@ from memalpha.policy.smol.base_model import (
 
 if TYPE_CHECKING:
     from memalpha.policy.reward_model import RewardModel
-
-SHORT_NAMES = {"add_all": "scripted:add-all", "sentence_rules": "scripted:sentence-rules"}
-"""Short names of the scripted policies that work without gold operations."""
 
 
 def load_policy(
@@ -61,7 +58,7 @@ def load_policy(
     Raises:
         PolicyError: if the policy cannot be loaded here.
     """
-    text = SHORT_NAMES.get(str(name), str(name))
+    text = RULE_POLICIES.get(str(name), str(name))
     if text in ("heuristic", "scripted:heuristic"):
         raise PolicyError(f"policy {text!r}: its rules were rewritten and are now named sentence_rules")
     if text.startswith("scripted:"):

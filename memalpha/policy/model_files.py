@@ -25,9 +25,9 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
 from memalpha.config.groups import LoadingConfig
-from memalpha.errors import ConfigError, PolicyError, install_command
+from memalpha.errors import ConfigError, PolicyError, did_you_mean, install_command
 from memalpha.hub import hub_reachable
-from memalpha.policy.base import ADAPTER_CONFIG, NAMED_POLICIES, endpoint_hint
+from memalpha.policy.base import ADAPTER_CONFIG, NAMED_POLICIES, RULE_POLICIES, endpoint_hint
 
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 """Values of `compute.device_map`."""
@@ -102,13 +102,14 @@ def load_model(
     if not is_local and (Path(path).exists() or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(path))):
         if (Path(path) / "checkpoints").is_dir():
             raise PolicyError(f"{path} is a run directory: give it to load_policy, or name one of its checkpoints")
-        shipped, remote = "", ""
+        shipped, remote, near = "", "", ""
         if label == "policy":
-            shipped = f"{', '.join(NAMED_POLICIES)}, "
+            shipped = f"{', '.join((*RULE_POLICIES, *NAMED_POLICIES))}, "
             remote = f". {endpoint_hint(str(path))}"
+            near = did_you_mean(str(path), (*RULE_POLICIES, *NAMED_POLICIES))
         raise PolicyError(
-            f"no {label} at {str(path)!r}: expected {shipped}a directory with config.json, weights and tokenizer, or a "
-            f"hub id owner/name{remote}"
+            f"no {label} at {str(path)!r}{near}: expected {shipped}a directory with config.json, weights and "
+            f"tokenizer, or a hub id owner/name{remote}"
         )
     try:
         try:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from memalpha.errors import PolicyError
+from memalpha.errors import PolicyError, did_you_mean
 from memalpha.policy.hermes import format_call
 from memalpha.policy.rules.writer import sentence_rule_calls
 from memalpha.types import Chunk, Completion, GoldOperation, Observation, SampleRequest
@@ -59,7 +59,9 @@ class ScriptedPolicy:
         text: str = "",
     ) -> None:
         if kind not in KINDS:
-            raise PolicyError(f"no scripted policy {kind!r}: use scripted:{', scripted:'.join(KINDS)}")
+            raise PolicyError(
+                f"no scripted policy {kind!r}{did_you_mean(kind, KINDS)}: use scripted:{', scripted:'.join(KINDS)}"
+            )
         self.name = f"scripted:{kind}"
         self.kind = kind
         self.chance = {"insert": insert, "update": update, "delete": delete, "noise": noise}

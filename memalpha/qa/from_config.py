@@ -23,7 +23,7 @@ from memalpha.config import (
 from memalpha.config.groups import LoadingConfig
 from memalpha.config.sampling import EvalSamplingConfig
 from memalpha.endpoint_calls import ENDPOINT_PREFIXES
-from memalpha.errors import ConfigError
+from memalpha.errors import ConfigError, did_you_mean
 from memalpha.policy.base import with_prompt_style
 from memalpha.policy.load import load_policy
 from memalpha.qa.own_data import with_default_reader
@@ -65,9 +65,10 @@ def load_settings(name: str, overrides: Mapping[str, Any] | None = None) -> Eval
         return build_config(EvalConfig, merge({"benchmark": name}, overrides or {}), name)
     path = Path(name)
     if not path.is_file() and path.suffix not in (".yaml", ".yml") and name not in shipped_configs():
+        near = did_you_mean(name, (*shipped_configs(), *MODULES))
         raise ConfigError(
-            f"no configuration {name!r}: give a YAML file, a run's directory, one of {', '.join(shipped_configs())}, "
-            f"or a data set: {', '.join(MODULES)}"
+            f"no configuration {name!r}{near}: give a YAML file, a run's directory, one of "
+            f"{', '.join(shipped_configs())}, or a data set: {', '.join(MODULES)}"
         )
     return load_config(EvalConfig, name, overrides)
 

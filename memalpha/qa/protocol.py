@@ -15,7 +15,7 @@ from typing import Any
 from memalpha.agent.prompts import question_with_choices
 from memalpha.agent.reader import Answer, Reader, Reading
 from memalpha.config import EVAL_K, AgentConfig
-from memalpha.errors import ConfigError, DataError, PolicyError
+from memalpha.errors import ConfigError, DataError, PolicyError, did_you_mean
 from memalpha.qa.error_analysis import ceiling_accuracy, classified, evidence_recall, waterfall
 from memalpha.qa.memory_reward import conversation_tokens
 from memalpha.qa.reader_check import truncated_share, with_check
@@ -168,7 +168,8 @@ def check_metrics(tasks: Sequence[Task], judged: bool) -> None:
         if metric in JUDGED and not judged:
             raise ConfigError(f"metric {metric} needs a judge: name it in judge.judges, or set metric=contains")
         if metric not in QUESTION_METRICS and metric not in JUDGED:
-            raise ConfigError(f"metric: there is no {metric!r}; there are {', '.join([*QUESTION_METRICS, *JUDGED])}")
+            near = did_you_mean(metric, (*QUESTION_METRICS, *JUDGED))
+            raise ConfigError(f"metric: no metric {metric!r}{near}: one of {', '.join([*QUESTION_METRICS, *JUDGED])}")
 
 
 class _Evaluation:

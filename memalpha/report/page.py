@@ -34,6 +34,8 @@ def write_report(run: str | Path) -> Path:
             line of them is not JSON.
     """
     folder = Path(run)
+    if not folder.is_dir():
+        raise DataError(f"{folder}: there is no such directory: name that of a run or an evaluation")
     metrics = _read_lines(folder / "metrics.jsonl")
     summary = _read_json(folder / "summary.json")
     texts = load_text_summaries(folder / "eval")

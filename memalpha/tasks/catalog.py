@@ -24,7 +24,7 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from memalpha.errors import DataError
+from memalpha.errors import DataError, did_you_mean
 from memalpha.tasks.dataset_info import DataSet
 from memalpha.tasks.sources.hub import obtain, snapshot_commit
 from memalpha.types import Task
@@ -195,7 +195,7 @@ def _download_instructions(dataset: DataSet, variant: str | None) -> str:
 @cache
 def _entry(name: str) -> tuple[DataSet, Loader]:
     if name not in MODULES:
-        raise DataError(f"no data set {name!r}: there are {', '.join(MODULES)}")
+        raise DataError(f"no data set {name!r}{did_you_mean(name, MODULES)}: there are {', '.join(MODULES)}")
     module = import_module(f"memalpha.tasks.{MODULES[name]}")
     if isinstance(module.DATA, tuple):
         return next(dataset for dataset in module.DATA if dataset.name == name), getattr(module, f"load_{name}")

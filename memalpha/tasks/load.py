@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.config import WorldConfig
-from memalpha.errors import DataError
+from memalpha.errors import DataError, did_you_mean
 from memalpha.tasks.catalog import MODULES, load_set, loader_options
 from memalpha.tasks.formats.csv import load_csv
 from memalpha.tasks.formats.jsonl import load_jsonl
@@ -64,7 +64,8 @@ def load_tasks(
         )
     path = Path(name)
     if not path.exists() and not path.suffix:
-        raise DataError(f"no data set {name!r}: give the path of a task file or one of {', '.join(MODULES)}")
+        near = did_you_mean(name, MODULES)
+        raise DataError(f"no data set {name!r}{near}: give the path of a task file or one of {', '.join(MODULES)}")
     return (load_csv(path) if path.suffix in TABLES or path.is_dir() else load_jsonl(path))[:limit]
 
 

@@ -91,7 +91,7 @@ def test_overlap_lists_leaks(data, trec):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["list", "locomotive"], "no data set 'locomotive': there are synthetic, babi"),
+        (["list", "locomotive"], "no data set 'locomotive' (did you mean 'locomo'?): there are synthetic, babi"),
         (["check", "locomo"], "get data/locomo10.json from the GitHub repository snap-research/LoCoMo"),
         (["overlap", "babi", "babi", "train.limit=1", "test.limit=1", "examples=-1"], "examples=-1: a number of"),
         (["check", "locomo", "data=nowhere"], "nowhere: not there"),

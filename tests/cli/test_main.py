@@ -364,7 +364,7 @@ def bad(name: str, tmp_path: Path, store: Path) -> list[object]:
         "an empty text": ["read", store, empty.with_suffix(".txt"), "--policy", "scripted:add-all"],
         "group size 1": ["train", "demo", "group_size=1", out],
         "top_p below 1": ["train", "demo", "top_p=0.9", out],
-        "not a run directory": ["report", tmp_path / "nothing"],
+        "not a run directory": ["report", tmp_path],
         "unknown flag": ["show", store, "--nope"],
         "unknown command": ["shows", store],
         "unknown route": ["search", store, "x", "--route", "warm"],

@@ -220,7 +220,7 @@ def test_what_is_beyond_rules_is_judged():
     assert not any(record.error_class for record in report.records) and report.records[0].ceiling
     with pytest.raises(ConfigError, match=r"metric judge needs a judge.*judge\.judges"):
         run("rag", metric="judge")
-    with pytest.raises(ConfigError, match="there is no 'colour'"):
+    with pytest.raises(ConfigError, match="no metric 'colour'"):
         run("rag", metric="colour")
 
 
@@ -316,7 +316,9 @@ def test_bad_input_is_refused(tmp_path, monkeypatch):
         run("broken_system_of_a_test:Thing")
     with pytest.raises(ConfigError, match="lacks read, context, size"):
         run("builtins:dict")
-    with pytest.raises(ConfigError, match="no system 'rga': there are empty, append-only, rag,"):
+    with pytest.raises(
+        ConfigError, match=r"no system 'rga' \(did you mean 'rag'\?\): there are empty, append-only, rag,"
+    ):
         run("rga")
     with pytest.raises(ConfigError, match="json:dumps: it needs obj"):
         run("json:dumps")

@@ -281,5 +281,7 @@ def _listen(host: str, port: int) -> Iterator[socket.socket]:
             listening.bind((host, port))
             listening.listen(128)  # connections wait here until uvicorn starts, so the address can be printed now
         except OSError as error:
-            raise ConfigError(f"http: {host}:{port} cannot be had: {error.strerror or error}") from error
+            raise ConfigError(
+                f"http: cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}"
+            ) from error
         yield listening

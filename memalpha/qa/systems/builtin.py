@@ -35,7 +35,7 @@ from memalpha.config.groups import LoadingConfig
 from memalpha.config.sampling import BatchConfig
 from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.environments.memory_writing import memory_engine
-from memalpha.errors import ConfigError, EvaluationError, MemalphaError
+from memalpha.errors import ConfigError, EvaluationError, MemalphaError, did_you_mean
 from memalpha.policy.base import NAMED_POLICIES, Policy, with_prompt_style
 from memalpha.policy.load import load_policy
 from memalpha.qa.memory_reward import memory_tokens
@@ -342,8 +342,9 @@ def load_system(
         and name not in NAMED_POLICIES
         and not Path(name).exists()
     ):
+        near = did_you_mean(name, (*BUILT_IN, *NAMED_POLICIES))
         raise ConfigError(
-            f"no system {name!r}: there are {', '.join(BUILT_IN)}; a policy: {', '.join(NAMED_POLICIES)}, "
+            f"no system {name!r}{near}: there are {', '.join(BUILT_IN)}; a policy: {', '.join(NAMED_POLICIES)}, "
             "scripted:KIND, a directory, owner/name on a hub, an endpoint; and your own as package.module:factory"
         )
     policy = "scripted:sentence-rules" if name == "sentence-rules" else name

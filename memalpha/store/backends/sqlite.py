@@ -377,6 +377,6 @@ def _check_path(path: Path, create: bool) -> None:
     if not path.parent.is_dir():
         raise StoreError(f"{path}: the folder {path.parent} does not exist: create it first")
     if not create and not path.exists():
-        raise StoreError(f"{path}: no such store")
+        raise StoreError(f"{path}: no such store; `memalpha add` and `memalpha read` make one")
     if path.exists() and not path.is_file():
         raise StoreError(f"{path} is no file, but a device or a pipe: give another path")

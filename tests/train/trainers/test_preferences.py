@@ -142,7 +142,7 @@ def test_configuration_and_refusals(tmp_path):
         and settings.optimizer.learning_rate == 1e-6
     )
     for changes, messages in (
-        ({}, "data: Field required"),
+        ({}, "data: is required"),
         ({"data": "a", "dpo": {"margin": 0.1}}, r"unknown key 'dpo.margin'"),
         ({"data": "a", "group_size": 4}, "unknown key 'group_size'"),
         ({"data": "a", "dpo": {"label_smoothing": 0.5}}, "dpo.label_smoothing: "),

@@ -1,0 +1,60 @@
+"""Mistakes of newcomers: each message says what is wrong, and what to write instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+MESSAGES = {
+    "train demo --max-steps 1": "no option --max-steps: settings are written without dashes, such as max_steps=1",
+    "train demo --sampling.group_size=4": "such as sampling.group_size=4",
+    "eval tasks --limit": "such as limit=VALUE",
+    "train demmo": "no configuration 'demmo' (did you mean 'demo'?)",
+    "train nothing.yaml": "nothing.yaml: there is no such file",
+    "train latin.yaml": "latin.yaml cannot be read: not UTF-8 text",
+    "train preferences": "preferences: data: is required: write it into the file, or data=VALUE",
+    "train demo algorithm=grop": "no algorithm 'grop' (did you mean 'grpo'?)",
+    "eval tasks latin.jsonl": "write key=value, for example data=latin.jsonl",
+    "eval tasks data=good.jsonl systems=ragg": "no system 'ragg' (did you mean 'rag'?)",
+    "eval tasks data=good.jsonl metric=contain": "no metric 'contain' (did you mean 'contains'?)",
+    "eval locomoo": "no configuration 'locomoo' (did you mean 'locomo'?)",
+    "data check locomoo": "no data set 'locomoo' (did you mean 'locomo'?)",
+    "data check latin.jsonl": "latin.jsonl:1: not UTF-8 text (byte 36 of the line): save the file as UTF-8",
+    "data check cut.jsonl": "cut.jsonl:2: Invalid JSON: EOF while parsing an object at column 10",
+    "data check .": ". is a folder without a questions.csv",
+    "read ana.db latin.txt --policy add_all": "latin.txt: not UTF-8 text (byte 8 is invalid): save it as UTF-8",
+    "read ana.db good.txt --policy add-all": "no policy at 'add-all' (did you mean 'add_all'?): expected add_all",
+    "read ana.db good.txt --policy tinny": "no policy at 'tinny' (did you mean 'tiny'?)",
+    "read ana.db good.txt --policy scripted:orakle": "(did you mean 'oracle'?)",
+    "report runs/nothing": "runs/nothing: there is no such directory",
+    "search none.db x": "none.db: no such store; `memalpha add` and `memalpha read` make one",
+}
+
+
+@pytest.mark.parametrize("words", MESSAGES)
+def test_a_mistake_is_named_with_what_to_write(
+    words: str, memalpha, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    questions = b'[{"id": "q", "question": "Where?", "answers": ["caf"]}]'
+    task = b'{"id": "a", "chunks": [{"text": "caf\xc3\xa9"}], "questions": ' + questions + b"}\n"
+    (tmp_path / "good.jsonl").write_bytes(task)
+    (tmp_path / "good.txt").write_text("Ana: hi\n")
+    (tmp_path / "cut.jsonl").write_bytes(task + b'{"id": "b"\n')
+    (tmp_path / "latin.jsonl").write_bytes(task.replace(b"\xc3\xa9", b"\xe9"))
+    (tmp_path / "latin.txt").write_bytes(b"Ana: caf\xe9\n")
+    (tmp_path / "latin.yaml").write_bytes(b"out: caf\xe9\n")
+    code, out, err = memalpha(*words.split())
+    assert (code, out) == (2, "")
+    assert MESSAGES[words] in err and "Traceback" not in err
+
+
+def test_an_option_that_is_nearly_right_keeps_its_suggestion(memalpha) -> None:
+    code, _, err = memalpha("train", "demo", "--jsn")
+    assert code == 2 and "--json" in err
+
+
+def test_tokens_that_are_left_for_a_chunk_are_never_negative(memalpha) -> None:
+    code, out, _ = memalpha("check-policy", "tiny")
+    assert code == 0 and "room for a chunk     0" in out and "the model takes 2048 tokens" in out
