@@ -255,7 +255,9 @@ class MemoryAgent:
 
     def _message_chunks(self, messages: object, timestamp: str | None) -> list[Chunk]:
         if not is_messages(messages):
-            raise DataError("a text, a Chunk or a list of chat messages is needed: [{'role': 'user', 'content': ...}]")
+            empty = "the list of messages is empty: " if messages == [] else ""
+            needed = "a text, a Chunk or a list of chat messages is needed: [{'role': 'user', 'content': ...}]"
+            raise DataError(empty + needed)
         return chunk_messages(messages, timestamp=timestamp, size=MAX_CHUNK_CHARACTERS, first_index=self.chunks_read)
 
     def stream(

@@ -22,14 +22,17 @@ the task allows decides what the support is (`Record.rule`):
 2. `turns`: all evidence turns, by the turn ids of the passages. If the turn's words have an accepted answer, the
    passage needs one too (or the turn itself); otherwise it is written wrong.
 3. `chunks`: all evidence turns, for entries that only name their chunk. A sentence of an entry belongs to the turns of
-   the chunk with most of its words (at least half). If the turn's words have an accepted answer, the entry needs one;
-   otherwise it needs half of the answer's words that the turn has, or of the sentence nearest to the question.
+   the chunk with most of its words (at least half; the speaker's name alone is not enough). If the turn's words have an
+   accepted answer, one entry needs it, or all together more than half of its words (of three or more). Otherwise they
+   need half of the answer's words that the turn has, or of the sentence nearest to the question. Written wrong is an
+   entry from that sentence of every missing turn.
 4. `answers`: an accepted answer in a passage's words. This rule cannot see what was written wrong, nor an answer that
    is not in the conversation's words.
 
-Yes, no and numbers below 100 never count as found. Limits: by `turns`, an entry from the right turn counts as support
-even if it left out the answer, where the answer is not in the turn's own words (dates, counts). Evidence repeated
-elsewhere is not seen. `eval/qa/error_analysis.py` measures the rules where the truth is known.
+Where evidence turns are alternatives (`Question.meta["evidence"]` is "any"), one is enough. Yes, no and numbers below
+100 never count as found. Limits: by `turns`, an entry from the right turn counts as support even if it left out the
+answer, where the answer is not in the turn's own words (dates, counts). Evidence repeated elsewhere is not seen.
+`eval/qa/error_analysis.py` measures the rules where the truth is known.
 """
 
 from __future__ import annotations

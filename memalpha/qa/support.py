@@ -15,7 +15,7 @@ from memalpha.policy.rules.statements import split_sentences
 from memalpha.qa.systems.base import Passage, Retrieval
 from memalpha.store.search.bm25 import term_counts
 from memalpha.store.slots import key_value, normalize
-from memalpha.types import Task
+from memalpha.types import Question, Task
 
 Rule = Literal["facts", "turns", "chunks", "answers"]
 
@@ -39,13 +39,20 @@ class _TaskKey:
         return isinstance(other, _TaskKey) and other.task is self.task
 
 
+class TurnTerms(NamedTuple):
+    """Terms of what was said, and of the speaker's name."""
+
+    said: frozenset[str]
+    speaker: frozenset[str]
+
+
 class _Sources(NamedTuple):
     """Words of each turn, gold contents by turn, all gold contents normalized, terms of each turn by chunk."""
 
     texts: dict[str, str]
     facts: dict[str, list[str]]
     values: set[str]
-    terms: dict[int, dict[str, frozenset[str]]]
+    terms: dict[int, dict[str, TurnTerms]]
 
 
 @lru_cache(maxsize=4)
@@ -58,7 +65,9 @@ def _sources(key: _TaskKey) -> _Sources:
         if turn is not None:
             facts.setdefault(turn, []).append(content)
     terms = {
-        chunk.index: {turn.id: _terms(f"{turn.speaker} {turn.text}") for turn in chunk.turns if turn.id is not None}
+        chunk.index: {
+            turn.id: TurnTerms(_terms(turn.text), _terms(turn.speaker)) for turn in chunk.turns if turn.id is not None
+        }
         for chunk in key.task.chunks
     }
     return _Sources(texts, facts, {normalize(content) for _, content in gold}, terms)
@@ -70,10 +79,11 @@ def _terms(text: str) -> frozenset[str]:
     return frozenset(term_counts(text))
 
 
-def source_sentences(text: str, turns: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
+def source_sentences(text: str, turns: Mapping[str, TurnTerms]) -> dict[str, frozenset[str]]:
     """Tie the sentences of an entry to the turns whose terms they share most.
 
-    A sentence belongs to the turns that contain the greatest share of its terms, if that is at least `MIN_OVERLAP`.
+    A sentence belongs to the turns that contain the greatest share of its terms, if that is at least `MIN_OVERLAP`. The
+    speaker's name counts only beside other words of the turn.
 
     Args:
         text: Content of the entry.
@@ -86,12 +96,17 @@ def source_sentences(text: str, turns: Mapping[str, frozenset[str]]) -> dict[str
     for line in text.split("\n"):
         for sentence in split_sentences(line):
             terms = _terms(sentence)
-            shares = {turn: len(terms & words) / len(terms) for turn, words in turns.items()} if terms else {}
+            shares = {turn: _shared(terms, words) / len(terms) for turn, words in turns.items()} if terms else {}
             best = max(shares.values(), default=0.0)
             for turn, share in shares.items():
                 if share == best >= MIN_OVERLAP:
                     sources[turn] = sources.get(turn, frozenset()) | terms
     return sources
+
+
+def _shared(terms: frozenset[str], turn: TurnTerms) -> int:
+    """Return the number of terms that a turn has too, 0 if these are of its speaker's name alone."""
+    return len(terms & (turn.said | turn.speaker)) if terms & turn.said - turn.speaker else 0
 
 
 def is_unspecific(answer: str) -> bool:
@@ -100,12 +115,23 @@ def is_unspecific(answer: str) -> bool:
     return all(word in _UNSPECIFIC or (word.isdecimal() and len(word) < 3) for word in words)
 
 
+def _contains_another(answer: str, answers: Sequence[str]) -> bool:
+    """Return True if an accepted answer has another one in it, so that the other is all that is needed."""
+    return any(normalize(other) != normalize(answer) and contains(answer, other) for other in answers)
+
+
+def has_alternative_evidence(question: Question) -> bool:
+    """Return True if one evidence turn is enough: `meta["evidence"]` is "any", not "all" (the default)."""
+    return question.meta.get("evidence") == "any"
+
+
 class AnswerSupport:
     """Support of a question's answer, by the first rule that the task allows."""
 
     def __init__(self, task: Task, retrieval: Retrieval) -> None:
         question, sources = retrieval.question, _sources(_TaskKey(task))
         self.answers = tuple(answer for answer in question.answers if not is_unspecific(answer))
+        self.shortest_answers = tuple(answer for answer in self.answers if not _contains_another(answer, self.answers))
         self.question = question
         self.turn_terms = sources.terms
         self.chunks = {turn: chunk for chunk, turns in sources.terms.items() for turn in turns}
@@ -137,7 +163,8 @@ class AnswerSupport:
             return [self._states_fact(passages, *fact) for fact in self.facts]
         if self.rule == "answers":
             return [any(self._has_answer(passage.text) for passage in passages)]
-        return [any(self._covers_turn(passage, turn) for passage in passages) for turn in self.texts]
+        pieces = [self._is_covered(passages, turn) for turn in self.texts]
+        return [any(pieces)] if has_alternative_evidence(self.question) else pieces
 
     def is_findable(self, task: Task) -> bool:
         """Return True if the rule can find the support; `answers` needs an answer in the conversation's words."""
@@ -152,11 +179,10 @@ class AnswerSupport:
                 if not self._states_fact(passages, *fact)
                 for passage in passages
             )
-        return self.rule != "answers" and any(
-            self._is_from_turn(passage, turn) and self._speaks_of_needed(passage, turn)
-            for turn in self.texts
-            if not any(self._covers_turn(passage, turn) for passage in passages)
-            for passage in passages
+        missing = [turn for turn in self.texts if not self._is_covered(passages, turn)]
+        return self.rule != "answers" and all(
+            any(self._is_from_turn(passage, turn) and self._speaks_of_needed(passage, turn) for passage in passages)
+            for turn in missing
         )
 
     def _has_answer(self, text: str) -> bool:
@@ -219,41 +245,57 @@ class AnswerSupport:
                 return True
         return turn in passage.turns and normalize(passage.text) not in self.values
 
-    def _covers_turn(self, passage: Passage, turn: str) -> bool:
-        """Return True if the passage is from the turn and keeps what the question needs of it.
+    def _is_covered(self, passages: Sequence[Passage], turn: str) -> bool:
+        """Return True if the passages from the turn keep what the question needs of it.
 
-        If the turn's words have an answer, the passage needs one. Otherwise an entry that names the turn counts. An
-        entry tied by its words needs half of the answer's terms that the turn has, or else half of the terms of the
-        turn's sentence nearest to the question.
+        If the turn's words have an answer, one passage needs it, or they together need most of a long answer's terms.
+        Otherwise an entry that names the turn counts. Entries tied by their words together need half of the answer's
+        terms that the turn has, or else half of the terms of the turn's sentence nearest to the question.
         """
-        if not self._is_from_turn(passage, turn):
+        of_turn = [passage for passage in passages if self._is_from_turn(passage, turn)]
+        if not of_turn:
             return False
+        said = frozenset[str]().union(*(self._terms_from(passage, turn) for passage in of_turn))
         if self._has_answer(self.texts[turn]):
-            return self._has_answer(passage.text) or self._quotes_turn(passage, turn)
-        if turn in passage.turns:
+            return (
+                any(self._has_answer(passage.text) for passage in of_turn)
+                or any(self._quotes_turn(passage, turn) for passage in of_turn)
+                or any(self._says_most_of(answer, said) for answer in self.shortest_answers)
+            )
+        if any(turn in passage.turns for passage in of_turn):
             return True
-        needed = self._needed_terms(turn)
-        return 2 * len(needed & self._sources_of(passage, turn)[turn]) >= len(needed)
+        needed = [terms for terms in self._answer_terms(turn) if terms]
+        needed = needed or [self._nearest_sentence(turn, _terms(self.question.question))]
+        return any(2 * len(terms & said) >= len(terms) for terms in needed)
 
-    def _needed_terms(self, turn: str) -> frozenset[str]:
-        turn_terms = _terms(self.texts[turn])
-        answers = frozenset(term for answer in self.answers for term in _terms(answer))
-        if answers & turn_terms:
-            return answers & turn_terms
-        return self._nearest_sentence(turn, _terms(self.question.question))
+    def _terms_from(self, passage: Passage, turn: str) -> frozenset[str]:
+        """Return the terms of the passage's sentences that are from the turn."""
+        return _terms(passage.text) if turn in passage.turns else self._sources_of(passage, turn)[turn]
+
+    def _says_most_of(self, answer: str, terms: frozenset[str]) -> bool:
+        """Return True if a text with these terms has more than half of an answer's, where it has three or more."""
+        wanted = _terms(answer)
+        return len(wanted) > 2 and 2 * len(wanted & terms) > len(wanted)
+
+    def _answer_terms(self, turn: str) -> list[frozenset[str]]:
+        """Return the terms that the turn shares with each accepted answer that contains no other."""
+        return [_terms(answer) & _terms(self.texts[turn]) for answer in self.shortest_answers]
 
     def _speaks_of_needed(self, passage: Passage, turn: str) -> bool:
         """Return True unless the entry is clearly from another sentence of the turn than the question needs.
 
-        It then has words of the turn, but none of that sentence: no wrong version of what is missing.
+        It then shares more words with that one: no wrong version of what is missing.
         """
-        answers = frozenset(term for answer in self.answers for term in _terms(answer))
-        turn_terms, terms = _terms(self.texts[turn]), _terms(passage.text)
-        wanted = answers if answers & turn_terms else _terms(self.question.question)
-        sentence = self._nearest_sentence(turn, wanted)
-        return not sentence & wanted or bool(sentence & terms) or not turn_terms & terms
+        answers = frozenset[str]().union(*self._answer_terms(turn))
+        wanted = answers or _terms(self.question.question)
+        needed, terms = self._nearest_sentence(turn, wanted), _terms(passage.text)
+        most = max((len(sentence & terms) for sentence in self._sentences(turn)), default=0)
+        return not needed & wanted or len(needed & terms) == most
 
     def _nearest_sentence(self, turn: str, wanted: frozenset[str]) -> frozenset[str]:
         """Return the terms of the turn's sentence that has most of the wanted ones, the first of equal ones."""
-        sentences = [_terms(sentence) for line in self.texts[turn].split("\n") for sentence in split_sentences(line)]
-        return max(sentences, key=lambda terms: len(terms & wanted), default=frozenset())
+        return max(self._sentences(turn), key=lambda terms: len(terms & wanted), default=frozenset())
+
+    def _sentences(self, turn: str) -> list[frozenset[str]]:
+        """Return the terms of each sentence of a turn."""
+        return [_terms(sentence) for line in self.texts[turn].split("\n") for sentence in split_sentences(line)]

@@ -202,7 +202,9 @@ def is_text(value: object) -> bool:
 def check_text(name: str, value: object) -> str:
     """Return the text. Raises `InvalidContent` for another type, a NUL or half a surrogate pair."""
     if not isinstance(value, str):
-        raise InvalidContent(f"{name}: text is needed, not {type(value).__name__}")
+        is_chat = name == "content" and isinstance(value, list | dict)
+        hint = "; MemoryAgent(policy, store).read() takes chat messages" if is_chat else ""
+        raise InvalidContent(f"{name}: text is needed, not {type(value).__name__}{hint}")
     if "\x00" in value:
         raise InvalidContent(f"{name}: holds a NUL character")
     try:

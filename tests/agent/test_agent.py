@@ -372,5 +372,9 @@ def test_chat_messages_are_read_and_streamed():
     for nothing in ([], {"role": "user"}, None):
         with pytest.raises(DataError, match="a list of chat messages is needed"):
             agent.read(nothing)
+    with pytest.raises(DataError, match="the list of messages is empty"):
+        agent.read([])
+    with pytest.raises(InvalidContent, match=r"text is needed, not list; MemoryAgent.* takes chat messages"):
+        store.add(MESSAGES)
     with pytest.raises(DataError, match="no words of a user"):
         agent.read([{"role": "system", "content": "Be kind."}])

@@ -221,6 +221,59 @@ def test_by_chunks(texts, chunk, loss):
     assert error_of(example, FREE) == loss
 
 
+def of_turns(*turns):
+    """Return a task of one chunk, with turns `a`, `b` … of (speaker, text)."""
+    said = [SpeakerTurn(speaker=speaker, text=text, id=id) for id, (speaker, text) in zip("abc", turns, strict=False)]
+    return Task(id="d", chunks=(Chunk(turns=tuple(said)),))
+
+
+def test_one_of_several_alternative_turns_is_enough():
+    task = of_turns(("Ana", "I keep it in the drawer."), ("Tom", "It stays under my bed."))
+    where = Question(id="w", question="Where is it kept?", answers=("drawer", "under my bed"), evidence=("a", "b"))
+    shown = of_chunk("Ana keeps it in the drawer.", chunk=0)
+    assert error_of(retrieval(where, shown, shown, shown), task) == "never_written"  # turn b is missing
+    either = where.model_copy(update={"meta": {"evidence": "any"}})
+    assert error_of(retrieval(either, shown, shown, shown), task) == "answered_wrong"
+    assert error_of(retrieval(either, (), shown, shown), task) == "not_retrieved"
+    assert error_of(retrieval(either, (), (), ()), task) == "never_written"
+
+
+def test_the_name_of_the_speaker_alone_ties_no_entry_to_a_turn():
+    task = of_turns(("Ana Silva", "I sang in the old theatre."))
+    where = Question(id="w", question="Where did she sing?", answers=("theatre",), evidence=("a",))
+    other = of_chunk("Ana Silva says: how are you?", chunk=0)
+    assert error_of(retrieval(where, (), other, other), task) == "never_written"
+
+
+def test_entries_of_a_turn_hold_a_long_answer_together():
+    task = of_turns(("Jon", "I am polishing my plan, calling investors and building a platform online."))
+    what = Question(
+        id="w",
+        question="What does Jon do?",
+        answers=("polishing his plan, calling investors, building a platform",),
+        evidence=("a",),
+    )
+    written = of_chunk("Jon is polishing a plan.", "Jon is calling investors.", "He builds a platform.", chunk=0)
+    assert error_of(retrieval(what, (), written[:1], written[:1]), task) == "written_wrong"
+    assert error_of(retrieval(what, (), written, written), task) == "not_retrieved"
+
+
+def test_an_answer_within_another_is_all_that_is_needed():
+    """The long answer is the whole turn: an entry from its first sentence is no wrong version of the theatre."""
+    said = "You were very kind to me. I sang at the theatre."
+    task = of_turns(("Ana", said))
+    where = Question(id="w", question="Where did she sing?", answers=("the theatre", said), evidence=("a",))
+    thanks = of_chunk("Ana says they were very kind.", chunk=0)
+    assert error_of(retrieval(where, (), thanks, thanks), task) == "never_written"
+
+
+def test_a_turn_without_any_entry_comes_before_one_written_wrong():
+    task = of_turns(("Ana", "I play the cello at home."), ("Ana", "I learnt to paint birds."))
+    both = Question(id="w", question="What does Ana play and paint?", answers=("cello, birds",), evidence=("a", "b"))
+    wrong_cello = of_chunk("Ana plays at home.", chunk=0)
+    assert error_of(retrieval(both, (), wrong_cello, wrong_cello), task) == "never_written"
+
+
 def test_a_sentence_of_an_entry_belongs_to_the_turn_that_shares_most_words():
     """Two turns of one chunk: an entry from the one is no support from the other."""
     pet = Question(id="pet", question="What animal lives with me?", answers=("a kitten",), evidence=("a1",))

@@ -123,5 +123,9 @@ def _question(item: Mapping[str, Any], title: str, turn_ids: set[str | None], lo
         answers=tuple(dict.fromkeys(require_field(answer, "answer_text", str, location).strip() for answer in answers)),
         category=kind or None,
         evidence=evidence,
-        meta={"metric": DATA.metric, **({"paraphrased": True} if id.endswith("_Paraphrased") else {})},
+        meta={
+            "metric": DATA.metric,
+            "evidence": "any",
+            **({"paraphrased": True} if id.endswith("_Paraphrased") else {}),
+        },
     )
