@@ -20,7 +20,7 @@ a `MemoryStore` of its own, its spans entries with a source and a turn:
 |                     |                         |                              |              | any of the sentences |
 | musique             | the same                | `<title>: <paragraph>`       | itself       | paragraphs           |
 | musique-sentences   | the same                | `<title>: <sentence>`        | paragraph    | paragraphs, as above |
-| beam-100K, -500K    | a chat                  | `<role>: <message>`          | chat         | messages             |
+| beam-100K, -500K, -1M | a chat                  | `<role>: <message>`          | chat         | messages             |
 
 Rows: the store's routes dense, bm25 and flat (`sum`); `prior`: with the place of a span (its source and chunk) as its
 group, for the prior of layer one; `neighbours`: the store's default search; `both`. The interval is of the gain in
@@ -57,7 +57,7 @@ ROWS = ("dense", "bm25", "sum", "prior", "neighbours", "both")
 BATCH = 20  # questions that share a pool of paragraphs
 ARTICLES = 12  # that share a pool
 SENTENCE = re.compile(r'(?<=[.!?])\s+(?=[A-Z"])')  # what is between two
-DIALOGUES = ("locomo", "friendsqa", "beam-100K", "beam-500K")
+DIALOGUES = ("locomo", "friendsqa", "beam-100K", "beam-500K", "beam-1M")
 
 
 class Pool(NamedTuple):
@@ -203,6 +203,7 @@ SETS: dict[str, Callable[[Path], Iterator[Pool]]] = {
     "musique-sentences": lambda data: musique_pools(data, sentences=True),
     "beam-100K": lambda data: beam_pools(data, "100K"),
     "beam-500K": lambda data: beam_pools(data, "500K"),
+    "beam-1M": lambda data: beam_pools(data, "1M"),
 }
 
 
