@@ -84,7 +84,7 @@ def build_request(
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a writer wants to do about a chunk, not done yet: see `MemoryAgent.propose`.
+    """Hold the changes that a writer proposes for a chunk, before they are applied (`MemoryAgent.propose`).
 
     Attributes:
         observation: What the writer saw: the chunk, and the memory at that moment.
@@ -97,7 +97,7 @@ class Proposal:
     core: str
 
     @property
-    def shown(self) -> dict[str, str]:
+    def visible_contents(self) -> dict[str, str]:
         """Contents that the writer saw, by id; "" is the id of the core memory."""
         return {entry.id: entry.content for entry in self.observation.entries} | {"": self.core}
 
@@ -248,10 +248,17 @@ class MemoryAgent:
         Returns:
             The turn: calls, their results, and the operations that changed the memory.
         """
-        chunk, given = proposal.observation.chunk, {"source": source, "metadata": metadata}
-        judge = TrustJudge(self.store, chunk, self.trust, speaker)
-        form, shown = self.config.reply_form, proposal.shown
-        return act(self.store, chunk, proposal.completion, **given, form=form, shown=shown, judge=judge)
+        chunk = proposal.observation.chunk
+        return act(
+            self.store,
+            chunk,
+            proposal.completion,
+            source=source,
+            metadata=metadata,
+            form=self.config.reply_form,
+            visible=proposal.visible_contents,
+            judge=TrustJudge(self.store, chunk, self.trust, speaker),
+        )
 
     def _message_chunks(self, messages: object, timestamp: str | None) -> list[Chunk]:
         if not is_messages(messages):
@@ -285,13 +292,13 @@ class MemoryAgent:
         Yields:
             The operations that changed the memory, as logged.
         """
-        given = {"source": source, "metadata": _checked(metadata)}
+        origin = {"source": source, "metadata": _checked(metadata)}
         for chunk in self._split(text, timestamp):
             proposal = self.propose(chunk, timestamp=timestamp)
             calls = parse_reply(proposal.completion.text, self.config.reply_form)
             chunk = proposal.observation.chunk
             judge = TrustJudge(self.store, chunk, self.trust, speaker)
-            for _, operation in execute_calls(self.store, chunk, calls, given, proposal.shown, judge):
+            for _, operation in execute_calls(self.store, chunk, calls, origin, proposal.visible_contents, judge):
                 if operation is not None:
                     yield operation
 

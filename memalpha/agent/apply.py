@@ -22,7 +22,7 @@ def act(
     source: str | None = None,
     form: str = "hermes",
     metadata: Mapping[str, Any] | None = None,
-    shown: Mapping[str, str] = MappingProxyType({}),
+    visible: Mapping[str, str] = MappingProxyType({}),
     judge: TrustJudge | None = None,
 ) -> Turn:
     """Apply the tool calls of a completion to the memory, in order.
@@ -36,7 +36,7 @@ def act(
         source: name of the conversation, stored with each operation.
         form: form in which the writer's calls are written (`AgentConfig.reply_form`).
         metadata: set on every entry that is written.
-        shown: contents that the writer saw, by id ("" for the core memory). What has another content now is not
+        visible: contents that the writer saw, by id ("" for the core memory). What has another content now is not
             changed: the call fails with the code "conflict".
         judge: says on whose word each call rests, and which calls must wait for a review.
 
@@ -44,7 +44,7 @@ def act(
         The turn: calls, their results, and the operations that changed the memory.
     """
     calls = parse_reply(completion.text, form)
-    outcomes = list(execute_calls(memory, chunk, calls, {"source": source, "metadata": metadata}, shown, judge))
+    outcomes = list(execute_calls(memory, chunk, calls, {"source": source, "metadata": metadata}, visible, judge))
     operations = tuple(operation for _, operation in outcomes if operation is not None)
     return Turn(chunk.index, completion, calls, tuple(result for result, _ in outcomes), operations)
 
@@ -53,8 +53,8 @@ def execute_calls(
     memory: Memory,
     chunk: Chunk,
     calls: Sequence[ToolCall],
-    given: Mapping[str, Any],
-    shown: Mapping[str, str],
+    origin: Mapping[str, Any],
+    visible: Mapping[str, str],
     judge: TrustJudge | None,
 ) -> Iterator[tuple[ToolResult, Operation | None]]:
     """Apply calls in order, one at each step, and yield the result of each and its operation, if there is one.
@@ -63,20 +63,20 @@ def execute_calls(
         memory: the memory to change.
         chunk: the chunk that was read.
         calls: the writer's calls.
-        given: `source` and `metadata` of what is written, as in `act`.
-        shown: contents that the writer saw; see `act`.
+        origin: `source` and `metadata` of what is written, as in `act`.
+        visible: contents that the writer saw; see `act`.
         judge: rule of what a speaker may change; see `act`.
     """
     # Before any call: the second of two calls may change what the first one wrote.
-    ids = shown.keys() & {changed_id(call) for call in calls}
-    conflicts = {id for id in ids if _content(memory, id) not in (shown[id], None)}
+    ids = visible.keys() & {changed_id(call) for call in calls}
+    conflicts = {id for id in ids if _content(memory, id) not in (visible[id], None)}
     for call in calls:
         if changed_id(call) in conflicts:
             yield ToolResult(call, False, "conflict", "was changed after the writer saw it; it stays as it is"), None
         else:
             verdict = Verdict(None) if judge is None else judge.judge(call)
-            origin = {**given, "chunk": chunk.index, "speaker": verdict.speaker}
-            yield execute(memory, call, **origin, timestamp=chunk.timestamp, quarantine=verdict.reason)
+            call_origin = {**origin, "chunk": chunk.index, "speaker": verdict.speaker}
+            yield execute(memory, call, **call_origin, timestamp=chunk.timestamp, quarantine=verdict.reason)
 
 
 def _content(memory: Memory, id: str) -> str | None:

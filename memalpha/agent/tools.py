@@ -212,8 +212,8 @@ def _run(
         before, code = memory.get(arguments.id), "updated"
         if arguments.content.strip() == before.content:  # a new date alone changes nothing
             raise duplicate_error(before)
-        kept = None if metadata is None else {**before.metadata, **metadata}
-        dated = {"timestamp": timestamp or "", "metadata": kept}
+        merged = None if metadata is None else {**before.metadata, **metadata}
+        dated = {"timestamp": timestamp or "", "metadata": merged}
         operation = Operation("update", id=before.id, content=arguments.content, **dated, **origin)
     elif isinstance(arguments, Delete):
         before, code = memory.get(arguments.id), "deleted"

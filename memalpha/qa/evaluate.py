@@ -147,7 +147,13 @@ class MemoryScorer(RolloutScorer[Task]):
         return BackgroundScoring(bool(clients), side_by_side, start, cancel)
 
     def report(self, name: str, groups: Sequence[TrajectoryGroup], records: Sequence[Record]) -> Report:
-        """Return the report of scored groups, each record with its error class."""
+        """Return the report of scored groups, each record with its error class.
+
+        Args:
+            name: System's name in the report.
+            groups: Rollouts, one group a task.
+            records: Scored answers to the questions of all groups.
+        """
         return make_report(name, groups, records, self.reader, self.rewards)
 
 

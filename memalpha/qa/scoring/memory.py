@@ -182,7 +182,13 @@ def _score(task: Task, question: Question, answer: Answer, metric: str) -> tuple
 
 
 def is_stale(question: Question, answer: Answer, correct: bool) -> bool:
-    """Return True if an answer is wrong because it gives a value that no longer holds."""
+    """Return True if an answer is wrong because it gives a value that no longer holds.
+
+    Args:
+        question: Question whose `meta` has `kind` and `stale`, the former values.
+        answer: Reader's answer.
+        correct: True if the answer was scored as right.
+    """
     if question.meta.get("kind") not in CHANGED or correct or answer.abstained:
         return False
     return any(contains(answer.text, str(value)) for value in question.meta.get("stale", ()))

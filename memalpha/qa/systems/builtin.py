@@ -212,7 +212,13 @@ class Writer:
     policy: Policy
 
     def retrieve(self, tasks: Sequence[Task], settings: SystemSettings, progress: Progress | None = None) -> Retrievals:
-        """Return the passages for every question; arguments as in `EvaluatedSystem.retrieve`."""
+        """Return the passages for every question. The policy writes one memory a task.
+
+        Args:
+            tasks: Tasks with their questions.
+            settings: Sizes, embedder and prompt settings that all systems share.
+            progress: Called with (chunks read, all chunks).
+        """
         agent = with_prompt_style(settings.agent, self.policy)
         groups = memory_engine(self.policy, agent, settings.embedder).roll_out(tasks, progress=progress)
         sizes = [memory_tokens(group.trajectories[0].states[-1], estimate_tokens) for group in groups]
@@ -254,7 +260,13 @@ class Oracle:
     name: str = "oracle"
 
     def retrieve(self, tasks: Sequence[Task], settings: SystemSettings, progress: Progress | None = None) -> Retrievals:
-        """Return the passages for every question; arguments as in `EvaluatedSystem.retrieve`, by task."""
+        """Return the passages for every question. They are the turns that its evidence names.
+
+        Args:
+            tasks: Tasks with their questions.
+            settings: Sizes, embedder and prompt settings that all systems share.
+            progress: Called with (chunks read, all chunks).
+        """
         by_task = []
         for number, task in enumerate(tasks, start=1):
             lines = [(chunk.index, passage) for chunk in task.chunks for passage in turn_passages(chunk)]

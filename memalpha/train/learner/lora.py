@@ -58,8 +58,8 @@ def add_lora(
     head = model.get_output_embeddings()
     _check_whole_modules(model, config, name, has_tokens=bool(token_ids))
     # peft compares ends of paths letter by letter: "norm" would be every layer whose name ends so.
-    whole = [path for path, _ in model.named_modules() if _matches_any(path, config.modules_to_save)]
-    heads, modules_to_save = modules_to_save, (*modules_to_save, *whole)
+    whole_modules = [path for path, _ in model.named_modules() if _matches_any(path, config.modules_to_save)]
+    heads, modules_to_save = modules_to_save, (*modules_to_save, *whole_modules)
     layers = {path: part for path, part in model.named_modules() if isinstance(part, torch.nn.Linear | Conv1D)}
     adaptable = [path for path, part in layers.items() if part is not head and not _matches_any(path, modules_to_save)]
     # Llama 4's router is a linear layer that returns two results, which an adapter cannot add to.
@@ -71,7 +71,7 @@ def add_lora(
                 paths = [path for path in layers if _matches(path, target)]
                 if any(_matches_any(path, heads) for path in paths):
                     reason = "the head, which is trained whole"
-                elif any(_matches_any(path, whole) for path in paths):
+                elif any(_matches_any(path, whole_modules) for path in paths):
                     reason = "trained whole"
                 else:
                     reason = "the output embedding, which takes no adapter"

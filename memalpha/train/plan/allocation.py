@@ -300,7 +300,14 @@ def count_training(
 
 
 def count_prefill(model: Any, mode: FakeTensorMode, *, rows: int, width: int) -> int:
-    """Return the peak bytes beside the weights of a prefill of `rows` prompts of `width` tokens."""
+    """Return the peak bytes of a prefill, beside the weights.
+
+    Args:
+        model: Fake model.
+        mode: Mode of `fake_tensors`.
+        rows: Prompts that are read together.
+        width: Tokens of each prompt.
+    """
     with mode, torch.no_grad():
         counter = StorageCounter(iter([*model.parameters(), *model.buffers()]))
         with counter, _no_kernels_of_experts():

@@ -55,6 +55,13 @@ class MemoryReflection(Reflecting[Task]):
         return self.writing.embedder
 
     def feedback(self, attempts: Sequence[Trajectory], records: Sequence[Sequence[Record]], budget: int) -> list[str]:
+        """Describe what went wrong in each attempt, in at most `budget` tokens.
+
+        Args:
+            attempts: Rollouts to reflect on.
+            records: Scored answers of each attempt.
+            budget: Tokens of one description, at most.
+        """
         style, count, texts = self.writing.config.prompt, self.writing.count_tokens, []
         for attempt, answers in zip(attempts, records, strict=True):
             classified = with_error_classes([TrajectoryGroup(attempt.task, (attempt,))], answers, style)

@@ -56,6 +56,13 @@ class TextReflection(Reflecting[TextTask]):
     def feedback(
         self, attempts: Sequence[Trajectory[TextTask]], records: Sequence[Sequence[Record]], budget: int
     ) -> list[str]:
+        """Describe what went wrong in each attempt, in at most `budget` tokens.
+
+        Args:
+            attempts: Rollouts to reflect on.
+            records: Scored answers of each attempt; unused, since text tasks have no questions.
+            budget: Tokens of one description, at most.
+        """
         return [self._truncate(text, budget) for text in self._describe_failures(attempts)]
 
     def prompt(self, candidate: ReflectionCandidate, earlier: Sequence[str]) -> tuple[Mapping[str, str], ...]:

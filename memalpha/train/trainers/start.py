@@ -169,7 +169,16 @@ def settings_of_small_models(config: LearnerConfig, parameters: int) -> list[str
 
 
 def check_device_map(config: LearnerConfig, world: World, *, reference: bool = False) -> None:
-    """Raise `ConfigError` for a device map with several processes, or where the whole model has to be copied."""
+    """Check that the run can use a device map, if it sets one.
+
+    Args:
+        config: Settings of the run.
+        world: Processes of the run.
+        reference: True if the run needs a frozen copy of its start.
+
+    Raises:
+        ConfigError: There are several processes, or the whole model has to be copied.
+    """
     if config.compute.device_map is None:
         return
     if world.size > 1:
