@@ -1,4 +1,4 @@
-"""Commands that move memories between stores and files: export, import, copy."""
+"""Commands that move memories between stores, files and servers: export, import, copy, move, shards."""
 
 from __future__ import annotations
 
@@ -8,14 +8,24 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from memalpha.cli.options import AsJson, EmbedderName, Namespace, SchemaName, StoreFile, open_store, print_result
-from memalpha.errors import StoreError
+from memalpha.errors import StoreError, install_command
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
+    from memalpha.store.backends.shards.admin import ServerStatus
     from memalpha.store.io.importers.base import ImportReport
 
 Source = Literal["jsonl", "markdown", "mem0", "langgraph"]
 _MARKDOWN = (".md", ".markdown")
 _MAX_SKIPPED = 20
+
+Shards = Annotated[
+    str, typer.Argument(metavar="STORE", help="URL of the store: postgresql+shards://user@host/database.")
+]
+ServerUrl = Annotated[
+    str, typer.Argument(metavar="URL", help="A server: postgresql://host/database, without user and password.")
+]
 
 
 def export(
@@ -36,9 +46,7 @@ def export(
     """
     with open_store(store, None, namespace, reads=True) as memory:
         if file.suffix in _MARKDOWN:
-            from memalpha.store.io.markdown import export_markdown
-
-            count, unit = export_markdown(memory, file), "entries"
+            count, unit = _markdown().export_markdown(memory, file), "entries"
         else:
             count, unit = memory.export_jsonl(file), "operations"
     print_result({unit: count, "path": str(file)}, as_json, f"{count} {unit}: {file}")
@@ -70,14 +78,13 @@ def import_(
     """
     from memalpha.store.io.importers.replay import detect_format, import_memories, read_events
     from memalpha.store.io.jsonl import read_jsonl
-    from memalpha.store.io.markdown import import_markdown, read_markdown
 
     form = source or ("markdown" if file.suffix in _MARKDOWN else detect_format(file) or "jsonl")
     if history is not None and form != "mem0":
         raise StoreError(f"--history belongs to mem0, but {file} is read as {form}")
     # Refuse an unreadable file before a store is created.
     if form == "markdown":
-        read_markdown(file)
+        _markdown().read_markdown(file)
     elif form == "jsonl":
         read_jsonl(file)
     else:
@@ -87,7 +94,7 @@ def import_(
             imported = import_memories(memory, file, form, history=history)
             print_result(imported, as_json, "\n".join(_format_imported(imported, store)))
             return
-        count = import_markdown(memory, file) if form == "markdown" else memory.import_jsonl(file)
+        count = _markdown().import_markdown(memory, file) if form == "markdown" else memory.import_jsonl(file)
     print_result({"operations": count, "path": str(store)}, as_json, f"{count} operations: {store}")
 
 
@@ -113,7 +120,93 @@ def copy(
     print_result({"namespaces": counts}, as_json, "\n".join(lines) or "the store has no namespaces")
 
 
-COMMANDS = {"export": export, "import": import_, "copy": copy}
+def move(
+    store: Shards,
+    namespace: Annotated[str, typer.Argument(metavar="NAMESPACE", help="The namespace.")],
+    to: Annotated[str, typer.Option(metavar="URL", help="The server, as `memalpha shards list` prints it.")],
+    as_json: AsJson = False,
+) -> None:
+    """Move a namespace to another server of STORE while others read and write it.
+
+    The log, entries and vectors are copied, then what was written meanwhile. Writers wait for the last part alone. A
+    killed move leaves the namespace whole, and the next one begins again.
+
+    Example: memalpha move postgresql+shards://owner@db1/agents user-7 --to postgresql://db2/agents
+
+    Raises:
+        StoreError: There is no such namespace or server, it moves already, or a server is away.
+    """
+    result = _shards().move(store, namespace, to)
+    text = f"{namespace}: {result.operations} operations, now at {result.target}; writers waited {result.pause:.2f} s"
+    print_result(result, as_json, text)
+
+
+def add_shard(
+    store: Shards, url: ServerUrl, schema: SchemaName = None, embedder: EmbedderName = None, as_json: AsJson = False
+) -> None:
+    """Add a PostgreSQL server to STORE, with the namespaces that it has; create what is missing.
+
+    The routing table is created in the database of STORE's URL, the tables of a store in that of the server. New
+    namespaces are spread over all servers by the hash of their name; those that exist stay where they are.
+
+    Example: memalpha shards add postgresql+shards://owner@db1/agents postgresql://db2/agents
+
+    Raises:
+        StoreError: The server has another schema or embedder, or a namespace that another has.
+    """
+    names = _shards().add_server(store, url, schema=schema, embedder=embedder)
+    print_result({"url": url, "namespaces": names}, as_json, f"added, with {len(names)} namespaces: {url}")
+
+
+def list_shards(store: Shards, as_json: AsJson = False) -> None:
+    """List the servers of STORE with the number of their namespaces.
+
+    Example: memalpha shards list postgresql+shards://owner@db1/agents
+
+    Raises:
+        StoreError: The routing table cannot be opened.
+    """
+    servers = _shards().list_servers(store)
+    print_result(servers, as_json, "\n".join(map(_format_server, servers)) or "no servers")
+
+
+def remove_shard(store: Shards, url: ServerUrl, as_json: AsJson = False) -> None:
+    """Take a server out of STORE. One with namespaces gets no new ones; remove it again once they have moved.
+
+    Example: memalpha shards remove postgresql+shards://owner@db1/agents postgresql://db2/agents
+
+    Raises:
+        StoreError: STORE has no such server.
+        typer.Exit: It still has namespaces (exit code 1).
+    """
+    count = _shards().remove_server(store, url)
+    text = f"{count} namespaces lie there, and no new ones come: `memalpha move` moves them" if count else "removed"
+    print_result({"url": url, "namespaces": count}, as_json, text)
+    if count:
+        raise typer.Exit(1)
+
+
+COMMANDS = {"export": export, "import": import_, "copy": copy, "move": move}
+SHARD_COMMANDS = {"add": add_shard, "list": list_shards, "remove": remove_shard}
+
+
+def _markdown() -> ModuleType:
+    from memalpha.store.io import markdown
+
+    return markdown
+
+
+def _shards() -> ModuleType:
+    try:
+        from memalpha.store.backends.shards import admin
+    except ImportError as error:
+        raise StoreError(f"PostgreSQL needs more packages ({error}): {install_command('postgres')}") from error
+    return admin
+
+
+def _format_server(server: ServerStatus) -> str:
+    state = f"away: {server.error}" if server.error else "takes new ones" if server.takes_new else "takes no new ones"
+    return f"{server.url}  {server.namespaces} namespaces  {state}"
 
 
 def _format_imported(imported: ImportReport, store: Path | str) -> list[str]:

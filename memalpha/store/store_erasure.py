@@ -92,7 +92,7 @@ class StoreEraser(StoreReader):
         self._database.refuse_in_transaction("drop_namespace")
         namespace = open_namespace(self._database, name, self.schema)
         with namespace.transaction():
-            if name not in self._database.namespaces():
+            if namespace.scope.namespace_id < 0:
                 raise StoreError(f"no namespace {name!r}: `namespaces` lists them")
             cache.remove_index_files(self._database, name)
             count = namespace.drop()

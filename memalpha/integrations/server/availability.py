@@ -52,6 +52,12 @@ class Availability:
         """
         self._ping = ping
         self._look: asyncio.Task[None] | None = None
+        self._is_away = False
+
+    async def check(self) -> None:
+        """Look before a thread is used, if the last look got no answer. Raises `ServiceError` (503)."""
+        if self._is_away and not await self._is_answering():
+            raise _away("nothing was done")
 
     async def wait(self, work: Future[T]) -> T:
         """Return the result of `work`, which runs in a thread. Work that has not begun is dropped on every failure.
@@ -76,7 +82,8 @@ class Availability:
             self._look.add_done_callback(lambda look: look.cancelled() or look.exception())  # read: it is no surprise
         look = self._look
         done, _ = await asyncio.wait({look}, timeout=PING_SECONDS)
-        return bool(done) and not look.cancelled() and look.exception() is None
+        self._is_away = not done or look.cancelled() or look.exception() is not None
+        return not self._is_away
 
 
 @contextmanager

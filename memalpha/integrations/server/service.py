@@ -35,7 +35,7 @@ from memalpha.errors import (
     StoreError,
     UnknownCategory,
 )
-from memalpha.integrations.server.availability import Availability, service_errors, to_service_error
+from memalpha.integrations.server.availability import service_errors, to_service_error
 from memalpha.integrations.server.schemas import (
     MAX_CONDITIONS,
     MAX_CONTENT,
@@ -51,6 +51,7 @@ from memalpha.integrations.server.schemas import (
     ServiceError,
     count_conditions,
 )
+from memalpha.integrations.server.servers import Servers
 from memalpha.policy.base import Policy
 from memalpha.store.filters import Where, parse_filter
 from memalpha.store.schema import MemorySchema
@@ -63,8 +64,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Progress = Callable[[int, int], Awaitable[None]]
 
-READ_THREADS = 4
-"""Threads for requests that only read."""
 MAX_NAMESPACES = 256
 """Namespaces, beside the first, whose service is kept for the next request."""
 
@@ -112,8 +111,7 @@ class MemoryService:
         self._model_pool = ThreadPoolExecutor(1, "memalpha-model")
         self._write_pool = ThreadPoolExecutor(1, "memalpha-write")
         self._ask_pool = ThreadPoolExecutor(1, "memalpha-ask")
-        self._read_pool = ThreadPoolExecutor(READ_THREADS, "memalpha-read")
-        self._availability = Availability(store._database.ping)
+        self._servers = Servers(store._database)
         self.read_only = read_only
 
     @property
@@ -152,8 +150,9 @@ class MemoryService:
 
     def _close(self) -> None:
         write_pools = [service._write_pool for service in (self, *self._siblings)]
-        for pool in (self._model_pool, *write_pools, self._ask_pool, self._read_pool):  # the model's writes last
+        for pool in (self._model_pool, *write_pools, self._ask_pool):  # the model's writes last
             pool.shutdown(cancel_futures=True)
+        self._servers.shut_down()
         self._store.close()
 
     # ------------------------------------------------------------------------------------------------ the writer
@@ -338,11 +337,11 @@ class MemoryService:
 
     async def reading(self, work: Callable[[MemoryStore], T]) -> T:
         """Run `work`, which only reads, on the store in a thread of the reads."""
-        return await self._run_in(self._read_pool, work, self._store)
+        return await self._run_in(None, work, self._store)
 
     async def position(self) -> int:
         """Return the last position of the log."""
-        return await self._run_in(self._read_pool, self._store.snapshot)
+        return await self._run_in(None, self._store.snapshot)
 
     async def search(
         self, query: str, k: int, *, category: str | None = None, where: Where = None, as_of: int | str | None = None
@@ -358,7 +357,7 @@ class MemoryService:
         """
         self._check(category, where)
         search = partial(self._store.search, query, k, category=category, where=where, as_of=as_of)
-        return await self._run_in(self._read_pool, search)
+        return await self._run_in(None, search)
 
     async def page(self, request: ListRequest, *, as_of: int | str | None = None) -> EntryPage:
         """Return a page of entries, and the core memory."""
@@ -370,19 +369,19 @@ class MemoryService:
             next = entries[-1].id if len(rows) > request.limit else None
             return EntryPage(self._store.core_at(as_of), entries, next)
 
-        return await self._run_in(self._read_pool, list_page)
+        return await self._run_in(None, list_page)
 
     async def get(self, id: str, as_of: int | str | None = None) -> MemoryEntry:
         """Return an entry of the current state, or of a past one."""
-        return await self._run_in(self._read_pool, partial(self._store.get, id, as_of=as_of))
+        return await self._run_in(None, partial(self._store.get, id, as_of=as_of))
 
     async def history(self, id: str) -> list[MemoryEntry]:
         """Return all versions of an entry, oldest first."""
-        return await self._run_in(self._read_pool, self._store.history, id)
+        return await self._run_in(None, self._store.history, id)
 
     async def core(self, as_of: int | str | None = None) -> str:
         """Return the core memory."""
-        return await self._run_in(self._read_pool, self._store.core_at, as_of)
+        return await self._run_in(None, self._store.core_at, as_of)
 
     async def log(self, after: int, limit: int) -> list[LoggedOperation]:
         """Return at most `limit` operations after position `after`."""
@@ -390,7 +389,7 @@ class MemoryService:
 
     async def export(self, file: Path) -> int:
         """Write the whole log to a temporary file of the server, as `memalpha export` does."""
-        return await self._run_in(self._read_pool, self._store.export_jsonl, file)
+        return await self._run_in(None, self._store.export_jsonl, file)
 
     # ------------------------------------------------------------------------------------------------------ helpers
 
@@ -415,11 +414,16 @@ class MemoryService:
         if self.read_only:
             raise ServiceError("read_only", "this memory is served read-only", 403)
 
-    async def _run_in(self, pool: ThreadPoolExecutor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _run_in(
+        self, pool: ThreadPoolExecutor | None, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run `work` in a thread of `pool`; None is that of the reads."""
         with service_errors():
             call = partial(work, *args, **kwargs)
             try:
-                result = pool.submit(copy_context().run, call)
+                server = await self._servers.of(self.name)
+                await server.availability.check()
+                result = (pool or server.read_pool).submit(copy_context().run, call)
             except RuntimeError as error:  # the pool was shut down
                 raise ServiceError("closing", "the server is shutting down", 503) from error
-            return await self._availability.wait(result)
+            return await server.availability.wait(result)

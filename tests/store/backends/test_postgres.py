@@ -90,7 +90,7 @@ def test_opening_errors_say_what_is_missing(postgres, postgres_url: str, monkeyp
     schema = postgres_url.rpartition("=")[2]
     new(postgres_url).close()
     postgres.run(f"UPDATE {schema}.meta SET value = '9' WHERE key = 'format'")
-    with pytest.raises(StoreError, match="format 9, this memalpha reads 3"):
+    with pytest.raises(StoreError, match="format 9, this memalpha reads 4"):
         new(postgres_url)
     postgres.run(
         f"DROP SCHEMA {schema} CASCADE", f"CREATE SCHEMA {schema}", f"CREATE TABLE {schema}.operations (a int)"
@@ -103,19 +103,31 @@ def test_opening_errors_say_what_is_missing(postgres, postgres_url: str, monkeyp
         opening.open_database(postgres_url, None, None, create=True, durability="full", clock=None)  # pyright: ignore
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_a_schema_of_an_older_format_is_migrated_by_its_owner(postgres, postgres_url: str, version: int) -> None:
     schema = postgres_url.rpartition("=")[2]
     with new(postgres_url) as store:
         store.insert("semantic", "city: Oslo")
-    older = [f"DROP TRIGGER operations_stay ON {schema}.operations", f"DROP INDEX {schema}.quarantine"]
-    older += [
-        f"ALTER TABLE {schema}.{table} DROP COLUMN speaker, DROP COLUMN key" for table in ("operations", "versions")
+    older = [
+        f"ALTER TABLE {schema}.namespaces DROP COLUMN closed",
+        f"CREATE OR REPLACE FUNCTION {schema}.append_only() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$BEGIN RAISE EXCEPTION 'the log is append-only'; END$$",
     ]
+    if version < 3:
+        older += [f"DROP TRIGGER operations_stay ON {schema}.operations", f"DROP INDEX {schema}.quarantine"]
+        older += [
+            f"ALTER TABLE {schema}.{table} DROP COLUMN speaker, DROP COLUMN key" for table in ("operations", "versions")
+        ]
     older += [
-        f"ALTER TABLE {schema}.operations DROP COLUMN reason",
-        f"CREATE TRIGGER operations_stay BEFORE UPDATE ON {schema}.operations FOR EACH ROW "
-        f"WHEN (NEW.kind <> 'erased') EXECUTE FUNCTION {schema}.append_only()",
+        *([f"ALTER TABLE {schema}.operations DROP COLUMN reason"] if version < 3 else []),
+        *(
+            [
+                f"CREATE TRIGGER operations_stay BEFORE UPDATE ON {schema}.operations FOR EACH ROW "
+                f"WHEN (NEW.kind <> 'erased') EXECUTE FUNCTION {schema}.append_only()"
+            ]
+            if version < 3
+            else []
+        ),
         *([f"DROP INDEX {schema}.erasures"] if version == 1 else []),
         f"UPDATE {schema}.meta SET value = '{version}' WHERE key = 'format'",
     ]
@@ -207,7 +219,7 @@ def test_threads_write_in_parallel(postgres_url: str) -> None:
 
 
 def test_writers_of_one_namespace_wait_for_each_other_only(postgres_url: str, monkeypatch) -> None:
-    monkeypatch.setattr("memalpha.store.backends.postgres.database._LOCK_TIMEOUT", 1)
+    monkeypatch.setattr("memalpha.store.backends.postgres.database.LOCK_TIMEOUT", 1)
     with new(postgres_url) as store, new(postgres_url) as second:
         store.insert("semantic", "a")
         other = second.namespace("other")

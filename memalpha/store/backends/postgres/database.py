@@ -21,17 +21,15 @@ from typing import NoReturn
 
 import psycopg
 from psycopg import sql
-from psycopg.pq import TransactionStatus
 from psycopg.types import TypeInfo
 from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
-from psycopg_pool import ConnectionPool, PoolTimeout
 
-from memalpha.errors import StoreError, StoreUnavailable
+from memalpha.errors import NamespaceMoved, StoreError
 from memalpha.store.backends.base import Backend, Clock, Durability, system_clock
 from memalpha.store.backends.postgres import ddl as postgres_schema
+from memalpha.store.backends.postgres.connections import CONNECT_TIMEOUT, CONNECTIONS, LOCK_TIMEOUT, Connections
 from memalpha.store.backends.postgres.ddl import FORMAT
 from memalpha.store.backends.postgres.errors import (
-    explain_connection_error,
     first_line,
     is_connection_lost,
     raise_store_error,
@@ -40,6 +38,7 @@ from memalpha.store.backends.postgres.maintenance import analyze_partitions, wit
 from memalpha.store.backends.postgres.statements import (
     PostgresStatements,
     Transaction,
+    closed_namespaces,
     namespaces_setting,
     read_namespace_numbers,
     savepoint,
@@ -47,13 +46,6 @@ from memalpha.store.backends.postgres.statements import (
 from memalpha.store.backends.postgres.url import redact_url, split_schema
 from memalpha.store.backends.postgres.vector_codec import register_vectors
 
-CONNECTIONS = 10  # per store at most; further threads wait
-
-_LOCK_TIMEOUT = 30  # seconds that a writer waits for its lock, or a thread for a connection
-_CONNECT_TIMEOUT = 10  # seconds for the server to answer
-_PING_TIMEOUT = 2  # the least that libpq knows
-_POOL_WAIT = 1  # seconds that a thread waits for a connection before it looks whether the server is there
-_DEAD_PEER = {"tcp_user_timeout": 10_000, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
 _MAX_LISTED_NAMESPACES = 20  # up to here a transaction names all its namespaces to the policies at once
 _SET_NAMESPACES = "SELECT set_config('memalpha.ns', ?, true)"
 
@@ -73,39 +65,28 @@ class PostgresDatabase(Backend):
         initial_meta: Callable[[], dict[str, str]],
         durability: Durability = "full",
         clock: Clock = system_clock,
+        opens_closed: bool = False,
     ) -> None:
         super().__init__(redact_url(url), durability, clock)
+        self._opens_closed = opens_closed
         self._url, self.schema = split_schema(url)
         self._durability = durability
         self._created: list[str] = []  # statements that drop what opening has created
         self._committed_ids: dict[str, int] = {}  # ids of namespaces by name, from committed transactions
         self._local = local()
-        connection = self._connect()
+        self._is_open = False
+        self._connections = Connections(self._url, self.path, self._configure)
         try:
-            self._prepare(connection, create, initial_meta)
-        finally:
-            connection.close()
-        peer = {name: value for name, value in _DEAD_PEER.items() if f"{name}=" not in self._url}
-        self._pool: ConnectionPool[psycopg.Connection] = ConnectionPool(
-            self._url,
-            min_size=0,
-            max_size=CONNECTIONS,
-            num_workers=1,
-            reconnect_timeout=_POOL_WAIT,  # the pool's own retries get rarer: a server that is back would wait for them
-            configure=self._configure,
-            kwargs={"autocommit": True, "connect_timeout": _CONNECT_TIMEOUT, **peer},
-            open=True,
-        )
-
-    def _connect(self, timeout: int = _CONNECT_TIMEOUT) -> psycopg.Connection:
-        try:
-            return psycopg.connect(self._url, autocommit=True, connect_timeout=timeout)
-        except psycopg.Error as error:
-            raise StoreUnavailable(f"{self.path}: {explain_connection_error(error)}", "nothing was done") from error
+            with self._connections.connect() as connection:
+                self._prepare(connection, create, initial_meta)
+        except BaseException:
+            self._connections.close()
+            raise
+        self._is_open = True
 
     def ping(self) -> None:
         """Check on a new connection that the server answers. Raises `StoreUnavailable` if it does not."""
-        self._connect(_PING_TIMEOUT).close()
+        self._connections.ping()
 
     def _prepare(
         self, connection: psycopg.Connection, create: bool, initial_meta: Callable[[], dict[str, str]]
@@ -136,7 +117,7 @@ class PostgresDatabase(Backend):
             path = sql.SQL("SET LOCAL search_path = {}, {}").format(sql.Identifier(self.schema), extension)
             settings = [
                 path.as_string(connection),
-                f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}s'",
+                f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}s'",
                 "SET LOCAL jit = off",
                 "SET LOCAL max_parallel_workers_per_gather = 0",  # starting a worker costs more than it saves
                 "SET LOCAL enable_seqscan = off",  # a plan made for an empty table would be kept
@@ -282,7 +263,7 @@ class PostgresDatabase(Backend):
                     self._local.transaction = None
             finally:  # again, in case Ctrl-C came just before: nobody may join a finished transaction
                 self._local.transaction = None
-                self._checkin_connection(connection)
+                self._connections.checkin(connection)
         except psycopg.Error as error:
             self._raise_store_error(error, state)
 
@@ -311,34 +292,21 @@ class PostgresDatabase(Backend):
         if status != "COMMIT":  # an error was suppressed inside the block
             raise StoreError(f"{self.path}: nothing of this was stored: the server answered {status}")
 
-    def _checkin_connection(self, connection: psycopg.Connection) -> None:
-        if connection.info.transaction_status != TransactionStatus.IDLE:
-            with suppress(psycopg.Error):
-                connection.execute("ROLLBACK")
-        self._pool.putconn(connection)
-
     def _open_transaction(self, namespaces: Sequence[str], write: bool) -> tuple[psycopg.Connection, dict[str, int]]:
         """Begin a transaction and return its connection with the ids of new namespaces.
 
         Dead connections are replaced.
         """
         for retries in range(CONNECTIONS, -1, -1):  # after a server restart all pooled connections may be dead
-            connection = self._checkout_connection()
+            connection = self._connections.checkout()
             try:
                 return connection, self._begin(connection, namespaces, write)
             except BaseException as error:
-                self._checkin_connection(connection)
+                self._connections.checkin(connection)
                 if not (retries and isinstance(error, psycopg.Error) and is_connection_lost(error)):
                     raise
                 self.ping()  # raises the reason if the server is gone
         raise AssertionError
-
-    def _checkout_connection(self) -> psycopg.Connection:
-        for _ in range(_LOCK_TIMEOUT // _POOL_WAIT):
-            with suppress(PoolTimeout):
-                return self._pool.getconn(timeout=_POOL_WAIT)
-            self.ping()  # raises the reason, unless all connections are in use
-        raise StoreError(f"{self.path}: all {CONNECTIONS} connections have been in use for {_LOCK_TIMEOUT} s")
 
     def _begin(self, connection: psycopg.Connection, namespaces: Sequence[str], write: bool) -> dict[str, int]:
         """Begin a transaction: one round trip for known namespaces, two if they are written."""
@@ -346,14 +314,19 @@ class PostgresDatabase(Backend):
         known_ids = {name: self._committed_ids[name] for name in namespaces if name in self._committed_ids}
         is_short = len(namespaces) <= _MAX_LISTED_NAMESPACES
         script = f"{begin}; {self._settings}; {namespaces_setting(known_ids.values() if is_short else ())}"
-        connection.execute(script.encode(), prepare=False)
+        closed = closed_namespaces(connection, script, () if write else known_ids.values())
         if known_ids and write:
-            lock = "SELECT ns FROM namespaces WHERE ns = ANY ($1) ORDER BY ns FOR UPDATE"  # planned once
-            present = {ns for (ns,) in connection.execute(lock, [[*known_ids.values()]])}
+            lock = "SELECT ns, name, closed FROM namespaces WHERE ns = ANY ($1) ORDER BY ns FOR UPDATE"  # planned once
+            rows = connection.execute(lock, [[*known_ids.values()]]).fetchall()
+            closed, present = [name for _, name, is_closed in rows if is_closed], {ns for ns, *_ in rows}
             for name in [name for name, ns in known_ids.items() if ns not in present]:  # dropped in the meantime
                 del known_ids[name], self._committed_ids[name]
         unknown_names = {*namespaces} - known_ids.keys()
-        new_ids = read_namespace_numbers(connection, unknown_names, write)
+        new_ids = read_namespace_numbers(connection, unknown_names, write, closed)
+        if closed and not self._opens_closed:
+            raise NamespaceMoved(
+                f"{self.path}: the namespace {closed[0]!r} was moved to another server, or is on its way"
+            )
         if write and (
             missing_names := unknown_names - new_ids.keys()
         ):  # creators of the same namespace take turns, too
@@ -364,10 +337,17 @@ class PostgresDatabase(Backend):
                 for name in sorted(missing_names):
                     lock = "SELECT pg_advisory_xact_lock(hashtextextended($1, 2))"
                     connection.execute(lock, [f"{self.schema} {name}"])
-            new_ids |= read_namespace_numbers(connection, missing_names, write)
+            new_ids |= read_namespace_numbers(connection, missing_names, write, closed)
         if new_ids and len(namespaces) <= _MAX_LISTED_NAMESPACES:
             connection.execute(namespaces_setting([*known_ids.values(), *new_ids.values()]).encode(), prepare=False)
         return new_ids
+
+    def namespaces(self) -> list[str]:
+        return [name for name, is_closed in self.all_namespaces().items() if not is_closed]
+
+    def all_namespaces(self) -> dict[str, bool]:
+        """Return all namespaces with rows here, and whether they are closed: the rows are not theirs, or not yet."""
+        return dict(self._connection.execute("SELECT name, closed FROM namespaces ORDER BY name").fetchall())
 
     def add_namespace(self, name: str, namespace_id: int) -> None:
         """Show the current transaction a namespace that it has just created."""
@@ -409,10 +389,10 @@ class PostgresDatabase(Backend):
 
     def drop_created(self) -> None:
         """Drop the tables that opening has created, if they hold no namespace. Failures are ignored."""
-        with suppress(StoreError, psycopg.Error), self._connect() as connection, connection.transaction():
+        with suppress(StoreError, psycopg.Error), self._connections.connect() as connection, connection.transaction():
             for statement in self._created[:1]:
                 connection.execute(
-                    f"SET LOCAL lock_timeout = '{_CONNECT_TIMEOUT}s'; {statement}".encode(), prepare=False
+                    f"SET LOCAL lock_timeout = '{CONNECT_TIMEOUT}s'; {statement}".encode(), prepare=False
                 )
             for statement in self._created[1:]:
                 with suppress(psycopg.errors.DependentObjectsStillExist), connection.transaction():
@@ -442,9 +422,9 @@ class PostgresDatabase(Backend):
         return warnings
 
     def close(self) -> None:
-        self._pool.close()
+        self._connections.close()
 
     def _raise_store_error(self, error: psycopg.Error, state: str = "") -> NoReturn:
         """Raise the error in the store's words; `state` says what is known of the transaction."""
-        admit = f"{self.schema}.admit('ROLE', 'NAMESPACE')" if hasattr(self, "_pool") else None
+        admit = f"{self.schema}.admit('ROLE', 'NAMESPACE')" if self._is_open else None
         raise_store_error(error, self.path, state, admit)

@@ -1,8 +1,10 @@
 """Definition of a PostgreSQL schema of stores: tables, indexes, log triggers and row-level security.
 
 The tables are those of a store file. Each but `namespaces` is partitioned by the hash of the namespace id, so a
-namespace lies in one partition of each, and a cluster can spread them. Text is `COLLATE "C"`, so its order is that of
-code points, as in SQLite. `vectors` and `postings` hold the search data of a content: its embedding and word counts.
+namespace lies in one partition of each, and a cluster can spread them. A closed namespace is one whose rows are being
+copied from another server, or were copied to one (see `backends.shards`): no transaction may open it. Text is
+`COLLATE "C"`, so its order is that of code points, as in SQLite. `vectors` and `postings` hold the search data of a
+content: its embedding and word counts.
 
 Row-level security also applies to the owner. A row is visible and writable only in a transaction that names its
 namespace in `memalpha.ns`, and only for the tables' owner or a role that `members` lists with that namespace. Only the
@@ -12,7 +14,7 @@ can bypass the tables. Superusers and roles with BYPASSRLS bypass all of this: a
 
 from __future__ import annotations
 
-FORMAT = 3
+FORMAT = 4
 PARTITIONS = 16
 TABLES = ("operations", "versions", "vectors", "postings")
 TRIGGERS = 3  # triggers on the log
@@ -30,6 +32,17 @@ CREATE TRIGGER operations_stay BEFORE UPDATE ON operations FOR EACH ROW WHEN (NO
     = (OLD.ns, OLD.seq, OLD.time, OLD.head)
   AND num_nonnulls(NEW.category, NEW.content, NEW.timestamp, NEW.importance, NEW.metadata, NEW.source, NEW.chunk,
     NEW.turn, NEW.expires, NEW.speaker, NEW.key, NEW.reason) = 0)) EXECUTE FUNCTION append_only();"""
+# A log is deleted with its namespace alone: the owner switches the trigger off, or the namespace is closed.
+_GUARD = """\
+CREATE OR REPLACE FUNCTION append_only() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE is_closed boolean;
+BEGIN
+  IF TG_OP = 'DELETE' THEN
+    EXECUTE format('SELECT closed FROM %I.namespaces WHERE ns = $1', TG_TABLE_SCHEMA) INTO is_closed USING OLD.ns;
+    IF is_closed THEN RETURN OLD; END IF;
+  END IF;
+  RAISE EXCEPTION 'the log is append-only';
+END $$;"""
 _MIGRATIONS = {
     1: _ERASURES,
     2: f"""\
@@ -39,12 +52,14 @@ ALTER TABLE operations ADD COLUMN speaker text COLLATE "C", ADD COLUMN key text 
 ALTER TABLE versions ADD COLUMN speaker text COLLATE "C", ADD COLUMN key text COLLATE "C";
 {_APPEND_ONLY}
 {_QUARANTINE}""",
+    3: f"ALTER TABLE namespaces ADD COLUMN closed boolean NOT NULL DEFAULT false;\n{_GUARD}",
 }
 
 _DDL = """
 CREATE TABLE meta (key text COLLATE "C" PRIMARY KEY, value text NOT NULL);
 CREATE TABLE namespaces (
-  ns bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text COLLATE "C" NOT NULL UNIQUE, turn boolean);
+  ns bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text COLLATE "C" NOT NULL UNIQUE, turn boolean,
+  closed boolean NOT NULL DEFAULT false);
 CREATE TABLE members (role regrole NOT NULL, namespace text COLLATE "C" NOT NULL, PRIMARY KEY (role, namespace));
 CREATE TABLE operations (
   ns bigint NOT NULL, seq bigint NOT NULL, time text COLLATE "C" NOT NULL, head bigint NOT NULL,
@@ -76,8 +91,7 @@ CREATE INDEX expiring ON versions (ns, expires) WHERE valid_to IS NULL AND expir
 CREATE INDEX spans ON versions (ns, source_key, coalesce(chunk, -1), created)
   WHERE valid_to IS NULL AND turn IS NOT NULL AND source IS NOT NULL;
 
-CREATE FUNCTION append_only() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN RAISE EXCEPTION 'the log is append-only'; END $$;
+{guard}
 {append_only}
 CREATE TRIGGER operations_last BEFORE DELETE ON operations FOR EACH ROW EXECUTE FUNCTION append_only();
 CREATE TRIGGER operations_whole BEFORE TRUNCATE ON operations FOR EACH STATEMENT EXECUTE FUNCTION append_only();
@@ -140,7 +154,7 @@ def create_script(schema: str, extension: str, dim: int) -> str:
     owner = _IS_OWNER.format(schema=schema)
     statements = [f"SET LOCAL search_path = {schema};"]
     names = {"schema": schema, "extension": extension, "owner": owner, "me": _CURRENT_ROLE}
-    parts_of_log = {"erasures": _ERASURES, "quarantine": _QUARANTINE, "append_only": _APPEND_ONLY}
+    parts_of_log = {"erasures": _ERASURES, "quarantine": _QUARANTINE, "append_only": _APPEND_ONLY, "guard": _GUARD}
     statements.append(_DDL.format(**names, **parts_of_log, dim=dim))
     statements.append(_ADMIT.format(schema=schema))
     if dim <= _MAX_DIM:  # stored in the row, not in the TOAST table

@@ -10,13 +10,13 @@ from memalpha.errors import StoreError
 SCHEMA = "memalpha"
 
 
-def split_schema(url: str) -> tuple[str, str]:
-    """Split our own key `schema` off a URL; return the rest and the schema."""
+def split_schema(url: str, default: str = SCHEMA) -> tuple[str, str]:
+    """Split our own key `schema` off a URL; return the rest and the schema (`default` without one)."""
     start, _, query = url.partition("?")
     keys = [item for item in query.split("&") if item]
     schemas = [unquote(item.partition("=")[2]) for item in keys if item.startswith("schema=")]
     other_keys = "&".join(item for item in keys if not item.startswith("schema="))
-    schema = schemas[-1] if schemas else SCHEMA
+    schema = schemas[-1] if schemas else default
     if not re.fullmatch(r"(?!pg_)[A-Za-z0-9_ -]{1,63}", schema):
         message = "1 to 63 letters (of a to z), digits, _, - and spaces that do not begin with pg_ are needed"
         raise StoreError(f"schema {schema!r}: {message}")
@@ -25,7 +25,7 @@ def split_schema(url: str) -> tuple[str, str]:
 
 def redact_url(url: str) -> str:
     """Return a URL without its passwords."""
-    url = re.sub(r"^(\w+://[^:@/?]*):[^@/?]*@", r"\1@", url)
+    url = re.sub(r"^([\w+]+://[^:@/?]*):[^@/?]*@", r"\1@", url)
     start, _, query = url.partition("?")
     visible = "&".join(item for item in query.split("&") if item and "password" not in item.partition("=")[0])
     return start + (f"?{visible}" if visible else "")

@@ -1,0 +1,1 @@
+"""Namespaces spread over several PostgreSQL servers, found by a routing table."""
