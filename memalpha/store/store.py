@@ -78,7 +78,7 @@ class MemoryStore(StoreReviewer):
         Args:
             path: File path, ":memory:" (lives as long as the object), or `postgresql://user:password@host/database`.
                 The database needs pgvector; the store lies in its schema "memalpha" unless the URL ends in
-                `?schema=name`.
+                `?schema=name`. `postgresql+shards://…` is a store on several servers.
             schema: Name, YAML path or `MemorySchema` of a new store; "mem-alpha" by default.
             embedder: Name or object of a new store's embedder; "static" by default.
             namespace: Namespace to open.

@@ -19,8 +19,8 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 
 from memalpha.errors import StoreError, StoreUnavailable
 from memalpha.store.backends.postgres.errors import explain_connection_error
+from memalpha.store.backends.postgres.url import CONNECTIONS
 
-CONNECTIONS = 10  # per store at most; further threads wait
 LOCK_TIMEOUT = 30  # seconds that a writer waits for its lock, or a thread for a connection
 CONNECT_TIMEOUT = 10  # seconds for the server to answer
 
@@ -30,7 +30,7 @@ _DEAD_PEER = {"tcp_user_timeout": 10_000, "keepalives_idle": 5, "keepalives_inte
 
 
 class Connections:
-    """Pooled connections to one server."""
+    """Pooled connections to one server, which messages call `path`."""
 
     def __init__(
         self, conninfo: str, path: str, configure: Callable[[psycopg.Connection], None], size: int = CONNECTIONS
@@ -43,7 +43,7 @@ class Connections:
             configure: Prepares a new connection.
             size: Connections at most.
         """
-        self._conninfo, self._path, self._size = conninfo, path, size
+        self._conninfo, self.path, self._size = conninfo, path, size
         self._in_use: set[psycopg.Connection] = set()
         self._is_silent, self._looking = False, Lock()
         peer = {name: value for name, value in _DEAD_PEER.items() if f"{name}=" not in conninfo}
@@ -63,7 +63,7 @@ class Connections:
         try:
             return psycopg.connect(self._conninfo, autocommit=True, connect_timeout=timeout)
         except psycopg.Error as error:
-            raise StoreUnavailable(f"{self._path}: {explain_connection_error(error)}", "nothing was done") from error
+            raise StoreUnavailable(f"{self.path}: {explain_connection_error(error)}", "nothing was done") from error
 
     def ping(self) -> None:
         """Check on a new connection that the server answers; end the connections of one that is silent.
@@ -95,7 +95,7 @@ class Connections:
                 self._in_use.add(connection)
                 return connection
             self.ping()  # raises the reason, unless all connections are in use
-        raise StoreError(f"{self._path}: all {self._size} connections have been in use for {LOCK_TIMEOUT} s")
+        raise StoreError(f"{self.path}: all {self._size} connections have been in use for {LOCK_TIMEOUT} s")
 
     def checkin(self, connection: psycopg.Connection) -> None:
         """Take a connection back, rolling back what it has open."""
@@ -105,13 +105,17 @@ class Connections:
         self._in_use.discard(connection)
         self._pool.putconn(connection)
 
+    def has_lent(self, connection: psycopg.Connection) -> bool:
+        """Return True if a connection is one that `checkout` has returned."""
+        return connection in self._in_use
+
     def close(self) -> None:
         """Close all connections; closing again does nothing."""
         self._pool.close()
 
     def _look_again(self) -> None:
         if not self._looking.acquire(blocking=False):
-            raise StoreUnavailable(f"{self._path}: the server does not answer", "nothing was done")
+            raise StoreUnavailable(f"{self.path}: the server does not answer", "nothing was done")
         try:
             self.ping()
         finally:

@@ -21,20 +21,18 @@ from typing import NoReturn
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 from psycopg.types import TypeInfo
 from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 
 from memalpha.errors import NamespaceMoved, StoreError
 from memalpha.store.backends.base import Backend, Clock, Durability, system_clock
 from memalpha.store.backends.postgres import ddl as postgres_schema
-from memalpha.store.backends.postgres.connections import CONNECT_TIMEOUT, CONNECTIONS, LOCK_TIMEOUT, Connections
+from memalpha.store.backends.postgres.connections import CONNECT_TIMEOUT, LOCK_TIMEOUT, Connections
 from memalpha.store.backends.postgres.ddl import FORMAT
-from memalpha.store.backends.postgres.errors import (
-    first_line,
-    is_connection_lost,
-    raise_store_error,
-)
+from memalpha.store.backends.postgres.errors import first_line, is_connection_lost, raise_store_error
 from memalpha.store.backends.postgres.maintenance import analyze_partitions, without_vector_index
+from memalpha.store.backends.postgres.replica import Replica
 from memalpha.store.backends.postgres.statements import (
     PostgresStatements,
     Transaction,
@@ -43,7 +41,7 @@ from memalpha.store.backends.postgres.statements import (
     read_namespace_numbers,
     savepoint,
 )
-from memalpha.store.backends.postgres.url import redact_url, split_schema
+from memalpha.store.backends.postgres.url import CONNECTIONS, redact_url, split_host, split_options, split_schema
 from memalpha.store.backends.postgres.vector_codec import register_vectors
 
 _MAX_LISTED_NAMESPACES = 20  # up to here a transaction names all its namespaces to the policies at once
@@ -69,13 +67,15 @@ class PostgresDatabase(Backend):
     ) -> None:
         super().__init__(redact_url(url), durability, clock)
         self._opens_closed = opens_closed
-        self._url, self.schema = split_schema(url)
+        conninfo, self.schema = split_schema(url)
+        conninfo, options = split_options(conninfo)
         self._durability = durability
         self._created: list[str] = []  # statements that drop what opening has created
         self._committed_ids: dict[str, int] = {}  # ids of namespaces by name, from committed transactions
         self._local = local()
         self._is_open = False
-        self._connections = Connections(self._url, self.path, self._configure)
+        self._connections = Connections(conninfo, self.path, self._configure, options.connections)
+        self._replica: Replica | None = None
         try:
             with self._connections.connect() as connection:
                 self._prepare(connection, create, initial_meta)
@@ -83,6 +83,10 @@ class PostgresDatabase(Backend):
             self._connections.close()
             raise
         self._is_open = True
+        if options.replica is not None:
+            replica = make_conninfo(conninfo, **split_host(options.replica))
+            pool = Connections(replica, f"the replica {options.replica}", self._configure, options.connections)
+            self._replica = Replica(self._connections, pool, options.max_lag)
 
     def ping(self) -> None:
         """Check on a new connection that the server answers. Raises `StoreUnavailable` if it does not."""
@@ -263,7 +267,7 @@ class PostgresDatabase(Backend):
                     self._local.transaction = None
             finally:  # again, in case Ctrl-C came just before: nobody may join a finished transaction
                 self._local.transaction = None
-                self._connections.checkin(connection)
+                self._checkin(connection)
         except psycopg.Error as error:
             self._raise_store_error(error, state)
 
@@ -292,11 +296,23 @@ class PostgresDatabase(Backend):
         if status != "COMMIT":  # an error was suppressed inside the block
             raise StoreError(f"{self.path}: nothing of this was stored: the server answered {status}")
 
+    def _checkin(self, connection: psycopg.Connection) -> None:
+        """Take a connection back, to the pool that it came from."""
+        if self._replica is None or not self._replica.checkin(connection):
+            self._connections.checkin(connection)
+
     def _open_transaction(self, namespaces: Sequence[str], write: bool) -> tuple[psycopg.Connection, dict[str, int]]:
         """Begin a transaction and return its connection with the ids of new namespaces.
 
         Dead connections are replaced.
         """
+        if not write and self._replica is not None and (connection := self._replica.checkout()) is not None:
+            try:
+                return connection, self._begin(connection, namespaces, write)
+            except BaseException as error:
+                self._checkin(connection)
+                if not isinstance(error, psycopg.Error):
+                    raise
         for retries in range(CONNECTIONS, -1, -1):  # after a server restart all pooled connections may be dead
             connection = self._connections.checkout()
             try:
@@ -423,6 +439,8 @@ class PostgresDatabase(Backend):
 
     def close(self) -> None:
         self._connections.close()
+        if self._replica is not None:
+            self._replica.connections.close()
 
     def _raise_store_error(self, error: psycopg.Error, state: str = "") -> NoReturn:
         """Raise the error in the store's words; `state` says what is known of the transaction."""

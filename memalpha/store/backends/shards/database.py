@@ -213,7 +213,7 @@ class ShardedDatabase(Backend):
             if write and not is_routed:
                 number = self.directory.assign(name, next(iter(routes.values()), None))
             if number is None:
-                raise StoreError(f"{self.path}: the store has no servers yet: `memalpha shards add` adds one")
+                raise StoreError(f"{self.path}: no server takes new namespaces: `memalpha shards add` adds one")
             routes[name] = number
             if is_routed or write:  # an unwritten one is not remembered: somebody else may give it a server
                 if len(self._routes) > _MAX_ROUTES:
