@@ -58,7 +58,7 @@ class Model(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
         text = str(request["messages"][-1]["content"])
-        fact = next((line for line in text.splitlines() if "model-read" in line), "nothing")
+        fact = [line for line in text.splitlines() if "model-read" in line][-1]  # earlier ones are the memory's
         time.sleep(MODEL_SECONDS)
         arguments = json.dumps({"category": "semantic", "content": fact[fact.find("model-read") :]})
         call = {"id": "1", "type": "function", "function": {"name": "memory_insert", "arguments": arguments}}
@@ -114,7 +114,7 @@ class MemalphaServer:
         """Return the entries that an answer acknowledges: content by id."""
         if kind == "insert":
             return {body["id"]: text}
-        return {result["entry_id"]: result["content"] for result in body["results"] if result["ok"]}
+        return {result["entry_id"]: result["content"] for result in body["results"] if result["code"] == "inserted"}
 
     def stored(self) -> tuple[dict[str, dict[str, str]], int]:
         """Return the entries of every namespace, read without the server, and the faults that doctor finds."""
@@ -292,7 +292,8 @@ class Run:
                     self.cut_off += 1
                 continue
             if status not in (200, 201):
-                self.errors[f"{kind}: {status}"] += 1
+                code = answer.get("code") if isinstance(answer, dict) else answer
+                self.errors[f"{kind}: {status} {code}"] += 1
                 continue
             self.answers.append((begin - self.begin, kind, time.monotonic() - begin))
             if kind in ("insert", "model read"):

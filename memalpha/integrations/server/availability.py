@@ -33,6 +33,8 @@ PATIENCE = 0.75
 """Seconds that a request may take before the database is looked at, and between two looks."""
 PING_SECONDS = 1.0
 """Seconds for the database to answer a new connection."""
+LATE_SECONDS = 0.1
+"""Seconds for an answer that has come to be noticed."""
 AWAY_RETRY_SECONDS = 2
 """After how long a client may ask again while the database is away."""
 
@@ -44,11 +46,12 @@ _STATUS = {UnknownEntry: 404, DuplicateContent: 409, UnknownCategory: 422, Inval
 class Availability:
     """Wait for requests of one database; all requests of a server share the looks at it."""
 
-    def __init__(self, ping: Callable[[], None]) -> None:
+    def __init__(self, ping: Callable[[], None] | None) -> None:
         """Watch a database.
 
         Args:
-            ping: Returns if the database answers, and raises `StoreError` if it does not.
+            ping: Returns if the database answers, and raises `StoreError` if it does not. None for a file, which is
+                never away.
         """
         self._ping = ping
         self._look: asyncio.Task[None] | None = None
@@ -67,7 +70,7 @@ class Availability:
         """
         result = asyncio.wrap_future(work)
         try:
-            while not (await asyncio.wait({result}, timeout=PATIENCE))[0]:
+            while self._ping is not None and not (await asyncio.wait({result}, timeout=PATIENCE))[0]:
                 if not await self._is_answering() and not result.done():
                     state = "nothing was done" if work.cancel() else "whether a write was stored is not known"
                     raise _away(state)
@@ -77,11 +80,15 @@ class Availability:
             raise
 
     async def _is_answering(self) -> bool:
+        if self._ping is None:
+            return True
         if self._look is None or self._look.done() or self._look.get_loop() is not asyncio.get_running_loop():
             self._look = asyncio.create_task(asyncio.to_thread(self._ping))
             self._look.add_done_callback(lambda look: look.cancelled() or look.exception())  # read: it is no surprise
         look = self._look
         done, _ = await asyncio.wait({look}, timeout=PING_SECONDS)
+        if not done:  # a loop that was late itself has not yet heard of an answer that came in time
+            done, _ = await asyncio.wait({look}, timeout=LATE_SECONDS)
         self._is_away = not done or look.cancelled() or look.exception() is not None
         return not self._is_away
 

@@ -32,7 +32,7 @@ class Servers:
         self._database = database
         self._servers: dict[int, DatabaseServer] = {}
         self._lookup_pool = ThreadPoolExecutor(READ_THREADS, "memalpha-lookup")
-        self._lookups = Availability(database.ping)
+        self._lookups = Availability(database.ping if database.is_remote else None)
 
     async def of(self, namespace: str) -> DatabaseServer:
         """Return the server that has a namespace.
@@ -46,7 +46,7 @@ class Servers:
             await self._lookups.check()
             number = await self._lookups.wait(self._lookup_pool.submit(self._database.server_of, namespace))
         if (server := self._servers.get(number)) is None:
-            ping = partial(self._database.ping_server, number)
+            ping = partial(self._database.ping_server, number) if self._database.is_remote else None
             server = DatabaseServer(Availability(ping), ThreadPoolExecutor(READ_THREADS, f"memalpha-read-{number}"))
             self._servers[number] = server
         return server

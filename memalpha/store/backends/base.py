@@ -44,10 +44,12 @@ class Backend(ABC):
         path: File path, ":memory:", or the URL without its secrets.
         clock: Returns the current time.
         meta: Recorded metadata of the store.
+        is_remote: True for a database on a server, which may be away.
         rollbacks: Number of transactions and operations that were undone; what was read in them may not exist.
         namespace_ids: Ids of namespaces by name, as the current transaction sees them.
     """
 
+    is_remote = False
     namespace_ids: MutableMapping[str, int]
     _connection: Any  # executes the statements of the open transaction
 

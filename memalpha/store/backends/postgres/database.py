@@ -55,6 +55,8 @@ class PostgresDatabase(Backend):
     (without `create`) the store is missing, or if the format is newer.
     """
 
+    is_remote = True
+
     def __init__(
         self,
         url: str,

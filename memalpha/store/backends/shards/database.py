@@ -35,6 +35,8 @@ _OPEN_SECONDS = 2.0  # that a thread waits for another that opens the same serve
 class ShardedDatabase(Backend):
     """Store at `postgresql+shards://user@host/database`, the URL of its routing table (see `directory`)."""
 
+    is_remote = True
+
     def __init__(
         self,
         url: str,
