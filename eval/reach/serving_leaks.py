@@ -260,12 +260,13 @@ async def send(app: Any, scope: dict[str, Any], body: bytes) -> tuple[int, bytes
 
 async def attack(world: World, count: int) -> dict[str, Any]:
     """Send random requests to the application; return how they ended."""
+    from memalpha.report.memory import render_memory_page
+
     from memalpha.integrations.server.http import http_app
     from memalpha.integrations.server.keys import KeyFile
     from memalpha.integrations.server.mcp import mcp_server
     from memalpha.integrations.server.service import MemoryService
     from memalpha.policy.load import load_policy
-    from memalpha.report.memory import render_memory_page
     from memalpha.store.store import MemoryStore
 
     service = MemoryService(MemoryStore.open(world.path, durability="normal"), load_policy("scripted:add-all"))
