@@ -238,3 +238,20 @@ def test_the_command(tmp_path):
     ):
         with pytest.raises(DataError, match=message):
             runner.invoke(app, ["compare", *arguments], catch_exceptions=False)
+
+
+def test_the_command_keeps_the_systems_that_are_named(tmp_path):
+    single = write(tmp_path / "single", LOW)
+    for run, records in (("a", LOW), ("b", HIGH)):
+        for system in ("after", "oracle"):
+            write(tmp_path / run, records, name=system)
+    runs = [single, str(tmp_path / "a"), str(tmp_path / "b")]
+    done = CliRunner().invoke(app, ["compare", *runs, "--system", "after", "--json"])
+    assert done.exit_code == 0, done.output
+    assert {line["system"] for line in json.loads(done.stdout)["lines"]} == {
+        single,
+        f"{runs[1]}:after",
+        f"{runs[2]}:after",
+    }
+    with pytest.raises(DataError, match=r"--system befor: there are .*:after"):
+        CliRunner().invoke(app, ["compare", *runs, "--system", "befor"], catch_exceptions=False)
