@@ -35,8 +35,7 @@ from urllib.parse import quote
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from common import make_parser
 
-NAMESPACES, KEYS, TOUCHED = 10_000, 1_000, 2_000
-EACH = NAMESPACES // KEYS
+KEYS, EACH, TOUCHED = 1_000, 10, 2_000
 TOKEN = "a-token-of-the-measurement"
 HEADERS = ("memalpha-namespace",) * 6 + ("x-namespace", "namespace", "memalpha_namespace")
 METHODS = ("GET", "POST", "PATCH", "PUT", "DELETE", "HEAD", "OPTIONS")
@@ -70,25 +69,25 @@ def name_of(number: int) -> str:
 class World:
     """The store, its secrets by namespace, and the keys."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, keys: int) -> None:
         from memalpha.integrations.server.keys import KeyFile
         from memalpha.store.store import MemoryStore
 
         self.path, self.key_path = folder / "many.db", folder / "keys"
-        self.secrets = {name_of(number): f"secret-{secrets.token_hex(8)}" for number in range(NAMESPACES)}
+        self.secrets = {name_of(number): f"secret-{secrets.token_hex(8)}" for number in range(keys * EACH)}
         self.owners = {secret.encode(): name for name, secret in self.secrets.items()}
         self.ids: dict[str, str] = {}
         with MemoryStore.open(self.path, embedder="hash", durability="normal") as root:
             for name, secret in self.secrets.items():
                 self.ids[name] = root.namespace(name).insert("semantic", f"{secret} of somebody").id
-        keys = KeyFile(self.key_path, create=True)
+        key_file = KeyFile(self.key_path, create=True)
         self.keys: list[str] = []
-        for owner in range(KEYS):
+        for owner in range(keys):
             names = [f"user-{owner}-{index}" for index in range(EACH // 2)] + [f"team-{owner}/*"]
-            self.keys.append(keys.add(f"key-{owner}", ["admin"], names)[1])
-        for owner in range(0, KEYS, 50):
-            keys.revoke(f"key-{owner}")
-        keys.close()
+            self.keys.append(key_file.add(f"key-{owner}", ["admin"], names)[1])
+        for owner in range(0, keys, 50):
+            key_file.revoke(f"key-{owner}")
+        key_file.close()
 
     def covers(self, owner: int | None, name: str) -> bool:
         """Return True if the valid key of `owner` may see a namespace."""
@@ -142,7 +141,11 @@ def measure_server(world: World, folder: Path) -> dict[str, Any]:
                 "first answer CPU s": sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK"),
                 "MB at first": memory_mb(server.pid),
             }
-            numbers = [n for n in random.Random(1).sample(range(NAMESPACES), TOUCHED) if n // EACH % 50]
+            numbers = [
+                n
+                for n in random.Random(1).sample(range(len(world.secrets)), min(TOUCHED, len(world.secrets)))
+                if n // EACH % 50
+            ]
             for number in numbers:
                 ask(number)
             return {**figures, "namespaces asked": len(numbers), "MB then": memory_mb(server.pid)}
@@ -153,7 +156,7 @@ def measure_server(world: World, folder: Path) -> dict[str, Any]:
 
 def random_request(world: World, rng: random.Random) -> tuple[dict[str, Any], bytes, int | None]:
     """Return scope and body of a request, and the owner of its key if that is valid."""
-    owner = rng.randrange(KEYS)
+    owner = rng.randrange(len(world.keys))
     own = world.keys[owner]
     kind = rng.choices(("valid", "broken", "noise", "none", "token"), (50, 25, 10, 10, 5))[0]
     other = rng.choice(world.keys)
@@ -167,7 +170,7 @@ def random_request(world: World, rng: random.Random) -> tuple[dict[str, Any], by
         "token": TOKEN[: rng.choice((9, 25))],
     }[kind]
     is_valid = kind == "valid" and owner % 50 != 0
-    mine, theirs = name_of(owner * EACH + rng.randrange(EACH)), name_of(rng.randrange(NAMESPACES))
+    mine, theirs = name_of(owner * EACH + rng.randrange(EACH)), name_of(rng.randrange(len(world.secrets)))
     odd = (
         f"{mine}/../{theirs}",
         "*",
@@ -258,8 +261,8 @@ async def send(app: Any, scope: dict[str, Any], body: bytes) -> tuple[int, bytes
     return status[0], b"".join(parts)
 
 
-async def attack(world: World, count: int) -> dict[str, Any]:
-    """Send random requests to the application; return how they ended."""
+async def attack(world: World, count: int, minutes: float) -> dict[str, Any]:
+    """Send random requests to the application, for some minutes at most; return how they ended."""
     from memalpha.report.memory import render_memory_page
 
     from memalpha.integrations.server.http import http_app
@@ -274,7 +277,11 @@ async def attack(world: World, count: int) -> dict[str, Any]:
     rng, statuses, leaks, own = random.Random(0), Counter[int](), [], 0
     begin = time.process_time()
     async with app.router.lifespan_context(app):
+        end = time.monotonic() + 60 * minutes
         for number in range(count):
+            if time.monotonic() > end:
+                count = number
+                break
             scope, body, owner = random_request(world, rng)
             status, answer = await send(app, scope, body)
             statuses[status] += 1
@@ -314,7 +321,7 @@ def page(record: dict[str, Any]) -> str:
         "```",
     ]
     lines += ["", "`eval/reach/serving_leaks.py` says what is measured and what a leak is.", "", "| | |", "|---|---|"]
-    lines.append(f"| namespaces, keys | {NAMESPACES:,}, {KEYS:,} |")
+    lines.append(f"| namespaces, keys | {record['keys'] * EACH:,}, {record['keys']:,} |")
     for name, value in {**record["server"], **record["attack"]}.items():
         if name != "statuses":
             lines.append(f"| {name} | {value:,} |")
@@ -325,17 +332,17 @@ def page(record: dict[str, Any]) -> str:
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--keys", type=int, default=KEYS, help=f"keys, of {EACH} namespaces each")
+    parser.add_argument("--no-server", action="store_true", help="measure no server")
+    parser.add_argument("--minutes", type=float, default=60, help="time for the requests at most")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        world = World(Path(folder))
-        server = measure_server(world, Path(folder))
+        world = World(Path(folder), options.keys)
+        server = {} if options.no_server else measure_server(world, Path(folder))
         print(server, flush=True)
-        figures = asyncio.run(attack(world, options.requests))
-    record = {
-        "command": f"python eval/reach/serving_leaks.py --requests {options.requests}",
-        "server": server,
-        "attack": figures,
-    }
+        figures = asyncio.run(attack(world, options.requests, options.minutes))
+    command = " ".join(["python", *sys.argv])
+    record = {"command": command, "keys": options.keys, "server": server, "attack": figures}
     (options.results / "serving-leaks.json").write_text(json.dumps(record, indent=1) + "\n")
     (options.results / "serving-leaks.md").write_text(page(record))
     print(figures)

@@ -204,7 +204,7 @@ def wait_until_open(port: int, process: subprocess.Popen[bytes]) -> None:
     """Wait until a server takes connections."""
     import socket
 
-    end = time.monotonic() + 120
+    end = time.monotonic() + 400
     while time.monotonic() < end:
         if process.poll() is not None:
             sys.exit(f"the server ended with {process.returncode}")

@@ -43,7 +43,7 @@ from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 
 NAMES = [f"user-{number}" for number in range(6)]
-ENTRIES, WRITERS, READERS, MAX_LAG = 1000, 4, 2, 0.5
+ENTRIES, WRITERS, READERS, MAX_LAG = 100, 4, 2, 0.5
 DURABLE = "max_wal_size = 256MB\n"
 MOVER = """\
 import os, sys
