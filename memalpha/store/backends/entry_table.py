@@ -42,7 +42,6 @@ class EntryTable(StateView):
         return self._schema
 
     def used_ids(self, ids: Sequence[str]) -> set[str]:
-        """Return those of the ids that an entry ever had."""
         used = set()
         for start in range(0, len(ids), _BATCH):
             batch = ids[start : start + _BATCH]
