@@ -5,7 +5,8 @@
 DATA holds XQuAD's files (google-deepmind/xquad), xquad.LANGUAGE.json. A pool is the sentences of 12 articles, a
 paragraph a chunk. The evidence of a question is the sentence in which its answer begins. Thai has no sentence marks,
 so most of its paragraphs are one text. In `mixed` the articles are in Chinese, Arabic, German and English in turn, each
-with its questions. Writes search-languages.json and the table of search-languages.md to --results.
+with its questions. `ja` and `code-mixed` are small chats of our own (`eval/qa/pools/`). Writes search-languages.json
+and the table of search-languages.md to --results; `--sets` measures some sets again and keeps the other rows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import numpy as np
 
 from memalpha.qa.scoring.recall import EvidenceRanks, summarize_ranks
 from memalpha.qa.search_benchmark import measure_task
+from memalpha.tasks.load import load_tasks
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -30,6 +32,8 @@ from common import make_parser, replace_table
 METHODS = ("bm25", "dense", "flat", "soft")
 LANGUAGES = ("zh", "ar", "de", "ru", "hi", "th")
 MIXED = ("zh", "ar", "de", "en")
+SETS = (*LANGUAGES, "mixed", "ja", "code-mixed")
+POOLS = Path(__file__).parent / "pools" / "languages.jsonl"
 ARTICLES = 12
 SENTENCE = re.compile(r".+?(?:[.!?\u0964](?=\s|$)|[\u3002\uff01\uff1f]|$)", re.DOTALL)
 RESAMPLES = 10_000
@@ -77,16 +81,25 @@ def difference(ranks: Sequence[EvidenceRanks], base: Sequence[EvidenceRanks]) ->
     return round(float(gains.mean()), 4), round(float(low), 4), round(float(high), 4)
 
 
-def measure(data: Path) -> list[dict[str, Any]]:
+def load_sets(data: Path, names: Sequence[str]) -> dict[str, list[Task]]:
+    """Return the tasks of each set."""
+    pools = {task.id: [task] for task in load_tasks(POOLS)}
+    languages = [*(name for name in names if name in LANGUAGES), *(MIXED if "mixed" in names else ())]
+    articles = {language: load_articles(data, language) for language in dict.fromkeys(languages)}
+    sets = {name: make_pools(articles[name]) if name in LANGUAGES else pools.get(name, []) for name in names}
+    if "mixed" in names:
+        mixed = [articles[MIXED[index % len(MIXED)]][index] for index in range(len(articles["en"]))]
+        sets["mixed"] = make_pools(mixed)
+    return sets
+
+
+def measure(sets: Mapping[str, Sequence[Task]]) -> list[dict[str, Any]]:
     """Return a row per set and route."""
-    articles = {language: load_articles(data, language) for language in dict.fromkeys((*LANGUAGES, *MIXED))}
-    sets = {language: articles[language] for language in LANGUAGES}
-    sets["mixed"] = [articles[MIXED[index % len(MIXED)]][index] for index in range(len(articles["en"]))]
     rows = []
-    for name, texts in sets.items():
+    for name, tasks in sets.items():
         ranks: dict[str, list[EvidenceRanks]] = {method: [] for method in METHODS}
         began = time.process_time()
-        for task in make_pools(texts):
+        for task in tasks:
             for method, task_ranks in measure_task(task, "static", METHODS).items():
                 ranks[method] += task_ranks
         for method, collected in ranks.items():
@@ -112,9 +125,13 @@ def main() -> None:
     """Measure, and write the record and its page."""
     parser = make_parser(__doc__)
     parser.add_argument("data", type=Path)
+    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS)
     options = parser.parse_args()
-    rows = measure(options.data)
-    (options.results / "search-languages.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    record = options.results / "search-languages.json"
+    before = json.loads(record.read_text(encoding="utf-8"))
+    new = measure(load_sets(options.data, options.sets))
+    rows = [row for name in SETS for row in (new if name in options.sets else before) if row["set"] == name]
+    record.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     replace_table(options.results / "search-languages.md", MARK, table(rows))
     print(table(rows))
 
