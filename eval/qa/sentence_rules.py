@@ -12,12 +12,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from memalpha.qa.error_analysis import ERROR_CLASSES, waterfall
 from memalpha.qa.protocol import run_systems
 from memalpha.qa.reader import load_reader
 from memalpha.qa.report import Report
@@ -75,6 +76,7 @@ def measure(data: Path) -> list[dict[str, Any]]:
                         "difference": round(gain, 4),
                         "low": round(low, 4),
                         "high": round(high, 4),
+                        "losses": dict(waterfall(report.records)[-1].error_counts),
                         "cpu_s": round(time.process_time() - began, 1),
                     }
                 )
@@ -95,6 +97,22 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def loss_table(rows: list[dict[str, Any]]) -> str:
+    """Return the lost answers of both halves by error class as a Markdown table."""
+    totals: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    questions: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        key = row["set"], row["system"]
+        totals[key].update(row["losses"])
+        questions[key] += row["questions"]
+    names = [name for name in ERROR_CLASSES if any(counts[name] for counts in totals.values())]
+    lines = [f"| set | system | questions | {' | '.join(names)} | right |", "|---|---|---|" + "---|" * (len(names) + 1)]
+    for key, counts in totals.items():
+        cells = [*key, f"{questions[key]:,}", *(f"{counts[name]:,}" for name in names)]
+        lines.append(f"| {' | '.join(cells)} | {questions[key] - counts.total():,} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Measure, and write the record and its page."""
     parser = make_parser(__doc__)
@@ -102,8 +120,9 @@ def main() -> None:
     options = parser.parse_args()
     rows = measure(options.data)
     (options.results / "sentence-rules.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    replace_table(options.results / "sentence-rules.md", MARK, table(rows))
-    print(table(rows))
+    tables = f"{table(rows)}\n\n{loss_table(rows)}"
+    replace_table(options.results / "sentence-rules.md", MARK, tables)
+    print(tables)
 
 
 if __name__ == "__main__":
