@@ -219,14 +219,16 @@ def test_moves_under_writes_lose_and_double_nothing(shards: Shards) -> None:
         for thread in threads:
             thread.start()
         moves = []
-        for _ in range(3):
-            before = len(written)
-            moves.append(admin.move(shards.url, name, shards.other(shards.place(name))))
-            while len(written) < before + 10 and not errors:
-                time.sleep(0.01)
-        stop.append(True)
-        for thread in threads:
-            thread.join()
+        try:
+            for _ in range(3):
+                before = len(written)
+                moves.append(admin.move(shards.url, name, shards.other(shards.place(name))))
+                while len(written) < before + 10 and not errors:
+                    time.sleep(0.01)
+        finally:
+            stop.append(True)
+            for thread in threads:
+                thread.join()
         assert not errors and [move.pause < 5 for move in moves] == [True] * 3
         entries = {entry.id: entry.content for entry in reader.list()}
         assert written.items() <= entries.items()
@@ -237,6 +239,22 @@ def test_moves_under_writes_lose_and_double_nothing(shards: Shards) -> None:
         assert reader.list(as_of=100) == reader.list(as_of=100)[:100]
     health = examine(shards.url)
     assert not health.problems and health.counts["operations"] == len(log)
+
+
+def test_a_move_ends_though_every_copy_is_spoilt_by_an_erasure(shards: Shards) -> None:
+    (name,) = shards.names(1)
+    stages: list[str] = []
+    with shards.open() as store:
+        scope = store.namespace(name)
+
+        def erase_one(stage: str) -> None:
+            stages.append(stage)
+            if stage == "catch up":
+                scope.erase(scope.insert("semantic", f"secret {len(stages)}").id)
+
+        admin.move(shards.url, name, shards.other(shards.place(name)), progress=erase_one)
+        assert stages.count("copy") == 5 and [entry.content for entry in scope.list()] == [f"city of {name}: Porto"]
+    assert not examine(shards.url).problems
 
 
 STAGES = ("catch up", "pause", "closed", "switched", "tidy")

@@ -3,7 +3,8 @@
 1. The log, entries and vectors are copied from one moment of the source, into a closed namespace of the target.
 2. What was written meanwhile is copied, until little is left. An erasure changes the past: then all is copied anew.
 3. The writers' lock of the source is taken: the last operations are copied, both copies are compared, and the source
-   is closed in the transaction that holds the lock. Whoever comes now waits.
+   is closed in the transaction that holds the lock. Whoever comes now waits. Where erasures spoilt one copy after the
+   other, the last whole copy is made here, too.
 4. The routing table sends the namespace to the target: one statement, the one moment of the move.
 5. The target is opened. The rows of the source are deleted.
 
@@ -28,7 +29,7 @@ from memalpha.store.schema import MemorySchema
 
 _FEW_OPERATIONS = 50  # operations that may be left for the pause
 _MAX_ROUNDS = 20  # rounds of catching up, then the pause begins whatever is left
-_MAX_COPIES = 5  # whole copies, if entries are erased meanwhile
+_MAX_COPIES = 5  # whole copies that erasures may spoil, then writers wait for one
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +122,12 @@ class _Copies:
                 )
             self.target.scope.create()
             set_closed(self.target, True)
-            delete_rows(self.target)
-            self.position = self.source.log.position
-            self.source.copy_to(self.target, self.position)
+            self._copy_all()
+
+    def _copy_all(self) -> None:
+        delete_rows(self.target)
+        self.position = self.source.log.position
+        self.source.copy_to(self.target, self.position)
 
     def catch_up(self) -> int:
         """Copy what the source has got since; return how many operations, or -1 if all must be copied anew."""
@@ -139,12 +143,17 @@ class _Copies:
         count, self.position = end - self.position, end
         return count
 
-    def finish(self) -> bool:
-        """Copy the rest and close the source, in the turn of its writers; return False if all must be copied anew."""
+    def finish(self, *, may_copy_all: bool) -> bool:
+        """Copy the rest and close the source, in the turn of its writers.
+
+        Returns False if all must be copied anew, which `may_copy_all` does while they wait.
+        """
         with self.source.transaction():
             with self.target.transaction():
                 if self._catch_up() < 0:
-                    return False
+                    if not may_copy_all:
+                        return False
+                    self._copy_all()
                 if extent(self.source) != extent(self.target):
                     raise StoreError(f"the copy of {self.source.name!r} differs from it: nothing was moved; run doctor")
                 copy_members(self.source, self.target)
@@ -160,21 +169,23 @@ def _move(
     progress: Callable[[str], None],
 ) -> Move:
     name = copies.source.name
-    for _ in range(_MAX_COPIES):
+    copies_left = _MAX_COPIES
+    while True:
         progress("copy")
         copies.copy_all()
+        copies_left -= 1
         progress("catch up")
         left = copies.catch_up()
         for _ in range(_MAX_ROUNDS):
             if left <= _FEW_OPERATIONS:
                 break
             left = copies.catch_up()
-        if left < 0:
+        if left < 0 and copies_left:
             continue
         begin = time.monotonic()
         progress("pause")
         try:
-            if not copies.finish():
+            if not copies.finish(may_copy_all=not copies_left):
                 continue
             progress("closed")
             lock.switch(*numbers)
@@ -192,4 +203,3 @@ def _move(
             progress("tidy")
             delete_rows(copies.source)
         return Move(name, copies.source.database.path, copies.target.database.path, copies.position, pause)
-    raise StoreError(f"entries of {name!r} were erased during {_MAX_COPIES} copies: move it at a quieter time")
