@@ -356,4 +356,4 @@ def test_the_documented_host_commands_are_valid():
         options = serve.make_context("serve", list(words)).params
         assert options["mcp"] or options["http"], words
         assert options["policy"] or options["read_only"], words
-    assert len(lines) == 12
+    assert len(lines) == 14

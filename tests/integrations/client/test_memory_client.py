@@ -1,0 +1,235 @@
+"""The Python clients against a real server: every route, typed errors, and what is sent again."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("httpx2")
+
+from memalpha.errors import ConfigError, MemalphaError
+from memalpha.integrations.client import (
+    AsyncMemoryClient,
+    ClientError,
+    EntryNotFound,
+    InvalidRequest,
+    MemoryClient,
+    MissingRight,
+    NotAuthorized,
+    ServerUnavailable,
+    TooManyRequests,
+    aio,
+    sync,
+)
+from memalpha.integrations.server.http import http_app
+from memalpha.integrations.server.keys import KeyFile
+from memalpha.integrations.server.service import MemoryService
+from memalpha.policy.load import load_policy
+from memalpha.store.store import MemoryStore
+
+
+class Served:
+    """A running server with a key for two namespaces, one that reads, and one with a quota."""
+
+    def __init__(self, folder: Path) -> None:
+        import uvicorn
+
+        store = MemoryStore.open(":memory:", embedder="hash")
+        self.keys = KeyFile(folder / "keys", create=True)
+        self.all = self.keys.add("all", ["admin"], ["ana", "bén/#1"])[1]
+        self.reader = self.keys.add("reader", ["read"], ["ana"])[1]
+        self.slow = self.keys.add("slow", ["read"], ["ana"], requests_per_minute=1)[1]
+        app = http_app(MemoryService(store, load_policy("add_all")), keys=self.keys)
+        self.server: Any = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None))
+        self.thread = threading.Thread(target=self.server.run, daemon=True)
+        self.thread.start()
+        while not self.server.started:
+            time.sleep(0.005)
+        self.address = f"http://127.0.0.1:{self.server.servers[0].sockets[0].getsockname()[1]}"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    server = Served(tmp_path_factory.mktemp("client"))
+    yield server
+    server.server.should_exit = True
+    server.thread.join(10)
+    server.keys.close()
+
+
+class Scripted:
+    """An HTTP server that answers with given statuses, and counts what it was sent."""
+
+    def __init__(self, *answers: tuple[int, dict[str, str]]) -> None:
+        self.requests: list[str] = []
+        script = iter(answers)
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(handler) -> None:
+                handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+                self.requests.append(f"{handler.command} {handler.path}")
+                status, headers = next(script)
+                body = b'{"content": "core"}' if status == 200 else b'{"code": "busy", "message": "later"}'
+                handler.send_response(status)
+                for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                    handler.send_header(name, value)
+                handler.end_headers()
+                handler.wfile.write(body)
+
+            do_GET = do_POST = do_PUT = do_PATCH = answer
+
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def test_every_route_of_the_server(served: Served) -> None:
+    with MemoryClient(served.address, served.all, namespace="bén/#1") as memory:
+        memory.health()
+        dog = memory.insert("semantic", "Ana's dog: Rex", timestamp="2024-05-01", metadata={"user": "ana"})
+        assert memory.insert("semantic", "Ana's dog: Rex") == dog and dog.key == "all"
+        assert memory.update(dog.id, "Ana's dog: Max").content == "Ana's dog: Max"
+        assert memory.get(dog.id, as_of=dog.valid_from).content == "Ana's dog: Rex"
+        assert [version.content for version in memory.history(dog.id)] == ["Ana's dog: Rex", "Ana's dog: Max"]
+        (hit,) = memory.search("dog", 3, where={"user": "ana"})
+        assert hit.entry.content == "Ana's dog: Max" and "bm25" in hit.explain
+        assert "Max" in memory.ask("What is Ana's dog called?").answer
+        outcome = memory.read(messages=[{"role": "user", "content": "I live in Porto."}], metadata={"user": "ana"})
+        assert [call.code for call in outcome.results] == ["inserted"]
+        assert [call.code for call in memory.read("Ana: I have a cat.").results] == ["inserted"]
+        for number in range(3):
+            memory.insert("episodic", f"event {number}")
+        page = memory.page("episodic", limit=2)
+        assert len(page.entries) == 2 and page.next == page.entries[1].id
+        assert len(list(memory.entries())) == 6 and len(list(memory.entries("episodic"))) == 5
+        assert memory.set_core("Ana.") == memory.core() == "Ana."
+        assert memory.delete(dog.id).content == "Ana's dog: Max"
+        assert [line.operation.kind for line in memory.log(1, limit=2)] == ["update", "insert"]
+        assert memory.erase(dog.id).id == dog.id
+        with pytest.raises(EntryNotFound, match="no live entry"):
+            memory.get(dog.id)
+
+
+def test_the_asynchronous_client_does_the_same(served: Served) -> None:
+    async def run() -> list[str]:
+        async with AsyncMemoryClient(served.address, served.all, namespace="ana") as memory:
+            entry = await memory.insert("semantic", "Ana's cat: Tom")
+            assert (await memory.search("cat"))[0].entry == entry
+            await asyncio.gather(*(memory.insert("episodic", f"event {number}") for number in range(3)))
+            with pytest.raises(InvalidRequest) as caught:
+                await memory.insert("nonsense", "x")
+            assert (caught.value.status, caught.value.code) == (422, "unknown_category")
+            return [entry.content async for entry in memory.entries()]
+
+    assert sorted(asyncio.run(run())) == ["Ana's cat: Tom", "event 0", "event 1", "event 2"]
+    names = {name for name in vars(MemoryClient) if not name.startswith("_")} - {"close"}
+    assert names == {name for name in vars(AsyncMemoryClient) if not name.startswith("_")} - {"aclose"}
+    for name in (*names, "__init__"):
+        both = [
+            inspect.signature(getattr(kind, name)).parameters.values() for kind in (MemoryClient, AsyncMemoryClient)
+        ]
+        arguments = [[(each.name, each.default, each.kind) for each in each_of] for each_of in both]
+        assert arguments[0] == arguments[1], name
+
+
+def test_refusals_have_types_and_no_secret(served: Served) -> None:
+    for key, namespace, kind, code in (
+        (None, None, NotAuthorized, "unauthorized"),
+        ("mem_wrong", None, NotAuthorized, "unauthorized"),
+        (served.reader, "ben", MissingRight, "forbidden"),
+        (served.all, None, InvalidRequest, "invalid_arguments"),
+    ):
+        with MemoryClient(served.address, key, namespace=namespace) as memory, pytest.raises(kind) as caught:
+            memory.core()
+        assert caught.value.code == code and isinstance(caught.value, MemalphaError)
+        assert key is None or key not in str(caught.value) + repr(memory)
+    with MemoryClient(served.address, served.reader) as memory, pytest.raises(MissingRight, match="lacks the right"):
+        memory.insert("semantic", "x")
+    with MemoryClient(served.address, served.slow, retries=0) as memory:
+        memory.core()
+        with pytest.raises(TooManyRequests) as caught:
+            memory.core()
+        assert 0 < (caught.value.retry_after or 0) <= 60
+    with pytest.raises(ConfigError, match="an address such as"):
+        MemoryClient("127.0.0.1:8765")
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_what_was_refused_is_sent_again_after_the_time_named(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(sync, "sleep", waits.append)
+    monkeypatch.setattr(aio, "sleep", sleep)
+
+    def call(name: str, *arguments: Any, answers: list[Any], retries: int = 3) -> tuple[Any, int]:
+        server = Scripted(*answers)
+
+        async def run() -> Any:
+            async with AsyncMemoryClient(server.address, retries=retries) as memory:
+                return await getattr(memory, name)(*arguments)
+
+        try:
+            if kind == "async":
+                return asyncio.run(run()), len(server.requests)
+            with MemoryClient(server.address, retries=retries) as memory:
+                return getattr(memory, name)(*arguments), len(server.requests)
+        except ClientError as error:
+            return error, len(server.requests)
+        finally:
+            server.close()
+
+    busy, away, done = (429, {"Retry-After": "7"}), (503, {}), (200, {})
+    assert call("core", answers=[busy, away, done]) == ("core", 3)
+    assert waits[0] == 7 and 0.7 < waits[1] < 1.3
+    waits.clear()
+    error, count = call("read", "a text", answers=[busy, away])  # the second may have been done
+    assert isinstance(error, ServerUnavailable) and count == 2 and waits == [7]
+    error, count = call("update", "x", "y", answers=[away])
+    assert isinstance(error, ServerUnavailable) and (error.code, count) == ("busy", 1)
+    error, count = call("core", answers=[busy] * 3, retries=2)
+    assert isinstance(error, TooManyRequests) and count == 3
+    waits.clear()
+    error, count = call("core", answers=[(429, {"Retry-After": "3600"})])
+    assert isinstance(error, TooManyRequests) and (error.retry_after, count, waits) == (3600, 1, [])
+    error, count = call("core", answers=[(302, {"Location": "http://127.0.0.1:1/"})])
+    assert (error.status, count) == (302, 1)
+    error, count = call("search", "x", answers=[done])
+    assert "not of a memalpha server" in str(error)
+
+
+def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(sync, "sleep", waits.append)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with MemoryClient(address, retries=2) as memory, pytest.raises(ServerUnavailable, match="no answer"):
+        memory.read("a text")  # nothing was sent, so it may be sent again
+    assert len(waits) == 2
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with MemoryClient(address, timeout=0.1) as memory, pytest.raises(ServerUnavailable):
+            memory.read("a text")
+    assert len(waits) == 2
