@@ -151,6 +151,15 @@ class UnknownCategory(StoreError):
     code = "unknown_category"
 
 
+class DeadlineExceeded(StoreError):
+    """A statement took longer than its deadline and was stopped; its transaction stored nothing."""
+
+    code = "deadline_exceeded"
+
+    def __init__(self) -> None:
+        super().__init__("it took longer than its deadline and was stopped; nothing was stored")
+
+
 class ReviewConflict(StoreError):
     """Nothing at the position awaits a review, or what the operation would change was changed since."""
 

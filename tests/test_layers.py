@@ -68,6 +68,7 @@ OPTIONAL_LIBRARIES = MODEL_LIBRARIES | {
         "mcp",
         "mem0",
         "openai",
+        "opentelemetry",
     ),
     *("pandas", "pyarrow", "ray", "referencing", "regex", "rich", "rouge_score", "uvicorn", "vllm", "wandb"),
 }

@@ -47,6 +47,9 @@ def serve(
     log_requests: Annotated[
         bool, typer.Option("--log-requests", help="Write one JSON line for each HTTP request to stderr.")
     ] = False,
+    otel: Annotated[
+        bool, typer.Option("--otel", help="Send spans of requests, store and model by OpenTelemetry (see OTEL_*).")
+    ] = False,
     page_edits: Annotated[
         bool, typer.Option("--page-edits", help="Let readers of the page edit and review, by the rights of their keys.")
     ] = False,
@@ -99,7 +102,12 @@ def serve(
         raise ConfigError("token-file: stdin and stdout use no token; add --http")
     if http is None and keys is not None:
         raise ConfigError("keys: stdin and stdout use no keys; add --http")
-    for name, value in (("allow-host", allow_host), ("log-requests", log_requests), ("page-edits", page_edits)):
+    for name, value in (
+        ("allow-host", allow_host),
+        ("log-requests", log_requests),
+        ("page-edits", page_edits),
+        ("otel", otel),
+    ):
         if http is None and value:
             raise ConfigError(f"{name}: stdin and stdout have no requests over HTTP; add --http")
     address = None if http is None else parse_address(http)
@@ -153,6 +161,7 @@ def serve(
             mcp=mcp,
             page=render_memory_page,
             page_edits=page_edits,
+            otel=otel,
             description=description,
         )
 

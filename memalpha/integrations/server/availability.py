@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from memalpha.errors import (
+    DeadlineExceeded,
     DuplicateContent,
     InvalidContent,
     MemalphaError,
@@ -40,7 +41,14 @@ AWAY_RETRY_SECONDS = 2
 
 log = logging.getLogger("memalpha.serve")
 
-_STATUS = {UnknownEntry: 404, DuplicateContent: 409, UnknownCategory: 422, InvalidContent: 422, ReviewConflict: 409}
+_STATUS = {
+    UnknownEntry: 404,
+    DuplicateContent: 409,
+    UnknownCategory: 422,
+    InvalidContent: 422,
+    ReviewConflict: 409,
+    DeadlineExceeded: 504,
+}
 
 
 class Availability:

@@ -109,7 +109,10 @@ _ERRORS = {
     429: "too many requests wait for the policy, or a quota is spent",
     500: "the server failed",
     503: "the store failed, or the server is busy or closing",
+    504: "it took too long and was stopped",
 }
+# Newer versions of FastAPI trace by themselves, with paths, queries and messages; `tracing` has spans without them.
+_NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "operation_spans": False}
 _NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {"model": ErrorResponse, "description": "no such entry"}}
 _BAD_GATEWAY: dict[int | str, dict[str, Any]] = {
     502: {"model": ErrorResponse, "description": "the policy did not answer"}
@@ -159,6 +162,7 @@ def http_app(
         redoc_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
+        telemetry=_NO_TELEMETRY,
         default_response_class=SurrogateJSONResponse,
         generate_unique_id_function=lambda route: route.name,
         responses={status: {"model": ErrorResponse, "description": text} for status, text in _ERRORS.items()},

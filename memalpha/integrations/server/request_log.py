@@ -14,6 +14,7 @@ from typing import Any
 
 from memalpha.errors import ConfigError, install_command
 from memalpha.integrations.server.access import SCOPE, Access
+from memalpha.integrations.server.tracing import request_span
 
 try:
     from prometheus_client import (
@@ -142,7 +143,8 @@ class RequestRecorder:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = RequestRecord(_request_id(Headers(scope=scope)))
+        headers = Headers(scope=scope)
+        record = RequestRecord(_request_id(headers))
         started = time.perf_counter()
 
         async def note_and_send(message: Message) -> None:
@@ -155,8 +157,11 @@ class RequestRecorder:
             await send(message)
 
         try:
-            with self._metrics.running.track_inprogress():
-                await self._app({**scope, REQUEST: record}, receive, note_and_send)
+            with self._metrics.running.track_inprogress(), request_span(scope["method"], headers) as span:
+                try:
+                    await self._app({**scope, REQUEST: record}, receive, note_and_send)
+                finally:
+                    _describe(span, scope, record)
         except Exception:
             record.status = 500  # answered further out
             raise
@@ -165,6 +170,23 @@ class RequestRecorder:
             self._metrics.count(scope["method"], record, seconds)
             if self._log:
                 _log.info("%s", _line(scope, record, seconds))
+
+
+def _describe(span: Any, scope: Scope, record: RequestRecord) -> None:
+    """Name a request's span and set its attributes, by the semantic conventions of HTTP where they have a name."""
+    if span is None or not span.is_recording():
+        return
+    method = scope["method"] if scope["method"] in METHODS else "_OTHER"
+    span.update_name(f"{method} {record.route}")
+    values = {
+        "http.request.method": method,
+        "http.route": record.route,
+        "http.response.status_code": record.status,
+        "memalpha.request_id": record.id,
+        "memalpha.key": record.key,
+        "memalpha.namespace": record.namespace,
+    }
+    span.set_attributes({name: value for name, value in values.items() if value is not None})
 
 
 def log_to_stderr() -> None:

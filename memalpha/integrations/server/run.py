@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from memalpha.errors import ConfigError
 from memalpha.integrations.server.keys import KeyFile
 from memalpha.integrations.server.service import MemoryService
+from memalpha.integrations.server.tracing import start_tracing
 
 if TYPE_CHECKING:
     from memalpha.integrations.server.page import PageRenderer
@@ -126,6 +127,7 @@ def serve_http(
     mcp: bool = False,
     page: PageRenderer | None = None,
     page_edits: bool = False,
+    otel: bool = False,
     description: str = "",
 ) -> None:
     """Serve the HTTP API until a signal arrives.
@@ -141,17 +143,19 @@ def serve_http(
         mcp: Also serve MCP at /mcp.
         page: Renders the page at /; None serves no page.
         page_edits: Take the forms of the page from readers who have the rights.
+        otel: Send spans by OpenTelemetry, as the variables OTEL_* say.
         description: Printed on stderr with the address.
 
     Raises:
-        ConfigError: the address or a name of `hosts` cannot be used, or other machines can reach the server and there
-            are no token and no keys.
+        ConfigError: the address or a name of `hosts` cannot be used, other machines can reach the server and there are
+            no token and no keys, or `otel` lacks its packages.
     """
     host, port = address
     hosts = check_hosts(hosts)
     check_token_needed(host, token or keys, hosts)
     from memalpha.integrations.server.http import http_app
 
+    stop_tracing = start_tracing() if otel else None
     server = None
     if mcp:
         from memalpha.integrations.server.mcp import mcp_server
@@ -186,6 +190,8 @@ def serve_http(
         finally:
             for key_file in key_files:
                 key_file.close()
+            if stop_tracing is not None:
+                stop_tracing()
 
 
 def check_hosts(names: Collection[str]) -> frozenset[str]:

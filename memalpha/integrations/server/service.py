@@ -52,6 +52,7 @@ from memalpha.integrations.server.schemas import (
     count_conditions,
 )
 from memalpha.integrations.server.servers import Servers
+from memalpha.integrations.server.tracing import traced_store, work_span
 from memalpha.policy.base import Policy
 from memalpha.store.filters import Where, parse_filter
 from memalpha.store.schema import MemorySchema
@@ -64,6 +65,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Progress = Callable[[int, int], Awaitable[None]]
 
+READ_SECONDS, WRITE_SECONDS = 20.0, 60.0
+"""Time of a request's statements from the moment it begins; then the database stops them (504)."""
 MAX_NAMESPACES = 256
 """Namespaces, beside the first, whose service is kept for the next request."""
 
@@ -221,11 +224,12 @@ class MemoryService:
         assert self._agent is not None
         if isinstance(text, Chunk):
             text = text.model_copy(update={"index": self._agent.chunks_read})
-        with self._policy_lock:
+        with self._policy_lock, work_span("model", "propose"):
             proposal = self._agent.propose(text, timestamp=timestamp)
         if dropped.is_set():
             raise ServiceError("gone", "the client has gone", 499)
-        return self._write_pool.submit(copy_context().run, partial(self._agent.apply, proposal, **origin)).result()
+        apply = partial(traced_store, partial(self._agent.apply, proposal, **origin), WRITE_SECONDS)
+        return self._write_pool.submit(copy_context().run, apply).result()
 
     async def ask(self, question: str, k: int, *, where: Where = None) -> Answer:
         """Answer a question from the `k` entries nearest to it.
@@ -258,7 +262,7 @@ class MemoryService:
         return len(self._waiting)
 
     def _answer(self, question: str, k: int, where: Where) -> Answer:
-        with self._policy_lock:
+        with self._policy_lock, work_span("model", "answer"):
             if where is not None:
                 hits = tuple(self._store.search(question, k, where=where))
                 return self._reader.read([Reading(question, hits, core=self._store.core)])[0]
@@ -420,6 +424,9 @@ class MemoryService:
         """Run `work` in a thread of `pool`; None is that of the reads."""
         with service_errors():
             call = partial(work, *args, **kwargs)
+            if pool in (None, self._write_pool):
+                seconds = READ_SECONDS if pool is None else WRITE_SECONDS
+                call = partial(traced_store, call, seconds if work != self._store.export_jsonl else None)
             try:
                 server = await self._servers.of(self.name)
                 await server.availability.check()

@@ -8,8 +8,9 @@ from contextlib import contextmanager, nullcontext
 from threading import RLock
 from typing import NoReturn
 
-from memalpha.errors import DamagedStore, StoreError
+from memalpha.errors import DamagedStore, DeadlineExceeded, StoreError
 from memalpha.store.backends.base import Backend, Clock, Durability
+from memalpha.store.backends.deadline import watched
 
 LOCK_TIMEOUT = 30.0  # seconds that a writer waits for the lock
 
@@ -46,11 +47,12 @@ class TransactionalConnection(Backend):
                     return
                 self._writes = write
                 try:
-                    # IMMEDIATE: wait for other writers here, before reading anything that they may change.
-                    connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-                    self._forget_ids_if_changed()
-                    yield connection
-                    self._check_atomic(())
+                    with watched(connection):
+                        # IMMEDIATE: wait for other writers here, before reading anything that they may change.
+                        connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+                        self._forget_ids_if_changed()
+                        yield connection
+                        self._check_atomic(())
                     connection.execute("COMMIT")
                 except BaseException:  # Ctrl-C included
                     self._note_rollback()
@@ -131,6 +133,8 @@ class TransactionalConnection(Backend):
                 raise error
             raise StoreError(f"the store {self.path} is closed") from error
         code = getattr(error, "sqlite_errorname", "")
+        if code == "SQLITE_INTERRUPT":
+            raise DeadlineExceeded from error
         if code.startswith("SQLITE_NOTADB"):
             raise StoreError(f"{self.path} is not a memalpha store: give another path") from error
         if code.startswith("SQLITE_BUSY"):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from memalpha.store.backends.deadline import no_deadline
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.row_codec import check_texts, decode_vectors
 from memalpha.store.filters import Filter
@@ -187,6 +188,7 @@ class NamespaceIndex:
         corpus.build()
         self._checkin(corpus)
 
+    @no_deadline()
     def _checkout(self, position: int) -> Corpus:
         """Return the corpus updated to the log's end at `position`, and clear the stored reference.
 
@@ -210,7 +212,7 @@ class NamespaceIndex:
             self._position, arrays = saved
             if are_sound(arrays, self._encoder(), self._compact):
                 corpus = corpus_from_arrays(
-                    arrays, self._encoder(), self._rows.entries.live, self._background, self._compact
+                    arrays, self._encoder(), self._live_entries, self._background, self._compact
                 )
         if corpus is None:
             corpus = self._build_corpus()
@@ -265,7 +267,7 @@ class NamespaceIndex:
 
     def _build_corpus(self) -> Corpus:
         """Build the corpus from the stored rows."""
-        corpus = Corpus(self._encoder(), (), self._rows.entries.live, self._background, self._compact)
+        corpus = Corpus(self._encoder(), (), self._live_entries, self._background, self._compact)
         without_vector = []
         for page in self._rows.vectors.search_rows(_PAGE):
             without_vector += [row for row in page if row[-1] is None]
@@ -280,6 +282,10 @@ class NamespaceIndex:
             check_texts(ids, texts)
             stored = None if vectors[0] is None else decode_vectors(ids, vectors, self._embedder.dim)
             corpus.load(ids, texts, groups, orders, list(map(Span.from_origin, *origins)), stored)
+
+    @no_deadline()
+    def _live_entries(self) -> list[MemoryEntry]:
+        return self._rows.entries.live()
 
     def _encoder(self) -> StoredEmbedder:
         return StoredEmbedder(self._rows, self._embedder.load_checked())

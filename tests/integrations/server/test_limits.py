@@ -17,6 +17,7 @@ import httpx2
 import uvicorn
 
 from memalpha.integrations.server import middleware
+from memalpha.integrations.server import service as service_module
 from memalpha.integrations.server.connections import OncePerSecond, connection_limit, limited_protocol
 from memalpha.integrations.server.http import http_app
 from memalpha.integrations.server.schemas import MAX_CONDITIONS
@@ -231,3 +232,19 @@ def test_repeated_messages_are_counted_not_written(monkeypatch, caplog):
         logger.warning("Invalid request")
     messages = [record.getMessage() for record in caplog.records]
     assert messages == ["Invalid request", "Invalid request (2 more such messages left out)"]
+
+
+def test_a_slow_statement_is_stopped_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
+
+    def search(store: MemoryStore, *arguments: object, **options: object) -> list[object]:
+        with store._database.transaction(write=False) as connection:
+            return connection.execute(endless).fetchall()
+
+    monkeypatch.setattr(service_module, "READ_SECONDS", 0.2)
+    with serving() as (_, url, _), httpx2.Client(base_url=url, timeout=WAIT) as web:
+        with monkeypatch.context() as slow:
+            slow.setattr(MemoryStore, "search", search)
+            response = web.post("/v1/search", json={"query": "x"})
+        assert response.status_code == 504 and response.json()["code"] == "deadline_exceeded"
+        assert web.post("/v1/search", json={"query": "x"}).status_code == 200

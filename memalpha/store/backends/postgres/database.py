@@ -27,6 +27,7 @@ from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 
 from memalpha.errors import NamespaceMoved, StoreError
 from memalpha.store.backends.base import Backend, Clock, Durability, system_clock
+from memalpha.store.backends.deadline import timeout_setting
 from memalpha.store.backends.postgres import ddl as postgres_schema
 from memalpha.store.backends.postgres.connections import CONNECT_TIMEOUT, LOCK_TIMEOUT, Connections
 from memalpha.store.backends.postgres.ddl import FORMAT
@@ -328,7 +329,7 @@ class PostgresDatabase(Backend):
 
     def _begin(self, connection: psycopg.Connection, namespaces: Sequence[str], write: bool) -> dict[str, int]:
         """Begin a transaction: one round trip for known namespaces, two if they are written."""
-        begin = "BEGIN ISOLATION LEVEL " + ("READ COMMITTED" if write else "REPEATABLE READ READ ONLY")
+        begin = f"BEGIN ISOLATION LEVEL {'READ COMMITTED' if write else 'REPEATABLE READ READ ONLY'}{timeout_setting()}"
         known_ids = {name: self._committed_ids[name] for name in namespaces if name in self._committed_ids}
         is_short = len(namespaces) <= _MAX_LISTED_NAMESPACES
         script = f"{begin}; {self._settings}; {namespaces_setting(known_ids.values() if is_short else ())}"

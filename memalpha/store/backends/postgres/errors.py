@@ -8,7 +8,7 @@ from typing import NoReturn
 import psycopg
 from psycopg_pool import PoolClosed
 
-from memalpha.errors import DamagedStore, StoreError, StoreUnavailable
+from memalpha.errors import DamagedStore, DeadlineExceeded, StoreError, StoreUnavailable
 
 _CONNECTION_LOST = ("08", "57P01", "57P02", "57P03")  # error classes and codes after which the connection is gone
 _CONFLICTS = ("40001", "40P01", "55P03")  # serialization failure, deadlock, lock timeout
@@ -28,6 +28,8 @@ def raise_store_error(error: psycopg.Error, path: str, state: str, admit: str | 
         raise StoreError(f"the store {path} is closed") from error
     if is_connection_lost(error):
         raise StoreUnavailable(f"{path}: the connection was lost{outcome} ({first_line(error)})", state) from error
+    if code == "57014":  # statement_timeout
+        raise DeadlineExceeded from error
     if code in _CONFLICTS:
         raise StoreError(f"{path}: another transaction conflicted, or kept it locked{outcome}: try again") from error
     if code.startswith("XX00"):
