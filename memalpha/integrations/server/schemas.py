@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from memalpha.store.filters import format_utc, parse_time
+from memalpha.store.io.jsonl import to_json
 from memalpha.types import Hit, MemoryEntry, Operation, ToolResult
 
 MAX_TEXT = 200_000
@@ -38,6 +39,8 @@ MAX_CONDITIONS = 100
 """Maximum conditions of a filter: its cost is their number times that of the entries."""
 MAX_MODEL_REQUESTS = 32
 """Maximum requests that run or wait for the policy, one after the other."""
+MAX_METADATA = 64 << 10
+"""Maximum bytes of metadata, as JSON."""
 MAX_BODY = 3 << 20
 """Maximum bytes of a request: the longest text with every character escaped."""
 
@@ -108,6 +111,12 @@ def _check_json_object(value: dict[str, Any]) -> dict[str, Any]:
     raise ValueError(f"is nested deeper than {MAX_DEPTH} levels")
 
 
+def _check_metadata_size(value: dict[str, Any]) -> dict[str, Any]:
+    if (size := len(to_json(value).encode())) > MAX_METADATA:
+        raise ValueError(f"is {size} bytes of JSON; {MAX_METADATA} is the limit")
+    return value
+
+
 Label = Annotated[str, Field(min_length=1, max_length=MAX_LABEL), AfterValidator(check_text)]
 Text = Annotated[
     str, Field(min_length=1, max_length=MAX_TEXT, json_schema_extra=_NOT_EMPTY), AfterValidator(_check_not_empty)
@@ -125,6 +134,7 @@ Position = Annotated[int, Field(ge=0, lt=1 << 53), BeforeValidator(_integral)]
 Count = Annotated[int, Field(ge=1, le=MAX_K), BeforeValidator(_integral)]
 Limit = Annotated[int, Field(ge=1, le=MAX_PAGE), BeforeValidator(_integral)]
 JsonObject = Annotated[dict[str, Any], AfterValidator(_check_json_object)]
+Metadata = Annotated[JsonObject, AfterValidator(_check_metadata_size)]
 Importance = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 
 HTTP_SOURCE = "http"
@@ -153,7 +163,7 @@ class ReadRequest(RequestModel):
     )
     timestamp: Time | None = Field(default=None, description="ISO date of the text, or of messages without one")
     source: Label | None = Field(default=None, description="a name for the text, kept with what is written")
-    metadata: JsonObject | None = Field(
+    metadata: Metadata | None = Field(
         default=None, description="set on every entry that is written, for filters of later searches"
     )
 
@@ -204,7 +214,7 @@ class InsertRequest(RequestModel):
     content: Content
     timestamp: Time | None = Field(default=None, description="ISO date of the fact")
     importance: Importance = 1.0
-    metadata: JsonObject | None = None
+    metadata: Metadata | None = None
     expires: Time | None = Field(default=None, description="ISO time at which the entry expires")
     source: Label = HTTP_SOURCE
 
@@ -215,7 +225,7 @@ class UpdateRequest(RequestModel):
     content: Content
     timestamp: Time | None = None
     importance: Importance | None = None
-    metadata: JsonObject | None = None
+    metadata: Metadata | None = None
     expires: Time | None = None
     source: Label = HTTP_SOURCE
 

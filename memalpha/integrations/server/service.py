@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from copy import copy
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any, ParamSpec, TypeVar
@@ -35,6 +34,7 @@ from memalpha.errors import (
     StoreError,
     UnknownCategory,
 )
+from memalpha.integrations.server.answers import check_answer_size, read_log, read_page
 from memalpha.integrations.server.availability import service_errors, to_service_error
 from memalpha.integrations.server.schemas import (
     MAX_CONDITIONS,
@@ -244,7 +244,9 @@ class MemoryService:
         """
         self._check(None, where)
         with self._model_request():
-            return await self._run_in(self._ask_pool, self._answer, question, k, where)
+            answer = await self._run_in(self._ask_pool, self._answer, question, k, where)
+        check_answer_size((hit.entry for hit in answer.hits), "ask with fewer entries (k)")
+        return answer
 
     @contextmanager
     def _model_request(self) -> Iterator[None]:
@@ -361,19 +363,14 @@ class MemoryService:
         """
         self._check(category, where)
         search = partial(self._store.search, query, k, category=category, where=where, as_of=as_of)
-        return await self._run_in(None, search)
+        hits = await self._run_in(None, search)
+        check_answer_size((hit.entry for hit in hits), "ask for fewer hits (k)")
+        return hits
 
     async def page(self, request: ListRequest, *, as_of: int | str | None = None) -> EntryPage:
         """Return a page of entries, and the core memory."""
         self._check(request.category, None)
-
-        def list_page() -> EntryPage:
-            rows = self._store.list(request.category, limit=request.limit + 1, after=request.after, as_of=as_of)
-            entries = tuple(rows[: request.limit])
-            next = entries[-1].id if len(rows) > request.limit else None
-            return EntryPage(self._store.core_at(as_of), entries, next)
-
-        return await self._run_in(None, list_page)
+        return await self._run_in(None, read_page, self._store, request, as_of)
 
     async def get(self, id: str, as_of: int | str | None = None) -> MemoryEntry:
         """Return an entry of the current state, or of a past one."""
@@ -381,15 +378,17 @@ class MemoryService:
 
     async def history(self, id: str) -> list[MemoryEntry]:
         """Return all versions of an entry, oldest first."""
-        return await self._run_in(None, self._store.history, id)
+        versions = await self._run_in(None, self._store.history, id)
+        check_answer_size(versions, "read it with as_of, or /v1/log")
+        return versions
 
     async def core(self, as_of: int | str | None = None) -> str:
         """Return the core memory."""
         return await self._run_in(None, self._store.core_at, as_of)
 
     async def log(self, after: int, limit: int) -> list[LoggedOperation]:
-        """Return at most `limit` operations after position `after`."""
-        return await self.reading(lambda store: [LoggedOperation(*line) for line in islice(store.log(after), limit)])
+        """Return at most `limit` operations after position `after`, fewer if they are large."""
+        return await self._run_in(None, read_log, self._store, after, limit)
 
     async def export(self, file: Path) -> int:
         """Write the whole log to a temporary file of the server, as `memalpha export` does."""

@@ -15,6 +15,7 @@ pytest.importorskip("fastapi")
 from hypothesis import HealthCheck, given, settings
 from starlette.testclient import TestClient
 
+from memalpha.integrations.server import answers
 from memalpha.integrations.server.http import http_app
 from memalpha.integrations.server.schemas import MAX_BODY, MAX_TEXT
 from memalpha.integrations.server.service import MemoryService
@@ -363,3 +364,34 @@ def test_responses_match_the_api_description(label):
 @pytest.mark.parametrize("label", OPERATIONS)
 def test_responses_match_the_api_description_slowly(label):
     conforms(label, 150)
+
+
+def test_an_answer_has_a_limit_in_bytes(store, monkeypatch):
+    monkeypatch.setattr(answers, "MAX_ANSWER", 40_000)
+    web = served(store)
+    huge = {"category": "semantic", "content": "x", "metadata": {"a": "é" * 33_000}}
+    refused = web.post("/v1/entries", json=huge)
+    assert refused.status_code == 422 and "65536 is the limit" in refused.json()["message"]
+    for number in range(5):
+        fact = {"category": "semantic", "content": f"{number}", "metadata": {"a": "x" * 15_000}}
+        entry = web.post("/v1/entries", json=fact).json()
+    pages, after = [], {}
+    while after is not None:
+        page = web.get("/v1/entries", params={"limit": 1000, **after}).json()
+        pages.append([entry["content"] for entry in page["entries"]])
+        after = {"after": page["next"]} if page["next"] else None
+    assert pages == [["0", "1"], ["2", "3"], ["4"]]
+    assert len(web.get("/v1/log").json()["operations"]) == 2
+    assert len(web.get("/v1/log", params={"after": 4}).json()["operations"]) == 1
+    refused = web.post("/v1/search", json={"query": "x"})
+    assert refused.json()["code"] == "answer_too_large" and "fewer hits (k)" in refused.json()["message"]
+    assert len(web.post("/v1/search", json={"query": "x", "k": 2}).json()["hits"]) == 2
+    path = f"/v1/entries/{entry['id'].replace('#', '%23')}"
+    assert all(web.patch(path, json={"content": f"new {number}"}).status_code == 200 for number in range(2))
+    assert web.get(path.replace("entries", "history")).json()["code"] == "answer_too_large"
+    monkeypatch.setattr(answers, "PAGE_STEP", 2)
+    monkeypatch.setattr(answers, "MAX_ANSWER", 10**6)
+    for limit in (1, 3, 4, 5, 6):
+        page = web.get("/v1/entries", params={"limit": limit}).json()
+        assert len(page["entries"]) == min(limit, 5) and (page["next"] is None) == (limit >= 5)
+    assert web.get("/v1/entries", params={"category": "episodic"}).json() == {"core": "", "entries": [], "next": None}

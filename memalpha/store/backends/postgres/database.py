@@ -305,10 +305,7 @@ class PostgresDatabase(Backend):
             self._connections.checkin(connection)
 
     def _open_transaction(self, namespaces: Sequence[str], write: bool) -> tuple[psycopg.Connection, dict[str, int]]:
-        """Begin a transaction and return its connection with the ids of new namespaces.
-
-        Dead connections are replaced.
-        """
+        """Begin a transaction; return its connection and ids of new namespaces. Dead connections are replaced."""
         if not write and self._replica is not None and (connection := self._replica.checkout()) is not None:
             try:
                 return connection, self._begin(connection, namespaces, write)
@@ -331,8 +328,8 @@ class PostgresDatabase(Backend):
         """Begin a transaction: one round trip for known namespaces, two if they are written."""
         begin = f"BEGIN ISOLATION LEVEL {'READ COMMITTED' if write else 'REPEATABLE READ READ ONLY'}{timeout_setting()}"
         known_ids = {name: self._committed_ids[name] for name in namespaces if name in self._committed_ids}
-        is_short = len(namespaces) <= _MAX_LISTED_NAMESPACES
-        script = f"{begin}; {self._settings}; {namespaces_setting(known_ids.values() if is_short else ())}"
+        listed = known_ids.values() if len(namespaces) <= _MAX_LISTED_NAMESPACES else ()
+        script = f"{begin}; {self._settings}; {namespaces_setting(listed)}"
         closed = closed_namespaces(connection, script, () if write else known_ids.values())
         if known_ids and write:
             lock = "SELECT ns, name, closed FROM namespaces WHERE ns = ANY ($1) ORDER BY ns FOR UPDATE"  # planned once
