@@ -141,7 +141,7 @@ class StoreReader(Memory):
         with self._transaction() as log_end:
             if after is not None and self._namespace.entries.latest_version(after) is None:
                 raise UnknownEntry(f"after: no entry ever had the id {after!r}")
-            position, matches = self._namespace.log.resolve_as_of(as_of), []
+            position = self._namespace.log.resolve_as_of(as_of)
             if where is None or entry_filter is None:
                 return self._namespace.entries.live(category, after=after, limit=limit, position=position)
             ids = self._index.matching_ids(log_end.position, entry_filter) if position is None else None
@@ -149,15 +149,12 @@ class StoreReader(Memory):
                 if not ids:
                     self._warn_of_unknown_fields(entry_filter)
                 return self._namespace.entries.live_by_creation(ids, after=after, limit=limit)
-            while limit is None or len(matches) < limit:
-                page = self._namespace.entries.live(category, after=after, limit=_PAGE, position=position)
-                matches += [entry for entry in page if entry_filter.matches(entry)]
-                if len(page) < _PAGE:
-                    break
-                after = page[-1].id
+            matches = self._namespace.entries.matching(
+                entry_filter, category, after=after, limit=limit, position=position
+            )
             if not matches and limit != 0 and as_of is None:
                 self._warn_of_unknown_fields(entry_filter)
-            return matches[:limit]
+            return matches
 
     def get_many(self, ids: Iterable[str], *, as_of: int | str | None = None) -> dict[str, MemoryEntry]:
         """Return live entries by id, in the order of `ids`; ids that are not live are left out.

@@ -10,6 +10,7 @@ from typing import Any
 
 from memalpha.store.backends.row_codec import ENTRY_COLUMNS, content_digest, decode_entry, is_storable
 from memalpha.store.backends.scope import NamespaceScope
+from memalpha.store.filters import Filter
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import StateView
 from memalpha.types import MemoryEntry
@@ -19,6 +20,7 @@ INSERTED_COLUMNS = ENTRY_COLUMNS.replace("timestamp", "nullif(timestamp, '')").r
     "expires", "nullif(expires, '')"
 )  # columns of a version that a logged insert makes
 _BATCH = 500  # values per statement
+_PAGE = 1000  # entries that are read at once to filter them
 _INSERT_VERSION = f"INSERT INTO versions (ns, {VERSION_COLUMNS}) VALUES ({','.join('?' * 18)})"
 _SELECT_DUPLICATE = (
     "SELECT id FROM versions INDEXED BY live_content "
@@ -122,7 +124,29 @@ class EntryTable(StateView):
             limit: Number of entries at most.
             position: Entries live at this position, as they were then; None means now.
         """
+        return self._live("", (), category, after, limit, position)
+
+    def _live(
+        self,
+        condition: str,
+        condition_values: Sequence[Any],
+        category: str | None,
+        after: str | None,
+        limit: int | None,
+        position: int | None,
+    ) -> list[MemoryEntry]:
+        """Return the entries of `live` that also fulfil a condition of SQL.
+
+        Args:
+            condition: Condition on the columns of `versions`, begun by "AND"; "" for none.
+            condition_values: Its values.
+            category: Entries of this category only.
+            after: Only entries created after this id.
+            limit: Number of entries at most.
+            position: Entries live at this position; None means now.
+        """
         where, values = _live_condition(position)
+        where, values = f"{where} {condition}".rstrip(), [*values, *condition_values]
         if category is not None:
             where, values = where + " AND category = ?", [*values, category]
         if after is not None:
@@ -133,6 +157,27 @@ class EntryTable(StateView):
             where, values = where + " LIMIT ?", [*values, limit]
         index = "live_order" if position is None else None
         return [_as_live(entry) for entry in self._select(where, *values, index=index)]
+
+    def matching(
+        self, where: Filter, category: str | None, *, after: str | None, limit: int | None, position: int | None
+    ) -> list[MemoryEntry]:
+        """Return the live entries that pass a filter, oldest id first.
+
+        Args:
+            where: Filter.
+            category: Entries of this category only.
+            after: Only entries created after this id.
+            limit: Number of entries at most.
+            position: Entries live at this position, as they were then; None means now.
+        """
+        matches: list[MemoryEntry] = []
+        while limit is None or len(matches) < limit:
+            page = self.live(category, after=after, limit=_PAGE, position=position)
+            matches += [entry for entry in page if where.matches(entry)]
+            if len(page) < _PAGE:
+                break
+            after = page[-1].id
+        return matches[:limit]
 
     def live_by_creation(self, ids: Sequence[str], *, after: str | None, limit: int | None) -> list[MemoryEntry]:
         """Return some live entries, oldest id first.

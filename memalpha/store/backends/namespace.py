@@ -157,8 +157,8 @@ class Namespace:
             self.vectors.delete(digest for digest, other in holders.items() if other <= set(ids))
             self.write(Operation("erased"))
             self.database.mark_for_scrub()
-        others = {id for id, digest in quarantined if digest in holders}
-        return sorted(others.union(*holders.values()).difference(ids))
+        quarantined_ids = {id for id, digest in quarantined if digest in holders}
+        return sorted(quarantined_ids.union(*holders.values()).difference(ids))
 
     def erase_all(self) -> int:
         """Turn all operations into stubs, as `erase` does; return their number."""

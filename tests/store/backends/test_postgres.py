@@ -14,7 +14,9 @@ import pytest
 from memalpha.cli import main
 from memalpha.errors import EmbedderError, InvalidContent, StoreError, UnknownEntry, install_command
 from memalpha.store import open as opening
+from memalpha.store.backends import entry_table
 from memalpha.store.checks.integrity import examine
+from memalpha.store.filters import parse_filter
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 
@@ -349,3 +351,49 @@ def test_the_command_line_takes_a_url(postgres_url: str, monkeypatch) -> None:
         main()
     with new(postgres_url) as store:
         assert not done.value.code and [entry.content for entry in store.list()] == ["pet: cat"]
+
+
+def test_the_server_filters_what_a_list_returns(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    filters = (
+        {"n": {"$gte": 60}},
+        {"user": "u3"},
+        {"user": "nobody"},
+        {"name": {"$ne": "ü"}},
+        {"$or": [{"n": 5}, {"source": "chat"}]},
+        {"timestamp": {"$lt": "2024-01-02"}},
+    )
+    decoded = []
+    decode = entry_table.decode_entry
+    with new(postgres_url) as store:
+        facts = [
+            {
+                "category": ("semantic", "episodic")[n % 2],
+                "content": f"fact {n}",
+                "metadata": {"n": n, "user": f"u{n % 7}", "name": "\0" if n == 33 else "aü"[n % 2]},
+                "timestamp": f"2024-01-0{1 + n % 5}",
+                **({"source": "chat"} if n % 11 == 0 else {}),
+            }
+            for n in range(70)
+        ]
+        store.insert_many(facts)
+        entries = store.list()
+        position = store.snapshot()
+        store.delete(entries[3].id)
+        live = store.list()
+        monkeypatch.setattr(entry_table, "decode_entry", lambda row: decoded.append(row[0]) or decode(row))
+        for where in filters:
+            for category in (None, "episodic"):
+                passing = parse_filter(where, category=category)
+                assert passing is not None
+                expected = [entry for entry in live if passing.matches(entry)]
+                decoded.clear()
+                assert store.list(category, where=where) == expected
+                unsure = 70 if "timestamp" in where else 1  # the server compares neither such times nor a NUL
+                assert len(decoded) <= len(expected) + unsure
+                assert store.list(category, where=where, limit=2) == expected[:2]
+                assert store.list(category, where=where, after=live[20].id) == [
+                    entry for entry in expected if entry.valid_from > live[20].valid_from
+                ]
+                assert store.count(category, where=where) == len(expected)
+                past = [entry for entry in entries if passing.matches(entry)]
+                assert store.list(category, where=where, as_of=position) == past

@@ -62,6 +62,14 @@ class EntryScope(NamedTuple):
         return f"{self.rows} {join_type} JOIN {table} x ON {condition}", row_values
 
 
+def live_scope(namespace_id: int, position: int | None) -> EntryScope:
+    """Return the scope of all entries of a namespace that are live, or were at a position."""
+    if position is None:
+        return EntryScope("v.ns = ? AND v.valid_to IS NULL", (namespace_id,))
+    was_live = "v.ns = ? AND v.valid_from <= ? AND (v.valid_to IS NULL OR v.valid_to > ?)"
+    return EntryScope(was_live, (namespace_id, position, position))
+
+
 class FetchedEntries(Selection):
     """Entries fetched for one query, ordered by creation position.
 

@@ -11,6 +11,7 @@ from memalpha.store.backends.entry_table import INSERTED_COLUMNS, VERSION_COLUMN
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.operation_log import OPERATION_COLUMNS, OperationLog
 from memalpha.store.backends.postgres.database import PostgresDatabase
+from memalpha.store.backends.postgres.fetched import live_scope
 from memalpha.store.backends.postgres.terms import (
     ALL_WORDS,
     content_postings,
@@ -22,6 +23,7 @@ from memalpha.store.backends.postgres.vector_codec import Vector
 from memalpha.store.backends.row_codec import ENTRY_COLUMNS, logged_values, version_row
 from memalpha.store.backends.scope import NamespaceScope
 from memalpha.store.backends.vector_table import INSERT_VECTOR, VectorTable
+from memalpha.store.filters import Filter
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import Change
 from memalpha.types import MemoryEntry
@@ -83,6 +85,23 @@ class _PostgresLog(OperationLog):
 class _PostgresEntries(EntryTable):
     _HAS_TEXT = "strpos(metadata, ?2::text) > 0"
     _HAS_SOURCE = "source_key = hashtextextended(?2, 0) AND source = ?2"  # ?1 is the namespace
+
+    def matching(
+        self, where: Filter, category: str | None, *, after: str | None, limit: int | None, position: int | None
+    ) -> list[MemoryEntry]:
+        # The server decides almost every entry; `matches` has the last word.
+        narrow = live_scope(self._scope.namespace_id, position).matching(where)
+        condition = f"AND created IN (SELECT v.created FROM {narrow.rows} WHERE {narrow.sql})"
+        values = (*narrow.row_values, *narrow.values)
+        matches: list[MemoryEntry] = []
+        with hash_joins_only(self._scope.statements):
+            while limit is None or len(matches) < limit:
+                page = self._live(condition, values, category, after, limit, position)
+                matches += [entry for entry in page if where.matches(entry)]
+                if limit is None or len(page) < limit:
+                    break
+                after = page[-1].id
+        return matches[:limit]
 
     def insert_logged(self, start: int, digests: Sequence[bytes]) -> None:
         self._scope.select(

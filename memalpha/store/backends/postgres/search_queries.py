@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 
 from memalpha.errors import DamagedStore
-from memalpha.store.backends.postgres.fetched import CandidateEntries, EntryScope, FetchedEntries, WordStatistics
+from memalpha.store.backends.postgres.fetched import (
+    CandidateEntries,
+    EntryScope,
+    FetchedEntries,
+    WordStatistics,
+    live_scope,
+)
 from memalpha.store.backends.postgres.namespace import PostgresNamespace
 from memalpha.store.backends.postgres.terms import ALL_WORDS, word_term
 from memalpha.store.backends.postgres.vector_codec import Vector
@@ -66,8 +72,6 @@ _DIGEST_COLUMNS = [("digest", "V16", "v.digest")]
 _UNSURE_COLUMNS = [("unsure", ">i4", "int4send(CASE WHEN v.passes THEN 0 ELSE 1 END)")]
 _POSTING_TYPE = np.dtype([("created", ">i8"), ("count", ">i4")])
 _WORD_TYPE = np.dtype([("digest", ">u8"), ("rest", ">u8"), ("count", ">i4"), ("length", ">i4"), ("live", ">i4")])
-_LIVE = "v.ns = ? AND v.valid_to IS NULL"
-_WAS_LIVE = "v.ns = ? AND v.valid_from <= ? AND (v.valid_to IS NULL OR v.valid_to > ?)"
 
 
 class SearchQueries:
@@ -79,9 +83,7 @@ class SearchQueries:
     @cached_property
     def all(self) -> EntryScope:
         """Scope of all live entries."""
-        if self._position is None:
-            return EntryScope(_LIVE, (self._rows.scope.namespace_id,))
-        return EntryScope(_WAS_LIVE, (self._rows.scope.namespace_id, self._position, self._position))
+        return live_scope(self._rows.scope.namespace_id, self._position)
 
     def is_large(self, route: Route, size: int) -> bool:
         """Return True if the memory has more than `size` entries and the route supports candidates."""
