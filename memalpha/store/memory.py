@@ -178,8 +178,8 @@ class Memory(ABC):
         options = SearchOptions(*args, **keywords)
         if options.category is not None:
             self.schema.check_category(options.category)
-        wanted = options if options.reranker is None else replace(options, k=max(options.k, RERANKED))
-        results = [[_with_passage(hit) for hit in hits] for hits in self._search(queries, wanted)]
+        first_options = options if options.reranker is None else replace(options, k=max(options.k, RERANKED))
+        results = [[_with_passage(hit) for hit in hits] for hits in self._search(queries, first_options)]
         if options.reranker is None:
             return results
         return [

@@ -72,7 +72,13 @@ def make_id(
 
 
 def id_parts(content: str, position: int, *, has_erasure: bool = False) -> tuple[str, str, int]:
-    """Return the stem and the suffix of an id of `make_id`, and the shortest length of the suffix."""
+    """Return the stem and the suffix of an id of `make_id`, and the shortest length of the suffix.
+
+    Args:
+        content: Content of the new entry.
+        position: Log position before the insert.
+        has_erasure: Operations of the log were erased.
+    """
     text = content.lower()
     subject, colon, _ = text.partition(":")
     words = _WORD.findall(subject) if colon else []

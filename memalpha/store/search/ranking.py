@@ -111,11 +111,11 @@ class Selection(ABC):
         if self._neighbours is None:
             return None
         matches = self.match_terms(query)
-        own, _ = self._bm25.scores(matches)
+        own_scores, _ = self._bm25.scores(matches)
         scores, idf = self._neighbours.scores(matches)
         scored = self._with_passages(query, scores, idf, self._neighbours.inverse_mean)
         # A long entry is searched without its neighbours.
-        return scored._replace(own=np.where(np.isnan(scored.passages), own, scored.scores))
+        return scored._replace(own=np.where(np.isnan(scored.passages), own_scores, scored.scores))
 
     def _with_passages(
         self, query: Sequence[str], scores: np.ndarray, idf: np.ndarray, inverse_mean: float

@@ -105,9 +105,9 @@ class NeighbourBM25:
         effective[self._linked] += around[self._line_indices]
         mean = math.fsum(effective * counts) / counts.sum()  # exact in any order of the documents
         self.inverse_mean = 1.0 / mean if mean else 0.0
-        own = lengths.astype(np.float64)
-        own[self._linked] = effective[self._linked]
-        self._penalties = K1 * (1.0 - B + B * own * self.inverse_mean)
+        effective_lengths = lengths.astype(np.float64)
+        effective_lengths[self._linked] = effective[self._linked]
+        self._penalties = K1 * (1.0 - B + B * effective_lengths * self.inverse_mean)
 
     def _line(self, values: np.ndarray) -> np.ndarray:
         """Return values of the linked documents on the line, 0 in the gaps."""
