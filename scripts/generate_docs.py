@@ -73,7 +73,16 @@ THEMES = {
     ),
     "Search": ("locomo-retrieval", "retrieval-pools", "store-postgres-recall"),
     "Store": (
-        *("store-bench", "store-writes", "store-scale", "store-changes", "store-many", "store-crash", "store-leaks"),
+        *(
+            "store-bench",
+            "store-writes",
+            "store-scale",
+            "store-changes",
+            "store-promises",
+            "store-many",
+            "store-crash",
+            "store-leaks",
+        ),
         *("store-audit", "store-model", "fault-injection"),
         *("store-postgres", "store-postgres-size", "postgres-check"),
     ),

@@ -3,10 +3,11 @@
     python eval/store/bench.py --out eval/results/store-bench --envs DIR [--only memalpha qdrant] [--sizes 2000 20000]
 
 Each system runs in its own environment (created in DIR from `peers/NAME.txt` if missing), in fresh processes and
-folders, `--repeats` times. Tables show the median and, in brackets, minimum and maximum. Every system gets the same
-seeded texts, vectors (384 dimensions, clustered), users (50, so that a filter keeps 2 %), days (a range of 20 in
-1,000) and queries. Results are kept by system in OUT.json, so that systems can be run one at a time. OUT.md is made
-from OUT.json (`--only` without a system does nothing else).
+folders, `--repeats` times, all systems by turns. Tables show the median and, in brackets, minimum and maximum. Every
+system gets the same seeded texts, vectors (384 dimensions, clustered), users (50, so that a filter keeps 2 %), days (a
+range of 20 in 1,000) and queries. "floor" is no store: it says what the rows cost alone (`peers/floor.py`). Results are
+kept by system in OUT.json, so that systems can be run one at a time. OUT.md is made from OUT.json (`--only` without a
+system does nothing else).
 
 A system has `--budget` seconds to insert the entries. Later entries are left out, and the rest of the work is measured
 on the inserted ones. Memory is that of a process that has opened the store and answered. CPU is that of all threads.
@@ -23,6 +24,7 @@ import statistics
 import subprocess
 import tempfile
 import venv
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,9 @@ MAX_ENTRIES, QUERIES, USERS, DAYS, RANGE = 20_200, 100, 50, 1000, 20
 SYSTEMS = {  # in the table's order, and what an acknowledged single add is worth
     "memalpha": ('memalpha, "full"', "on disk"),
     "memalpha_normal": ('memalpha, "normal"', "survives a kill"),
-    "sqlite_vec": ("sqlite-vec", "on disk (WAL, FULL, set by the bench)"),
+    "floor": ("floor: bare SQLite and numpy", "on disk"),
+    "sqlite_vec": ("sqlite-vec, partition key", "on disk (WAL, FULL, set by the bench)"),
+    "sqlite_vec_plain": ("sqlite-vec, plain column", "on disk (WAL, FULL, set by the bench)"),
     "langgraph_sqlite": ("LangGraph SqliteStore", "on disk"),
     "langgraph_memory": ("LangGraph InMemoryStore", "nothing"),
     "lancedb": ("LanceDB", "survives a kill"),
@@ -43,6 +47,9 @@ SYSTEMS = {  # in the table's order, and what an acknowledged single add is wort
     "mem0_qdrant": ("mem0 on Qdrant", "on disk"),
     "mem0_faiss": ("mem0 on FAISS", "may be lost or mixed up by a kill"),
 }
+
+
+ENVIRONMENTS = {"memalpha_normal": "memalpha", "floor": "memalpha", "sqlite_vec_plain": "sqlite_vec"}  # shared ones
 
 
 def make_data(folder: Path, seed: int) -> dict[str, np.ndarray]:
@@ -110,7 +117,7 @@ def recall(
 
 def environment(name: str, envs: Path) -> Path:
     """Return the Python of a system's environment, creating the environment if it is missing."""
-    folder = envs / name.removesuffix("_normal")
+    folder = envs / ENVIRONMENTS.get(name, name)
     python = folder / "bin" / "python"
     if not (folder / "made").exists():
         shutil.rmtree(folder, ignore_errors=True)
@@ -388,13 +395,14 @@ METHOD_TEXT = """\
 What is measured and how: the head of the script. Medians (least to most) of the repetitions; µs and ms are means
 over the operations of a repetition, wall times medians. memalpha searches with `route="dense"` in the first tables,
 as its peers do; its default search (words, meaning, categories) stands by itself. "Filtered": one of 50 users,
-which sqlite-vec has as partitions, LangGraph as namespaces, mem0 as its own scope and the others as a field;
-"range": a new range of days with every query; each keeps 2 %. A row that says where it stopped was measured there.
+which sqlite-vec has as partitions in one row and as a plain column in the other, LangGraph as namespaces, mem0 as its
+own scope and the others as a field; "range": a new range of days with every query; each keeps 2 %. A row that says
+where it stopped was measured there.
 Recall is against exact search, to 5 decimals, over what was in. LangGraph's InMemoryStore keeps nothing, so it has
 no reopening; it takes {memory} MB with the bench's own data. mem0 was given vectors in the place of its embedder,
-and an agent as the scope of everything in unfiltered searches. The machine had two cores and much other work to do
-(memalpha and sqlite-vec were measured after the others, at a load of 8 to 10): CPU times are up to half as long again
-as on an idle one, wall times longer than that."""
+and an agent as the scope of everything in unfiltered searches. The machine had two cores and much other work to do,
+so CPU times are longer than on an idle one and wall times say little. memalpha, the floor and sqlite-vec were measured
+by turns (load 25 to 35), the others before, one after the other (load 8 to 12): compare within these two groups."""
 
 
 def main() -> None:
@@ -419,12 +427,14 @@ def main() -> None:
             python = environment(name, options.envs)
             system_results = results.setdefault(name, {"runs": {}})
             system_results |= packages(python) | {"fsyncs": fsyncs(name, python, folder)}
-            for size in options.sizes:
-                system_results["runs"][str(size)] = []
-                for number in range(options.repeats):
-                    system_results["runs"][str(size)].append(run(name, python, size, options.budget, folder, data))
-                    print(name, size, number, json.dumps(system_results["runs"][str(size)][-1]), flush=True)
-                    write_results(options.out, results, meta)
+            system_results["runs"] |= {str(size): [] for size in options.sizes}
+        # By turns, so that what else the machine does falls on all systems alike.
+        for size, number, name in product(options.sizes, range(options.repeats), options.only):
+            python = environment(name, options.envs)
+            runs = results[name]["runs"][str(size)]
+            runs.append(run(name, python, size, options.budget, folder, data))
+            print(name, size, number, json.dumps(runs[-1]), flush=True)
+            write_results(options.out, results, meta)
 
 
 if __name__ == "__main__":

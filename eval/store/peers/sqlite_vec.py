@@ -10,6 +10,8 @@ from measure import DIM
 
 
 class Peer:
+    user_column = "user TEXT PARTITION KEY"
+
     def __init__(self, folder, data):
         folder.mkdir(exist_ok=True)
         self._rows = sqlite3.connect(folder / "bench.db", isolation_level=None)
@@ -18,7 +20,7 @@ class Peer:
         self._rows.execute("PRAGMA journal_mode = WAL")
         self._rows.execute("PRAGMA synchronous = FULL")
         self._rows.execute(
-            "CREATE VIRTUAL TABLE IF NOT EXISTS bench USING vec0(id INTEGER PRIMARY KEY, user TEXT PARTITION KEY, "
+            f"CREATE VIRTUAL TABLE IF NOT EXISTS bench USING vec0(id INTEGER PRIMARY KEY, {self.user_column}, "
             f"day INTEGER, +text TEXT, vector FLOAT[{DIM}] distance_metric=cosine)"
         )
 
