@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
@@ -238,6 +239,20 @@ def test_a_failing_store_gives_503(store, caplog):
     answer = web.get("/v1/health")
     assert (answer.status_code, answer.json()["code"]) == (503, "store_error") and "closed" in caplog.text
     assert "closed" not in answer.text
+
+
+@pytest.mark.sqlite
+def test_a_locked_store_tells_clients_to_come_back(tmp_path):
+    store = MemoryStore.open(tmp_path / "ana.db", embedder="hash")
+    store._database._connection.execute("PRAGMA busy_timeout = 20")
+    web, other = served(store), sqlite3.connect(tmp_path / "ana.db")
+    other.execute("BEGIN IMMEDIATE")
+    answer = web.post("/v1/entries", json={"category": "semantic", "content": "x"})
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5") and store.list() == []
+    other.rollback()
+    assert web.post("/v1/entries", json={"category": "semantic", "content": "x"}).status_code == 201
+    other.close()
+    store.close()
 
 
 def test_health_requests_use_one_thread(store, monkeypatch):
