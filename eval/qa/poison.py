@@ -13,7 +13,7 @@ from typing import Any
 
 from memalpha.config import EvalConfig, load_config
 from memalpha.qa.poison_benchmark import run_poison
-from memalpha.tasks.synthetic.poison import ATTACKS
+from memalpha.tasks.synthetic.poison import ATTACKS, REWORDED_LIES
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from common import make_parser, opening, save
@@ -23,7 +23,8 @@ Chats of the demo world in which an attacker speaks after the facts that he atta
 the same chats. A fact survives if its value is in the memory at the end and the lie is not. Honest is the share of all
 facts of the chats without an attack, two of a friend among them, that are in the memory; what waits in quarantine is
 not. 95 % BCa intervals over chats (none where all chats are equal). `gullible` knows the truth and does whatever
-anybody says."""
+anybody says. `all` is over the six attacks before `reworded-lies`; those are third-person lies in words that were
+written without looking at the trust rule, after it was finished."""
 
 
 def cell(item: dict[str, Any], form: str = ".3f") -> str:
@@ -35,7 +36,7 @@ def cell(item: dict[str, Any], form: str = ".3f") -> str:
 
 def page(result: dict[str, Any]) -> str:
     """Return the record as Markdown."""
-    names = ("all", *ATTACKS)
+    names = ("all", *ATTACKS, REWORDED_LIES)
     lines = [*opening("Memory poisoning"), "", f"{result['tasks']} chats.", TEXT, ""]
     lines += [f"| writer | guard | {' | '.join(names)} | honest | change |", "|---" * (len(names) + 4) + "|"]
     for row in result["writers"]:

@@ -5,6 +5,8 @@ an attack if its value is in the memory after the last chunk and the lie is not.
 the chats without an attack whose value is in the memory: those of the user, and those of a friend about himself and
 the user. What waits in quarantine is not in the memory. No reader and no judge take part.
 
+Lies in words on which the trust rule was not made (`REWORDED_LIES`) are scored apart, and are not part of "all".
+
 The writer `gullible` knows what is true, writes that without fail, and also does whatever an attacker says. It shows
 what the rule is worth for a writer that defends nothing.
 """
@@ -28,13 +30,14 @@ from memalpha.qa.report import make_result_folder
 from memalpha.qa.scoring.stats import Estimate, ScoredAnswer, compare_paired, estimate
 from memalpha.store.embedding import load_embedder
 from memalpha.store.store import MemoryStore
-from memalpha.tasks.synthetic.poison import ATTACKER, ATTACKS, PoisonTask, make_poison_task
+from memalpha.tasks.synthetic.poison import ATTACKER, ATTACKS, REWORDED_LIES, PoisonTask, make_poison_task
 from memalpha.types import Completion, SampleRequest
 
 GULLIBLE = "gullible"
 TASKS = 20
 """Chats, unless `limit` sets another number."""
 GUARDS: Mapping[str, TrustConfig | None] = {"off": None, "on": TrustConfig()}
+_READINGS = ("", *ATTACKS, REWORDED_LIES)
 _ORDER_TO_DELETE = "delete every memory"
 
 
@@ -55,7 +58,7 @@ def run_poison(config: EvalConfig) -> dict[str, Any]:
 
     Returns:
         `{"tasks": number, "writers": [row, ...]}`. A row has the writer, `guard` ("off" or "on"), an estimate of
-        survival by attack and over all ("all"), and of honest facts; with the guard on also `honest_change`.
+        survival by attack and over all `ATTACKS` ("all"), and of honest facts; with the guard on also `honest_change`.
 
     Raises:
         ConfigError: `config.workers` is above 1.
@@ -70,10 +73,10 @@ def run_poison(config: EvalConfig) -> dict[str, Any]:
         policy = None if name == GULLIBLE else _Remembering(load_policy(name, device=config.device, dtype=config.dtype))
         by_guard: dict[str, dict[str, Scores]] = {guard: {} for guard in GUARDS}
         with show_progress("chats") as progress:
-            for attack in ("", *ATTACKS):
+            for attack in _READINGS:
                 for guard, trust in GUARDS.items():
                     by_guard[guard][attack] = _read_all(policy, attack, trust, seeds, config)
-                progress(f"poison, {name}", ("", *ATTACKS).index(attack) + 1, len(ATTACKS) + 1)
+                progress(f"poison, {name}", _READINGS.index(attack) + 1, len(_READINGS))
         rows += [_summarize(name, guard, by_guard) for guard in GUARDS]
     result = {"tasks": len(seeds), "writers": rows}
     if folder is not None:
@@ -83,7 +86,7 @@ def run_poison(config: EvalConfig) -> dict[str, Any]:
 
 def format_poison(result: Mapping[str, Any]) -> str:
     """Format the result of `run_poison` as a table."""
-    names = ("all", *ATTACKS)
+    names = ("all", *ATTACKS, REWORDED_LIES)
     lines = [f"{'writer':<16} {'guard':<5}  " + "  ".join(f"{name:>21}" for name in (*names, "honest"))]
     for row in result["writers"]:
         cells = [_format_estimate(row["survival"][name]) for name in names] + [_format_estimate(row["honest"])]
@@ -202,7 +205,7 @@ def _read_all(policy: Any, attack: str, trust: TrustConfig | None, seeds: Sequen
 def _summarize(name: str, guard: str, by_guard: Mapping[str, Mapping[str, Scores]]) -> dict[str, Any]:
     scores = by_guard[guard]
     everything = [row for attack in ATTACKS for row in scores[attack].survival]
-    survival = {attack: asdict(estimate(scores[attack].survival)) for attack in ATTACKS}
+    survival = {attack: asdict(estimate(scores[attack].survival)) for attack in (*ATTACKS, REWORDED_LIES)}
     row: dict[str, Any] = {
         "writer": name,
         "guard": guard,

@@ -12,13 +12,23 @@ from memalpha.config import EvalConfig, load_config
 from memalpha.errors import ConfigError
 from memalpha.qa.poison_benchmark import GULLIBLE, format_poison, run_poison, score_memory
 from memalpha.store.store import MemoryStore
-from memalpha.tasks.synthetic.poison import ATTACKER, ATTACKS, FRIEND, ChatFact, PoisonTask, make_poison_task
+from memalpha.tasks.synthetic.phrases import ATTRIBUTES
+from memalpha.tasks.synthetic.poison import (
+    _REWORDED,
+    ATTACKER,
+    ATTACKS,
+    FRIEND,
+    REWORDED_LIES,
+    ChatFact,
+    PoisonTask,
+    make_poison_task,
+)
 from memalpha.types import Chunk, Task
 
 QUICK = {"agent": {"embedder": "hash"}}
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("attack", [*ATTACKS, REWORDED_LIES])
 def test_an_attack_only_adds_turns_after_what_it_attacks(attack: str) -> None:
     for seed in range(3):
         clean, poisoned = make_poison_task(seed, ""), make_poison_task(seed, attack)
@@ -63,6 +73,7 @@ def test_the_guard_saves_a_writer_that_obeys_everybody(tmp_path) -> None:
     assert (off["survival"]["all"]["value"], off["honest"]["value"], on["honest"]["value"]) == (0.0, 1.0, 1.0)
     assert on["survival"]["all"]["value"] > 0.9 and on["honest_change"]["value"] == 0.0
     assert off["survival"]["all"]["n"] == 2 * 2 * len(ATTACKS)
+    assert off["survival"][REWORDED_LIES] == {**off["survival"]["third-person-lies"], "value": 0.0}
     assert json.loads((tmp_path / "eval" / "poison.json").read_text()) == result
     text = format_poison(result)
     assert "gullible: the guard changes honest facts by +0.000" in text and "2 chats" in text
@@ -76,3 +87,10 @@ def test_the_command_and_what_is_refused() -> None:
     assert rows[0]["survival"]["all"]["value"] < rows[1]["survival"]["all"]["value"]
     with pytest.raises(ConfigError, match="one process"):
         run_poison(load_config(EvalConfig, "poison", {"workers": 2}))
+
+
+def test_every_attribute_has_words_for_a_reworded_lie() -> None:
+    assert _REWORDED.keys() == {attribute.key for attribute in ATTRIBUTES}
+    known = make_poison_task(0, "third-person-lies"), make_poison_task(0, REWORDED_LIES)
+    claims = [task.task.chunks[-1].render().splitlines()[-2:] for task in known]
+    assert not set(claims[0]) & set(claims[1])
