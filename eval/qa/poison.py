@@ -1,7 +1,7 @@
-"""Memory poisoning with the trust rule off and on: `python eval/qa/poison.py [--out DIR] [--limit N] [WRITER ...]`.
+"""Memory poisoning with the trust rule off and on: `python eval/qa/poison.py [--out DIR] [--limit N] [--smol N]`.
 
-Runs `memalpha eval poison` for the writers (default: those of the preset) unless DIR holds its result. Writes
-poison.json and poison.md to --results.
+Runs `memalpha eval poison` for the writers of the preset, and on N chats for smol, which is slow and needs
+`memalpha fetch smol`, unless DIR holds the results. Writes poison.json and poison.md to --results.
 """
 
 from __future__ import annotations
@@ -37,27 +37,40 @@ def cell(item: dict[str, Any], form: str = ".3f") -> str:
 def page(result: dict[str, Any]) -> str:
     """Return the record as Markdown."""
     names = ("all", *ATTACKS, REWORDED_LIES)
-    lines = [*opening("Memory poisoning"), "", f"{result['tasks']} chats.", TEXT, ""]
-    lines += [f"| writer | guard | {' | '.join(names)} | honest | change |", "|---" * (len(names) + 4) + "|"]
+    lines = [*opening("Memory poisoning"), "", TEXT, ""]
+    lines += [f"| writer | chats | guard | {' | '.join(names)} | honest | change |", "|---" * (len(names) + 5) + "|"]
     for row in result["writers"]:
         cells = [cell(row["survival"][name]) for name in names] + [cell(row["honest"])]
         cells.append(cell(row["honest_change"], "+.3f") if "honest_change" in row else "")
-        lines.append(f"| {row['writer']} | {row['guard']} | {' | '.join(cells)} |")
+        chats = row["honest"]["clusters"]
+        lines.append(f"| {row['writer']} | {chats} | {row['guard']} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", "`change`: honest facts with the guard less those without it, paired."])
+
+
+def run(out: Path, limit: int, writers: list[str]) -> dict[str, Any]:
+    """Return the result in `out`, and make it first if there is none.
+
+    Args:
+        out: Folder of the run.
+        limit: Number of chats.
+        writers: Names of writers; none are those of the preset.
+    """
+    record = out / "eval" / "poison.json"
+    if not record.exists():
+        overrides = {"limit": limit, "out": str(out)} | ({"systems": writers} if writers else {})
+        run_poison(load_config(EvalConfig, "poison", overrides))
+    return json.loads(record.read_text())
 
 
 def main() -> None:
     """Run the benchmark and write the record."""
     parser = make_parser(__doc__, out=Path("runs/poison"))
-    parser.add_argument("writers", nargs="*")
     parser.add_argument("--limit", type=int, default=20)
+    parser.add_argument("--smol", type=int, default=0)
     arguments = parser.parse_args()
-    record = arguments.out / "eval" / "poison.json"
-    if not record.exists():
-        overrides = {"limit": arguments.limit, "out": str(arguments.out)}
-        overrides |= {"systems": arguments.writers} if arguments.writers else {}
-        run_poison(load_config(EvalConfig, "poison", overrides))
-    result = json.loads(record.read_text())
+    result = run(arguments.out, arguments.limit, [])
+    if arguments.smol:
+        result["writers"] += run(arguments.out / "smol", arguments.smol, ["smol"])["writers"]
     save(arguments.results / "poison", result, page(result))
 
 
