@@ -12,6 +12,9 @@ it: prompts in the compact style, completions in the line form. Equal options gi
 | babi | .07 | streams of bAbI's training stories |
 | passages | .08 | XQuAD (every second article), HotpotQA (even-numbered questions), FriendsQA (dev) |
 
+`--focus` takes other shares (`FOCUS_SHARES`) and a tenth of reader rows. Three of four writer rows of its first three
+parts are what the writer found hard: four or more calls, or a change among four or more entries in view.
+
 A fifth of each part but `full` are reader rows. Rows longer than `MAX_TOKENS` are dropped, and so are duplicates. The
 order is random: every part occurs from the first rows on.
 
@@ -41,8 +44,15 @@ from memalpha.tasks.formats.jsonl import save_jsonl
 
 SHARES = {"demo": 0.20, "paraphrase": 0.44, "dialogue": 0.18, "full": 0.03, "babi": 0.07, "passages": 0.08}
 """Share of each part among all rows."""
-READER_SHARE = 0.2
-"""Share of reader rows in every part that has them."""
+FOCUS_SHARES = {"demo": 0.24, "paraphrase": 0.52, "dialogue": 0.12, "full": 0.03, "babi": 0.03, "passages": 0.06}
+"""Share of each part with `--focus`."""
+FOCUS_PARTS = ("demo", "paraphrase", "dialogue")
+FOCUS_HARD = 0.75
+"""Share of hard rows among the writer rows of `FOCUS_PARTS` with `--focus`."""
+HARD_CALLS, HARD_ENTRIES = 4, 4
+"""A row is hard with this many calls, or with a change among this many entries in view."""
+READER_SHARE, FOCUS_READERS = 0.2, 0.1
+"""Share of reader rows in every part that has them, and with `--focus`."""
 WITHOUT_READER = ("full",)
 MAX_TOKENS = 600
 MAX_COMPLETION = 160
@@ -61,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=8000, help="number of rows, or of tasks")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data", type=Path, default=DATA, help="folder of xquad_en, hotpotqa_small and friendsqa")
+    parser.add_argument("--focus", action="store_true", help="the mixture for a writer that has learnt the first one")
     parser.add_argument("--without-passages", action="store_true", help="leave the passages out")
     parser.add_argument("--tokenizer", help="folder of SmolLM2's tokenizer; default: 4 characters count as a token")
     arguments = parser.parse_args(argv)
@@ -74,7 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             save_jsonl(reward_tasks(arguments.count, arguments.seed), arguments.tasks)
             return 0
         data = None if arguments.without_passages else arguments.data
-        rows, statistics = make_rows(arguments.count, arguments.seed, data, token_counter(arguments.tokenizer))
+        rows, statistics = make_rows(
+            arguments.count, arguments.seed, data, token_counter(arguments.tokenizer), focus=arguments.focus
+        )
     except MemalphaError as error:
         print(error, file=sys.stderr)
         return 2
@@ -98,7 +111,7 @@ def token_counter(folder: str | None) -> Callable[[str], int]:
 
 
 def make_rows(
-    total: int, seed: int, data: Path | None, count_tokens: Callable[[str], int]
+    total: int, seed: int, data: Path | None, count_tokens: Callable[[str], int], *, focus: bool = False
 ) -> tuple[list[SmolRow], str]:
     """Return shuffled rows in the declared mixture, and a Markdown table of what was made.
 
@@ -107,6 +120,7 @@ def make_rows(
         seed: Seed of all rows.
         data: Folder of the passages; None leaves them out.
         count_tokens: Token counter for the limits.
+        focus: Take the mixture of hard rows.
 
     Raises:
         DataError: A file of the passages is missing.
@@ -120,14 +134,16 @@ def make_rows(
     }
     if data is not None:
         sources["passages"] = partial(passage_rows, load_passages(data))
-    weight = sum(SHARES.get(part, 0) for part in sources)
+    shares = FOCUS_SHARES if focus else SHARES
+    weight = sum(shares.get(part, 0) for part in sources)
     rows: list[SmolRow] = []
     table = ["| part | rows | reader rows | prompt tokens | completion tokens | skips | too long | duplicates |"]
     table.append("|---" * 8 + "|")
     for part, source in sources.items():
-        if not SHARES.get(part):
+        if not shares.get(part):
             continue
-        part_rows, dropped, lengths = _part_rows(part, source, round(total * SHARES[part] / weight), seed, count_tokens)
+        count_rows = round(total * shares[part] / weight)
+        part_rows, dropped, lengths = _part_rows(part, source, count_rows, seed, count_tokens, focus)
         rows += part_rows
         readers = sum(row.kind == "reader" for row in part_rows)
         skips = sum(row.completion == "." for row in part_rows)
@@ -141,10 +157,11 @@ def make_rows(
 
 
 def _part_rows(
-    part: str, source: RowSource, total: int, seed: int, count_tokens: Callable[[str], int]
+    part: str, source: RowSource, total: int, seed: int, count_tokens: Callable[[str], int], focus: bool
 ) -> tuple[list[SmolRow], Counter[str], list[tuple[int, int]]]:
     """Return the rows of one part, counts of dropped rows, and (prompt, completion) tokens of each row."""
-    readers = 0 if part in WITHOUT_READER else round(total * READER_SHARE)
+    readers = 0 if part in WITHOUT_READER else round(total * (FOCUS_READERS if focus else READER_SHARE))
+    easy = round((total - readers) * (1 - FOCUS_HARD)) if focus and part in FOCUS_PARTS else total
     quota = {"writer": total - readers, "reader": readers}
     rows: list[SmolRow] = []
     lengths: list[tuple[int, int]] = []
@@ -162,12 +179,22 @@ def _part_rows(
             dropped["duplicate"] += 1
             if dropped["duplicate"] > 20 * total:
                 raise DataError(f"part {part}: only {len(rows)} different rows of {total}: ask for fewer with --count")
+        elif row.kind == "writer" and not easy and not is_hard(row):
+            continue
         else:
             prompts.add(row.prompt)
             quota[row.kind] -= 1
+            easy -= row.kind == "writer" and not is_hard(row)
             rows.append(row)
             lengths.append(size)
     return rows, dropped, lengths
+
+
+def is_hard(row: SmolRow) -> bool:
+    """Return True if a writer row has many calls, or a change among many entries in view."""
+    calls = row.completion.splitlines()
+    entries = row.prompt.partition("\nchunk ")[0].count("\n")
+    return len(calls) >= HARD_CALLS or (entries >= HARD_ENTRIES and any(call[0] in "~-" for call in calls))
 
 
 def _numbered_rows(source: RowSource, seed: int) -> Iterator[SmolRow]:

@@ -3,9 +3,11 @@
 Takes the best checkpoint of a run directory, or a checkpoint. If its base is another run's adapter (supervised, then
 reinforced), the adapters of all runs become one: their factors are concatenated, which is exact but for rounding, or
 cut to `--rank` by singular values. A layer's rank is the sum of the ranks of the adapters that change it. A packed
-adapter may itself be the base of a further run. Writes the folder with
+adapter may itself be the base of a further run. With `--float8` a number takes one byte and has 3 mantissa bits, so the
+same file holds twice the rank. Writes the folder with
 
-- `adapter_model.safetensors`, bfloat16, at most 12 MB, and `adapter_config.json` with `smol-base` as its base,
+- `adapter_model.safetensors`, bfloat16 or float8_e4m3fn, at most 12 MB,
+- `adapter_config.json` with `smol-base` as its base,
 - `memalpha.json`: SHA-256 of the base's GGUF file and of the adapter, prompt style, form of calls, and of each run its
   command, algorithm, steps and rows,
 - the tokenizer's files, or its chat template, if they differ from the base's.
@@ -47,13 +49,15 @@ from memalpha.policy.transformers import TransformersPolicy
 MAX_BYTES = 12_000_000
 A, B = ".lora_A.weight", ".lora_B.weight"
 PREFIX = "base_model.model."
+FLOAT8, FLOAT8_PEAK = torch.float8_e4m3fn, 256.0
+"""Type of the numbers with `--float8`, and the most that a factor's peak is scaled to; the type ends at 448."""
 UNSUPPORTED = ("use_dora", "use_rslora", "modules_to_save", "trainable_token_indices")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """Update `b @ a` of one weight, in float64: a (rank, in), b (out, rank)."""
+    """Update `b @ a` of one weight, mostly in float64: a (rank, in), b (out, rank)."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -65,6 +69,13 @@ class Factors:
         u, singular_values, v = torch.linalg.svd(left_factor @ right_factor.T, full_matrices=False)
         root = singular_values[:rank].sqrt()
         return Factors(root[:, None] * (v[:rank] @ right.T), (left @ u[:, :rank]) * root)
+
+    def in_float8(self) -> tuple[Factors, float]:
+        """Return the factors in float8 and the scale of their product, a power of two."""
+        balanced = self.cut(len(self.a))
+        exponents = [math.floor(math.log2(FLOAT8_PEAK / float(part.abs().max()))) for part in (balanced.a, balanced.b)]
+        a, b = (part * 2.0**exponent for part, exponent in zip((balanced.a, balanced.b), exponents, strict=True))
+        return Factors(a.to(FLOAT8), b.to(FLOAT8)), 2.0 ** -sum(exponents)
 
 
 def read_factors(folder: Path) -> dict[str, Factors]:
@@ -109,12 +120,20 @@ def combine(adapters: list[dict[str, Factors]], rank: int | None) -> tuple[dict[
     return exact, cut
 
 
-def relative_error(exact: Mapping[str, Factors], tensors: Mapping[str, torch.Tensor]) -> float:
-    """Return ||packed - exact|| / ||exact|| over all layers."""
+def relative_error(
+    exact: Mapping[str, Factors], tensors: Mapping[str, torch.Tensor], scales: Mapping[str, float]
+) -> float:
+    """Return ||packed - exact|| / ||exact|| over all layers.
+
+    Args:
+        exact: Updates by layer.
+        tensors: Factors as they are stored.
+        scales: Scale of the stored product, by layer.
+    """
     error = total = 0.0
     for name, update in exact.items():
         trained = update.b @ update.a
-        packed = tensors[PREFIX + name + B].double() @ tensors[PREFIX + name + A].double()
+        packed = scales[name] * tensors[PREFIX + name + B].double() @ tensors[PREFIX + name + A].double()
         error += float((packed - trained).square().sum())
         total += float(trained.square().sum())
     return math.sqrt(error / total) if total else 0.0
@@ -139,15 +158,22 @@ def describe_runs(checkpoint: Path, command: str | None) -> list[dict[str, Any]]
     return [run | ({"command": command} if command else {})]
 
 
-def write_adapter_config(folder: Path, ranks: Mapping[str, int]) -> None:
-    """Write peft's configuration of factors whose scale is 1, from the rank of each layer."""
+def write_adapter_config(folder: Path, ranks: Mapping[str, int], scales: Mapping[str, float]) -> None:
+    """Write peft's configuration of factors.
+
+    Args:
+        folder: Folder to write to.
+        ranks: Rank of each layer.
+        scales: Scale of each layer's product.
+    """
     layers, rank = list(ranks), min(ranks.values())
     higher = {name: number for name, number in ranks.items() if number > rank}
+    alphas = {name: scales[name] * number for name, number in ranks.items()}
     config = peft.LoraConfig(
         r=rank,
         lora_alpha=rank,
         rank_pattern=dict(higher),
-        alpha_pattern=dict(higher),
+        alpha_pattern={name: alpha for name, alpha in alphas.items() if alpha != rank},
         target_modules=layers,
         task_type="CAUSAL_LM",
         inference_mode=True,
@@ -171,7 +197,7 @@ def _content(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
-def pack(run: str | Path, out: Path, commands: list[str], rank: int | None = None) -> float:
+def pack(run: str | Path, out: Path, commands: list[str], rank: int | None = None, *, float8: bool = False) -> float:
     """Write the folder of the shipped adapter.
 
     Args:
@@ -179,6 +205,7 @@ def pack(run: str | Path, out: Path, commands: list[str], rank: int | None = Non
         out: Folder to write; an older one is replaced.
         commands: Command of each run of the chain, the first run first.
         rank: Highest rank of a layer; None keeps the sums of the ranks.
+        float8: Store the factors in 8 bits a number instead of bfloat16.
 
     Returns:
         Relative error of the packed update.
@@ -195,9 +222,15 @@ def pack(run: str | Path, out: Path, commands: list[str], rank: int | None = Non
     if commands and len(commands) != len(folders):
         raise PolicyError(f"{len(commands)} commands for {len(folders)} runs ({', '.join(names)}): give one for each")
     exact, packed = combine([read_factors(folder) for folder in folders], rank)
+    stored, scales = {}, dict.fromkeys(packed, 1.0)
+    for name, update in packed.items():
+        if float8:
+            stored[name], scales[name] = update.in_float8()
+        else:
+            stored[name] = Factors(update.a.bfloat16(), update.b.bfloat16())
     tensors = {
-        f"{PREFIX}{name}{suffix}": factor.bfloat16().contiguous()
-        for name, update in packed.items()
+        f"{PREFIX}{name}{suffix}": factor.contiguous()
+        for name, update in stored.items()
         for suffix, factor in ((A, update.a), (B, update.b))
     }
     policy = load_policy(run, device="meta")
@@ -212,9 +245,9 @@ def pack(run: str | Path, out: Path, commands: list[str], rank: int | None = Non
     if size > MAX_BYTES:
         shutil.rmtree(partial)
         raise PolicyError(f"rank {width} takes {size:,} bytes, more than {MAX_BYTES:,}: cut it with --rank")
-    write_adapter_config(partial, ranks)
+    write_adapter_config(partial, ranks, scales)
     copy_tokenizer(folders[-1], Path(policy_path(SMOL_BASE)), partial)
-    error = relative_error(exact, tensors)
+    error = relative_error(exact, tensors, scales)
     record = {
         "base": SMOL_BASE,
         "gguf_sha256": GGUF_SHA256,
@@ -241,10 +274,11 @@ def main() -> None:
     parser.add_argument("run", type=Path, metavar="RUN_OR_CHECKPOINT")
     parser.add_argument("--out", type=Path, default=adapter_folder(), help="folder to write (default: the package's)")
     parser.add_argument("--rank", type=int, help="cut the sum of the adapters to this rank, in each layer")
+    parser.add_argument("--float8", action="store_true", help="store factors in 8 bits a number, for twice the rank")
     parser.add_argument("--command", action="append", default=[], help="command of a run, the first run first")
     options = parser.parse_args()
     try:
-        error = pack(options.run, options.out, options.command, options.rank)
+        error = pack(options.run, options.out, options.command, options.rank, float8=options.float8)
     except MemalphaError as problem:
         raise SystemExit(f"pack_smol: {problem}") from problem
     for path in sorted(options.out.iterdir()):

@@ -1,12 +1,13 @@
 """CPU seconds of sampling and learning on a language model: memalpha beside `transformers.generate` and TRL.
 
-    taskset -c 1 python eval/learning/sampling_speed.py MODEL [--repeats 3] [--tokens 16]
+    taskset -c 1 python eval/learning/sampling_speed.py MODEL [--repeats 3] [--tokens 16] [--dtype bfloat16]
 
 `MODEL` is a transformers directory, such as the one that `memalpha fetch smol` prints. Prompts are those of the demo
 world under the compact prompt. All samplers draw `--tokens` tokens of each reply at temperature 1, end tokens or not;
 memalpha records their log-probs, the others do not. TRL's sampler and loss are `GRPOTrainer`'s own. Learning is forward
-and backward passes over gold replies with LoRA r16 on all layers. One pass of each kind goes unmeasured. float32, one
-thread. Writes `sampling-speed.json` and `sampling-speed.md` to --results.
+and backward passes over gold replies with LoRA r16 on all layers. One pass of each kind goes unmeasured. One thread.
+With `--dtype bfloat16` the weights are bfloat16, the adapters float32, and passes run under autocast. Writes
+`sampling-speed.json` and `sampling-speed.md` to --results.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def make_trl_trainer(policy: TransformersPolicy, tokens: int, peft_config: Any =
         num_generations=8,
         max_completion_length=tokens,
         generation_kwargs={"min_new_tokens": tokens},
-        bf16=False,
+        bf16=policy.model.dtype == torch.bfloat16,
         gradient_checkpointing=False,
         report_to="none",
         use_cpu=True,
@@ -128,7 +129,8 @@ def memalpha_learner(
         tokens: New tokens of a reply; not used here.
         share_prefixes: Compute common prefixes once.
     """
-    compute = {"microbatch_tokens": 2048, "share_prefixes": share_prefixes}
+    dtype = str(policy.model.dtype).removeprefix("torch.")
+    compute = {"microbatch_tokens": 2048, "share_prefixes": share_prefixes, "dtype": dtype}
     config = TrainConfig(out=Path("unused"), lora=LoraConfig(r=16), learning_rate=1e-4, compute=compute)  # type: ignore[arg-type]
     engine = Engine(add_lora(policy.model, LoraConfig(r=16), "model"), config, LossSettings())
     return lambda rows: engine.forward_backward(engine.normalized(rows))
@@ -149,7 +151,9 @@ def trl_learner(policy: TransformersPolicy, tokens: int) -> Callable[[Sequence[T
             batch[f"{name}_mask"] = pad([torch.ones_like(row) for row in ids], padding_value=0, padding_side=side)
         batch["advantages"] = torch.ones(len(rows))
         batch["num_items_in_batch"] = batch["completion_mask"].sum()
-        trainer._compute_loss(trainer.model, batch).backward()
+        with trainer.compute_loss_context_manager():
+            loss = trainer._compute_loss(trainer.model, batch)
+        loss.backward()
 
     return learn
 
@@ -160,9 +164,10 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=16, help="new tokens of a reply")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    policy = TransformersPolicy.from_pretrained(arguments.model)
+    policy = TransformersPolicy.from_pretrained(arguments.model, dtype=arguments.dtype)
     rows = gold_rows(policy, 16)
     prompts = [row.prompt_ids for row in rows]
     samplers = {"memalpha": memalpha_sampler, "generate": generate_sampler, "TRL": trl_sampler}

@@ -4,7 +4,9 @@ Sets: `demo` (the synthetic world's test split), `babi` (official test stories),
 For each set and writer, greedy: share of valid calls, updates and deletes by the right id, accuracy with each reader,
 tokens held and read, tokens and CPU seconds of a reply. Beside the writers stand the oracle and the append-only
 writer. With --rows, files of training rows, a last column has the accuracy of the questions whose answer stands in no
-row, and their number; questions without an answer are left out there. Writes STEM.json and STEM.md to --results.
+row, and their number; questions without an answer are left out there. With --baseline, a second table has each
+writer's gain over that one: the mean of the differences of accuracy, paired by conversation, ± half of its 95 %
+interval. Writes STEM.json and STEM.md to --results.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from memalpha.train.rollouts.memory_tasks import HELD_OUT_SEED
 from memalpha.types import Task
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from common import make_parser, opening, save
+from common import format_interval, make_parser, opening, save
 
 FIGURES = ("valid_calls", "update_hit", "delete_hit", "accuracy", "se", "memory_tokens", "conversation_tokens")
 VIEW = {"view_tokens": 256, "max_new_tokens": 160}
@@ -77,6 +79,8 @@ def measure(
         if new_values is not None:
             correct = [record.correct for record in report.records if new_values.intersection(record.gold)]
             figures[reader_name]["new_values"] = [sum(correct), len(correct)]
+        by_task = {task.id: [record.correct for record in report.records if record.task == task.id] for task in tasks}
+        figures[reader_name]["by_task"] = [sum(answers) / len(answers) for answers in by_task.values()]
     tokens = [len(turn.completion.completion_ids) for turn in turns]
     return {
         "readers": figures,
@@ -108,6 +112,18 @@ def row(set_name: str, writer: str, result: dict[str, Any]) -> str:
     return f"| {set_name} | {writer} | " + " | ".join(cells) + " |"
 
 
+def gain_lines(results: dict[str, dict[str, Any]], baseline: str) -> list[str]:
+    """Format the paired gains of all writers over `baseline`, by set and reader."""
+    lines = [f"| set | writer | reader | accuracy more than {baseline} |", "|---" * 4 + "|"]
+    for set_name, writers in results.items():
+        for writer, result in writers.items():
+            for reader, figures in result["readers"].items() if writer != baseline else ():
+                pairs = zip(figures["by_task"], writers[baseline]["readers"][reader]["by_task"], strict=True)
+                gain = format_interval([value - base for value, base in pairs])
+                lines.append(f"| {set_name} | {writer} | {reader} | {gain} |")
+    return lines
+
+
 def main() -> None:
     """Measure all writers on all sets and write the record."""
     parser = make_parser(__doc__)
@@ -116,6 +132,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=20, help="tasks of each set")
     parser.add_argument("--readers", nargs="+", default=["extractive"], help="extractive, or policies such as tiny")
     parser.add_argument("--rows", nargs="+", type=Path, help="files of training rows")
+    parser.add_argument("--baseline", help="one of the writers; the others' gains over it are listed")
     parser.add_argument("--stem", default="smol-writer", help="name of the record")
     arguments = parser.parse_args()
     results: dict[str, dict[str, Any]] = {}
@@ -135,6 +152,8 @@ def main() -> None:
             )
             table.append(row(Path(name).stem, writer, result))
             print(table[-1], file=sys.stderr, flush=True)
+    if arguments.baseline:
+        table += ["", *gain_lines(results, arguments.baseline)]
     save(
         arguments.results / arguments.stem,
         results,

@@ -118,6 +118,18 @@ def test_a_lower_rank_is_the_best_of_its_rank(chain, out):
     assert torch.allclose(torch.linalg.norm(whole - cut.b @ cut.a), lost, atol=1e-12)
 
 
+def test_eight_bits_take_half_the_bytes(chain, out):
+    pack_smol.pack(chain, out, [])
+    size = (out / "adapter_model.safetensors").stat().st_size
+    error = pack_smol.pack(chain, out, [], float8=True)
+    assert 0 < error < 0.06, "3 mantissa bits in each factor"
+    tensors = load_file(out / "adapter_model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float8_e4m3fn}
+    assert (out / "adapter_model.safetensors").stat().st_size < 0.75 * size
+    trained = weights(chain)
+    assert largest_difference(weights("smol"), trained) < 0.1 * largest_difference(trained, weights("smol-base"))
+
+
 def test_what_cannot_be_shipped_is_refused(chain, tmp_path, monkeypatch):
     out = tmp_path / "smol"
     with pytest.raises(PolicyError, match="1 commands for 2 runs"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from random import Random
@@ -13,7 +14,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from make_smol_rows import SHARES, main, make_rows, token_counter
+from make_smol_rows import FOCUS_PARTS, FOCUS_SHARES, SHARES, is_hard, main, make_rows, token_counter
 from smol.dates import draw_past, draw_planned
 from smol.kinds import load_kinds, load_phrasings, load_pools
 from smol.passages import Passage, gold_sentence, load_passages, passage_rows
@@ -43,6 +44,20 @@ def test_equal_seeds_give_equal_rows_in_the_declared_mixture(rows: list[SmolRow]
         assert counts[part] == round(ROWS * SHARES[part] / total)
         assert 10 < len({row.prompt for row in rows if row.part == part}) == counts[part]
     assert {row.part for row in rows[:60]} == set(counts)
+
+
+def test_focus_takes_hard_rows_in_its_own_shares() -> None:
+    rows, _ = make_rows(120, 3, None, token_counter(None), focus=True)
+    counts = Counter(row.part for row in rows)
+    total = sum(share for part, share in FOCUS_SHARES.items() if part != "passages")
+    assert counts == {part: round(120 * share / total) for part, share in FOCUS_SHARES.items() if part != "passages"}
+    writers = [row for row in rows if row.part in FOCUS_PARTS and row.kind == "writer"]
+    assert 0.74 < sum(map(is_hard, writers)) / len(writers) < 0.9
+    view = "memory\na#1 a: b\nc#1 c: d\ne#1 e: f\ng#1 g: h\nchunk 2024-01-01\nuser: Hi."
+    row = SmolRow("demo", "writer", view, "~a#1 a: z")
+    assert is_hard(row) and not is_hard(replace(row, prompt=view.replace("g#1 g: h\n", "")))
+    assert not is_hard(replace(row, completion="+semantic a: z"))
+    assert is_hard(SmolRow("demo", "writer", "memory\nchunk 2024-01-01\nuser: Hi.", "\n".join(["+semantic a: b"] * 4)))
 
 
 def test_gold_lines_parse_and_name_entries_of_the_view(rows: list[SmolRow]) -> None:
