@@ -1,7 +1,7 @@
-"""Serve 64 clients for ten minutes: reads, writes and reads by a model, and the same with the server killed.
+"""Serve 64 clients for minutes: reads, writes and reads by a model, and the same with the server killed.
 
-    python eval/reach/serving_load.py --store sqlite --seconds 600            # or postgres, chroma
-    python eval/reach/serving_load.py --store sqlite --seconds 600 --kill 30  # SIGKILL every 30 s
+    python eval/reach/serving_load.py --store sqlite --seconds 90            # or postgres, chroma
+    python eval/reach/serving_load.py --store sqlite --seconds 90 --kill 30  # SIGKILL every 30 s
 
 Each client has a connection of its own and waits up to `THINK` seconds between two requests. Of 100 requests 40 insert
 an entry, 40 search, 10 get an entry of the client's own, 8 list 20 and 2 give the writer a text to read; the writer is
@@ -226,6 +226,7 @@ class Run:
         self.memory: list[tuple[float, float]] = []
         self.acknowledged: dict[str, dict[str, str]] = {f"load-{number}": {} for number in range(NAMESPACES)}
         self.begin, self.is_over, self.is_away = 0.0, False, False
+        self.load_before = os.getloadavg()[0]
 
     def start_server(self) -> None:
         log = self.server.folder / "server.log"
@@ -336,7 +337,7 @@ class Run:
             "memory MB": [round(self.memory[0][1] if self.memory else 0.0), round(memory_end)],
             "over time": [[at, percentile(v, 0.5), percentile(v, 0.99)] for at, v in by_time.items() if v],
             "memory over time": [[round(at), round(size)] for at, size in self.memory],
-            "load average": [round(value, 1) for value in os.getloadavg()],
+            "load average": [round(self.load_before, 1), round(os.getloadavg()[0], 1)],
             "date": time.strftime("%Y-%m-%d"),
         }
 
@@ -377,7 +378,7 @@ def percentile(values: list[float], share: float) -> float | None:
 
 def page(runs: dict[str, dict[str, Any]]) -> str:
     """Return the page of all runs."""
-    lines = ["# 64 clients for ten minutes", "", "```", *(__doc__ or "").strip().splitlines()[2:4], "```", ""]
+    lines = ["# A server with 64 clients", "", "```", *(__doc__ or "").strip().splitlines()[2:4], "```", ""]
     lines += ["![Times of answers and memory of the server over the run](serving-load.svg)", ""]
     columns = ("seconds", "kills", "answers", "errors", "cut off", "acknowledged", "lost", "doubled", "doctor")
     lines += ["| run | " + " | ".join(columns) + " | MB at first, at last | longest outage s |"]
@@ -403,8 +404,8 @@ def page(runs: dict[str, dict[str, Any]]) -> str:
         "",
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, which clients, stand-in model,",
     ]
-    lines.append("server and, at all times, other work shared. Load average at the end of each run: ")
-    lines.append("; ".join(f"{name} {run['load average'][0]}" for name, run in runs.items()) + ".")
+    lines.append("server and other work shared. Load average (one minute) before and after each run: ")
+    lines.append("; ".join(f"{name} {' and '.join(map(str, run['load average']))}" for name, run in runs.items()) + ".")
     note = Path(__file__).with_suffix(".notes.md")
     return "\n".join(lines) + "\n" + (f"\n{note.read_text()}" if note.exists() else "")
 
