@@ -40,6 +40,7 @@ BODY_SECONDS = 30.0
 """Time for the body of a request."""
 MAX_BODIES = 64 * MAX_BODY
 """Maximum bytes of all bodies that are held at one time."""
+_NOT_IN_HOST = frozenset("@/?#\\")  # they part a URL, and a Host is no URL
 RETRY_SECONDS = 5
 """After how long a client may ask again that was told to wait."""
 
@@ -156,7 +157,7 @@ class RequestGuard:
     def _check_origin(self, headers: Headers) -> None:
         if self._hosts is not None:
             host, origin = headers.get("host", ""), headers.get("origin")
-            if hostname(f"//{host}") not in self._hosts:
+            if _NOT_IN_HOST.intersection(host) or hostname(f"//{host}") not in self._hosts:
                 how = "this server answers to localhost and the names of --allow-host alone"
                 raise ServiceError("foreign_host", how, 421)
             if headers.get("sec-fetch-site") == "cross-site":

@@ -308,6 +308,8 @@ def test_a_body_without_the_json_content_type_is_refused_by_name(empty, headers)
         ({"Host": "evil.example:8765"}, "foreign_host"),
         ({"Host": "localhost.evil.example"}, "foreign_host"),
         ({"Host": "[::1"}, "foreign_host"),
+        ({"Host": "evil.example@localhost:8765"}, "foreign_host"),
+        ({"Host": "localhost/evil.example"}, "foreign_host"),
         ({"Origin": "http://evil.example"}, "foreign_origin"),
         ({"Origin": "null"}, "foreign_origin"),
         ({"Host": "127.0.0.1:8765"}, None),
