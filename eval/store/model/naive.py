@@ -36,6 +36,8 @@ class Row:
     time: datetime
     source: str | None = None
     speaker: str | None = None
+    undone: int = 0  # position that an undo took back
+    redone: int = 0  # position that a redo did again
 
 
 @dataclass
@@ -63,6 +65,7 @@ class Pending:
     decided_at: int = 0
 
 
+_SPECIAL = ("expired", "erased", "quarantined", "reviewed")  # neither undone nor redone
 Stack = tuple[int, Any] | None  # position in effect, and the stack below it
 
 
@@ -73,7 +76,6 @@ class NaiveMemory:
     rows: list[Row] = field(default_factory=list)
     states: list[State] = field(default_factory=lambda: [State({}, "")])
     stacks: list[Stack] = field(default_factory=lambda: [None])
-    redoable: list[int] = field(default_factory=list)
     created: dict[str, int] = field(default_factory=dict)
     events: dict[str, list[tuple[int, Fact | None]]] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)  # ids of all times
@@ -128,11 +130,8 @@ class NaiveMemory:
         last = self.rows[-1].time if self.rows else time
         self.rows.append(Row(kind, id, max(time, last), **origin))
         self.states.append(State(facts, before.core if core is None else core))
-        special = kind in ("expired", "erased", "quarantined", "reviewed")
         below = self.stacks[-1]
-        self.stacks.append((below if special else (position, below)) if stack == "own" else stack)
-        if not special:
-            self.redoable.clear()
+        self.stacks.append((below if kind in _SPECIAL else (position, below)) if stack == "own" else stack)
 
     def expire(self, now: datetime) -> None:
         """End what has expired."""
@@ -149,24 +148,37 @@ class NaiveMemory:
         events = self.events.get(row.id or "", [])
         return bool(events) and events[-1][1] is None and self.rows[events[-1][0] - 1].kind == "expired"
 
+    def redoable(self) -> list[int]:
+        """Return the positions that redo would do again, the next one last, as if what was erased had never been."""
+        positions: list[int] = []
+        for row in self.rows:
+            if row.kind in _SPECIAL:
+                continue
+            if row.undone:
+                positions.append(row.undone)
+            elif row.redone:
+                positions = [position for position in positions if position != row.redone]
+            else:
+                positions = []
+        return [position for position in positions if not self._is_gone(position)]
+
     def undo(self, time: datetime) -> int:
         """Take the last operation in effect back; return its position, or 0."""
         stack = self._in_effect(self.stacks[-1])
         if stack is None:
             return 0
-        undone, redoable = stack[0], [*self.redoable, stack[0]]
-        self._put(undone, self.states[undone - 1], time, stack[1])
-        self.redoable = redoable
-        return undone
+        self._put(stack[0], self.states[stack[0] - 1], time, stack[1])
+        self.rows[-1].undone = stack[0]
+        return stack[0]
 
     def redo(self, time: datetime) -> int:
         """Do again what the last undo took back; return its position, or 0."""
-        redoable = [position for position in self.redoable if not self._is_gone(position)]
+        redoable = self.redoable()
         if not redoable:
             return 0
         again = redoable.pop()
         self._put(again, self.states[again], time, self.stacks[again])
-        self.redoable = redoable
+        self.rows[-1].redone = again
         return again
 
     def _put(self, position: int, state: State, time: datetime, stack: Stack) -> None:
@@ -187,7 +199,7 @@ class NaiveMemory:
     def restore(self, position: int, operations: Iterable[tuple[str, str | None]], time: datetime) -> None:
         """Go back to a position by the operations (kind, id) that the store chose; the result must be that state."""
         target, stack, operations = self.states[position], self.stacks[position], list(operations)
-        redoable, top = [p for p in self.redoable if not self._is_gone(p)], self._in_effect(self.stacks[-1])
+        redoable, top = self.redoable(), self._in_effect(self.stacks[-1])
         for kind, id in operations:
             if kind == "core_update":
                 self.write(kind, None, time, core=target.core)
@@ -200,9 +212,9 @@ class NaiveMemory:
         self.stacks[-1] = stack
         if len(operations) == 1:  # one operation back is an undo, and one forward a redo
             if top is not None and self._in_effect(stack) == self._in_effect(top[1]):
-                self.redoable = [*redoable, top[0]]
+                self.rows[-1].undone = top[0]
             elif redoable and self._in_effect(stack) == self._in_effect(self.stacks[redoable[-1]]):
-                self.redoable = redoable[:-1]
+                self.rows[-1].redone = redoable[-1]
 
     def _in_effect(self, stack: Stack) -> Stack:
         """Return a stack without what is gone at its top."""
@@ -246,9 +258,7 @@ class NaiveMemory:
                 self.clear(position)
         self.events.pop(id, None)
         self.created.pop(id, None)
-        redoable = list(self.redoable)
         self.write("erased", None, time)
-        self.redoable = redoable
 
     def clear(self, position: int) -> None:
         """Turn an operation into a stub."""
@@ -263,7 +273,7 @@ class NaiveMemory:
             state.facts, state.core = {}, ""
         for position in range(1, self.position + 1):
             self.clear(position)
-        self.events, self.created, self.redoable, self.given = {}, {}, [], {}
+        self.events, self.created, self.given = {}, {}, {}
         self.write("erased", None, time)
 
     def erase_core_history(self, time: datetime) -> int:
@@ -276,9 +286,7 @@ class NaiveMemory:
         if len(updates) > 1 or past:
             for state in self.states[: updates[-1] if updates else 0]:
                 state.core = ""
-            redoable = list(self.redoable)
             self.write("erased", None, time)
-            self.redoable = redoable
         return max(0, len(updates) - 1)
 
     def fork(self, position: int) -> NaiveMemory:
@@ -295,7 +303,6 @@ class NaiveMemory:
         kept = {at: item for at, item in (copy.queue | copy.reviewed).items() if at <= position}
         copy.reviewed = {at: item for at, item in kept.items() if at in self.reviewed and item.decided_at <= position}
         copy.queue = {at: item for at, item in kept.items() if at not in copy.reviewed}
-        copy.redoable = []  # worth comparing only where everything was copied
         return copy
 
     def plan_revert(

@@ -119,10 +119,7 @@ class Operations(Writes):
         if not position:
             return
         copy = self.store.fork(name, as_of=position)
-        twin = memory.fork(position)
-        if position == memory.position:
-            twin.redoable = list(memory.redoable)
-        self.memories[name] = twin
+        self.memories[name] = memory.fork(position)
         self.continue_copy(copy, name)
         copy.drop_namespace(name)
         del self.memories[name]
@@ -169,7 +166,7 @@ class Operations(Writes):
         with MemoryStore.open(":memory:", embedder=ExactEmbedder(), clock=lambda: self.now) as copy:
             copy.import_jsonl(file)
             twin = memory.fork(memory.position)
-            twin.redoable, twin.given = list(memory.redoable), {}
+            twin.given = {}
             assert copy.core == twin.now.core and copy.snapshot() == twin.position
             position = self.draw(memory.position + 1)
             past = {entry.id: self.fact(entry) for entry in copy.list(as_of=position)}
