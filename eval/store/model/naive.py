@@ -78,7 +78,7 @@ class NaiveMemory:
     stacks: list[Stack] = field(default_factory=lambda: [None])
     created: dict[str, int] = field(default_factory=dict)
     events: dict[str, list[tuple[int, Fact | None]]] = field(default_factory=dict)
-    used: set[str] = field(default_factory=set)  # ids of all times
+    used: dict[str, int] = field(default_factory=dict)  # ids of all times, and the position where each first came
     queue: dict[int, Pending] = field(default_factory=dict)  # pending
     reviewed: dict[int, Pending] = field(default_factory=dict)
     given: dict[str, Any] = field(default_factory=dict)  # vectors that were given, by content
@@ -119,7 +119,7 @@ class NaiveMemory:
             assert fact is not None and id is not None
             facts[id] = fact
             self.created.setdefault(id, position)
-            self.used.add(id)
+            self.used.setdefault(id, position)
             origin = {"source": fact.source, "speaker": fact.speaker}
         elif kind in ("delete", "expired"):
             assert id is not None
@@ -230,6 +230,10 @@ class NaiveMemory:
         items = [*self.queue.values(), *self.reviewed.values()]
         return texts | {text for item in items for text in (item.content, item.before) if text}
 
+    def ids(self) -> set[str]:
+        """Return the ids that the log may hold, those of quarantined operations included."""
+        return self.events.keys() | {item.row for item in [*self.queue.values(), *self.reviewed.values()]}
+
     def contents(self) -> dict[str, set[str]]:
         """Return what every id holds, or held, those of quarantined operations included."""
         contents = {id: {fact.content for _, fact in events if fact} for id, events in self.events.items()}
@@ -300,6 +304,7 @@ class NaiveMemory:
         events = {id: [event for event in events if event[0] <= position] for id, events in copy.events.items()}
         copy.events = {id: kept for id, kept in events.items() if kept}
         copy.created = {id: at for id, at in copy.created.items() if at <= position}
+        copy.used = {id: at for id, at in copy.used.items() if at <= position}
         kept = {at: item for at, item in (copy.queue | copy.reviewed).items() if at <= position}
         copy.reviewed = {at: item for at, item in kept.items() if at in self.reviewed and item.decided_at <= position}
         copy.queue = {at: item for at, item in kept.items() if at not in copy.reviewed}

@@ -52,7 +52,7 @@ class Operations(Writes):
 
     def erase(self) -> None:
         memory = self.memory()
-        ids = sorted(memory.events.keys() | {item.row for item in [*memory.queue.values(), *memory.reviewed.values()]})
+        ids = sorted(memory.ids())
         if not ids:
             return
         id, before = self.pick(ids), memory.texts()
@@ -100,7 +100,7 @@ class Operations(Writes):
     def assert_erased(self, texts: set[str], vectors: set[tuple[float, ...]], without: str = "") -> None:
         """Assert that no file holds the bytes, unless another memory has them."""
         others = [memory for name, memory in self.memories.items() if name != without]
-        kept = set().union(*(memory.texts() | memory.events.keys() for memory in others))
+        kept = set().union(*(memory.texts() | memory.ids() for memory in others))
         secrets = [text for text in texts if text and text != "{}" and text not in SOURCES]
         secrets = [text for text in secrets if not any(text in other for other in kept)]
         blobs = [text.encode() for text in secrets]
@@ -185,7 +185,7 @@ class Operations(Writes):
 
     def rolled_back(self) -> None:
         memory, given = deepcopy(self.memory()), dict(self.memory().given)
-        used = set(memory.used)
+        used = dict(memory.used)
         try:
             with self.store.transaction():
                 for name in [self.pick(_INNER) for _ in range(3)]:
@@ -221,7 +221,7 @@ class Operations(Writes):
     def unknown(self) -> None:
         """Change what is not there: the store changes nothing."""
         memory = self.memory()
-        ended = sorted(memory.used - memory.now.facts.keys()) or ["nobody#x"]
+        ended = sorted(memory.used.keys() - memory.now.facts.keys()) or ["nobody#x"]
         id, position = self.pick(ended), memory.position
         for write in (self.store.delete, lambda id: self.store.update(id, "new text"), self.store.get):
             try:
