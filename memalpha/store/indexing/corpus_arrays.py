@@ -152,7 +152,9 @@ def corpus_from_arrays(
     corpus._group_numbers = {name: number for number, name in enumerate(unpack_strings("groups", arrays))}
     corpus._source_numbers = {name: number for number, name in enumerate(unpack_strings("sources", arrays), 1)}
     corpus._spans = arrays["spans"] if corpus._source_numbers else np.zeros((len(corpus._live), 3), np.int64)
-    corpus._vectors = VectorIndex(embedder.dim, corpus._vectors.precision, arrays["vectors"], corpus._size)
+    # Documents that were removed before they were embedded may leave slots without a row at the end.
+    rows = min(corpus._size, len(arrays["vectors"]))
+    corpus._vectors = VectorIndex(embedder.dim, corpus._vectors.precision, arrays["vectors"], rows)
     corpus._prototypes = Prototypes(embedder.dim, arrays["prototypes"])
     words = {name.removeprefix(_WORDS): part for name, part in arrays.items() if name.startswith(_WORDS)}
     corpus._lexical = LexicalIndex.from_arrays(words)

@@ -190,3 +190,15 @@ def test_a_past_state_is_searched_with_the_lists_of_the_present(
         searched.clear()
         assert store.search("value 0", 5, as_of=position, exact=True)[0].entry == first
         assert not searched
+
+
+def test_a_past_state_is_searched_after_an_insert_that_ended_before_it_was_embedded() -> None:
+    with MemoryStore.open(":memory:", embedder="hash") as store:
+        entries = [store.insert("semantic", f"fact {number}: value") for number in range(33)]
+        position = store.snapshot()
+        store.search("fact")
+        late = store.insert("semantic", "late: value")
+        store.erase(entries[0].id)  # the index then knows "late", without its vector
+        store.delete(late.id)
+        store.delete(entries[4].id)
+        assert len(store.search("fact", 50, as_of=position)) == 32
