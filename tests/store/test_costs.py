@@ -98,7 +98,7 @@ def counted(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Wo
     connection = sample.store._database._connection
     with monkeypatch.context() as patch:
         patch.setattr(entry_table, "decode_entry", count(entry_table.decode_entry))
-        patch.setattr(operation_log, "decode_operation", count(operation_log.decode_operation))
+        patch.setattr(operation_log, "decode_log_row", count(operation_log.decode_log_row))
         connection.set_progress_handler(tick, 1)
         yield work
         connection.set_progress_handler(None, 0)

@@ -229,3 +229,46 @@ def test_a_bad_stored_vector_is_named_not_copied_and_embedded_anew(path: Path, t
     assert examine(path, repair=True).problems == []
     with MemoryStore.open(path) as store:
         assert store.search("value 1") == before
+
+
+DAMAGED_COLUMNS = {
+    "operations.time": "x'ff'",
+    "operations.head": "x'ff'",
+    "operations.id": "x'ff'",
+    "operations.source": "x'ff'",
+    "operations.importance": "9e999",
+    "versions.created": "x'ff'",
+    "versions.id": "x'ff' WHERE id LIKE 'fact-1#%'",
+    "versions.version": "9223372036854775807",
+    "namespaces.name": "CAST(x'ff61' AS TEXT)",
+}
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("column", DAMAGED_COLUMNS)
+def test_a_damaged_log_or_position_is_refused_by_what_reads_it(path: Path, column: str) -> None:
+    with MemoryStore.open(path) as store:
+        store.delete(store.list()[0].id)
+    table, name = column.split(".")
+    rows = sqlite3.connect(path, isolation_level=None)
+    (trigger,) = rows.execute("SELECT sql FROM sqlite_master WHERE name = 'operations_stay'").fetchone()
+    change = f"UPDATE OR IGNORE {table} SET {name} = {DAMAGED_COLUMNS[column]}"
+    rows.executescript(f"DROP TRIGGER operations_stay; {change}; {trigger}; PRAGMA wal_checkpoint(TRUNCATE)")
+    rows.close()
+    with MemoryStore.open(path) as store:
+        refused = 0
+        for use in (
+            lambda: list(store.log()),
+            store.list,
+            lambda: store.list(as_of="2026-11-02"),
+            lambda: store.diff(1),
+            lambda: store.restore(2),
+            lambda: store.revert(speaker="nobody", since=0, dry_run=True),
+            store.namespaces,
+        ):
+            try:
+                use()
+            except StoreError:
+                refused += 1
+        assert refused
+    assert examine(path).problems

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 from memalpha.errors import StoreError
+from memalpha.store.backends.row_codec import check_namespace_name
 from memalpha.store.filters import format_utc
 
 Clock = Callable[[], datetime]
@@ -123,8 +124,11 @@ class Backend(ABC):
         return format_utc(self.clock())
 
     def namespaces(self) -> list[str]:
-        """Return the names of all written namespaces that may be seen."""
-        return [name for (name,) in self._connection.execute("SELECT name FROM namespaces ORDER BY name")]
+        """Return the names of all written namespaces that may be seen. Raises `DamagedStore`."""
+        names = [name for (name,) in self._connection.execute("SELECT name FROM namespaces ORDER BY name")]
+        for name in names:
+            check_namespace_name(name)
+        return names
 
     def warnings(self) -> list[str]:
         """Return warnings about the server and the role."""

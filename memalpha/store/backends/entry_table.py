@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from memalpha.store.backends.row_codec import ENTRY_COLUMNS, content_digest, decode_entry, is_storable
+from memalpha.store.backends.row_codec import ENTRY_COLUMNS, check_position, content_digest, decode_entry, is_storable
 from memalpha.store.backends.scope import NamespaceScope
 from memalpha.store.filters import Filter
 from memalpha.store.schema import MemorySchema
@@ -240,9 +240,9 @@ class EntryTable(StateView):
         return self._select("true ORDER BY created, version")
 
     def creation_positions(self, ids: Sequence[str]) -> dict[str, int]:
-        """Return the creation position of each id."""
+        """Return the creation position of each id. Raises `DamagedStore`."""
         query = "SELECT created FROM versions WHERE ns = ? AND id = ? LIMIT 1"
-        return {id: self._scope.first(query, id)[0] for id in ids}
+        return {id: check_position(id, self._scope.first(query, id)[0]) for id in ids}
 
     def holders(self, ids: Collection[str]) -> dict[bytes, set[str]]:
         """Return every content that one of these ids holds, or held: its digest, with all ids that do."""

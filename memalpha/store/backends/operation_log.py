@@ -6,14 +6,15 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from memalpha.errors import DamagedStore, StoreError
-from memalpha.store.backends.row_codec import OPERATION_VALUES, decode_operation, logged_values
+from memalpha.store.backends.row_codec import OPERATION_VALUES, decode_log_row, logged_values
 from memalpha.store.backends.scope import NamespaceScope
 from memalpha.store.filters import format_utc, parse_time
 from memalpha.types import MemoryEntry, Operation
 
+T = TypeVar("T")
 OPERATION_COLUMNS = f"seq, time, head, kind, {OPERATION_VALUES}"
 _RELEASE, _MOST_YEARS = "2026-11-01", 10  # a clock further ahead of both the release and the log is wrong
 _FEW = 500  # ids that a statement names
@@ -63,6 +64,13 @@ def check_clock(now: str, log_end: LogEnd) -> str:
     return now
 
 
+def _checked(value: Any, kind: type[T], name: str) -> T:
+    """Return a value of the log. Raises `DamagedStore` if it has another type."""
+    if type(value) is not kind:
+        raise DamagedStore(f"the log is damaged: {name} is {type(value).__name__}: run `memalpha doctor`")
+    return value
+
+
 class OperationLog:
     """Operations of a namespace by position: 1, 2, 3 and so on. Call every method inside a transaction."""
 
@@ -72,7 +80,8 @@ class OperationLog:
     @property
     def position(self) -> int:
         """Position of the last operation; 0 for an empty log."""
-        return (self._scope.first("SELECT seq FROM operations WHERE ns = ? ORDER BY seq DESC LIMIT 1") or (0,))[0]
+        (position,) = self._scope.first("SELECT seq FROM operations WHERE ns = ? ORDER BY seq DESC LIMIT 1") or (0,)
+        return _checked(position, int, "its last position")
 
     def end(self) -> LogEnd:
         """Return the end of the log. Raises `DamagedStore`."""
@@ -95,7 +104,7 @@ class OperationLog:
     def effective_position(self, position: int) -> int:
         """Return the position whose facts the memory holds after a log row; 0 before the first."""
         row = self._scope.first("SELECT head FROM operations WHERE ns = ? AND seq = ?", position)
-        return row[0] if row else 0
+        return _checked(row[0], int, f"the head of position {position}") if row else 0
 
     def kind_at(self, position: int) -> str:
         """Return the kind of the operation at a position; "" before the first."""
@@ -105,9 +114,12 @@ class OperationLog:
     def position_at(self, time: str) -> int:
         """Return the last position at or before `time`. Times never decrease along the log."""
         query = "SELECT time FROM operations WHERE ns = ? AND seq = ?"
-        return bisect_right(
-            range(1, self.position + 1), time, key=lambda position: self._scope.first(query, position)[0]
-        )
+
+        def time_at(position: int) -> str:
+            row = self._scope.first(query, position) or (None,)
+            return _checked(row[0], str, f"the time of position {position}")
+
+        return bisect_right(range(1, self.position + 1), time, key=time_at)
 
     def resolve_as_of(self, as_of: int | str | None) -> int | None:
         """Return the log position that `as_of` means; None (now) stays None. Raises `StoreError`."""
@@ -132,10 +144,7 @@ class OperationLog:
         rows = self._scope.select(
             f"SELECT {OPERATION_COLUMNS} FROM operations WHERE ns = ? AND seq > ? ORDER BY seq LIMIT ?", after, limit
         )
-        return [
-            (position, time, effective_position, decode_operation(kind, values))
-            for position, time, effective_position, kind, *values in rows
-        ]
+        return [decode_log_row(tuple(row)) for row in rows]
 
     def quarantine(self) -> list[tuple[int, str, Operation]]:
         """Return the operations that were quarantined, and their reviews: position, time, operation."""
@@ -143,10 +152,8 @@ class OperationLog:
             f"SELECT {OPERATION_COLUMNS} FROM operations INDEXED BY quarantine "
             "WHERE ns = ? AND kind IN ('quarantined', 'reviewed') ORDER BY seq"
         )
-        return [
-            (position, time, decode_operation(kind, values))
-            for position, time, _, kind, *values in self._scope.select(query)
-        ]
+        rows = (decode_log_row(tuple(row)) for row in self._scope.select(query))
+        return [(position, time, operation) for position, time, _, operation in rows]
 
     def is_quarantined(self, id: str) -> bool:
         """Return True if an operation with this id was quarantined."""
@@ -163,7 +170,7 @@ class OperationLog:
             "ORDER BY seq DESC LIMIT 1",
             position,
         )
-        return row[0] if row else ""
+        return _checked(row[0], str, "a text of the core memory") if row else ""
 
     def changed_ids(self, after: int, last: int | None = None) -> list[str]:
         """Return the ids that operations after a position changed, up to `last` (the log's end)."""

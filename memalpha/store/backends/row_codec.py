@@ -36,6 +36,21 @@ _VERSION_COLUMN_TYPES: dict[str, tuple[type, ...]] = {
     "valid_from": (int,),
     "valid_to": _NUMBER,
 }
+_OPERATION_COLUMN_TYPES: dict[str, tuple[type, ...]] = {
+    "position": (int,),
+    "time": (str,),
+    "head": (int,),
+    "kind": (str,),
+    "id": _TEXT,
+    "category": _TEXT,
+    "content": _TEXT,
+    "timestamp": _TEXT,
+    "importance": (float, int, type(None)),
+    "metadata": _TEXT,
+    "source": _TEXT,
+    "chunk": _NUMBER,
+    **dict.fromkeys(("turn", "expires", "speaker", "key", "reason"), _TEXT),
+}
 _sound_types: set[tuple[type, ...]] = set()  # types of rows that were checked, so that a check is one look-up
 
 
@@ -150,11 +165,30 @@ def operation_values(operation: Operation) -> tuple[Any, ...]:
     return (*row_values(operation), operation.reason)
 
 
-def decode_operation(kind: Any, row: Sequence[Any]) -> Operation:
-    """Build an operation from its kind and its columns `OPERATION_VALUES`. Raises `DamagedStore`."""
-    id, category, content, timestamp, importance, metadata, *rest = row
+def decode_log_row(row: tuple[Any, ...]) -> tuple[int, str, int, Operation]:
+    """Return position, time, effective position and operation of a log row.
+
+    Args:
+        row: Position, time, effective position, kind and the columns `OPERATION_VALUES`.
+
+    Raises:
+        DamagedStore: A column holds what no store writes; the message names the position and the column.
+    """
+    position, time, head, kind, id, category, content, timestamp, importance, metadata, *rest = row
+    if tuple(map(type, row)) not in _sound_types or not math.isfinite(importance or 0.0):
+        check_log_row(row)
     metadata = None if metadata is None else _decode_metadata(id, metadata)
-    return Operation(kind, id, category, content, timestamp, importance, metadata, *rest)
+    return position, time, head, Operation(kind, id, category, content, timestamp, importance, metadata, *rest)
+
+
+def check_log_row(row: tuple[Any, ...]) -> None:
+    """Raise `DamagedStore` for a log row with a value of a wrong type, else remember its types as sound."""
+    for name, value in zip(_OPERATION_COLUMN_TYPES, row, strict=True):
+        if not isinstance(value, _OPERATION_COLUMN_TYPES[name]):
+            raise _damaged(f"position {row[0]!r:.40} of the log", f"its {name} is {type(value).__name__}")
+    if not math.isfinite(row[8] or 0.0):
+        raise _damaged(f"position {row[0]!r:.40} of the log", f"its importance is {row[8]}")
+    _sound_types.add(tuple(map(type, row)))
 
 
 def logged_values(entries: Sequence[MemoryEntry], name: str, optional_fields: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -192,6 +226,21 @@ def _check_types(row: tuple[Any, ...]) -> None:
     if not math.isfinite(row[4]):
         raise _damaged(row[0], f"its importance is {row[4]}")
     _sound_types.add(tuple(map(type, row)))
+
+
+def check_position(id: object, position: Any) -> int:
+    """Return a stored log position of an entry. Raises `DamagedStore` if it is none."""
+    if type(position) is not int:
+        raise _damaged(id, f"a position is {type(position).__name__}")
+    return position
+
+
+def check_namespace_name(name: Any) -> None:
+    """Raise `DamagedStore` for a stored namespace name that is not text in UTF-8."""
+    try:
+        name.encode()
+    except (AttributeError, UnicodeEncodeError):
+        raise _damaged(name, "a namespace's name is not text in UTF-8") from None
 
 
 def _damaged(id: object, fault: str) -> DamagedStore:

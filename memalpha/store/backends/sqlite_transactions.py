@@ -62,6 +62,10 @@ class TransactionalConnection(Backend):
                         connection.execute("ROLLBACK")
             except sqlite3.Error as error:
                 self._raise_store_error(error)
+            except OverflowError as error:
+                raise DamagedStore(
+                    f"{self.path}: a number of the file is at its limit: run `memalpha doctor`"
+                ) from error
 
     @contextmanager
     def atomic(self, *namespaces: str) -> Iterator[None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from memalpha.errors import DuplicateContent
+from memalpha.errors import DamagedStore, DuplicateContent
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.state import as_operation
 from memalpha.types import MemoryEntry, Operation
@@ -111,6 +111,8 @@ def _plan_entry(
         follower = versions[index + 1].valid_from if index + 1 < len(versions) else None
         if version.valid_to is not None and version.valid_to != follower:
             events.append((version.valid_to, None))
+    if not events:
+        raise DamagedStore(f"the log names {id!r}, which has no version: run `memalpha doctor`, or go back to a copy")
     current = events[-1][1]
     last = max(index for index, (position, _) in enumerate(events) if position in selected)
     first = last
