@@ -9,8 +9,10 @@
 Both stores must hold the same namespaces with the same logs (times aside), and pass `memalpha doctor`.
 
 The rate is conversations by CPU-seconds of the busiest process, starts included: the rate of a machine with a free
-core for each process. A rate by wall time stands beside it; other processes may have shared the cores. Resident memory
-of each process is read from /proc twice a second.
+core for each process. A rate by wall time stands beside it; other processes may have shared the cores. Rates without
+starts are of the conversations from 5 to 20 %. Resident memory of each process is read from /proc twice a second.
+
+`--rates` reads 20 % both ways, into two stores, and measures nothing but the rates (many-conversations-rates.md).
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ class Reading:
                     continue
                 self.cpu[pid] = (int(fields[11]) + int(fields[12])) / TICKS
                 sizes.append(round(int(fields[21]) * PAGE_MB, 1))
-            self.memory.append({"conversations": count, "mb": sizes})
+            self.memory.append({"conversations": count, "mb": sizes, "cpu": dict(self.cpu)})
             if until(count) or self.process.poll() is not None:
                 return count
             time.sleep(SLEEP)
@@ -98,6 +100,14 @@ class Reading:
             "by_wall": count / (time.monotonic() - self.start),
             "cpu_ms": 1000 * sum(self.cpu.values()) / count,
         }
+
+    def steady_rate(self, first: float, last: float) -> dict[str, float]:
+        """Return the rates between two numbers of conversations, without starts."""
+        start = next(item for item in self.memory if item["conversations"] >= first)
+        end = next((item for item in self.memory if item["conversations"] >= last), self.memory[-1])
+        count = end["conversations"] - start["conversations"]
+        used = [seconds - start["cpu"].get(pid, 0.0) for pid, seconds in end["cpu"].items()]
+        return {"conversations": count, "by_cpu": count / max(used), "cpu_ms": 1000 * sum(used) / count}
 
 
 def kill(pids: list[int]) -> None:
@@ -114,7 +124,10 @@ def memory_at(samples: list[dict[str, Any]], shares: tuple[float, ...], count: i
         shares: Shares between 0 and 1.
         count: Number of all conversations.
     """
-    return [next((item for item in samples if item["conversations"] >= share * count), samples[-1]) for share in shares]
+    found = (
+        next((item for item in samples if item["conversations"] >= share * count), samples[-1]) for share in shares
+    )
+    return [{name: item[name] for name in ("conversations", "mb")} for item in found]
 
 
 def differing_namespaces(first: Path, second: Path) -> list[str]:
@@ -132,15 +145,16 @@ def differing_namespaces(first: Path, second: Path) -> list[str]:
 def measure(count: int, folder: Path) -> dict[str, Any]:
     """Read `count` conversations both ways and return the figures."""
     tasks, whole, killed = folder / "tasks.jsonl", folder / "whole.db", folder / "killed.db"
+    bounds = 0.05 * count, 0.2 * count
     save_jsonl(load_tasks("synthetic", count), tasks)
     single = Reading(whole, tasks, 1)
     single.watch(lambda _: False)
-    record: dict[str, Any] = {"count": count, "one": single.rate(count)}
+    record: dict[str, Any] = {"count": count, "one": single.rate(count), "steady_one": single.steady_rate(*bounds)}
     record["memory_one"] = memory_at(single.memory, (0.05, 0.25, 0.5, 0.75, 0.99), count)
 
     double = Reading(killed, tasks, 2)
     double.watch(lambda done: done >= 0.2 * count)
-    record["two"] = double.rate(count_namespaces(killed))
+    record |= {"two": double.rate(count_namespaces(killed)), "steady_two": double.steady_rate(*bounds)}
     kill(list_processes(double.process.pid)[-1:])
     double.watch(lambda done: done >= 0.5 * count)
     record["memory_two"] = memory_at(double.memory, (0.05, 0.2, 0.49), count)
@@ -165,6 +179,36 @@ def measure(count: int, folder: Path) -> dict[str, Any]:
     return record
 
 
+def measure_rates(count: int, folder: Path) -> dict[str, Any]:
+    """Read 20 % of `count` conversations in one process and over two workers, and return the rates without starts."""
+    tasks = folder / "tasks.jsonl"
+    save_jsonl(load_tasks("synthetic", count), tasks)
+    record: dict[str, Any] = {"count": count}
+    for name, workers in (("steady_one", 1), ("steady_two", 2)):
+        reading = Reading(folder / f"{name}.db", tasks, workers)
+        reading.watch(lambda done: done >= 0.2 * count)
+        reading.process.terminate()
+        reading.process.wait()
+        record[name] = reading.steady_rate(0.05 * count, 0.2 * count)
+    return record
+
+
+def steady_lines(record: dict[str, Any]) -> list[str]:
+    """Return Markdown lines of the rates without starts."""
+    one, two = record["steady_one"], record["steady_two"]
+    return [
+        "| without starts, 5 to 20 % | conversations | per CPU-second of the busiest process | CPU-ms each, all |",
+        "|---|---|---|---|",
+        *(
+            f"| {name} | {rate['conversations']:,} | {rate['by_cpu']:.1f} | {rate['cpu_ms']:.2f} |"
+            for name, rate in (("1", one), ("2 workers and their parent", two))
+        ),
+        "",
+        f"Two workers against one process: {two['by_cpu'] / one['by_cpu']:.2f} x by the busiest process; at most",
+        f"{2 * one['cpu_ms'] / two['cpu_ms']:.2f} x on two cores, which two workers and their parent share.",
+    ]
+
+
 def format_page(record: dict[str, Any]) -> str:
     """Return the record as Markdown."""
     one, two = record["one"], record["two"]
@@ -185,7 +229,8 @@ def format_page(record: dict[str, Any]) -> str:
         "",
         f"Two workers against one process: {two['by_cpu'] / one['by_cpu']:.2f} x by the busiest process; at most",
     ]
-    lines += [f"{two_cores:.2f} x on two cores, which two workers and their parent share."]
+    lines += [f"{two_cores:.2f} x on two cores, which two workers and their parent share.", ""]
+    lines += steady_lines(record) if "steady_one" in record else []
     lines += ["", "| resident memory | conversations read | MB of each process, the parent first |", "|---|---|---|"]
     for name in ("memory_one", "memory_two"):
         for sample in record[name]:
@@ -206,7 +251,15 @@ def main() -> None:
     """Measure and write the record."""
     parser = make_parser(__doc__)
     parser.add_argument("--count", type=int, default=20_000)
+    parser.add_argument("--rates", action="store_true", help="only the rates without starts")
     arguments = parser.parse_args()
+    if arguments.rates:
+        with tempfile.TemporaryDirectory() as folder:
+            record = measure_rates(arguments.count, Path(folder))
+        lines = opening("Rates of reading over worker processes", ("memalpha", "numpy"))
+        page = [*lines, "", f"{record['count']:,} conversations, of which 20 % are read.", "", *steady_lines(record)]
+        save(arguments.results / "many-conversations-rates", record, "\n".join(page))
+        return
     with tempfile.TemporaryDirectory() as folder:
         record = measure(arguments.count, Path(folder))
     save(arguments.results / "many-conversations", record, format_page(record))

@@ -29,9 +29,11 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "support"))
 
 import vllm_ahead
 from common import make_parser, opening, read_metrics, save
+from gloo_transfer import GlooGroup
 
 from memalpha.config import TrainConfig, training_config
 from memalpha.environments.memory_writing import memory_engine
@@ -46,12 +48,20 @@ from memalpha.train.data.samples import policy_gradient_sample
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.rollouts.weight_sync import WeightSync, make_sampler
+from memalpha.train.rollouts.weight_transfer import WeightTransfer
 from memalpha.types import Completion, SampleRequest, Turn
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTENSION = "memalpha.policy.vllm.worker_extension.WeightsExtension"
 PROCESSED = ("--logprobs-mode", "processed_logprobs")
 TRAINING = (*PROCESSED, "--enable-lora", "--max-lora-rank", "16", "--worker-extension-cls", EXTENSION)
+GLOO = (
+    "--worker-extension-cls",
+    "eval.reach.vllm_gloo.GlooExtension",
+    "--weight-transfer-config",
+    '{"backend": "gloo"}',
+)
+TRANSFER = (*PROCESSED, *GLOO)
 REQUESTS = 32
 
 
@@ -210,8 +220,8 @@ def check_refusals(learner: Learner, work: Path, record: dict[str, Any]) -> None
 
     def bare_reload(folder: Path, version: str) -> None:
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        client._call("POST", "/collective_rpc", body)
-        client._call("POST", "/reset_prefix_cache")
+        client.call("POST", "/collective_rpc", body)
+        client.call("POST", "/reset_prefix_cache")
 
     load, client.load_weights = client.load_weights, bare_reload  # type: ignore[method-assign]
     record["bare reload"] = refusal(lambda: learner.policy.sample(learner.requests(1.0)))
@@ -259,6 +269,23 @@ def check_kill(vllm: Path, model: Path, work: Path, record: dict[str, Any]) -> N
     }
 
 
+def check_transfer(vllm: Path, model: Path, work: Path, count: int) -> dict[str, Any]:
+    """Return times and agreement of `count` syncs without files, through vLLM's transfer engine over gloo.
+
+    Args:
+        vllm: The command `vllm`.
+        model: Directory of the policy.
+        work: Folder for files; stays empty.
+        count: Syncs after the first.
+    """
+    with serve(vllm, model, *TRANSFER) as (url, _):
+        learner = Learner(model, url, work / "transfer")
+        learner.sync.transfer = WeightTransfer(learner.policy.client, learner.engine, GlooGroup())
+        result = check_syncs(learner, count)
+        result["version"] = learner.sync.transfer.version() == learner.sync._version
+    return {**result, "files": len(list((work / "transfer").glob("**/*.safetensors")))}
+
+
 def page(record: dict[str, Any]) -> list[str]:
     """Return Markdown lines of the results."""
     lines = ["| log-probs against a float64 forward | tokens | max | mean |", "|" + "---|" * 4]
@@ -270,10 +297,17 @@ def page(record: dict[str, Any]) -> list[str]:
         "| sync | seconds with canary | canary's gap | max after, all tokens |",
         "|" + "---|" * 4,
     ]
-    for name in ("weights", "adapters"):
-        row = record[name]
+    for name in ("weights", "adapters", "transfer"):
+        if (row := record.get(name)) is None:
+            continue
         seconds = ", ".join(f"{value:.2f}" for value in row["seconds"])
         lines.append(f"| {name} | {seconds} | {row['canary']:.1e} | {row['max after']:.1e} |")
+    if "transfer" in record:
+        lines += [
+            "",
+            "`transfer`: all weights through vLLM's transfer engine, without files; gloo in place of NCCL. Versions "
+            f"agree: {record['transfer']['version']}; files written: {record['transfer']['files']}.",
+        ]
     lines += [
         "",
         f"- raw log-probs (the server's default): `{record['raw']}`",
@@ -314,6 +348,7 @@ def main() -> None:
         record["weights"] = check_syncs(learner, arguments.syncs)
         check_refusals(learner, work, record)
         record["ahead"] = vllm_ahead.check_ahead(url, model, work)
+    record["transfer"] = check_transfer(vllm, model, work, arguments.syncs)
     if not arguments.skip_kill:
         check_kill(vllm, model, work, record)
     for name in ("raw", "bad folder", "bare reload"):
@@ -331,7 +366,9 @@ def main() -> None:
     ]
     save(arguments.results / "vllm-check", record, "\n".join(text) + "\n")
     passed = (
-        max(record["weights"]["max after"], record["adapters"]["max after"]) < 1e-4
+        max(record[name]["max after"] for name in ("weights", "adapters", "transfer")) < 1e-4
+        and record["transfer"]["version"]
+        and not record["transfer"]["files"]
         and all(record[name] for name in ("raw", "bad folder", "bare reload"))
         and ("killed" not in record or record["killed"]["steps"] == [0, 1, 2])
         and vllm_ahead.has_passed(record["ahead"])

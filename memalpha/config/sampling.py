@@ -62,6 +62,11 @@ class SamplerConfig(Config):
         description="largest mean gap of the server's log-probs to the learner's after a sync, over a few prompts "
         "(default: 1e-4, with compute.dtype=bfloat16 0.03)",
     )
+    transport: Literal["files", "nccl"] = Field(
+        default="files",
+        description="way of all weights to the server: files in FOLDER, or nccl from GPU to GPU by vLLM's own transfer "
+        "(never run on a GPU yet; adapters are small and go as files)",
+    )
     concurrency: int = Field(default=256, gt=0, description="requests under way at the server")
     timeout: float = Field(default=600.0, gt=0.0, description="seconds until a request counts as lost")
     retries: int = Field(

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from gloo_transfer import TransferWorker
 from transformers import AutoModelForCausalLM
 
 from memalpha.policy.load import load_policy
@@ -40,6 +41,7 @@ class VllmServer:
         kill_after: The process kills itself at this completion (second) after this load of weights (first).
         delay: Takes a completion's body and its number of tokens; seconds that the answer waits, beside others.
         in_flight: (time, completions under way) at each change.
+        transfer: Worker that receives weights without files; None: the server was started without.
     """
 
     folder: Path
@@ -51,6 +53,7 @@ class VllmServer:
     requests: list[dict[str, Any]] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
     adapters: dict[str, Any] = field(default_factory=dict)
+    transfer: TransferWorker | None = None
 
     def __post_init__(self) -> None:
         self.policy: Any = load_policy(self.folder)
@@ -70,6 +73,9 @@ class VllmServer:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
+                if self.path != "/v1/models":
+                    self._send(*outer.answer(self.path, None))
+                    return
                 names = [{"id": "tiny", "parent": None}, *({"id": name, "parent": "tiny"} for name in outer.adapters)]
                 self._send(200, {"data": names})
 
@@ -123,7 +129,7 @@ class VllmServer:
             if change:
                 self.in_flight.append((time.monotonic(), change + (self.in_flight[-1][1] if self.in_flight else 0)))
 
-    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+    def answer(self, path: str, body: Any) -> tuple[int, Any]:
         if path == "/v1/completions":
             return self._complete(body)
         if path == "/v1/load_lora_adapter":
@@ -134,6 +140,8 @@ class VllmServer:
         elif path == "/collective_rpc":
             return 200, {"results": [getattr(self.worker, body["method"])(*body["args"])]}
         elif path != "/reset_prefix_cache":
+            if self.transfer is not None:
+                return self.transfer.answer(path, body, self.policy.model)
             return 404, {"detail": "Not Found"}
         return 200, "ok"
 

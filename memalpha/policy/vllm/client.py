@@ -4,7 +4,8 @@ A request that gets no answer, a server error or an answer that cannot be true i
 `PolicyError` says what was wrong; a token that the server did not send never stands for one that it did.
 
 Routes (vLLM 0.32): `/v1/completions`, `/v1/models`, `/v1/load_lora_adapter` and `/v1/unload_lora_adapter` (the server
-needs `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`), `/collective_rpc` and `/reset_prefix_cache` (`VLLM_SERVER_DEV_MODE=1`).
+needs `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`), `/collective_rpc`, `/reset_prefix_cache` and those of `weight_transfer`
+(`VLLM_SERVER_DEV_MODE=1`).
 The development routes ask for no password: run the server on the loopback or a private network only.
 """
 
@@ -147,7 +148,7 @@ class VllmClient:
 
     def base_model(self) -> str:
         """Return the server's name of the model that it was started with."""
-        answer = self._call("GET", "/v1/models")
+        answer = self.call("GET", "/v1/models")
         try:
             names = [model["id"] for model in answer["data"] if not model.get("parent")]
         except (KeyError, TypeError, AttributeError):
@@ -159,11 +160,11 @@ class VllmClient:
     def load_adapter(self, name: str, folder: Path) -> None:
         """Load the LoRA adapter of `folder` as model `name`."""
         hint = "start the server with --enable-lora --max-lora-rank RANK and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
-        self._call("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, hint)
+        self.call("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, hint)
 
     def unload_adapter(self, name: str) -> None:
         """Remove an adapter; one that is not there is no error."""
-        self._call("POST", "/v1/unload_lora_adapter", {"lora_name": name}, absent=(400, 404))
+        self.call("POST", "/v1/unload_lora_adapter", {"lora_name": name}, absent=(400, 404))
 
     def load_weights(self, folder: Path, version: str) -> None:
         """Load all weights from `folder` through the worker extension and forget cached keys and values.
@@ -176,7 +177,7 @@ class VllmClient:
             if not isinstance(result, Mapping) or result.get("version") != version:
                 reason = result.get("error") if isinstance(result, Mapping) else result
                 raise PolicyError(f"{self.name} did not load the weights of {folder}: {reason}")
-        self._call("POST", "/reset_prefix_cache")
+        self.call("POST", "/reset_prefix_cache")
 
     def weights_version(self) -> str | None:
         """Return the version of the last `load_weights`; None since a start of the server."""
@@ -194,13 +195,13 @@ class VllmClient:
             "start the server with VLLM_SERVER_DEV_MODE=1 and "
             "--worker-extension-cls memalpha.policy.vllm.worker_extension.WeightsExtension"
         )
-        answer = self._call("POST", "/collective_rpc", {"method": method, "args": list(arguments)}, hint)
+        answer = self.call("POST", "/collective_rpc", {"method": method, "args": list(arguments)}, hint)
         results = answer.get("results") if isinstance(answer, Mapping) else None
         if not isinstance(results, list) or not results:
             raise PolicyError(f"{self.name}: {method} gave no results ({hint})")
         return results
 
-    def _call(
+    def call(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, hint: str = "", absent: Sequence[int] = ()
     ) -> Any:
         """Send a request of the control routes, with retries while the server cannot be reached.
@@ -211,23 +212,31 @@ class VllmClient:
             body: JSON object.
             hint: What to change if the server refuses.
             absent: Statuses that stand for an answer of None.
+
+        Returns:
+            The JSON of the answer, or its text.
+
+        Raises:
+            PolicyError: The server refuses, or gives no answer.
+        """
+        return self._thread.run(self._with_retries(lambda: self._control(method, path, body, hint, absent)))
+
+    def start_call(self, path: str, body: Mapping[str, Any], hint: str = "") -> Future[Any]:
+        """Post to a control route in the background, once; the future raises `PolicyError`.
+
+        Args:
+            path: Route.
+            body: JSON object.
+            hint: What to change if the server refuses.
         """
 
         async def call() -> Any:
-            response = await self._send(method, path, body)
-            if response.status_code in absent:
-                return None
-            if response.status_code != 200:
-                raise PolicyError(
-                    f"{self.name} refused {path} (status {response.status_code}: {_error_text(response)})"
-                    + (f": {hint}" if hint else "")
-                )
             try:
-                return response.json()
-            except ValueError:
-                return response.text
+                return await self._control("POST", path, body, hint)
+            except _LostRequest as error:
+                raise PolicyError(f"{self.name} gave no answer to {path}: {error}") from error
 
-        return self._thread.run(self._with_retries(call))
+        return self._thread.start(call())
 
     # ------------------------------------------------------------------------------------------------ in the loop
 
@@ -248,6 +257,22 @@ class VllmClient:
 
         async with self._slots:
             return await self._with_retries(sample)
+
+    async def _control(
+        self, method: str, path: str, body: Mapping[str, Any] | None, hint: str, absent: Sequence[int] = ()
+    ) -> Any:
+        response = await self._send(method, path, body)
+        if response.status_code in absent:
+            return None
+        if response.status_code != 200:
+            raise PolicyError(
+                f"{self.name} refused {path} (status {response.status_code}: {_error_text(response)})"
+                + (f": {hint}" if hint else "")
+            )
+        try:
+            return response.json()
+        except ValueError:
+            return response.text
 
     async def _with_retries(self, attempt: Any) -> Any:
         reason = ""
