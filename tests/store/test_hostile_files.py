@@ -238,6 +238,8 @@ DAMAGED_COLUMNS = {
     "operations.source": "x'ff'",
     "operations.importance": "9e999",
     "versions.created": "x'ff'",
+    "versions.valid_from": "x'ff' WHERE id LIKE 'fact-1#%'",
+    "versions.valid_to": "'x' WHERE valid_to IS NOT NULL",
     "versions.id": "x'ff' WHERE id LIKE 'fact-1#%'",
     "versions.version": "9223372036854775807",
     "namespaces.name": "CAST(x'ff61' AS TEXT)",
@@ -259,6 +261,8 @@ def test_a_damaged_log_or_position_is_refused_by_what_reads_it(path: Path, colum
         refused = 0
         for use in (
             lambda: list(store.log()),
+            lambda: store.search("fact"),
+            lambda: store.fork("copy"),
             store.list,
             lambda: store.list(as_of="2026-11-02"),
             lambda: store.diff(1),

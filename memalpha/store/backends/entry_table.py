@@ -288,7 +288,11 @@ class EntryTable(StateView):
         if position is None:
             return iter(self._scope.select(query))
         rows = self._scope.select(f"{query} AND valid_from <= ?", position)
-        return ((*row[:2], None if row[2] and row[2] > position else row[2], *row[3:]) for row in rows)
+
+        def valid_to(row: tuple[Any, ...]) -> int | None:
+            return None if row[2] is None or check_position(row[5], row[2]) > position else row[2]
+
+        return ((*row[:2], valid_to(row), *row[3:]) for row in rows)
 
     def insert(self, row: tuple[Any, ...]) -> None:
         """Insert a row of `version_row`."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from memalpha.store.backends.deadline import no_deadline
 from memalpha.store.backends.namespace import Namespace
-from memalpha.store.backends.row_codec import check_texts, decode_vectors
+from memalpha.store.backends.row_codec import check_position, check_texts, decode_vectors
 from memalpha.store.filters import Filter
 from memalpha.store.indexing.cache import IndexCache
 from memalpha.store.indexing.corpus_arrays import are_sound, copy_corpus, corpus_from_arrays, corpus_to_arrays
@@ -281,6 +281,8 @@ class NamespaceIndex:
             ids, texts, groups, orders, *origins, vectors = zip(*rows, strict=True)
             check_texts(ids, texts)
             stored = None if vectors[0] is None else decode_vectors(ids, vectors, self._embedder.dim)
+            for id, order in zip(ids, orders, strict=True) if set(map(type, orders)) != {int} else ():
+                check_position(id, order)
             corpus.load(ids, texts, groups, orders, list(map(Span.from_origin, *origins)), stored)
 
     @no_deadline()
