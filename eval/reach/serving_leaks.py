@@ -10,7 +10,8 @@ Then the application is called in one process, without a network. A random reque
 lengthened, in capitals, the token's, none, or noise), a namespace (its own, another's, a pattern, a path, noise; plain,
 encoded once or twice; under right and wrong header names, once or twice), a path (all routes, with ids of its own or of
 others, doubled slashes, dots), a method, a query, a body. One in fifty goes to MCP. A leak is an answer with a secret
-of a namespace that the request's key does not cover, or with any secret if it has no valid key. Writes that succeed are
+of a namespace that the request's key does not cover, or with any secret if it has no valid key; ids begin like their
+entry's secret, and a refusal that repeats the id of the request is none. Writes that succeed are
 checked in the end: no namespace may hold the mark of a key that does not cover it.
 """
 
@@ -263,18 +264,17 @@ async def send(app: Any, scope: dict[str, Any], body: bytes) -> tuple[int, bytes
 
 async def attack(world: World, count: int, minutes: float) -> dict[str, Any]:
     """Send random requests to the application, for some minutes at most; return how they ended."""
-    from memalpha.report.memory import render_memory_page
-
     from memalpha.integrations.server.http import http_app
     from memalpha.integrations.server.keys import KeyFile
     from memalpha.integrations.server.mcp import mcp_server
     from memalpha.integrations.server.service import MemoryService
     from memalpha.policy.load import load_policy
+    from memalpha.report.memory_page.page import render_memory_page
     from memalpha.store.store import MemoryStore
 
     service = MemoryService(MemoryStore.open(world.path, durability="normal"), load_policy("scripted:add-all"))
     app = http_app(service, token=TOKEN, keys=KeyFile(world.key_path), mcp=mcp_server(service), page=render_memory_page)
-    rng, statuses, leaks, own = random.Random(0), Counter[int](), [], 0
+    rng, statuses, leaks, own, echoes = random.Random(0), Counter[int](), [], 0, 0
     begin = time.process_time()
     async with app.router.lifespan_context(app):
         end = time.monotonic() + 60 * minutes
@@ -285,8 +285,11 @@ async def attack(world: World, count: int, minutes: float) -> dict[str, Any]:
             scope, body, owner = random_request(world, rng)
             status, answer = await send(app, scope, body)
             statuses[status] += 1
+            sent = f"{scope['path']} ".encode() + scope["query_string"]
             for secret in set(SECRET.findall(answer)):
-                if world.covers(owner, world.owners[secret]):
+                if status >= 400 and secret in sent:
+                    echoes += 1
+                elif world.covers(owner, world.owners[secret]):
                     own += 1
                 else:
                     leaks.append(f"{scope['method']} {scope['path']} {scope['headers']}: {secret!r}")
@@ -304,6 +307,7 @@ async def attack(world: World, count: int, minutes: float) -> dict[str, Any]:
     return {
         "requests": count,
         "answers with secrets of the key's own": own,
+        "refusals that name the id that was asked for": echoes,
         "leaks": len(leaks),
         "writes into another's namespace": foreign,
         "CPU s": round(time.process_time() - begin),
