@@ -142,7 +142,8 @@ def do_steps(path: Path) -> dict[str, str]:
     outcomes: dict[str, str] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name, action in read_steps(path):
+        for step, action in read_steps(path):
+            name = f"{step}, again" if step in outcomes else step
             start = time.process_time()
             try:
                 action()
