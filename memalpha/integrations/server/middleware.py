@@ -7,7 +7,7 @@ import base64
 import hmac
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -40,6 +40,8 @@ BODY_SECONDS = 30.0
 """Time for the body of a request."""
 MAX_BODIES = 64 * MAX_BODY
 """Maximum bytes of all bodies that are held at one time."""
+MAX_DISCARDED, DISCARD_SECONDS = 4 * MAX_BODY, 2.0
+"""What is read of a body that is refused, and for how long."""
 _NOT_IN_HOST = frozenset("@/?#\\")  # they part a URL, and a Host is no URL
 RETRY_SECONDS = 5
 """After how long a client may ask again that was told to wait."""
@@ -248,10 +250,14 @@ class RequestGuard:
         too_large = ServiceError("too_large", f"more than {MAX_BODY} bytes", 413)
         declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > MAX_BODY:
+            if "expect" not in headers:
+                await _discard(receive)
             raise too_large
         while (message := await receive())["type"] == "http.request":
             part = message.get("body", b"")
             if len(body) + len(part) > MAX_BODY:
+                if message.get("more_body", False):
+                    await _discard(receive)
                 raise too_large
             if self._body_bytes + len(part) > MAX_BODIES:
                 raise ServiceError("busy", "too many large requests at one time; try again later", 503)
@@ -260,6 +266,17 @@ class RequestGuard:
             if not message.get("more_body", False):
                 break
         return message
+
+
+async def _discard(receive: Receive) -> None:
+    """Read on for a while what is refused: a proxy that is still sending as the connection closes answers 502."""
+    size = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_SECONDS):
+            while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
+                size += len(message.get("body", b""))
+                if size > MAX_DISCARDED:
+                    return
 
 
 def _basic_credentials(text: str) -> tuple[str, str]:

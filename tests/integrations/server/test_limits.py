@@ -108,6 +108,25 @@ def is_closed(client: socket.socket) -> bool:
     return True
 
 
+def test_what_is_refused_is_read_so_that_a_sender_gets_the_answer():
+    size = 2 * middleware.MAX_BODY
+    with serving() as (_, _, port), ExitStack() as stack:
+        client = connect(stack, port, post("/v1/read", size, b""))
+        client.settimeout(0.3)
+        with pytest.raises(TimeoutError):  # a proxy that is still sending takes an early end for a broken server
+            client.recv(1)
+        client.settimeout(WAIT)
+        client.sendall(b"x" * size)
+        assert client.recv(4096).startswith(b"HTTP/1.1 413")
+
+
+def test_an_endless_refused_body_is_not_read_for_long(monkeypatch):
+    monkeypatch.setattr(middleware, "DISCARD_SECONDS", 0.2)
+    with serving() as (_, _, port), ExitStack() as stack:
+        client = connect(stack, port, post("/v1/read", 1 << 40, b"x"))
+        assert client.recv(4096).startswith(b"HTTP/1.1 413")
+
+
 def test_half_requests_leave_room_for_whole_ones_and_are_ended():
     with serving() as (_, url, port), ExitStack() as stack:
         halves = [connect(stack, port, HALF) for _ in range(5 * LIMIT)]
