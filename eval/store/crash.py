@@ -219,6 +219,7 @@ class File:
             counts["pending"] += store.pending_scrub  # opening has finished what an erasure had begun
             for item, _ in self.forks[:-5]:
                 fork_file(self.path, item).unlink(missing_ok=True)
+            self.forks = self.forks[-5:]
 
     def _fork_holds(self, store: MemoryStore, intent: dict, rows: list[OperationRow]) -> bool:
         """Return True if a fork holds the rows, apart from entries erased before the fork."""
