@@ -241,7 +241,13 @@ def random_request(world: World, rng: random.Random) -> tuple[dict[str, Any], by
 
 
 async def send(app: Any, scope: dict[str, Any], body: bytes) -> tuple[int, bytes]:
-    """Call the application with one request, and return status and body of its answer."""
+    """Call the application with one request, and return status and body of its answer.
+
+    Args:
+        app: The application.
+        scope: ASGI scope of the request.
+        body: Its whole body.
+    """
     parts, status, messages = [], [0], [{"type": "http.request", "body": body, "more_body": False}]
     finished = asyncio.Event()
 
@@ -263,7 +269,13 @@ async def send(app: Any, scope: dict[str, Any], body: bytes) -> tuple[int, bytes
 
 
 async def attack(world: World, count: int, minutes: float) -> dict[str, Any]:
-    """Send random requests to the application, for some minutes at most; return how they ended."""
+    """Send random requests to the application; return how they ended.
+
+    Args:
+        world: Keys and namespaces.
+        count: Number of requests.
+        minutes: Time for them at most.
+    """
     from memalpha.integrations.server.http import http_app
     from memalpha.integrations.server.keys import KeyFile
     from memalpha.integrations.server.mcp import mcp_server
@@ -334,6 +346,7 @@ def page(record: dict[str, Any]) -> str:
 
 
 def main() -> None:
+    """Run, record and print."""
     parser = make_parser(__doc__)
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--keys", type=int, default=KEYS, help=f"keys, of {EACH} namespaces each")

@@ -456,6 +456,7 @@ def picture(runs: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> None:
+    """Run, record and print."""
     parser = make_parser(__doc__)
     parser.add_argument("--store", choices=("sqlite", "postgres", "chroma"), default="sqlite")
     parser.add_argument("--seconds", type=float, default=600)

@@ -275,7 +275,13 @@ def killed_server(checks: Checks, seconds: float) -> dict[str, Any]:
 
 
 def staleness(primary: Server, standby: Server, seconds: float) -> dict[str, Any]:
-    """Measure how far reads with `max_lag` are behind, with a replica that follows and with one that stands still."""
+    """Measure how far reads with `max_lag` are behind, with a replica that follows and with one that stands still.
+
+    Args:
+        primary: Server that is written.
+        standby: Its replica.
+        seconds: Time for the first part.
+    """
     url = primary.url("replica_check")
     with MemoryStore.open(url, embedder="hash") as writer:
         writer.insert("semantic", "number 0")
@@ -348,6 +354,7 @@ def page(record: dict[str, Any]) -> str:
 
 
 def main() -> None:
+    """Run, record and print."""
     parser = make_parser(__doc__, out=Path())
     parser.add_argument("--moves", type=int, default=40)
     parser.add_argument("--kills", type=int, default=40)
