@@ -174,12 +174,14 @@ def client_options(
         address: Address of the server.
 
     Raises:
-        ConfigError: The address is no http or https URL.
+        ConfigError: The address is no http or https URL, or the key has other characters than those of a header.
     """
     if not address.startswith(("http://", "https://")):
         raise ConfigError(f"{address!r:.80}: an address such as http://127.0.0.1:8765 is needed")
     headers = {}
     if key is not None:
+        if not (key.isascii() and key.isprintable()):
+            raise ConfigError("key: it has a character that no key has; copy it again")
         headers["Authorization"] = f"Bearer {key}"
     if namespace is not None:
         headers["Memalpha-Namespace"] = quote(namespace, safe="")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import socket
 import threading
 import time
@@ -39,14 +40,14 @@ from memalpha.store.store import MemoryStore
 
 
 class Served:
-    """A running server with a key for two namespaces, one that reads, and one with a quota."""
+    """A running server with a key for three namespaces, one that reads, and one with a quota."""
 
     def __init__(self, folder: Path) -> None:
         import uvicorn
 
         store = MemoryStore.open(":memory:", embedder="hash")
         self.keys = KeyFile(folder / "keys", create=True)
-        self.all = self.keys.add("all", ["admin"], ["ana", "bén/#1"])[1]
+        self.all = self.keys.add("all", ["admin"], ["ana", "bén/#1", "guide"])[1]
         self.reader = self.keys.add("reader", ["read"], ["ana"])[1]
         self.slow = self.keys.add("slow", ["read"], ["ana"], requests_per_minute=1)[1]
         app = http_app(MemoryService(store, load_policy("add_all")), keys=self.keys)
@@ -98,6 +99,20 @@ class Scripted:
     def close(self) -> None:
         self.server.shutdown()
         self.server.server_close()
+
+
+def test_the_example_of_the_guide_runs(served):
+    guide = (Path(__file__).parents[3] / "docs" / "guides" / "serve.md").read_text(encoding="utf-8")
+    [example] = [text for text in re.findall(r"```py\n(.*?)```", guide, re.DOTALL) if "MemoryClient" in text]
+    for shown, real in (("http://127.0.0.1:8765", served.address), ("mem_…", served.all), ("user-ana", "guide")):
+        assert shown in example
+        example = example.replace(shown, real)
+    names: dict[str, Any] = {}
+    exec(compile(example, "serve.md", "exec"), names)
+    assert [hit.entry.id for hit in names["hits"]] == [names["dog"].id] and "Rex" in names["answer"]
+    assert names["dog"].id in {entry.id for entry in names["everything"]}
+    with pytest.raises(ConfigError, match="copy it again"):
+        MemoryClient(served.address, key="mem_…")
 
 
 def test_every_route_of_the_server(served: Served) -> None:
