@@ -161,7 +161,7 @@ def _redo_position(namespace: Namespace) -> int:
         if operation_kind in ("expired", "quarantined", "reviewed"):
             continue  # skipped entirely
         before, after = (_last_effective(namespace, end, skips=skips) for end in (position - 1, position))
-        if before == after and operation_kind == "erased":
+        if before == after and (operation_kind == "erased" or _undid_erased(namespace, position)):
             continue  # skipped entirely
         if namespace.log.effective_position(position) == position:
             return 0
@@ -177,3 +177,14 @@ def _redo_position(namespace: Namespace) -> int:
         else:
             return 0
     return 0
+
+
+def _undid_erased(namespace: Namespace, position: int) -> bool:
+    """Return True if an operation took back another that was erased since: as if neither had been."""
+    log = namespace.log
+    left, last = log.effective_position(position), log.effective_position(position - 1)
+    while last and log.kind_at(last) == "erased":
+        last = log.effective_position(last - 1)
+        if last == left:
+            return True
+    return False

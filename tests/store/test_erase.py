@@ -355,6 +355,18 @@ def test_erased_operations_change_nothing() -> None:
     assert store.state == before and store.state.position == 2
 
 
+def test_an_erased_undone_write_does_not_clear_redo() -> None:
+    store = new()
+    store.core_update("name: Ana")
+    city = store.insert("semantic", "city: Porto")
+    store.undo()
+    store.undo()
+    store.erase_core_history()
+    redone = store.redo()
+    assert redone is not None and redone.id == city.id and store.redo() is None
+    assert [entry.content for entry in store.list()] == ["city: Porto"] and not store.core
+
+
 def test_an_erased_write_does_not_clear_redo() -> None:
     store = new()
     store.insert("semantic", "a")
