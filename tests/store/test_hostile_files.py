@@ -233,6 +233,7 @@ def test_a_bad_stored_vector_is_named_not_copied_and_embedded_anew(path: Path, t
 
 DAMAGED_COLUMNS = {
     "operations.time": "x'ff'",
+    "operations.time, text": "'{'",
     "operations.head": "x'ff'",
     "operations.id": "x'ff'",
     "operations.source": "x'ff'",
@@ -240,7 +241,11 @@ DAMAGED_COLUMNS = {
     "versions.created": "x'ff'",
     "versions.valid_from": "x'ff' WHERE id LIKE 'fact-1#%'",
     "versions.valid_to": "'x' WHERE valid_to IS NOT NULL",
+    "versions.valid_from, far": "9223372036854775807",
     "versions.id": "x'ff' WHERE id LIKE 'fact-1#%'",
+    "versions.category": "'' WHERE id LIKE 'fact-1#%'",
+    "versions.chunk": "'x', source = 's', turn = 't'",
+    "versions.digest": "'x'",
     "versions.version": "9223372036854775807",
     "namespaces.name": "CAST(x'ff61' AS TEXT)",
 }
@@ -251,7 +256,8 @@ DAMAGED_COLUMNS = {
 def test_a_damaged_log_or_position_is_refused_by_what_reads_it(path: Path, column: str) -> None:
     with MemoryStore.open(path) as store:
         store.delete(store.list()[0].id)
-    table, name = column.split(".")
+        id = store.list()[-1].id
+    table, name = column.partition(",")[0].split(".")
     rows = sqlite3.connect(path, isolation_level=None)
     (trigger,) = rows.execute("SELECT sql FROM sqlite_master WHERE name = 'operations_stay'").fetchone()
     change = f"UPDATE OR IGNORE {table} SET {name} = {DAMAGED_COLUMNS[column]}"
@@ -268,6 +274,9 @@ def test_a_damaged_log_or_position_is_refused_by_what_reads_it(path: Path, colum
             lambda: store.diff(1),
             lambda: store.restore(2),
             lambda: store.revert(speaker="nobody", since=0, dry_run=True),
+            lambda: store.revert(since=1, dry_run=True),
+            lambda: store.insert("semantic", "fact 9: value 9"),
+            lambda: store.erase(id),
             store.namespaces,
         ):
             try:

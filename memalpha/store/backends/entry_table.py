@@ -8,7 +8,14 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from memalpha.store.backends.row_codec import ENTRY_COLUMNS, check_position, content_digest, decode_entry, is_storable
+from memalpha.store.backends.row_codec import (
+    ENTRY_COLUMNS,
+    check_digest,
+    check_position,
+    content_digest,
+    decode_entry,
+    is_storable,
+)
 from memalpha.store.backends.scope import NamespaceScope
 from memalpha.store.filters import Filter
 from memalpha.store.schema import MemorySchema
@@ -255,7 +262,7 @@ class EntryTable(StateView):
                 f"WHERE ns = ?1 AND id IN ({','.join(f'?{number}' for number in range(2, 2 + len(batch)))}))"
             )
             for digest, id in self._scope.select(query, *batch):
-                holders.setdefault(bytes(digest), set()).add(id)
+                holders.setdefault(check_digest(id, digest), set()).add(id)
         return holders
 
     def ids_with(self, digest: bytes) -> set[str]:

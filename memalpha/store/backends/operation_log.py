@@ -54,8 +54,11 @@ def check_clock(now: str, log_end: LogEnd) -> str:
 
     Raises:
         StoreError: It is over ten years after this release and after the last operation.
+        DamagedStore: The log's end has no year.
     """
     latest = max(log_end.time, _RELEASE)
+    if not (latest.isascii() and latest[:4].isdigit()):
+        raise DamagedStore(f"the last time of the log is {latest[:40]!r}: run `memalpha doctor`, or go back to a copy")
     if int(now[:4]) - int(latest[:4]) > _MOST_YEARS:
         raise StoreError(
             f"the clock reads {now[:19]}, more than {_MOST_YEARS} years after {latest[:10]}: set it right; the log's "

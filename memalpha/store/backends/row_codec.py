@@ -157,6 +157,8 @@ def decode_entry(row: tuple[Any, ...]) -> MemoryEntry:
     id, category, content, timestamp, importance, metadata, *rest = row
     if tuple(map(type, row)) not in _sound_types or not math.isfinite(importance):
         _check_types(row)
+    if not (id and category and content):
+        raise _damaged(id, "its id, category or content is empty")
     return MemoryEntry(id, category, content, timestamp, importance, _decode_metadata(id, metadata), *rest)
 
 
@@ -233,6 +235,13 @@ def check_position(id: object, position: Any) -> int:
     if type(position) is not int:
         raise _damaged(id, f"a position is {type(position).__name__}")
     return position
+
+
+def check_digest(id: object, digest: Any) -> bytes:
+    """Return the stored digest of an entry's content. Raises `DamagedStore` if it is none."""
+    if not isinstance(digest, bytes | memoryview):
+        raise _damaged(id, f"a digest is {type(digest).__name__}")
+    return bytes(digest)
 
 
 def check_namespace_name(name: Any) -> None:

@@ -48,6 +48,7 @@ from memalpha.store.backends.temporary import (
 )
 
 _COPY = "copy "  # begins the key of `meta` for a copy that is being made; the path of its target follows
+_MOST_COPIES = 100  # that an opening looks after; one that finds more goes on at the next
 _PAGE_SIZE = 8192  # bytes; holds five vectors of 384 numbers, while half of it would hold two
 _MAX_LISTED = 5  # foreign objects that a message names
 _LIMITS = {
@@ -265,8 +266,8 @@ class SQLiteDatabase(TransactionalConnection):
                 self._connection.execute("DELETE FROM meta WHERE key = ?", (key,))
 
     def abandoned_copies(self) -> dict[str, list[Path]]:
-        query = "SELECT key FROM meta WHERE substr(key, 1, ?) = ?"
-        keys = self._connection.execute(query, (len(_COPY), _COPY)).fetchall()
+        query = "SELECT key FROM meta WHERE substr(key, 1, ?) = ? LIMIT ?"
+        keys = self._connection.execute(query, (len(_COPY), _COPY, _MOST_COPIES)).fetchall()
         targets = (str(key).removeprefix(_COPY) for (key,) in keys)
         return {target: abandoned_files(Path(target)) for target in targets if _is_local_path(target)}
 

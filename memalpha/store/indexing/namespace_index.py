@@ -281,8 +281,9 @@ class NamespaceIndex:
             ids, texts, groups, orders, *origins, vectors = zip(*rows, strict=True)
             check_texts(ids, texts)
             stored = None if vectors[0] is None else decode_vectors(ids, vectors, self._embedder.dim)
-            for id, order in zip(ids, orders, strict=True) if set(map(type, orders)) != {int} else ():
-                check_position(id, order)
+            for numbers in (orders, [0 if chunk is None else chunk for chunk in origins[1]]):
+                for id, number in zip(ids, numbers, strict=True) if set(map(type, numbers)) != {int} else ():
+                    check_position(id, number)
             corpus.load(ids, texts, groups, orders, list(map(Span.from_origin, *origins)), stored)
 
     @no_deadline()

@@ -111,10 +111,10 @@ def _plan_entry(
         follower = versions[index + 1].valid_from if index + 1 < len(versions) else None
         if version.valid_to is not None and version.valid_to != follower:
             events.append((version.valid_to, None))
-    if not events:
-        raise DamagedStore(f"the log names {id!r}, which has no version: run `memalpha doctor`, or go back to a copy")
+    last = max((index for index, (position, _) in enumerate(events) if position in selected), default=None)
+    if last is None:
+        raise DamagedStore(f"the log names {id!r} where no version is: run `memalpha doctor`, or go back to a copy")
     current = events[-1][1]
-    last = max(index for index, (position, _) in enumerate(events) if position in selected)
     first = last
     while first > 0 and events[first - 1][0] in selected:
         first -= 1
