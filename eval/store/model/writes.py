@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -36,9 +37,9 @@ class Writes:
     number: int
     folder: Path
 
+    @abstractmethod
     def open(self) -> MemoryStore:
         """Open another handle of the file."""
-        raise NotImplementedError
 
     def pick(self, items: Sequence[Any]) -> Any:
         """Draw one of the items."""
