@@ -177,6 +177,7 @@ def run(name: str, python: Path, size: int, budget: float, folder: Path, data: d
     if "failed" in result:
         return result
     entry_ids = np.arange(result["insert"]["n"])
+    result["load"] = os.getloadavg()[0]
     filters = {
         "search": lambda query: entry_ids,
         "user": lambda query: entry_ids[data["users"][entry_ids] == data["asked_users"][query]],
@@ -365,6 +366,8 @@ def write_results(out: Path, results: dict[str, Any], meta: dict[str, Any]) -> N
     for name in ("memalpha", "memalpha_normal"):
         for size, runs in results.get(name, {}).get("runs", {}).items():
             runs = [repetition for repetition in runs if "failed" not in repetition]
+            if not runs:  # its turn has not come yet
+                continue
             cells = [
                 cell(runs, *path, digits=3)
                 for path in (("default", "cpu_ms"), ("default_user", "cpu_ms"), ("add", "cpu_ms"), ("bare", "cpu_ms"))
@@ -374,19 +377,17 @@ def write_results(out: Path, results: dict[str, Any], meta: dict[str, Any]) -> N
             cells += [cell(runs, "add", "wall_ms_p50", digits=2), cell(runs, "bare", "wall_ms_p50", digits=2)]
             lines.append(f"| {SYSTEMS[name][0]} | {int(size):,} | " + " | ".join(cells) + " |")
     lines += ["", "## What a single add is worth, and what an installation brings", ""]
-    lines += ["| | an acknowledged add | fsyncs each | packages | MB | import, s CPU |", "|---|---|---|---|---|---|"]
+    lines += ["| | an acknowledged add | fsyncs each | packages | MB | import, s CPU | load |"]
+    lines += ["|---|---|---|---|---|---|---|"]
     for name, (title, worth) in SYSTEMS.items():
         if name in results:
             system_results = results[name]
             syncs = "-" if system_results.get("fsyncs") is None else f"{system_results['fsyncs']:.1f}"
-            imports = cell(
-                [repetition for runs in system_results["runs"].values() for repetition in runs],
-                "reopen",
-                "import_cpu_s",
-            )
+            all_runs = [repetition for runs in system_results["runs"].values() for repetition in runs]
+            imports, load = cell(all_runs, "reopen", "import_cpu_s"), cell(all_runs, "load", digits=1)
             lines.append(
                 f"| {title} | {worth} | {syncs} | {system_results['packages']} | "
-                f"{system_results['installed_mb']:,.0f} | {imports} |"
+                f"{system_results['installed_mb']:,.0f} | {imports} | {load} |"
             )
     out.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -400,9 +401,9 @@ own scope and the others as a field; "range": a new range of days with every que
 where it stopped was measured there.
 Recall is against exact search, to 5 decimals, over what was in. LangGraph's InMemoryStore keeps nothing, so it has
 no reopening; it takes {memory} MB with the bench's own data. mem0 was given vectors in the place of its embedder,
-and an agent as the scope of everything in unfiltered searches. The machine had two cores and much other work to do,
-so CPU times are longer than on an idle one and wall times say little. memalpha, the floor and sqlite-vec were measured
-by turns (load 25 to 35), the others before, one after the other (load 8 to 12): compare within these two groups."""
+and an agent as the scope of everything in unfiltered searches. The machine has two cores. The last table says how many
+processes wanted them while a system was measured ("load"): CPU times grow with it, and wall times say little above 2.
+Compare systems of a like load."""
 
 
 def main() -> None:

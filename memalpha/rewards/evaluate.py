@@ -74,7 +74,13 @@ class TextScorer(RolloutScorer[TextTask]):
         )
 
     def report(self, name: str, groups: Sequence[TrajectoryGroup[TextTask]], records: Sequence[Record]) -> Report:
-        """Return the report of scored groups; the environment names the metric."""
+        """Return the report of scored groups; the environment names the metric.
+
+        Args:
+            name: Name of the evaluated policy.
+            groups: Scored groups.
+            records: Their records, in the same order.
+        """
         environment = self.environment
         metric = (
             " + ".join(f"{function.weight:g} {function.name}" for function in environment.rewards)

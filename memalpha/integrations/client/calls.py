@@ -152,12 +152,12 @@ def seconds_to_wait(call: Call[Any], failure: Exception, attempt: int) -> float 
         failure: Error of the server, or of the connection.
         attempt: Attempts so far.
     """
-    told = failure.retry_after if isinstance(failure, ClientError) else None
+    retry_after = failure.retry_after if isinstance(failure, ClientError) else None
     if isinstance(failure, TooManyRequests | httpx2.ConnectError):
         is_due = True
     else:
         is_due = call.is_repeatable and isinstance(failure, ServerUnavailable | httpx2.TransportError)
-    seconds = told if told is not None else FIRST_WAIT * 2 ** (attempt - 1) * random.uniform(0.75, 1.25)
+    seconds = retry_after if retry_after is not None else FIRST_WAIT * 2 ** (attempt - 1) * random.uniform(0.75, 1.25)
     return seconds if is_due and seconds <= MAX_WAIT else None
 
 

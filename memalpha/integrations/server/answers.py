@@ -45,7 +45,13 @@ def read_page(store: MemoryStore, request: ListRequest, as_of: int | str | None)
 
 
 def read_log(store: MemoryStore, after: int, limit: int) -> list[LoggedOperation]:
-    """Return at most `limit` operations after a position, fewer if they are large, and at least one if there is one."""
+    """Return operations of the log, fewer if they are large, and at least one if there is one.
+
+    Args:
+        store: Store to read.
+        after: Position before the first.
+        limit: Most operations.
+    """
     lines, size = [], 0
     for line in islice(store.log(after), limit):
         size += _count_bytes(line[2])

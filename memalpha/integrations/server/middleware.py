@@ -142,11 +142,14 @@ class RequestGuard:
             answered = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
-        async def gone() -> None:
+        async def client_left() -> None:
             while (await receive())["type"] != "http.disconnect":
                 pass
 
-        work, leaving = asyncio.ensure_future(self._app(scope, replay, send_and_note)), asyncio.create_task(gone())
+        work, leaving = (
+            asyncio.ensure_future(self._app(scope, replay, send_and_note)),
+            asyncio.create_task(client_left()),
+        )
         try:
             await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
             if answered or work.done():

@@ -128,8 +128,12 @@ def add_page(
         except ServiceError as error:
             if error.status not in (404, 409, 422) or not _access(request).allows("read"):
                 raise
-            said: dict[str, Any] = {"failure": error.message, "draft": form.content, **_rights(request, service, edits)}
-            text = await service.reading(lambda store: render(store, **said))
+            shown_fields: dict[str, Any] = {
+                "failure": error.message,
+                "draft": form.content,
+                **_rights(request, service, edits),
+            }
+            text = await service.reading(lambda store: render(store, **shown_fields))
             return HTMLResponse(text, error.status, headers=_HEADERS)
         return RedirectResponse(f"{path}?done={form.action}", 303, headers=_HEADERS)
 

@@ -41,7 +41,7 @@ REQUEST = "memalpha.request"
 REQUEST_ID_HEADER = "X-Request-Id"
 REFUSED, UNKNOWN = "(refused)", "(unknown)"
 """Routes of requests that the guard refused, and of paths that are none of the server's: labels stay few."""
-GONE = 499
+CLIENT_CLOSED = 499
 """Status of a request whose client left before its answer, as in the logs of nginx."""
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 MAX_PATH = 300
@@ -52,7 +52,7 @@ _log = logging.getLogger("memalpha.requests")
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What is known of a request so far.
+    """The record of a request so far.
 
     Attributes:
         id: The client's `REQUEST_ID_HEADER` if it is short and plain, else a random one; the answer has it, too.
@@ -70,7 +70,7 @@ class RequestRecord:
     namespace: str | None = None
     received: int = 0
     sent: int = 0
-    status: int = GONE
+    status: int = CLIENT_CLOSED
 
     def note_access(self, access: Access) -> None:
         """Note who asks, and for what."""
@@ -105,7 +105,13 @@ class RequestMetrics:
         ProcessCollector(registry=self.registry)
 
     def count(self, method: str, record: RequestRecord, seconds: float) -> None:
-        """Count a request that has ended."""
+        """Count a request that has ended.
+
+        Args:
+            method: HTTP method; one that is none of `METHODS` counts as "other".
+            record: Its record.
+            seconds: Seconds to the last byte of its answer.
+        """
         name = method if method in METHODS else "other"
         self._requests.labels(name, record.route, str(record.status)).inc()
         self._seconds.labels(record.route).observe(seconds)
@@ -216,5 +222,5 @@ def _line(scope: Scope, record: RequestRecord, seconds: float) -> str:
 
 
 def _request_id(headers: Headers) -> str:
-    given = headers.get(REQUEST_ID_HEADER, "")
-    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+    request_id = headers.get(REQUEST_ID_HEADER, "")
+    return request_id if _REQUEST_ID.fullmatch(request_id) else secrets.token_hex(8)

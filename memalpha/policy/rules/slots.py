@@ -19,7 +19,7 @@ class StatedValue(NamedTuple):
 
 _WHO = r"(?P<who>[Ii]|[A-Z][a-zà-ÿ]+(?: [A-Z][a-zà-ÿ]+)?)(?:['\u2019](?:m|ve|s))?"
 _ADVERBS = r"(?: (?:now|just|recently|currently|already|finally))?"
-_PLACE = r"(?P<value>[A-Z一-龥].*|[a-z]\w+(?: now)?[.!]*$)"
+_CITY_VALUE = r"(?P<value>[A-Z一-龥].*|[a-z]\w+(?: now)?[.!]*$)"
 _JOB_SUFFIX = (
     r"(?:er|or|ist|ian|eer|yst|nurse|chef|pilot"
     r"|student|clerk|lawyer|vet|dentist|surgeon|architect|accountant|consultant|intern|professor)"
@@ -40,8 +40,8 @@ _FORMS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(?i:ich hei(?:ß|ss)e|mein name ist|me llamo|mi nombre es|je m['\u2019]appelle|mi chiamo"
          r"|meu nome é) (?P<value>\w+)", "name"),
         (r"(?:我叫|我的名字是)(?P<value>\w+)", "name"),
-        (rf"{_WHO}{_ADVERBS} (?:lives?|living) in {_PLACE}", "home"),
-        (rf"{_WHO}{_ADVERBS} (?:moved|moving|relocated)(?: back)?(?: from [\w ]+?)? to {_PLACE}", "home"),
+        (rf"{_WHO}{_ADVERBS} (?:lives?|living) in {_CITY_VALUE}", "home"),
+        (rf"{_WHO}{_ADVERBS} (?:moved|moving|relocated)(?: back)?(?: from [\w ]+?)? to {_CITY_VALUE}", "home"),
         (r"[Tt]he home of (?P<who>[A-Z]\w+) is (?:now )?(?:in )?(?P<value>.+)", "home"),
         (r"(?i:ich (?:wohne|lebe)(?: jetzt)? in|(?:yo )?vivo(?: ahora)? en|me mudé a"
          r"|j['\u2019]habite(?: maintenant)? (?:à|en|au)|abito a|vivo a|moro em) (?P<value>.+)", "home"),

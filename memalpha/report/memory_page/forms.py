@@ -87,7 +87,7 @@ def notice(action: str, failure: str, draft: str) -> str:
         draft: Text that was sent with it.
     """
     if failure:
-        kept = f'<p>Your text:</p><pre class="text" dir="auto">{text(draft)}</pre>' if draft else ""
-        return f'<div class="notice bad" role="alert"><p>Nothing was changed: {text(failure)}</p>{kept}</div>'
-    said = NOTICES.get(action, "")
-    return f'<p class="notice good" role="status">{escape(said)}</p>' if said else ""
+        draft_html = f'<p>Your text:</p><pre class="text" dir="auto">{text(draft)}</pre>' if draft else ""
+        return f'<div class="notice bad" role="alert"><p>Nothing was changed: {text(failure)}</p>{draft_html}</div>'
+    notice = NOTICES.get(action, "")
+    return f'<p class="notice good" role="status">{escape(notice)}</p>' if notice else ""
