@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import json
@@ -285,3 +286,14 @@ def hide_progress_bars() -> Iterator[None]:
     finally:
         if was_enabled:
             hf_logging.enable_progress_bar()
+
+
+def weights_fingerprint(model: torch.nn.Module) -> str:
+    """Return a short hash of the weights, the same on every device: sums over each tensor's bits."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        bits = tensor.detach().contiguous().reshape(-1).view(torch.uint8 if tensor.element_size() == 1 else torch.int16)
+        # In slices: on CPU the sum copies what it adds as int64, four times an embedding in 16 bits.
+        total = sum(int(part.sum(dtype=torch.int64)) for part in bits.split(1 << 20))
+        digest.update(f"{name} {tuple(tensor.shape)} {total}\n".encode())
+    return digest.hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Keep the greedy replies of a frozen policy, so that equal requests are sampled once in a run."""
+"""Keep the replies of a frozen policy: in memory, sampled once in a run, or on disk, not sampled again after a stop."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from threading import Lock
+from typing import Any
 
 from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.policy.base import Policy
+from memalpha.policy.endpoints.cache import AnswerCache
+from memalpha.policy.queue import SamplingQueue, open_queue
 from memalpha.types import Completion, SampleRequest
 
 MAX_REPLIES = 4096
@@ -87,8 +90,113 @@ def cache_frozen(policy: Policy) -> ReplyCache | None:
     return None if policy.name.startswith(ENDPOINT_PREFIXES) else ReplyCache(policy)
 
 
+class KeptReplies:
+    """Local policy whose replies are kept in a file, so that an evaluation that was stopped does not sample them again.
+
+    A reply depends on its request alone (`Policy.sample`). Kept are text and stop reason, by the request and the
+    weights. Everything else is the policy's own. Several processes may use one file.
+
+    Args:
+        policy: Policy with its weights in this process, as `load_policy` returned it.
+        file: File of the replies; the caller closes it.
+    """
+
+    def __init__(self, policy: Any, file: AnswerCache) -> None:
+        self.policy = policy
+        self.name: str = policy.name
+        self._file = file
+        self._fingerprint: str = policy.fingerprint()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.policy, name)
+
+    def count_tokens(self, text: str) -> int:
+        """Return the length of `text` in the policy's tokens."""
+        return self.policy.count_tokens(text)
+
+    def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
+        """Return one completion per request, in order, without token ids."""
+        queue = self.open_queue()
+        queue.submit(requests)
+        completions: dict[int, Completion] = {}
+        while len(completions) < len(requests):
+            completions.update(queue.collect())
+        return [completions[ticket] for ticket in range(len(requests))]
+
+    def open_queue(self) -> SamplingQueue:
+        """Return a queue that gives kept replies first."""
+        return _KeptQueue(self, open_queue(self.policy))
+
+    def find(self, request: SampleRequest) -> tuple[str, Completion | None]:
+        """Return the key of a request, and its completion if it is kept."""
+        key = hashlib.sha256(self._fingerprint.encode() + _request_key(request)).hexdigest()
+        reply = self._file.get(key)
+        return key, None if reply is None else Completion(**reply, temperature=request.temperature)
+
+    def keep(self, key: str, completion: Completion) -> Completion:
+        """Keep a completion under the key of its request, and return it as it is kept."""
+        self._file.put(key, self.name, {"text": completion.text, "stop_reason": completion.stop_reason})
+        return Completion(completion.text, temperature=completion.temperature, stop_reason=completion.stop_reason)
+
+
+class _KeptQueue:
+    """Queue whose kept replies come first; the others are sampled by the policy's own queue."""
+
+    def __init__(self, replies: KeptReplies, queue: SamplingQueue) -> None:
+        self._replies, self._queue = replies, queue
+        self._found: list[tuple[int, Completion]] = []
+        self._sampled: dict[int, tuple[int, str]] = {}  # ticket and key by the ticket of the policy's queue
+        self._submitted = 0
+
+    def submit(self, requests: Sequence[SampleRequest]) -> list[int]:
+        """Add requests and return their tickets."""
+        tickets = list(range(self._submitted, self._submitted + len(requests)))
+        self._submitted += len(requests)
+        missing = []
+        for ticket, request in zip(tickets, requests, strict=True):
+            key, completion = self._replies.find(request)
+            if completion is None:
+                missing.append((request, ticket, key))
+            else:
+                self._found.append((ticket, completion))
+        inner = self._queue.submit([request for request, _, _ in missing]) if missing else []
+        self._sampled.update((number, (ticket, key)) for number, (_, ticket, key) in zip(inner, missing, strict=True))
+        return tickets
+
+    def collect(self) -> list[tuple[int, Completion]]:
+        """Return kept replies at once, else wait for the policy's queue."""
+        if self._found:
+            found, self._found = self._found, []
+            return found
+        completions = []
+        for number, completion in self._queue.collect():
+            ticket, key = self._sampled.pop(number)
+            completions.append((ticket, self._replies.keep(key, completion)))
+        return completions
+
+    def close(self) -> None:
+        """Drop all requests under way."""
+        self._found, self._sampled = [], {}
+        self._queue.close()
+
+
+def keep_replies(policy: Policy, file: AnswerCache | None) -> Policy:
+    """Return a local policy with its replies kept in a file.
+
+    Args:
+        policy: Policy from `load_policy`.
+        file: File of the replies; None keeps nothing.
+
+    Returns:
+        The policy itself if it is scripted or an endpoint, which keeps its answers itself (`endpoint.cache`).
+    """
+    if file is None or policy.name.startswith(("scripted:", *ENDPOINT_PREFIXES)):
+        return policy
+    return KeptReplies(policy, file)
+
+
 def _request_key(request: SampleRequest) -> bytes:
-    """Return the SHA-256 of all that a greedy reply depends on."""
+    """Return the SHA-256 of all that a reply depends on."""
     fields = (
         [dict(message) for message in request.messages],
         [dict(tool) for tool in request.tools],
@@ -96,5 +204,6 @@ def _request_key(request: SampleRequest) -> bytes:
         request.thinking_tokens,
         dict(request.chat_template_kwargs),
         request.native_calls,
+        (request.temperature, request.key) if request.temperature else None,
     )
     return hashlib.sha256(json.dumps(fields, sort_keys=True, default=repr).encode()).digest()

@@ -30,6 +30,7 @@ from memalpha.policy.model_files import (
     load_adapter,
     load_model,
     resize_embeddings,
+    weights_fingerprint,
 )
 from memalpha.policy.smol.base_model import read_adapter_record
 from memalpha.types import Completion, SampleRequest
@@ -121,6 +122,10 @@ class TransformersPolicy:
     def with_tokenizer(self, folder: str | Path) -> TransformersPolicy:
         """Return this policy with the tokenizer and prompt style that are in `folder`, an adapter's directory."""
         return _with_files_of(folder, self.model, self.tokenizer)
+
+    def fingerprint(self) -> str:
+        """Return a text that differs for policies whose replies to a request may: weights, chat template, stops."""
+        return repr((weights_fingerprint(self.model), self.tokenizer.chat_template, self.stop_repeats))
 
     def set_sampling_dtype(self, dtype: str) -> None:
         """Sample with a copy of the weights in `dtype`, made whenever requests enter an idle queue.

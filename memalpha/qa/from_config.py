@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ from memalpha.config.sampling import EvalSamplingConfig
 from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.errors import ConfigError, did_you_mean
 from memalpha.policy.base import with_prompt_style
+from memalpha.policy.endpoints.cache import AnswerCache
 from memalpha.policy.load import load_policy
+from memalpha.policy.reply_cache import keep_replies
 from memalpha.qa.own_data import with_default_reader
 from memalpha.qa.progress import show_progress
 from memalpha.qa.protocol import run_systems
@@ -159,36 +161,37 @@ def run_evaluation(config: EvalConfig, progress: Callable[[str, int, int], None]
     finished = {} if unfinished is None else unfinished.finished
     if finished and folder is not None:
         print(f"resuming: {', '.join(finished)} done (remove {folder / MARKER} to begin again)", file=sys.stderr)
-    systems = [_load_config_system(config, name) for name in config.systems if name not in finished]
-    if any(map(is_writer, config.systems)):
-        data_source = f"data: {config.data}" if config.benchmark == "tasks" else config.benchmark
-        check_categories(tasks, load_schema(config.agent.memory_schema), data_source)
-    reader = load_config_reader(config)
-    reports = dict(finished)
+    with nullcontext() if unfinished is None else closing(AnswerCache(unfinished.replies_path, cheap=True)) as replies:
+        systems = [_load_config_system(config, name, replies) for name in config.systems if name not in finished]
+        if any(map(is_writer, config.systems)):
+            data_source = f"data: {config.data}" if config.benchmark == "tasks" else config.benchmark
+            check_categories(tasks, load_schema(config.agent.memory_schema), data_source)
+        reader = load_config_reader(config, replies)
+        reports = dict(finished)
 
-    def save_report(report: Report) -> None:
-        reports[report.name] = report
-        if config.out is not None and unfinished is not None:
-            report.save(config.out)
-            unfinished.add(report.name)
+        def save_report(report: Report) -> None:
+            reports[report.name] = report
+            if config.out is not None and unfinished is not None:
+                report.save(config.out)
+                unfinished.add(report.name)
 
-    def in_order() -> list[Report]:
-        return [reports[name] for name in config.systems if name in reports]
+        def in_order() -> list[Report]:
+            return [reports[name] for name in config.systems if name in reports]
 
-    progress_display = show_progress("chunks") if progress is None else nullcontext(progress)
-    try:
-        with progress_display as report_progress:
-            if systems:
-                _run_systems(config, systems, tasks, reader, default_metric, report_progress, save_report)
-    finally:  # keep finished reports if a system, a judge or an endpoint fails
-        if folder is not None and reports:
-            save_results(folder, in_order(), provenance_fields)
+        progress_display = show_progress("chunks") if progress is None else nullcontext(progress)
+        try:
+            with progress_display as report_progress:
+                if systems:
+                    _run_systems(config, systems, tasks, reader, default_metric, report_progress, save_report)
+        finally:  # keep finished reports if a system, a judge or an endpoint fails
+            if folder is not None and reports:
+                save_results(folder, in_order(), provenance_fields)
     if unfinished is not None:
         unfinished.end()
     return in_order()
 
 
-def _load_config_system(config: EvalConfig, name: str) -> EvaluatedSystem:
+def _load_config_system(config: EvalConfig, name: str, replies: AnswerCache | None) -> EvaluatedSystem:
     if config.workers == 1:
         return load_system(
             name,
@@ -197,6 +200,7 @@ def _load_config_system(config: EvalConfig, name: str) -> EvaluatedSystem:
             endpoint=config.endpoint.kept_in(config.out),
             loading=config.compute,
             batching=config.sampling,
+            replies=replies,
         )
     if name.startswith(ENDPOINT_PREFIXES):
         raise ConfigError(
@@ -211,6 +215,7 @@ def _load_config_system(config: EvalConfig, name: str) -> EvaluatedSystem:
             dtype=config.dtype,
             loading=config.compute,
             batching=config.sampling,
+            replies=None if replies is None else replies.path,
         ),
         config.workers,
     )
@@ -277,8 +282,13 @@ def _load_whole_tasks(config: EvalConfig) -> list[Task]:
     ]
 
 
-def load_config_reader(config: EvalConfig) -> Reader:
-    """Load the one reader of an evaluation, on its device and in its precision."""
+def load_config_reader(config: EvalConfig, replies: AnswerCache | None = None) -> Reader:
+    """Load the one reader of an evaluation, on its device and in its precision.
+
+    Args:
+        config: Its settings.
+        replies: File in which the replies of a local policy are kept.
+    """
     settings = config.reader
     if settings.kind != "policy" or settings.policy is None:
         return load_reader(settings)
@@ -291,4 +301,5 @@ def load_config_reader(config: EvalConfig) -> Reader:
         loading=config.compute,
         batching=config.sampling,
     )
-    return load_reader(with_prompt_style(settings, policy).model_copy(update={"policy": None}), policy, frozen=True)
+    kept = keep_replies(policy, replies)
+    return load_reader(with_prompt_style(settings, kept).model_copy(update={"policy": None}), kept, frozen=True)

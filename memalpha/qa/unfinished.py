@@ -14,11 +14,16 @@ MARKER = ".unfinished"
 """File in the folder `eval` of an evaluation under way: its provenance, and the systems that are done."""
 
 
+REPLIES = ".replies.sqlite"
+"""File beside it with the replies that local policies gave so far (`policy.reply_cache`)."""
+
+
 class UnfinishedEvaluation:
     """Marks a folder while an evaluation is under way.
 
     Attributes:
         finished: Reports that an interrupted evaluation of the same provenance left, by system.
+        replies_path: File for the replies of local policies.
 
     Raises:
         ConfigError: The reports that the marker names cannot be read, or the folder cannot be written.
@@ -32,7 +37,7 @@ class UnfinishedEvaluation:
             systems: Names of the systems to evaluate.
             provenance: Provenance of the evaluation (`reporting.tables.provenance`).
         """
-        self._path = folder / MARKER
+        self._path, self.replies_path = folder / MARKER, folder / REPLIES
         self._provenance = json.loads(json.dumps(provenance))
         self.finished: dict[str, Report] = {}
         marker = self._read()
@@ -54,8 +59,9 @@ class UnfinishedEvaluation:
         self._write()
 
     def end(self) -> None:
-        """Remove the mark: every system is done."""
+        """Remove the mark and the replies, whose file is closed: every system is done."""
         self._path.unlink(missing_ok=True)
+        self.replies_path.unlink(missing_ok=True)
 
     def _read(self) -> dict[str, Any]:
         try:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
-from tiny import tiny_policy
+from tiny import tiny_model, tiny_policy, tiny_tokenizer
 
 from memalpha.agent.reader import PolicyReader, default_reader
 from memalpha.config import AgentConfig, ReaderConfig
+from memalpha.policy.endpoints.cache import AnswerCache
 from memalpha.policy.endpoints.policy import EndpointPolicy
-from memalpha.policy.reply_cache import ReplyCache
+from memalpha.policy.load import load_policy
+from memalpha.policy.reply_cache import ReplyCache, keep_replies
+from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.reader import load_reader
 from memalpha.qa.scoring.judge import Item, Judge
 from memalpha.store.embedding import HashEmbedder
@@ -103,6 +108,30 @@ def test_only_a_frozen_reader_keeps_answers(policy_folder):
     assert default_reader(tiny_policy(), AgentConfig()).cache is None, "an agent's policy may be in training"
     endpoint = EndpointPolicy("http://localhost:1/v1#reader")
     assert load_reader(ReaderConfig(kind="policy"), endpoint, frozen=True).cache is None, "it has one of its own"
+
+
+def test_replies_in_a_file_are_those_of_the_weights_and_the_request(tmp_path):
+    requests = [request("a"), request("b", temperature=1.0, key=(1,)), request("b", temperature=1.0, key=(2,))]
+    settings = {"max_new_tokens": 6}
+    requests = [replace(one, **settings) for one in requests]
+    plain = tiny_policy().sample(requests)
+    with closing(AnswerCache(tmp_path / "replies", cheap=True)) as file:
+        for attempt in range(2):
+            kept = keep_replies(tiny_policy(), file)
+            queue = kept.open_queue()
+            assert queue.submit(requests[:1]) == [0] and queue.submit(requests[1:]) == [1, 2]
+            replies = {}
+            while len(replies) < 3:
+                replies.update(queue.collect())
+            assert [replies[ticket].text for ticket in range(3)] == [reply.text for reply in plain]
+            assert [replies[ticket].stop_reason for ticket in range(3)] == [reply.stop_reason for reply in plain]
+            assert [reply.text for reply in kept.sample(requests)] == [reply.text for reply in plain]
+            assert len(file) == 3, attempt
+        others = keep_replies(TransformersPolicy(tiny_model(1), tiny_tokenizer(), "tiny"), file)
+        assert [reply.text for reply in others.sample(requests)] != [reply.text for reply in plain]
+        assert len(file) == 6
+        scripted = load_policy("scripted:oracle")
+        assert keep_replies(scripted, file) is scripted and keep_replies(others, None) is others
 
 
 def test_a_frozen_judge_keeps_replies():

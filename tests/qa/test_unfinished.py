@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from contextlib import closing
 
 import pytest
 from typer.testing import CliRunner
@@ -11,11 +12,13 @@ from typer.testing import CliRunner
 from memalpha.cli.main import app
 from memalpha.config import EvalConfig, load_config
 from memalpha.errors import ConfigError, EvaluationError
+from memalpha.policy.decoding import DecodingQueue
+from memalpha.policy.endpoints.cache import AnswerCache
 from memalpha.qa import from_config
 from memalpha.qa.from_config import run_evaluation
 from memalpha.qa.progress import SECONDS, line_progress
 from memalpha.qa.systems.baselines import EmptySystem
-from memalpha.qa.unfinished import MARKER
+from memalpha.qa.unfinished import MARKER, REPLIES
 
 TASK = {
     "id": "ana",
@@ -86,6 +89,45 @@ def test_the_same_command_resumes_with_the_systems_that_are_left(settings, tmp_p
     names.clear()
     run_evaluation(settings())  # a whole one is evaluated anew
     assert len(names) == 3
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_local_model_goes_on_within_a_system(tmp_path, monkeypatch, workers):
+    """After Ctrl-C no reply that a local writer or reader gave is sampled again, and the report is the same."""
+    submit, collect, sampled, stop_after = DecodingQueue.submit, DecodingQueue.collect, [], [10**9]
+
+    def counting(queue, requests):
+        sampled.extend(requests)
+        return submit(queue, requests)
+
+    def stopping(queue):
+        stop_after[0] -= 1
+        if stop_after[0] < 0:
+            raise KeyboardInterrupt
+        return collect(queue)
+
+    monkeypatch.setattr(DecodingQueue, "submit", counting)
+    monkeypatch.setattr(DecodingQueue, "collect", stopping)
+
+    def evaluation(name, **keys):
+        keys = {"systems": ["tiny"], "limit": 3, "seeds": [0], "out": str(tmp_path / name), **keys}
+        return load_config(EvalConfig, "synthetic", {"reader": {"kind": "policy", "policy": "tiny"}, **keys})
+
+    whole = run_evaluation(evaluation("whole"))
+    count = len(sampled)
+    stop_after[0] = 6
+    with pytest.raises(KeyboardInterrupt):
+        run_evaluation(evaluation("run"))
+    replies = tmp_path / "run" / "eval" / REPLIES
+    with closing(AnswerCache(replies)) as file:
+        kept = len(file)
+    assert 0 < kept < count
+    stop_after[0], sampled[:] = 10**9, []
+    again = run_evaluation(evaluation("run", workers=workers))
+    if workers == 1:  # other processes sample for workers; here only the reader's questions are counted
+        assert len(sampled) == count - kept
+    assert [report.records for report in again] == [report.records for report in whole]
+    assert not list(replies.parent.glob(f"{REPLIES}*")), "removed with the mark"
 
 
 def test_another_configuration_or_other_tasks_begin_again(settings, tmp_path, monkeypatch):

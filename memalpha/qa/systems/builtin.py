@@ -37,7 +37,9 @@ from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.environments.memory_writing import memory_engine
 from memalpha.errors import ConfigError, EvaluationError, MemalphaError, did_you_mean
 from memalpha.policy.base import NAMED_POLICIES, Policy, with_prompt_style
+from memalpha.policy.endpoints.cache import AnswerCache
 from memalpha.policy.load import load_policy
+from memalpha.policy.reply_cache import keep_replies
 from memalpha.qa.memory_reward import memory_tokens
 from memalpha.qa.report import estimate_tokens
 from memalpha.qa.systems.base import Historical, Inspectable, Passage, Retrieval, System, as_passage, question_chunk
@@ -314,6 +316,7 @@ def load_system(
     endpoint: EndpointConfig | None = None,
     loading: LoadingConfig | None = None,
     batching: BatchConfig | None = None,
+    replies: AnswerCache | None = None,
 ) -> EvaluatedSystem:
     """Load a system by name; the table above lists the names.
 
@@ -324,6 +327,7 @@ def load_system(
         endpoint: Settings of a policy behind an endpoint.
         loading: 4 bits, device map and attention of a local policy.
         batching: Most tokens and rows that a local policy decodes together.
+        replies: File in which the replies of a local policy are kept (`policy.reply_cache`).
 
     Raises:
         ConfigError: No system has this name.
@@ -360,9 +364,8 @@ def load_system(
             "scripted:KIND, a directory, owner/name on a hub, an endpoint; and your own as package.module:factory"
         )
     policy = "scripted:sentence-rules" if name == "sentence-rules" else name
-    return Writer(
-        name, load_policy(policy, device=device, dtype=dtype, endpoint=endpoint, loading=loading, batching=batching)
-    )
+    loaded = load_policy(policy, device=device, dtype=dtype, endpoint=endpoint, loading=loading, batching=batching)
+    return Writer(name, keep_replies(loaded, replies))
 
 
 def is_writer(name: str) -> bool:

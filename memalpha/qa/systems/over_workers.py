@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from memalpha.config import AgentConfig
 from memalpha.config.groups import LoadingConfig
 from memalpha.config.sampling import BatchConfig
 from memalpha.errors import EvaluationError
+from memalpha.policy.endpoints.cache import AnswerCache
 from memalpha.qa.systems.builtin import Progress, Retrievals, SystemSettings, load_system
 from memalpha.store.embedding import load_embedder
 from memalpha.types import Task
@@ -19,7 +21,10 @@ from memalpha.workers import LostJob, run_jobs
 
 @dataclass(frozen=True, slots=True)
 class SystemLoading:
-    """Names and settings with which each worker loads the system; see `load_system` and `SystemSettings`."""
+    """Names and settings with which each worker loads the system; see `load_system` and `SystemSettings`.
+
+    Each worker opens the file `replies` itself.
+    """
 
     name: str
     embedder: str
@@ -27,6 +32,7 @@ class SystemLoading:
     dtype: str = "float32"
     loading: LoadingConfig | None = None
     batching: BatchConfig | None = None
+    replies: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +83,14 @@ def _start_system(
     loading: SystemLoading, budget: int, k: int, agent: AgentConfig
 ) -> Iterator[Callable[[tuple[int, Task]], Retrievals]]:
     """Load the system in a worker, and yield the function that reads one conversation."""
-    system = load_system(
-        loading.name,
-        device=loading.device,
-        dtype=loading.dtype,
-        loading=loading.loading,
-        batching=loading.batching,
-    )
-    settings = SystemSettings(budget, k, load_embedder(loading.embedder), agent)
-    yield lambda job: system.retrieve([job[1]], settings)
+    with nullcontext() if loading.replies is None else closing(AnswerCache(loading.replies, cheap=True)) as replies:
+        system = load_system(
+            loading.name,
+            device=loading.device,
+            dtype=loading.dtype,
+            loading=loading.loading,
+            batching=loading.batching,
+            replies=replies,
+        )
+        settings = SystemSettings(budget, k, load_embedder(loading.embedder), agent)
+        yield lambda job: system.retrieve([job[1]], settings)

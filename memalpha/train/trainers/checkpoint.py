@@ -12,7 +12,6 @@ writes whole tensors, so checkpoints of several processes equal those of one. Wh
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -126,17 +125,6 @@ def load_weights(path: Path, engine: BaseEngine) -> None:
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"the weights of {path} cannot be loaded: {error}") from error
     scatter_weights(model, engine.trainable)
-
-
-def weights_fingerprint(model: torch.nn.Module) -> str:
-    """Return a short hash of the weights, the same on every device: sums over each tensor's bits."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        bits = tensor.detach().contiguous().reshape(-1).view(torch.uint8 if tensor.element_size() == 1 else torch.int16)
-        # In slices: on CPU the sum copies what it adds as int64, four times an embedding in 16 bits.
-        total = sum(int(part.sum(dtype=torch.int64)) for part in bits.split(1 << 20))
-        digest.update(f"{name} {tuple(tensor.shape)} {total}\n".encode())
-    return digest.hexdigest()[:16]
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -11,12 +11,12 @@ import torch
 from memalpha.config import LearnerConfig
 from memalpha.errors import ConfigError, PolicyError
 from memalpha.policy.load import absolute_policy_name, load_policy
+from memalpha.policy.model_files import weights_fingerprint
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.learner.distributed import World
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora, add_tokens
 from memalpha.train.learner.losses import LossSettings
-from memalpha.train.trainers.checkpoint import weights_fingerprint
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.progress import Display
 from memalpha.types import SampleRequest

@@ -22,8 +22,8 @@ from memalpha.config import (
 )
 from memalpha.errors import CheckpointError, ConfigError, PolicyError
 from memalpha.policy.load import load_policy
+from memalpha.policy.model_files import weights_fingerprint
 from memalpha.train.api import train
-from memalpha.train.trainers.checkpoint import weights_fingerprint
 from memalpha.train.trainers.directory import RunDirectory
 
 

@@ -18,8 +18,9 @@ from tiny import tiny_policy
 from memalpha.config import TrainConfig, load_config
 from memalpha.errors import CheckpointError, PolicyError
 from memalpha.policy.load import load_policy
+from memalpha.policy.model_files import weights_fingerprint
 from memalpha.train.api import train
-from memalpha.train.trainers.checkpoint import append_lines, truncate_lines, weights_fingerprint, write_json
+from memalpha.train.trainers.checkpoint import append_lines, truncate_lines, write_json
 from memalpha.train.trainers.directory import RunDirectory
 
 LINES = [{"step": 0, "text": "one\u2028line"}, {"step": 1, "text": "müde\x85"}, {"step": 2, "text": "\ud800"}]
