@@ -36,7 +36,7 @@ def gold_rows(policy: TransformersPolicy, count: int) -> list[TrainingSample]:
     agent = AgentConfig(prompt="compact", form="lines", max_new_tokens=512)
     writer = Demonstrator(ScriptedPolicy("oracle"), policy, agent.reply_form)
     groups = memory_engine(writer, agent).roll_out(
-        synthetic.tasks(WorldConfig(preset="demo", pseudo_values=0.6), 0, 0, 12)
+        synthetic.tasks(WorldConfig(preset="demo", pseudo_values=0.6), 0, 0, max(12, count // 2))
     )
     rows, _ = imitation_rows(trajectory for group in groups for trajectory in group.trajectories)
     return rows[:count]

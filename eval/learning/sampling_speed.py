@@ -1,19 +1,23 @@
 """CPU seconds of sampling and learning on a language model: memalpha beside `transformers.generate` and TRL.
 
-    taskset -c 1 python eval/learning/sampling_speed.py MODEL [--repeats 3] [--tokens 16] [--dtype bfloat16]
+    taskset -c 1 python eval/learning/sampling_speed.py MODEL [--repeats 3] [--dtype bfloat16] [--vllm FOLDER]
 
 `MODEL` is a transformers directory, such as the one that `memalpha fetch smol` prints. Prompts are those of the demo
 world under the compact prompt. All samplers draw `--tokens` tokens of each reply at temperature 1, end tokens or not;
 memalpha records their log-probs, the others do not. TRL's sampler and loss are `GRPOTrainer`'s own. Learning is forward
 and backward passes over gold replies with LoRA r16 on all layers. One pass of each kind goes unmeasured. One thread.
-With `--dtype bfloat16` the weights are bfloat16, the adapters float32, and passes run under autocast. Writes
+With `--vllm` vLLM's CPU build samples too, in the environment that `scripts/check-vllm FOLDER` makes. With
+`--dtype bfloat16` the weights are bfloat16, the adapters float32, and passes run under autocast. Writes
 `sampling-speed.json` and `sampling-speed.md` to --results.
 """
 
 from __future__ import annotations
 
 import copy
+import json
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -119,6 +123,36 @@ def trl_sampler(policy: TransformersPolicy, tokens: int) -> Callable[[Prompts], 
     return lambda prompts: sum(map(len, trainer._generate_single_turn([list(ids) for ids in prompts], None, {}, 1)[0]))
 
 
+def run_vllm(folder: Path, batches: dict[str, Prompts], options: Any) -> dict[str, Any]:
+    """Return the new tokens and CPU seconds of vLLM's runs by name of the prompts.
+
+    Args:
+        folder: Folder of `scripts/check-vllm`.
+        batches: Prompts by name.
+        options: Options of this script.
+    """
+    libraries = [next(folder.rglob("libtcmalloc_minimal.so.4")), folder / "venv" / "lib" / "libiomp5.so"]
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": ":".join(map(str, libraries)),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0))),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # all CPU time is that of one process
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(batches, file)
+        file.flush()
+        words = [str(folder / "venv" / "bin" / "python"), str(Path(__file__).with_name("vllm_sampling.py"))]
+        words += [options.model, file.name, "--tokens", str(options.tokens), "--repeats", str(options.repeats)]
+        process = subprocess.run(
+            [*words, "--dtype", options.dtype], env=environment, stdout=subprocess.PIPE, text=True, check=True
+        )
+    return json.loads(process.stdout.rpartition("RESULT ")[2])
+
+
 def memalpha_learner(
     policy: TransformersPolicy, tokens: int, *, share_prefixes: bool
 ) -> Callable[[Sequence[TrainingSample]], object]:
@@ -158,6 +192,23 @@ def trl_learner(policy: TransformersPolicy, tokens: int) -> Callable[[Sequence[T
     return learn
 
 
+def table(record: Sequence[dict[str, Any]]) -> list[str]:
+    """Format the runs of all systems, those of equal work together."""
+    lines = [
+        "| | prompts x replies | tokens | system | CPU s | tokens per CPU s | CPU s over memalpha's |",
+        "|---" * 7 + "|",
+    ]
+    firsts: dict[tuple[str, str], float] = {}
+    for run in sorted(record, key=lambda run: (run["kind"] != "sampling", run["shape"])):
+        seconds = run["cpu_seconds"]
+        median = statistics.median(seconds)
+        first = firsts.setdefault((run["kind"], run["shape"]), median)
+        spread = f"{median:.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
+        cells = [run["kind"], run["shape"], str(run["tokens"]), run["system"], spread]
+        lines.append(f"| {' | '.join(cells)} | {run['tokens'] / median:.0f} | {median / first:.2f} |")
+    return lines
+
+
 def main() -> None:
     """Measure all and write the record."""
     parser = make_parser(__doc__)
@@ -165,6 +216,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=16, help="new tokens of a reply")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--vllm", type=Path, help="folder of scripts/check-vllm")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     policy = TransformersPolicy.from_pretrained(arguments.model, dtype=arguments.dtype)
@@ -177,16 +229,12 @@ def main() -> None:
         "TRL": trl_learner,
     }
     grouped = [prompt for prompt in prompts[:2] for _ in range(8)]
+    batches: dict[str, Prompts] = {"2 x 8": grouped, "8 x 1": prompts[:8]}
     cases: list[tuple[str, str, str, Callable[..., Any], Sequence[Any]]] = []
-    for shape, inputs in (("2 x 8", grouped), ("8 x 1", prompts[:8])):
+    for shape, inputs in batches.items():
         cases += [("sampling", shape, name, make, inputs) for name, make in samplers.items()]
     cases += [("learning", "2 x 4", name, make, group_rows(rows, 2, 4)) for name, make in learners.items()]
-    record = []
-    table = [
-        "| | prompts x replies | tokens | system | CPU s | tokens per CPU s | CPU s over memalpha's |",
-        "|---" * 7 + "|",
-    ]
-    first = 1.0
+    record: list[dict[str, Any]] = []
     for kind, shape, name, make, inputs in cases:
         # A copy for each: TRL's trainer changes the model that it is given.
         work = make(TransformersPolicy(copy.deepcopy(policy.model), policy.tokenizer), arguments.tokens)
@@ -196,18 +244,16 @@ def main() -> None:
             start = time.process_time()
             work(inputs)
             seconds.append(time.process_time() - start)
-        median = statistics.median(seconds)
         count = len(inputs) * arguments.tokens if kind == "sampling" else sum(row.length for row in inputs)
-        first = median if name == "memalpha" else first
         record.append({"kind": kind, "shape": shape, "system": name, "tokens": count, "cpu_seconds": seconds})
-        table.append(
-            f"| {kind} | {shape} | {count} | {name} | {median:.2f} ({min(seconds):.2f} to {max(seconds):.2f}) "
-            f"| {count / median:.0f} | {median / first:.2f} |"
-        )
-        print(table[-1], file=sys.stderr, flush=True)
+        print(record[-1], file=sys.stderr, flush=True)
+    if arguments.vllm is not None:
+        result = run_vllm(arguments.vllm, batches, arguments)
+        name = f"vLLM {result['version']}, CPU"
+        record += [{"kind": "sampling", "shape": shape, "system": name, **result[shape]} for shape in batches]
     title = "Sampling and learning beside generate and TRL"
     packages = ("torch", "transformers", "trl", "peft", "memalpha")
-    save(arguments.results / "sampling-speed", record, "\n".join([*opening(title, packages), "", *table]))
+    save(arguments.results / "sampling-speed", record, "\n".join([*opening(title, packages), "", *table(record)]))
 
 
 if __name__ == "__main__":

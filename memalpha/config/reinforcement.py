@@ -163,6 +163,12 @@ class ReinforcementConfig(RolloutConfig):
         return self
 
     @model_validator(mode="after")
+    def _check_lora(self) -> ReinforcementConfig:
+        if self.lora is not None and self.lora.frozen_cache_gb is not None:
+            raise ValueError("lora.frozen_cache_gb: each step samples new rows, so nothing can be kept: leave it out")
+        return self
+
+    @model_validator(mode="after")
     def _check_sampler(self) -> ReinforcementConfig:
         """Refuse settings that only a sampler in this process has."""
         sampling = self.sampling

@@ -122,12 +122,10 @@ def tree_layout(samples: Sequence[TrainingSample], trees: Sequence[PrefixTree]) 
     """
     width = max(len(tree.tokens) for tree in trees)
     input_ids, depths = np.zeros((2, len(trees), width), dtype=np.int64)
-    positions: list[np.ndarray] = []
+    nodes: list[np.ndarray] = []
     for number, tree in enumerate(trees):
         input_ids[number, : len(tree.tokens)] = tree.tokens
         depths[number, : len(tree.tokens)] = tree.depths
-        first = number * width
-        for path in tree.paths:
-            positions.append(first + path[len(samples[len(positions)].prompt_ids) - 1 :])
+        nodes += [number * width + path for path in tree.paths]
     attended = np.stack([tree.attended(width) for tree in trees])[:, None]
-    return Layout(input_ids, positions, depths, attended)
+    return Layout(input_ids, nodes, depths, attended)

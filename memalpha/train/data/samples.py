@@ -177,6 +177,7 @@ class MicroBatch:
         positions: Indices (N,) into the flattened hidden states that predict `targets`.
         sample: Index (N,) of the sample of each token.
         targets: Token ids (N,).
+        states: Hidden states (B, L, H) above the frozen layers; None where these layers are computed.
     """
 
     input_ids: torch.Tensor
@@ -196,6 +197,7 @@ class MicroBatch:
     vf: torch.Tensor | None
     values: torch.Tensor | None
     returns: torch.Tensor | None
+    states: torch.Tensor | None = None
 
 
 MAX_PADDING_RATIO = 1.05
@@ -263,13 +265,13 @@ def _tokens(sample: TrainingSample) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Token ids (B, L) of a micro-batch, and the flat indices that predict each sample's completion.
+    """Token ids (B, L) of a micro-batch, and the flat indices of each sample's tokens except the last.
 
     `depths` and `attended` are those of `MicroBatch`.
     """
 
     input_ids: np.ndarray
-    positions: Sequence[np.ndarray]
+    nodes: Sequence[np.ndarray]
     depths: np.ndarray | None = None
     attended: np.ndarray | None = None
 
@@ -281,11 +283,9 @@ def padded_rows(samples: Sequence[TrainingSample]) -> Layout:
     input_ids = np.zeros((len(rows), width), dtype=np.int64)
     for (prompt, completion), row in rows.items():
         input_ids[row, : len(prompt) + len(completion) - 1] = (prompt + completion)[:-1]
-    positions = []
-    for sample in samples:
-        first = rows[_tokens(sample)] * width + len(sample.prompt_ids) - 1
-        positions.append(np.arange(first, first + len(sample.completion_ids)))
-    return Layout(input_ids, positions)
+    firsts = [rows[_tokens(sample)] * width for sample in samples]
+    nodes = [np.arange(first, first + sample.length - 1) for first, sample in zip(firsts, samples, strict=True)]
+    return Layout(input_ids, nodes)
 
 
 def pack(
@@ -316,7 +316,9 @@ def pack(
         input_ids=torch.from_numpy(layout.input_ids).to(device),
         depths=None if layout.depths is None else torch.from_numpy(layout.depths).to(device),
         attended=None if layout.attended is None else torch.from_numpy(layout.attended).to(device),
-        positions=flat(layout.positions),
+        positions=flat(
+            nodes[len(sample.prompt_ids) - 1 :] for nodes, sample in zip(layout.nodes, samples, strict=True)
+        ),
         sample=flat([np.repeat(np.arange(len(samples)), counts)]),
         targets=flat(np.array(sample.completion_ids, dtype=np.int64) for sample in samples),
         temperature=torch.from_numpy(temperatures).to(device),

@@ -28,10 +28,12 @@ from memalpha.train.data.samples import (
     TrainingSample,
     balance_micro_batches,
     pack,
+    padded_rows,
     padded_tokens,
     split_micro_batches,
 )
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
+from memalpha.train.learner.frozen_layers import GIGABYTE, FrozenLayers
 from memalpha.train.learner.loss_weights import StreamCount, has_weight, normalize
 from memalpha.train.learner.losses import LOSS_SUMS, ImportanceMode, LossSettings, importance_weights, loss_sum
 from memalpha.train.learner.model_state import BaseEngine
@@ -53,6 +55,8 @@ def scheduled_learning_rate(step: int, config: LearnerConfig) -> float:
 class Engine(BaseEngine):
     """Update the trainable weights of `model` in place.
 
+    With `lora.frozen_cache_gb` the layers below the adapters are computed once per row (`frozen`).
+
     Trained weights are float32 at least; with `dtype` bfloat16 the passes and the frozen weights are bfloat16. Rows are
     those of a whole step, the same in every process of `world`; each process computes its share, and all get the same
     results.
@@ -69,7 +73,8 @@ class Engine(BaseEngine):
 
     Raises:
         PolicyError: The model's logits are not those of its output embedding.
-        ConfigError: `share_prefixes` is set, and the model cannot attend along trees.
+        ConfigError: `share_prefixes` is set, and the model cannot attend along trees; or `lora.frozen_cache_gb` is set,
+            and a pass cannot start above the frozen layers.
     """
 
     def __init__(
@@ -88,7 +93,11 @@ class Engine(BaseEngine):
             check_trees(model)
         super().__init__(model, config, world, keeps_whole=keeps_whole)
         self.loss = loss
-        trained = self.trained
+        trained, lora = self.trained, config.lora
+        self.frozen: FrozenLayers | None = None
+        if lora is not None and lora.layers is not None and lora.frozen_cache_gb is not None:
+            limit, is_bfloat16 = int(lora.frozen_cache_gb * GIGABYTE), config.compute.dtype == "bfloat16"
+            self.frozen = FrozenLayers(trained, lora.layers, limit, autocast=is_bfloat16)
         self._reference_model = trained if reference and isinstance(model, PeftModel) else None
         frozen = copy.deepcopy(model).requires_grad_(False) if reference and self._reference_model is None else None
         scorer = self._make_scorer(trained, values=value_learning_rate is not None)
@@ -268,7 +277,9 @@ class Engine(BaseEngine):
         ]
 
     def _pack(self, samples: Sequence[TrainingSample], trees: Sequence[PrefixTree]) -> MicroBatch:
-        return pack(samples, self._device, tree_layout(samples, trees) if trees else None)
+        layout = tree_layout(samples, trees) if trees else padded_rows(samples)
+        batch = pack(samples, self._device, layout)
+        return batch if self.frozen is None else replace(batch, states=self.frozen.batch_states(samples, layout))
 
     def _make_scorer(self, model: Any, *, values: bool = False) -> TokenScorer:
         config = self.config
@@ -278,12 +289,13 @@ class Engine(BaseEngine):
             autocast=config.compute.dtype == "bfloat16",
             checkpointing=config.compute.gradient_checkpointing,
             values=values,
+            frozen_layers=() if self.frozen is None else self.frozen.layers,
         )
 
 
 def _score(scorer: nn.Module, batch: MicroBatch) -> Any:
-    trees = () if batch.depths is None else (batch.depths, batch.attended)
-    return scorer(batch.input_ids, batch.positions, batch.targets, batch.temperature, *trees)
+    further = (batch.depths, batch.attended, batch.states)
+    return scorer(batch.input_ids, batch.positions, batch.targets, batch.temperature, *further)
 
 
 def _cast_linear_layers(model: nn.Module) -> None:

@@ -182,17 +182,31 @@ def last_layers(model: PreTrainedModel, count: int, name: str) -> tuple[str, int
     Raises:
         ConfigError: The model has fewer layers, or no single list of layers.
     """
-    settings = model.config.get_text_config()
+    attribute, stack = layer_stack(model, name)
+    if count > len(stack):
+        raise ConfigError(f"lora.layers: {name!r} has {len(stack)} layers, not {count}")
+    return attribute, len(stack) - count
+
+
+def layer_stack(model: PreTrainedModel, name: str) -> tuple[str, torch.nn.ModuleList]:
+    """Return the model's layers, and the name of the attribute that holds them.
+
+    Args:
+        model: The base model.
+        name: Name of the model in error messages.
+
+    Raises:
+        ConfigError: The model has no single list of layers.
+    """
+    count = model.config.get_text_config().num_hidden_layers
     stacks = [
-        path.rpartition(".")[2]
+        (path.rpartition(".")[2], part)
         for path, part in model.named_modules()
-        if isinstance(part, torch.nn.ModuleList) and len(part) == settings.num_hidden_layers
+        if isinstance(part, torch.nn.ModuleList) and len(part) == count
     ]
     if len(stacks) != 1:
         raise ConfigError(f"lora.layers: {name!r} does not keep its layers in one list: leave it out")
-    if count > settings.num_hidden_layers:
-        raise ConfigError(f"lora.layers: {name!r} has {settings.num_hidden_layers} layers, not {count}")
-    return stacks[0], settings.num_hidden_layers - count
+    return stacks[0]
 
 
 def _matches_any(path: str, targets: Sequence[str]) -> bool:

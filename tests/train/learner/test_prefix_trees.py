@@ -64,7 +64,7 @@ def test_each_prefix_of_a_tree_is_one_node():
     layout = tree_layout(samples, [tree])
     batch = pack(samples, layout=layout)
     assert batch.attended is not None and batch.depths is not None
-    for path, sample in zip(layout.positions, samples, strict=True):
+    for path, sample in zip(layout.nodes, samples, strict=True):
         node = int(path[-1])
         visible = np.flatnonzero(batch.attended[0, 0, node].numpy())
         order = visible[np.argsort(batch.depths[0, visible].numpy())]

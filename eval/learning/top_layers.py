@@ -1,0 +1,149 @@
+"""Adapters on the last layers against adapters on all, after the same CPU time.
+
+    python eval/learning/top_layers.py MODEL [--arms 15 30] [--minutes 20]
+
+`MODEL` is a transformers directory, such as the one that `memalpha fetch smol` prints. Each arm learns gold rows of the
+demo world under the compact prompt in the line form, from the same rows in the same order, until it has used --minutes
+of CPU time of one thread; the learning rate warms up and decays by that time. The arms take turns of a few minutes, so
+that other work on the machine slows them alike. `15` adapts the last 15 layers and keeps the hidden states below them,
+`30` adapts all. Then each arm writes memories over held-out conversations of the demo world, greedily. Evaluations are
+not in the CPU time. Writes top-layers.json and top-layers.md to --results.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from learning_speed import gold_rows
+
+from memalpha import evaluate
+from memalpha.agent.prompts import prompted_config
+from memalpha.config import AgentConfig, LoraConfig, ReaderConfig, SFTConfig
+from memalpha.policy.transformers import TransformersPolicy
+from memalpha.qa.reader import load_reader
+from memalpha.train.data.samples import TrainingSample
+from memalpha.train.learner.engine import Engine
+from memalpha.train.learner.lora import add_lora
+from memalpha.train.learner.losses import LossSettings
+from memalpha.train.rollouts.epochs import shuffled_item
+from memalpha.types import Task
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from common import format_interval, make_parser, opening, save
+from smol_writer import VIEW, tasks_of
+
+BATCH, WARMUP, DECAY, PEAK_RATE = 8, 0.05, 0.4, 1e-3
+FIGURES = ("valid_calls", "update_hit", "delete_hit", "accuracy", "se", "memory_tokens")
+
+
+class Arm:
+    """One set of adapters and what it has learnt.
+
+    Args:
+        model: Transformers directory.
+        layers: Number of last layers with adapters.
+        rows: Rows to learn.
+        dtype: Precision of the passes.
+        seed: Seed of adapters and order.
+    """
+
+    def __init__(self, model: str, layers: int, rows: Sequence[TrainingSample], dtype: str, seed: int) -> None:
+        self.policy = TransformersPolicy.from_pretrained(model, dtype=dtype)
+        self.policy.set_prompt_style("compact", "lines")
+        self.rows, self.seed, self.seconds, self.steps = rows, seed, 0.0, 0
+        self.losses: list[float] = []
+        is_top = layers < self.policy.model.config.num_hidden_layers
+        lora = LoraConfig(r=16, layers=layers, frozen_cache_gb=4.0) if is_top else LoraConfig(r=16)
+        compute = {"microbatch_tokens": 2048, "dtype": dtype}
+        optimizer = {"learning_rate": PEAK_RATE}
+        config = SFTConfig.model_validate({"out": "unused", "lora": lora, "compute": compute, "optimizer": optimizer})
+        self.engine = Engine(add_lora(self.policy.model, lora, "model", seed), config, LossSettings(normalizer="token"))
+
+    def learn(self, until: float, budget: float) -> None:
+        """Take optimizer steps until `until` of `budget` CPU seconds are used."""
+        while self.seconds < until:
+            started, share = time.process_time(), self.seconds / budget
+            rate = PEAK_RATE * min(1.0, (share + 0.002) / WARMUP, (1.0 - share) / DECAY)
+            first = self.steps * BATCH
+            batch = [shuffled_item(self.rows, first + offset, str(self.seed)) for offset in range(BATCH)]
+            self.losses.append(self.engine.update(batch, rate)["loss"])
+            self.steps += 1
+            self.seconds += time.process_time() - started
+
+    def evaluate(self, tasks: Sequence[Task], held_out: Sequence[TrainingSample]) -> dict[str, Any]:
+        """Return figures of the writer, by task too, and its loss on held-out rows.
+
+        Args:
+            tasks: Conversations with questions.
+            held_out: Gold rows of other conversations.
+        """
+        reader = load_reader(ReaderConfig(conflicts="refuse"))
+        agent = prompted_config(AgentConfig.model_validate(VIEW), self.policy)
+        report = evaluate(self.policy, tasks, reader, config=agent, check_reader=False)
+        by_task = {task.id: [record.correct for record in report.records if record.task == task.id] for task in tasks}
+        return {
+            **{key: report.summary[key] for key in FIGURES},
+            "by_task": [statistics.mean(answers) for answers in by_task.values()],
+            "held_out_loss": -float(np.concatenate(self.engine.forward(held_out)).mean()),
+            "train_loss": statistics.mean(self.losses[-10:]),
+            "rows": self.steps * BATCH,
+            "epochs": self.steps * BATCH / len(self.rows),
+            "minutes": self.seconds / 60,
+        }
+
+
+def table(results: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Format the figures of all arms at each evaluation."""
+    lines = [
+        "| adapted layers | CPU-minutes | rows seen (epochs) | loss on held-out rows | valid calls | update_hit "
+        "| delete_hit | accuracy |",
+        "|---" * 8 + "|",
+    ]
+    for arm, evaluations in results.items():
+        for figures in evaluations:
+            cells = [f"{figures['minutes']:.1f}", f"{figures['rows']:,} ({figures['epochs']:.1f})"]
+            cells += ["-" if figures[key] is None else f"{figures[key]:.3f}" for key in ("held_out_loss", *FIGURES[:3])]
+            lines.append(f"| {arm} | " + " | ".join(cells) + f" | {figures['accuracy']:.3f} ± {figures['se']:.3f} |")
+    first, last = (evaluations[-1]["by_task"] for evaluations in (results[min(results)], results[max(results)]))
+    gain = format_interval([top - whole for top, whole in zip(first, last, strict=True)])
+    return [*lines, "", f"Accuracy of the last {min(results)} layers more than that of {max(results)}: {gain}."]
+
+
+def main() -> None:
+    """Train and evaluate the arms and write the record."""
+    parser = make_parser(__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--arms", type=int, nargs=2, default=[15, 30], help="numbers of last layers with adapters")
+    parser.add_argument("--minutes", type=float, default=20, help="CPU-minutes of each arm")
+    parser.add_argument("--turns", type=int, default=4, help="turns that the arms take")
+    parser.add_argument("--rows", type=int, default=640)
+    parser.add_argument("--count", type=int, default=30, help="held-out conversations")
+    parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    samples = gold_rows(TransformersPolicy.from_pretrained(arguments.model), arguments.rows + 64)
+    rows, held_out = samples[: arguments.rows], samples[arguments.rows :]
+    tasks, budget = tasks_of("demo", arguments.count), 60 * arguments.minutes
+    arms = {layers: Arm(arguments.model, layers, rows, arguments.dtype, arguments.seed) for layers in arguments.arms}
+    results: dict[str, list[dict[str, Any]]] = {f"last {layers}": [] for layers in arms}
+    for turn in range(1, arguments.turns + 1):
+        for layers, arm in arms.items():
+            arm.learn(budget * turn / arguments.turns, budget)
+            print(layers, turn, arm.steps, f"{arm.seconds:.0f} s", arm.losses[-4:], file=sys.stderr, flush=True)
+            if 2 * turn == arguments.turns or turn == arguments.turns:
+                results[f"last {layers}"].append(arm.evaluate(tasks, held_out))
+                print(results[f"last {layers}"][-1], file=sys.stderr, flush=True)
+    page = [*opening("Adapters on the last layers and on all, after the same CPU time"), "", *table(results)]
+    save(arguments.results / "top-layers", results, "\n".join(page))
+
+
+if __name__ == "__main__":
+    main()
