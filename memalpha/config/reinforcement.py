@@ -160,6 +160,8 @@ class ReinforcementConfig(RolloutConfig):
         for setting, applies in impossible.items():
             if sampling.staleness and applies:
                 raise ValueError(f"sampling.staleness: does not work with {setting}; leave one of them out")
+        if sampling.in_flight_updates and not sampling.staleness:
+            raise ValueError("sampling.in_flight_updates: has no effect with staleness=0; leave it out")
         return self
 
     @model_validator(mode="after")

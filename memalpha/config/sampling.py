@@ -132,6 +132,11 @@ class RLSamplingConfig(SamplingConfig):
         description="most steps that the sampler's weights may lie behind the learner's; with a server (`sampler`) "
         "rollouts are sampled while the learner learns, without one they are sampled this many steps before",
     )
+    in_flight_updates: bool = Field(
+        default=False,
+        description="with staleness: new weights reach completions under way, which go on with all keys and values "
+        "computed anew and record the weights of each span; without a server, episodes go on from step to step",
+    )
     sampler: SamplerConfig | None = Field(
         default=None, description="a vLLM server that samples the rollouts (default: this process does)"
     )

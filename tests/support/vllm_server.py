@@ -36,11 +36,13 @@ class VllmServer:
 
     Attributes:
         fault: raw (log-probs before the temperature), top-p (truncated sampling), stale-head (a load keeps the output
-            embedding), no-echo, no-end (the end of sequence is left out), hang, or none.
+            embedding), no-echo, no-end (the end of sequence is left out), no-abort (the route), hang, or none.
         faults: Number of completions that have the fault; None: all.
         kill_after: The process kills itself at this completion (second) after this load of weights (first).
         delay: Takes a completion's body and its number of tokens; seconds that the answer waits, beside others.
         in_flight: (time, completions under way) at each change.
+        hold: (tokens, seconds): the next completion waits that long behind so many tokens, unless it is broken off.
+        aborts: Calls of `/abort_requests` so far.
         transfer: Worker that receives weights without files; None: the server was started without.
     """
 
@@ -50,6 +52,8 @@ class VllmServer:
     kill_after: tuple[int, int] | None = None
     delay: Callable[[dict[str, Any], int], float] | None = None
     in_flight: list[tuple[float, int]] = field(default_factory=list)
+    hold: tuple[int, float] | None = None
+    aborts: int = 0
     requests: list[dict[str, Any]] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
     adapters: dict[str, Any] = field(default_factory=dict)
@@ -60,6 +64,7 @@ class VllmServer:
         self._since_load = 0
         self._lock = threading.Lock()
         self._released = threading.Event()
+        self._aborted = threading.Condition()
         runner = SimpleNamespace(
             model_config=SimpleNamespace(hf_config=self.policy.model.config),
             reload_weights=self._reload,
@@ -81,10 +86,18 @@ class VllmServer:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"null")
-                is_completion = self.path == "/v1/completions"
+                if (
+                    self.path == "/abort_requests" and outer.fault != "no-abort"
+                ):  # reaches those that wait for the lock, too
+                    with outer._aborted:
+                        outer.aborts += 1
+                        outer._aborted.notify_all()
+                    self._send(200, {"status": "aborted"})
+                    return
+                is_completion, aborts = self.path == "/v1/completions", outer.aborts
                 outer._count(is_completion)
                 with outer._lock:
-                    status, answer = outer.answer(self.path, body)
+                    status, answer = outer.answer(self.path, body, aborts)
                 if answer == "hang":
                     outer._released.wait(10)
                 if outer.delay is not None and is_completion and status == 200:
@@ -129,9 +142,9 @@ class VllmServer:
             if change:
                 self.in_flight.append((time.monotonic(), change + (self.in_flight[-1][1] if self.in_flight else 0)))
 
-    def answer(self, path: str, body: Any) -> tuple[int, Any]:
+    def answer(self, path: str, body: Any, aborts: int = 0) -> tuple[int, Any]:
         if path == "/v1/completions":
-            return self._complete(body)
+            return self._complete(body, aborts)
         if path == "/v1/load_lora_adapter":
             base = TransformersPolicy(copy.deepcopy(self.policy.model), self.policy.tokenizer)
             self.adapters[body["lora_name"]] = merge_adapter(base, body["lora_path"])
@@ -154,7 +167,7 @@ class VllmServer:
         if self.fault == "stale-head":
             self.policy.model.lm_head.weight = torch.nn.Parameter(head)
 
-    def _complete(self, body: dict[str, Any]) -> tuple[int, Any]:
+    def _complete(self, body: dict[str, Any], aborts: int) -> tuple[int, Any]:
         if body["model"] != "tiny" and body["model"] not in self.adapters:
             return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
         self.requests.append(body)
@@ -165,26 +178,32 @@ class VllmServer:
         if fault == "hang":
             return 200, "hang"
         policy = self.adapters.get(body["model"], self.policy)
-        ids, logprobs = self._sample(policy, body, fault)
-        has_end = ids[-1] in body["stop_token_ids"]
+        ids, logprobs = self._sample(policy, body, fault, aborts)
+        has_end = bool(ids) and ids[-1] in body["stop_token_ids"]
         if fault == "no-end" and has_end:
             ids, logprobs = ids[:-1], logprobs[:-1]
         choice = {
             "token_ids": ids,
             "prompt_token_ids": [] if fault == "no-echo" else body["prompt"],
             "logprobs": {"token_logprobs": logprobs},
-            "finish_reason": "stop" if has_end else "length",
+            "finish_reason": "stop" if has_end else "length" if len(ids) == body["max_tokens"] else "abort",
         }
         return 200, {"model": body["model"], "choices": [choice]}
 
     @torch.inference_mode()
-    def _sample(self, policy: Any, body: dict[str, Any], fault: str) -> tuple[list[int], list[float]]:
-        """Sample one completion, each token from a pass over all before it."""
+    def _sample(self, policy: Any, body: dict[str, Any], fault: str, aborts: int) -> tuple[list[int], list[float]]:
+        """Sample one completion until it is broken off, each token from a pass over all before it."""
         ids: list[int] = []
         logprobs: list[float] = []
         noise = sampling_uniforms((body.get("seed", 0),), body["max_tokens"])
         heat = body["temperature"] or 1.0
         while len(ids) < body["max_tokens"] and not (ids and ids[-1] in body["stop_token_ids"]):
+            if self.hold is not None and len(ids) == self.hold[0]:
+                seconds, self.hold = self.hold[1], None
+                with self._aborted:
+                    self._aborted.wait_for(lambda: self.aborts != aborts, seconds)
+            if self.aborts != aborts:
+                break
             logits = policy.model(torch.tensor([body["prompt"] + ids])).logits[0, -1].double()
             row = torch.log_softmax(logits / heat, -1)
             if fault == "top-p":

@@ -150,7 +150,7 @@ class WeightTransfer:
 
     def _finish(self, version: str) -> None:
         self.client.call("POST", "/finish_weight_update", {"weight_version": version})
-        self.client.call("POST", "/reset_prefix_cache")
+        self.client.reset_cache()
 
     def _with_server(self, path: str, body: Mapping[str, Any], work: Callable[[], None]) -> None:
         """Do what the server takes part in while it works on a request; whichever fails first ends the wait.

@@ -23,9 +23,9 @@ from memalpha.qa.report import Report, summarize
 from memalpha.qa.reporting.example import add_walks, choose_examples, write_examples
 from memalpha.store.embedding import load_embedder
 from memalpha.train.algorithms import build_algorithm
-from memalpha.train.rollouts.ahead import make_source
 from memalpha.train.rollouts.curriculum import Curriculum
 from memalpha.train.rollouts.early_stop import EarlyStop
+from memalpha.train.rollouts.episode_sources import make_source
 from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.rollouts.reflection import MemoryReflection
 from memalpha.train.rollouts.weight_sync import connect_sampler, make_sampler

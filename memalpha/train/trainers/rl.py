@@ -361,6 +361,7 @@ class ReinforcementStep(TrainingStep):
                     "reward": reward,
                     "ok": all(result.ok for result in turn.results),
                     "weights_step": step if turn.completion.weights_step is None else turn.completion.weights_step,
+                    **({"weights_spans": spans} if (spans := turn.completion.weights_spans) else {}),
                 }
                 for sample, turn, reward in turns
             ),

@@ -21,8 +21,8 @@ from memalpha.qa.records import Record
 from memalpha.rewards.evaluate import TextScorer, check_rewards, text_summary
 from memalpha.train.algorithms import build_algorithm
 from memalpha.train.learner.distributed import World
-from memalpha.train.rollouts.ahead import make_source
 from memalpha.train.rollouts.curriculum import Curriculum
+from memalpha.train.rollouts.episode_sources import make_source
 from memalpha.train.rollouts.text_inputs import PythonInputs, build_environment
 from memalpha.train.rollouts.text_reflection import FeedbackFunction, TextReflection, check_feedback_function
 from memalpha.train.rollouts.text_tasks import TextTaskSource

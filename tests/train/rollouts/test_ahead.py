@@ -22,7 +22,7 @@ from memalpha.qa.evaluate import MemoryScorer
 from memalpha.store.state import MemoryState
 from memalpha.train.api import train
 from memalpha.train.learner.distributed import World
-from memalpha.train.rollouts.ahead import ServerSource, _RunningGroup, make_source
+from memalpha.train.rollouts.episode_sources import ServerSource, _RunningGroup, make_source
 from memalpha.train.rollouts.group_codec import ScoredGroup, decode_group, encode_group
 from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.rollouts.weight_sync import make_sampler
@@ -155,38 +155,37 @@ def source(small, policy_path):
 
 
 def test_the_capacity_follows_the_servers_weights(source):
-    assert [group.number for group in source._admit()] == [0, 1, 2, 3] and source._admit() == []
+    assert [group.number for group in source._admit(0)] == [0, 1, 2, 3] and source._admit(0) == []
     for number in (1, 2):
         del source._running[number]
         source.scored[number] = ScoredGroup(number, None, [], 0)
-    assert source._admit() == [], "queued groups count, too"
-    source.policy.version = 1
-    assert [group.number for group in source._admit()] == [4, 5]
+    assert source._admit(0) == [], "queued groups count, too"
+    assert [group.number for group in source._admit(1)] == [4, 5]
     source._choose()
     source.commit(0)
-    assert source._admit() == [], "no group starts with weights that are too old for the step that would learn from it"
+    assert source._admit(1) == [], "no group starts with weights that are too old for the step that would learn from it"
     source.unfinished = [1]
-    source.policy.version = 2
-    assert [group.number for group in source._admit()] == [1, 6], "unfinished groups come first"
+    assert [group.number for group in source._admit(2)] == [1, 6], "unfinished groups come first"
 
 
 def test_stale_groups_are_dropped_whole_and_counted(source):
     completion = SimpleNamespace(completion=SimpleNamespace(weights_step=0))
     source.scored = {number: ScoredGroup(number, None, [], oldest) for number, oldest in ((0, 0), (1, 1), (2, 2))}
     source.policy.version = 2
-    slow, fresh = source._admit()[:2]
+    slow, fresh = source._admit(2)[:2]
     slow.episodes[0].turns.append(completion)
     for group in (slow, fresh):
         source._pool.is_paused = True
         source._pool.submit(group.episodes)
-    source._drop_stale(2)
+    source._drop_scored(2)
+    source._drop_running(2)
     assert list(source.scored) == [1, 2] and slow.number not in source._running and fresh.number in source._running
     assert source._pool.waiting == fresh.episodes
     source._choose()
     assert source.commit(2)["dropped_groups"] == 2 and source._dropped == 0
     ended = _RunningGroup(9, [SimpleNamespace(turns=[completion], done=True)])
     source._running[9] = ended
-    source._score(ended, lambda: ([TrajectoryGroup(None, ())], []))
+    source._score(9, lambda: ([TrajectoryGroup(None, ())], []))
     assert 9 not in source.scored and source._dropped == 1, "a group may become stale while it is scored"
 
 
