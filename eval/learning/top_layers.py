@@ -99,21 +99,21 @@ class Arm:
         }
 
 
-def table(results: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """Format the figures of all arms at each evaluation."""
+def table(results: dict[str, dict[str, Any]]) -> list[str]:
+    """Format the figures of both arms, that of fewer layers first."""
     lines = [
         "| adapted layers | CPU-minutes | rows seen (epochs) | loss on held-out rows | valid calls | update_hit "
         "| delete_hit | accuracy |",
         "|---" * 8 + "|",
     ]
-    for arm, evaluations in results.items():
-        for figures in evaluations:
-            cells = [f"{figures['minutes']:.1f}", f"{figures['rows']:,} ({figures['epochs']:.1f})"]
-            cells += ["-" if figures[key] is None else f"{figures[key]:.3f}" for key in ("held_out_loss", *FIGURES[:3])]
-            lines.append(f"| {arm} | " + " | ".join(cells) + f" | {figures['accuracy']:.3f} ± {figures['se']:.3f} |")
-    first, last = (evaluations[-1]["by_task"] for evaluations in (results[min(results)], results[max(results)]))
-    gain = format_interval([top - whole for top, whole in zip(first, last, strict=True)])
-    return [*lines, "", f"Accuracy of the last {min(results)} layers more than that of {max(results)}: {gain}."]
+    for arm, figures in results.items():
+        cells = [f"{figures['minutes']:.1f}", f"{figures['rows']:,} ({figures['epochs']:.1f})"]
+        cells += ["-" if figures[key] is None else f"{figures[key]:.3f}" for key in ("held_out_loss", *FIGURES[:3])]
+        lines.append(f"| {arm} | " + " | ".join(cells) + f" | {figures['accuracy']:.3f} ± {figures['se']:.3f} |")
+    (top, top_figures), (whole, whole_figures) = results.items()
+    pairs = zip(top_figures["by_task"], whole_figures["by_task"], strict=True)
+    gain = format_interval([value - base for value, base in pairs])
+    return [*lines, "", f"Accuracy of the {top} layers over that of the {whole}, paired by conversation: {gain}."]
 
 
 def main() -> None:
@@ -133,14 +133,14 @@ def main() -> None:
     rows, held_out = samples[: arguments.rows], samples[arguments.rows :]
     tasks, budget = tasks_of("demo", arguments.count), 60 * arguments.minutes
     arms = {layers: Arm(arguments.model, layers, rows, arguments.dtype, arguments.seed) for layers in arguments.arms}
-    results: dict[str, list[dict[str, Any]]] = {f"last {layers}": [] for layers in arms}
     for turn in range(1, arguments.turns + 1):
         for layers, arm in arms.items():
             arm.learn(budget * turn / arguments.turns, budget)
             print(layers, turn, arm.steps, f"{arm.seconds:.0f} s", arm.losses[-4:], file=sys.stderr, flush=True)
-            if 2 * turn == arguments.turns or turn == arguments.turns:
-                results[f"last {layers}"].append(arm.evaluate(tasks, held_out))
-                print(results[f"last {layers}"][-1], file=sys.stderr, flush=True)
+    results: dict[str, dict[str, Any]] = {}
+    for layers, arm in arms.items():
+        results[f"last {layers}"] = arm.evaluate(tasks, held_out) | {"losses": arm.losses}
+        print(results[f"last {layers}"], file=sys.stderr, flush=True)
     page = [*opening("Adapters on the last layers and on all, after the same CPU time"), "", *table(results)]
     save(arguments.results / "top-layers", results, "\n".join(page))
 
