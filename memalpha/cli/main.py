@@ -8,8 +8,10 @@ a bug in memalpha and keeps its traceback.
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable
+from importlib.metadata import requires
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -34,7 +36,7 @@ from memalpha.cli import (
     transfer,
 )
 from memalpha.cli.options import PROCESS_RANK, visible
-from memalpha.errors import ConfigError, EvaluationError, MemalphaError, did_you_mean
+from memalpha.errors import ConfigError, EvaluationError, MemalphaError, did_you_mean, install_command
 
 app = typer.Typer(
     name="memalpha",
@@ -111,7 +113,7 @@ for _name, _command in transfer.SHARD_COMMANDS.items():
 def main() -> NoReturn:
     """Run a command: the entry point of the console script.
 
-    Exits with 2 on a `MemalphaError` and with 1 on an `EvaluationError`.
+    Exits with 2 on a `MemalphaError` or where an extra is not installed, and with 1 on an `EvaluationError`.
     """
     try:
         app()
@@ -119,9 +121,24 @@ def main() -> NoReturn:
         _exit_with_message(str(error), 1)
     except MemalphaError as error:
         _exit_with_message(str(error))
+    except ModuleNotFoundError as error:
+        extra = _extra_of(error.name)
+        if extra is None:
+            raise
+        _exit_with_message(f"this needs {error.name}: {install_command(extra)}")
     except ValidationError as error:
         _exit_with_message("; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()))
     sys.exit(0)
+
+
+def _extra_of(module: str | None) -> str | None:
+    """Return the first extra of memalpha that installs a module, None if none does."""
+    package = (module or "").partition(".")[0].replace("_", "-")
+    for requirement in requires("memalpha") or ():
+        match = re.match(r"([\w-]+)[^;]*; extra == ['\"](\w+)", requirement)
+        if match and match[1] == package:
+            return match[2]
+    return None
 
 
 def _exit_with_message(message: str, code: int = 2) -> NoReturn:

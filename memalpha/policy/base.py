@@ -13,6 +13,7 @@ from typing import Literal, Protocol, TypeVar, runtime_checkable
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.config.common import HIDDEN_INSTRUCTIONS
 from memalpha.config.files import build_config
+from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.errors import ConfigError
 from memalpha.types import Completion, SampleRequest
 
@@ -53,6 +54,11 @@ class Policy(Protocol):
     def count_tokens(self, text: str) -> int:
         """Return the length of `text` in the policy's tokens, without special tokens."""
         ...
+
+
+def is_endpoint(policy: Policy) -> bool:
+    """Return True for a policy behind an endpoint (`policy.endpoints.policy`), without importing its client."""
+    return policy.name.startswith(ENDPOINT_PREFIXES)
 
 
 def with_prompt_style(settings: S, policy: Policy) -> S:

@@ -14,7 +14,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from memalpha.policy.kv_cache import KeyValueSlots, SlotLayer, cache_argument, make_cache
+from memalpha.policy.kv_cache import KeyValueSlots, SlotLayer, cache_argument, is_state_space, make_cache
 
 Prompt = Sequence[int]
 
@@ -93,8 +93,8 @@ class SlotRows:
             input_ids=torch.tensor(tokens, device=device)[:, None],
             attention_mask=(torch.arange(width, device=device) <= columns[:, None]).long(),
             position_ids=columns[:, None],
-            past_key_values=self.cache,
             use_cache=True,
+            **{cache_argument(self.model): self.cache},
         ).logits[:, -1]
         self.slots.lengths = [length + 1 for length in self.slots.lengths]
         return logits
@@ -137,15 +137,14 @@ class PaddedRows:
         rows = torch.tensor(self.rows, device=ids.device)
         ids[rows, 0] = torch.tensor(tokens, device=ids.device)
         self.width += 1
-        cache_name = cache_argument(self.model)
         # A state-space model masks its input, not a cache: of a step only the new token, which is never padding.
-        width = self.width if cache_name == "past_key_values" else 1
+        width = 1 if is_state_space(self.model) else self.width
         logits = self.model(
             input_ids=ids,
             attention_mask=self.mask[:, self.width - width : self.width].long(),
             position_ids=self.position,
             use_cache=True,
-            **{cache_name: self.cache},
+            **{cache_argument(self.model): self.cache},
         ).logits[:, -1]
         self.position = self.position + 1
         return logits[rows]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from memalpha.errors import PolicyError
 
@@ -62,19 +62,26 @@ def make_cache(model: PreTrainedModel) -> DynamicCache:
 def cache_argument(model: Any) -> str:
     """Return the name under which the model's forward pass takes its cache.
 
-    Pure state-space models (Mamba) take `cache_params`, and ignore `past_key_values` without a word.
+    `cache` from transformers 5.24 on; before, `cache_params` for pure state-space models (Mamba), which ignored
+    `past_key_values` without a word.
 
     Raises:
-        PolicyError: It takes neither (RWKV): a step would see its own token only.
+        PolicyError: It takes none of them (RWKV): a step would see its own token only.
     """
     parameters = signature(model.forward).parameters
-    name = "cache_params" if "cache_params" in parameters else "past_key_values"
+    name = next((name for name in ("cache", "cache_params") if name in parameters), "past_key_values")
     if name in parameters or "input_ids" not in parameters:
         return name
     raise PolicyError(
         f"{type(model).__name__} keeps its state in a form of its own, which cannot be sampled here: take a model with "
         "attention, or a Mamba"
     )
+
+
+def is_state_space(model: PreTrainedModel) -> bool:
+    """Return True if no layer keeps keys and values, but each a state of fixed size (Mamba)."""
+    layers = DynamicCache(config=model.config).layers
+    return bool(layers) and all(type(layer) is LinearAttentionLayer for layer in layers)
 
 
 def has_plain_cache(model: PreTrainedModel) -> bool:

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import Any
 
-from memalpha.endpoint_calls import ENDPOINT_PREFIXES
-from memalpha.policy.base import Policy
+from memalpha.policy.base import Policy, is_endpoint
 from memalpha.policy.endpoints.cache import AnswerCache
 from memalpha.policy.queue import SamplingQueue, open_queue
 from memalpha.types import Completion, SampleRequest
@@ -87,7 +86,7 @@ class ReplyCache:
 
 def cache_frozen(policy: Policy) -> ReplyCache | None:
     """Return a cache for a frozen policy; None for an endpoint, which keeps its answers itself (`endpoint.cache`)."""
-    return None if policy.name.startswith(ENDPOINT_PREFIXES) else ReplyCache(policy)
+    return None if is_endpoint(policy) else ReplyCache(policy)
 
 
 class KeptReplies:
@@ -190,7 +189,7 @@ def keep_replies(policy: Policy, file: AnswerCache | None) -> Policy:
     Returns:
         The policy itself if it is scripted or an endpoint, which keeps its answers itself (`endpoint.cache`).
     """
-    if file is None or policy.name.startswith(("scripted:", *ENDPOINT_PREFIXES)):
+    if file is None or is_endpoint(policy) or policy.name.startswith("scripted:"):
         return policy
     return KeptReplies(policy, file)
 

@@ -19,8 +19,7 @@ from memalpha.config import AgentConfig, RewardConfig
 from memalpha.environments.engine import RolloutEngine
 from memalpha.environments.memory_writing import memory_engine
 from memalpha.errors import DataError
-from memalpha.policy.base import Policy, with_prompt_style
-from memalpha.policy.endpoints.policy import EndpointPolicy
+from memalpha.policy.base import Policy, is_endpoint, with_prompt_style
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import load_reader
 from memalpha.qa.reader_check import with_check
@@ -132,19 +131,21 @@ class MemoryScorer(RolloutScorer[Task]):
         """
         reader_policy, judge = getattr(self.reader, "policy", None), self.rewards.judge
         judge_policies = judge.policies if judge is not None else []
-        clients = [policy.client for policy in (reader_policy, *judge_policies) if isinstance(policy, EndpointPolicy)]
-        reader = self.reader if isinstance(reader_policy, EndpointPolicy) else _SerializedReader(self.reader)
+        endpoints: list[Any] = [
+            policy for policy in (reader_policy, *judge_policies) if policy is not None and is_endpoint(policy)
+        ]
+        reader = self.reader if reader_policy in endpoints else _SerializedReader(self.reader)
 
         def start(groups: Sequence[TrajectoryGroup]) -> Callable[[], ScoredGroups[Task]]:
             embedder = _PrecomputedEmbedder(self.embedder, texts_to_embed(groups))
             return lambda: score_groups(groups, reader, self.rewards, embedder=embedder)
 
         def cancel() -> None:
-            for client in clients:
-                client.give_up()
+            for policy in endpoints:
+                policy.client.give_up()
 
-        side_by_side = all(isinstance(policy, EndpointPolicy) for policy in judge_policies)
-        return BackgroundScoring(bool(clients), side_by_side, start, cancel)
+        side_by_side = all(map(is_endpoint, judge_policies))
+        return BackgroundScoring(bool(endpoints), side_by_side, start, cancel)
 
     def report(self, name: str, groups: Sequence[TrajectoryGroup], records: Sequence[Record]) -> Report:
         """Return the report of scored groups, each record with its error class.

@@ -36,7 +36,7 @@ from memalpha.config.sampling import BatchConfig
 from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.environments.memory_writing import memory_engine
 from memalpha.errors import ConfigError, EvaluationError, MemalphaError, did_you_mean
-from memalpha.policy.base import NAMED_POLICIES, Policy, with_prompt_style
+from memalpha.policy.base import NAMED_POLICIES, RULE_POLICIES, Policy, with_prompt_style
 from memalpha.policy.endpoints.cache import AnswerCache
 from memalpha.policy.load import load_policy
 from memalpha.policy.reply_cache import keep_replies
@@ -355,12 +355,13 @@ def load_system(
     if (
         name != "sentence-rules"
         and re.fullmatch(r"[\w.-]+", name)
-        and name not in NAMED_POLICIES
+        and name not in (*NAMED_POLICIES, *RULE_POLICIES)
         and not Path(name).exists()
     ):
-        near = did_you_mean(name, (*BUILT_IN, *NAMED_POLICIES))
+        near = did_you_mean(name, (*BUILT_IN, *NAMED_POLICIES, *RULE_POLICIES))
         raise ConfigError(
-            f"no system {name!r}{near}: there are {', '.join(BUILT_IN)}; a policy: {', '.join(NAMED_POLICIES)}, "
+            f"no system {name!r}{near}: there are {', '.join(BUILT_IN)}; a policy: "
+            f"{', '.join((*NAMED_POLICIES, *RULE_POLICIES))}, "
             "scripted:KIND, a directory, owner/name on a hub, an endpoint; and your own as package.module:factory"
         )
     policy = "scripted:sentence-rules" if name == "sentence-rules" else name

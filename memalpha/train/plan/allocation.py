@@ -22,7 +22,7 @@ from transformers.integrations import moe
 
 from memalpha.config.groups import ComputeConfig
 from memalpha.errors import PolicyError
-from memalpha.policy.kv_cache import cache_argument, make_cache
+from memalpha.policy.kv_cache import cache_argument, is_state_space, make_cache
 from memalpha.policy.model_files import first_sentence
 from memalpha.train.learner.token_logprobs import TokenScorer, unwrap_peft
 
@@ -131,7 +131,7 @@ def extrapolate_width(model: Any, measure: Callable[[int], int], width: int) -> 
         measure: Counts bytes of a pass over rows of some tokens.
         width: Tokens of a row.
     """
-    if cache_argument(model) == "past_key_values" or width <= 2 * SCANNED_TOKENS:
+    if not is_state_space(model) or width <= 2 * SCANNED_TOKENS:
         return measure(width)
     less, more = measure(SCANNED_TOKENS), measure(2 * SCANNED_TOKENS)
     return more + round((width / SCANNED_TOKENS - 2) * (more - less))
