@@ -133,6 +133,7 @@ class Operations(Writes):
         assert copy.undo() is not None and undone
         undone = twin.undo(self.now)
         assert (copy.undo() is not None) == bool(undone)
+        twin.expire(self.now)  # an undo may bring back an entry whose time is over: the next read ends it
         assert {entry.id: self.fact(entry) for entry in copy.list()} == twin.now.facts
         self.namespace = before
 
