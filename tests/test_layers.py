@@ -21,12 +21,13 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "memalpha"
 
 # room → the rooms it may import from (besides itself)
-BASE = frozenset({"errors", "frozen", "types", "config", "hub", "workers", "endpoint_calls"})
+BASE = frozenset({"errors", "arguments", "frozen", "types", "config", "hub", "workers", "endpoint_calls"})
 BELOW: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "frozen": frozenset(),
     "types": frozenset({"errors", "frozen"}),
     "hub": frozenset(),
+    "arguments": frozenset({"errors"}),
     "workers": frozenset({"errors"}),
     "endpoint_calls": frozenset({"errors"}),
     "config": BASE,

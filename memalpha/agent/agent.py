@@ -13,24 +13,26 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import RLock
+from types import NoneType
 from typing import Any, TypeVar, cast
 
 from memalpha.agent.apply import act, execute_calls
 from memalpha.agent.consolidate import Consolidation, apply_consolidation, propose_consolidation
 from memalpha.agent.observe import observe
 from memalpha.agent.prompts import check_store_names, check_style, prompted_config, writer_messages
-from memalpha.agent.reader import Answer, Reader, default_reader
+from memalpha.agent.reader import Answer, Reader, check_answers, default_reader
 from memalpha.agent.styles import parse_reply
 from memalpha.agent.trust.redact import redact_chunk
 from memalpha.agent.trust.rule import TrustJudge
+from memalpha.arguments import brief_repr, check_count, check_flag, check_function, check_type
 from memalpha.config import AgentConfig, TrustConfig
 from memalpha.errors import ConfigError, DataError
-from memalpha.policy.base import Policy
+from memalpha.policy.base import Policy, count_checked, sample_checked
 from memalpha.policy.load import load_policy
 from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema
 from memalpha.store.store import MemoryStore
-from memalpha.store.validation import validate_fields
+from memalpha.store.validation import check_text, validate_fields
 from memalpha.tasks.chunking import split_text
 from memalpha.tasks.formats.messages import Messages, chunk_messages, is_messages
 from memalpha.types import (
@@ -102,9 +104,15 @@ class Proposal:
         return {entry.id: entry.content for entry in self.observation.entries} | {"": self.core}
 
 
-def _checked(metadata: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return metadata as they are stored. Raises `InvalidContent`, before a model is asked."""
-    return None if metadata is None else validate_fields({"metadata": metadata})["metadata"]
+def _check_origin(
+    timestamp: str | None, source: str | None, speaker: str | None, metadata: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return source, speaker and metadata as they are stored. Raises `InvalidContent`, before a model is asked."""
+    for name, value in {"timestamp": timestamp, "source": source, "speaker": speaker}.items():
+        if value is not None:
+            check_text(name, value)
+    stored = None if metadata is None else validate_fields({"metadata": metadata})["metadata"]
+    return {"source": source, "speaker": speaker, "metadata": stored}
 
 
 class MemoryAgent:
@@ -143,6 +151,14 @@ class MemoryAgent:
                 f"store: a MemoryStore is needed, not {type(store).__name__} (in an event loop too: aread, aask and "
                 "astream do not block it)"
             )
+        if not isinstance(policy, str | Path | Policy):
+            raise ConfigError(f"policy {brief_repr(policy)}: a name, or an object with name, sample and count_tokens")
+        check_type("config", config, (AgentConfig, NoneType), error=ConfigError)
+        check_type("trust", trust, (TrustConfig, NoneType), error=ConfigError)
+        if reader is not None:
+            check_function("reader: its method answer", getattr(reader, "answer", None), error=ConfigError)
+        if redact is not None:
+            check_function("redact", redact, error=ConfigError)
         if trust is not None and not isinstance(store, MemoryStore):
             raise ConfigError(f"trust: a MemoryStore is needed, not {type(store).__name__}: it keeps a quarantine")
         self.trust, self.redact = trust, redact
@@ -187,7 +203,7 @@ class MemoryAgent:
             InvalidContent: the metadata cannot be stored.
             PolicyError: the policy did not answer; earlier chunks stay written.
         """
-        origin = {"source": source, "speaker": speaker, "metadata": _checked(metadata)}
+        origin = _check_origin(timestamp, source, speaker, metadata)
         if isinstance(chunk, str | Chunk):
             return self._read_chunk(chunk, timestamp, **origin)
         with self._turn:
@@ -221,6 +237,8 @@ class MemoryAgent:
         Raises:
             PolicyError: the policy did not answer.
         """
+        check_type("chunk", chunk, (str, Chunk), error=DataError)
+        _check_origin(timestamp, None, None, None)
         with self._turn:
             core = self.store.core  # the view may have it cut
             observation, completion = self._reply(chunk, timestamp)
@@ -248,6 +266,8 @@ class MemoryAgent:
         Returns:
             The turn: calls, their results, and the operations that changed the memory.
         """
+        check_type("proposal", proposal, Proposal, error=DataError)
+        metadata = _check_origin(None, source, speaker, metadata)["metadata"]
         chunk = proposal.observation.chunk
         return act(
             self.store,
@@ -262,7 +282,7 @@ class MemoryAgent:
 
     def _message_chunks(self, messages: object, timestamp: str | None) -> list[Chunk]:
         if not is_messages(messages):
-            empty = "the list of messages is empty: " if messages == [] else ""
+            empty = "the list of messages is empty: " if isinstance(messages, list) and not messages else ""
             needed = "a text, a Chunk or a list of chat messages is needed: [{'role': 'user', 'content': ...}]"
             raise DataError(empty + needed)
         return chunk_messages(messages, timestamp=timestamp, size=MAX_CHUNK_CHARACTERS, first_index=self.chunks_read)
@@ -292,7 +312,8 @@ class MemoryAgent:
         Yields:
             The operations that changed the memory, as logged.
         """
-        origin = {"source": source, "metadata": _checked(metadata)}
+        origin = _check_origin(timestamp, source, speaker, metadata)
+        del origin["speaker"]
         for chunk in self._split(text, timestamp):
             proposal = self.propose(chunk, timestamp=timestamp)
             calls = parse_reply(proposal.completion.text, self.config.reply_form)
@@ -317,6 +338,7 @@ class MemoryAgent:
             ConfigError: The memory is no `MemoryStore`, or the policy is not prompted in full style with tools.
             PolicyError: The policy did not answer; nothing is written.
         """
+        check_flag("dry_run", dry_run, error=ConfigError)
         if not isinstance(self.store, MemoryStore):
             raise ConfigError(f"consolidate: a MemoryStore is needed, not {type(self.store).__name__}: it keeps a log")
         with self._turn:
@@ -324,8 +346,13 @@ class MemoryAgent:
         return proposal if dry_run else apply_consolidation(self.store, proposal)
 
     def ask(self, question: str, k: int = 8) -> Answer:
-        """Answer from the `k` nearest entries, which are listed in `Answer.hits`."""
-        return self.reader.answer([(question, self.store)], k=k)[0]
+        """Answer from the `k` nearest entries, which are listed in `Answer.hits`.
+
+        Raises `DataError` for a question that is no text, and `StoreError` for another `k` than a whole number.
+        """
+        check_type("question", question, str, error=DataError)
+        check_count("k", k)
+        return check_answers(self.reader, 1, lambda: self.reader.answer([(question, self.store)], k=k))[0]
 
     async def aread(
         self,
@@ -391,7 +418,10 @@ class MemoryAgent:
             return split_text(text, MAX_CHUNK_CHARACTERS)
         if isinstance(text, Chunk):
             return (text,)
-        return self._message_chunks(text, timestamp) if is_messages(text) else cast(Iterable[Text], text)
+        if is_messages(text):
+            return self._message_chunks(text, timestamp)
+        check_type("text", text, Iterable, error=DataError)
+        return cast(Iterable[Text], text)
 
     def _reply(self, chunk: Text, timestamp: str | None) -> tuple[Observation, Completion]:
         """Return what the policy sees, the chunk with its index, and its completion."""
@@ -399,8 +429,8 @@ class MemoryAgent:
             chunk = Chunk(text=chunk, timestamp=timestamp, index=self.chunks_read)
         if self.redact is not None:
             chunk = redact_chunk(chunk, self.redact)
-        observation = observe(self.store, chunk, self.config, self.policy.count_tokens)
-        [completion] = self.policy.sample([build_request(observation, self.config, self.store.schema)])
+        observation = observe(self.store, chunk, self.config, partial(count_checked, self.policy))
+        [completion] = sample_checked(self.policy, [build_request(observation, self.config, self.store.schema)])
         self.chunks_read += 1
         return observation, completion
 

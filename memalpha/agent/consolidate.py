@@ -22,7 +22,7 @@ from memalpha.agent.parsing import parse_calls
 from memalpha.agent.prompts import render_view
 from memalpha.config import AgentConfig
 from memalpha.errors import ConfigError, MemalphaError, StoreError, UnknownEntry
-from memalpha.policy.base import Policy
+from memalpha.policy.base import Policy, sample_checked
 from memalpha.policy.chat.tool_text import describe_tools
 from memalpha.policy.rules.dates import resolve_dates
 from memalpha.policy.scripted import ScriptedPolicy
@@ -280,7 +280,7 @@ def _ask(
         chat_template_kwargs=config.chat_template_kwargs,
         native_calls=config.form == "native",
     )
-    [completion] = policy.sample([request])
+    [completion] = sample_checked(policy, [request])
     for call in parse_calls(completion.text):
         try:
             _do(draft, call, ids)

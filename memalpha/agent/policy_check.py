@@ -17,7 +17,7 @@ from memalpha.agent.styles import format_calls, parse_reply
 from memalpha.agent.tools import tool_schemas
 from memalpha.config import AgentConfig
 from memalpha.errors import PolicyError
-from memalpha.policy.base import Policy, with_prompt_style
+from memalpha.policy.base import Policy, sample_checked, with_prompt_style
 from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.types import Chunk, Observation, ToolCall
 
@@ -168,7 +168,7 @@ def _ids(policy: Any, text: str) -> Sequence[int]:
 
 def _check_endpoint(policy: Any, config: AgentConfig, schema: MemorySchema) -> PolicyCheck:
     """Ask an endpoint for one reply to a chunk that holds facts."""
-    [reply] = policy.sample([build_request(Observation(_PROBE_CHUNK), config, schema)])
+    [reply] = sample_checked(policy, [build_request(Observation(_PROBE_CHUNK), config, schema)])
     calls = parse_reply(reply.text, config.reply_form)
     problems = []
     if not any(call.error is None for call in calls):

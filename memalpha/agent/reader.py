@@ -7,8 +7,9 @@ many questions at once, because in training all questions of a step are one batc
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, Protocol
 
 from memalpha.agent.citations import Cited, parse_cited
@@ -16,9 +17,10 @@ from memalpha.agent.conflict_rule import answer_slot, in_conflict, keep_newest
 from memalpha.agent.parsing import after_thinking
 from memalpha.agent.prompts import ABSTAIN, order_notes, question_with_choices, reader_messages
 from memalpha.agent.text_match import is_abstention
+from memalpha.arguments import brief_repr, is_own
 from memalpha.config import AgentConfig, ReaderConfig
-from memalpha.errors import ConfigError
-from memalpha.policy.base import Policy, reader_style
+from memalpha.errors import ConfigError, MemalphaError, PolicyError
+from memalpha.policy.base import Policy, reader_style, sample_checked
 from memalpha.policy.reply_cache import cache_frozen
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.memory import Memory
@@ -101,6 +103,34 @@ The search uses the text of a `Question` only; a language model also sees its da
 """
 
 
+def check_answers(reader: Reader, number: int, read: Callable[[], Sequence[Answer]]) -> list[Answer]:
+    """Return the answers of a reader of any make, checked.
+
+    Args:
+        reader: Reader that answers. An error of one of memalpha's own keeps its class.
+        number: Number of questions.
+        read: Asks the reader.
+
+    Raises:
+        PolicyError: The reader raised, or returned something else than one answer with a text per question.
+    """
+    name = brief_repr(getattr(reader, "name", type(reader).__name__))
+    try:
+        answers = [*read()]
+    except MemalphaError:
+        raise
+    except Exception as error:
+        if is_own(reader):
+            raise
+        raise PolicyError(f"reader {name} raised {type(error).__name__}: {error}") from error
+    if len(answers) != number:
+        raise PolicyError(f"reader {name} returned {len(answers)} answers to {number} questions")
+    for answer in answers:
+        if not isinstance(answer, Answer) or not isinstance(answer.text, str):
+            raise PolicyError(f"reader {name} returned {brief_repr(answer)}: an Answer with a text is needed")
+    return answers
+
+
 def retrieve(items: Sequence[Item], k: int, conflicts: Conflicts = "keep") -> list[Reading]:
     """Retrieve the k best entries per item, with one batched search per memory.
 
@@ -168,7 +198,7 @@ class PolicyReader:
                     thinking_tokens=self.config.thinking_tokens,
                     chat_template_kwargs=self.config.chat_template_kwargs,
                 )
-        sample = self.policy.sample if self.cache is None else self.cache.ask
+        sample = partial(sample_checked, self.policy) if self.cache is None else self.cache.ask
         completions = sample(list(prompts.values())) if prompts else []
         replies = dict(zip(prompts, completions, strict=True))
         answers = [self._answer(replies[key], item, "\n\n".join(key)) for key, item in zip(keys, visible, strict=True)]

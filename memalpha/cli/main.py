@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable
 from importlib.metadata import requires
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -19,6 +20,7 @@ from pydantic import ValidationError
 from typer.core import TyperCommand
 
 from memalpha import __version__
+from memalpha.arguments import check_path
 from memalpha.cli import (
     checks,
     compare,
@@ -71,7 +73,18 @@ def _common(
     """Train, evaluate and use memory agents."""
 
 
-class _SettingsCommand(TyperCommand):
+class _Command(TyperCommand):
+    """Command whose paths are looked at before it runs: what no file can be is refused."""
+
+    def invoke(self, ctx: Any) -> Any:
+        for name, value in ctx.params.items():
+            for path in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(path, Path):
+                    check_path(name.replace("_", "-"), path, error=ConfigError)
+        return super().invoke(ctx)
+
+
+class _SettingsCommand(_Command):
     """Command with `KEY=VALUE` settings; a setting written as an option is refused with the form to write."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -89,7 +102,7 @@ class _SettingsCommand(TyperCommand):
 
 def _command_class(command: Callable[..., None]) -> type[TyperCommand]:
     """Return the class of a command by whether it takes `KEY=VALUE` settings."""
-    return _SettingsCommand if "overrides" in inspect.signature(command).parameters else TyperCommand
+    return _SettingsCommand if "overrides" in inspect.signature(command).parameters else _Command
 
 
 def _help_text(command: Callable[..., None]) -> str:
@@ -101,13 +114,13 @@ for _group in (train, evaluate, config, compare, read, store, history, checks, f
     for _name, _command in _group.COMMANDS.items():
         app.command(name=_name, cls=_command_class(_command), help=_help_text(_command))(_command)
 for _name, _command in data.COMMANDS.items():
-    data_app.command(name=_name, help=_help_text(_command))(_command)
+    data_app.command(name=_name, cls=_Command, help=_help_text(_command))(_command)
 for _name, _command in judge.COMMANDS.items():
-    judge_app.command(name=_name, help=_help_text(_command))(_command)
+    judge_app.command(name=_name, cls=_Command, help=_help_text(_command))(_command)
 for _name, _command in keys.COMMANDS.items():
-    keys_app.command(name=_name, help=_help_text(_command))(_command)
+    keys_app.command(name=_name, cls=_Command, help=_help_text(_command))(_command)
 for _name, _command in transfer.SHARD_COMMANDS.items():
-    shards_app.command(name=_name, help=_help_text(_command))(_command)
+    shards_app.command(name=_name, cls=_Command, help=_help_text(_command))(_command)
 
 
 def main() -> NoReturn:

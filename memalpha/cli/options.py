@@ -96,10 +96,10 @@ def parse_json_object(option: str, text: str | None) -> dict[str, Any] | None:
     """Parse the JSON object passed to `option`; None stays None."""
     try:
         value = None if text is None else json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StoreError(f"{option}: no JSON: {error}") from error
     if value is not None and not isinstance(value, dict):
-        raise StoreError(f"{option}: a JSON object is needed, not {text}")
+        raise StoreError(f"{option}: a JSON object is needed, not {text:.80}")
     return value
 
 

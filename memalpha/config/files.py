@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from memalpha.arguments import check_path, is_file
 from memalpha.config.groups import expand_short_names
 from memalpha.config.keys import SYNONYMS, settings_of
 from memalpha.errors import ConfigError, did_you_mean
@@ -34,7 +35,7 @@ def parse_overrides(pairs: Sequence[str]) -> dict[str, Any]:
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals or not key:
-            example = f"data={pair}" if Path(pair).is_file() else "seed=7 or reward.beta=0.1"
+            example = f"data={pair}" if is_file(pair) else "seed=7 or reward.beta=0.1"
             raise ConfigError(f"{pair!r} is not an override: write key=value, for example {example}")
         node = result
         *parents, last = key.split(".")
@@ -44,7 +45,7 @@ def parse_overrides(pairs: Sequence[str]) -> dict[str, Any]:
                 raise ConfigError(f"{pair!r}: {parent!r} already has a plain value")
         try:
             node[last] = yaml.safe_load(text) if text else None
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise ConfigError(f"{pair!r}: the value is not readable: {error}") from error
     return result
 
@@ -60,6 +61,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_config(name: str | Path) -> dict[str, Any]:
     """Return the raw mapping of a shipped configuration (by name) or of a YAML file."""
+    check_path("config", name, error=ConfigError)
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or path.is_file():
         source, label = path, str(path)
@@ -81,7 +83,7 @@ def read_config(name: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{label} cannot be read: {reason}") from error
     try:
         data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{label} is not valid YAML: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{label} must hold a mapping of keys to values")

@@ -244,7 +244,8 @@ def vetted_settings(data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     Args:
         data: Settings of a run by full name; `algorithm`, `loss` and `erl` are read.
     """
-    algorithm = str(data.get("algorithm", "grpo"))
+    algorithm = data.get("algorithm", "grpo")
+    algorithm = algorithm if isinstance(algorithm, str) else ""  # refused by its field
     vetted = {group: dict(settings) for group, settings in VETTED.get(algorithm, {}).items()}
     if algorithm == "rloo" and _member(data.get("loss"), "importance_sampling_level") == "sequence":
         vetted["loss"]["loss_type"] = "grpo"

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from memalpha.arguments import brief_repr
 from memalpha.config.algorithms import ERLSettings
 from memalpha.config.common import (
     AgentConfig,
@@ -173,15 +174,19 @@ def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, An
 def _kind_of(data: Mapping[str, Any], label: str) -> type[AnyTraining]:
     """Return the kind of configuration that `task` and `algorithm` name."""
     if "task" not in data:
-        return KINDS.get(str(data.get("algorithm")), TrainConfig)
-    if data["task"] != "text":
-        raise ConfigError(f"{label}: task: no task {data['task']!r}: write text, or leave it out for a memory writer")
+        algorithm = data.get("algorithm")
+        return KINDS.get(algorithm, TrainConfig) if isinstance(algorithm, str) else TrainConfig
+    if not isinstance(data["task"], str) or data["task"] != "text":
+        raise ConfigError(
+            f"{label}: task: no task {brief_repr(data['task'])}: write text, or leave it out for a memory writer"
+        )
     return TextConfig
 
 
 def _drop_settings_of_policy(base: dict[str, Any], over: Mapping[str, Any]) -> None:
     """Drop from a shipped configuration what was measured with its policy, if `over` names another one."""
-    if "policy" not in base or over.get("policy") in (None, base["policy"]):
+    policy = over.get("policy")
+    if "policy" not in base or policy is None or (isinstance(policy, str) and policy == base["policy"]):
         return
     for group, name in (("optimizer", "learning_rate"), ("loss", "loss_constant")):
         if isinstance(base.get(group), Mapping):

@@ -10,11 +10,12 @@ import re
 from collections.abc import Sequence
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
+from memalpha.arguments import brief_repr, check_count, is_finite_number, is_own
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.config.common import HIDDEN_INSTRUCTIONS
 from memalpha.config.files import build_config
 from memalpha.endpoint_calls import ENDPOINT_PREFIXES
-from memalpha.errors import ConfigError
+from memalpha.errors import ConfigError, MemalphaError, PolicyError
 from memalpha.types import Completion, SampleRequest
 
 S = TypeVar("S", AgentConfig, ReaderConfig)
@@ -59,6 +60,57 @@ class Policy(Protocol):
 def is_endpoint(policy: Policy) -> bool:
     """Return True for a policy behind an endpoint (`policy.endpoints.policy`), without importing its client."""
     return policy.name.startswith(ENDPOINT_PREFIXES)
+
+
+def sample_checked(policy: Policy, requests: Sequence[SampleRequest]) -> list[Completion]:
+    """Sample completions from a policy of any make, and check them.
+
+    Args:
+        policy: Policy that samples. An error of one of memalpha's own keeps its class.
+        requests: Prompts.
+
+    Returns:
+        One completion per request, in order.
+
+    Raises:
+        PolicyError: The policy raised, or returned another number of completions, no text, or log-probs that are not
+            finite or not one per id.
+    """
+    name = brief_repr(getattr(policy, "name", type(policy).__name__))
+    try:
+        completions = [*policy.sample(requests)]
+    except MemalphaError:
+        raise
+    except Exception as error:
+        if is_own(policy):
+            raise
+        raise PolicyError(f"policy {name} raised {type(error).__name__}: {error}") from error
+    if len(completions) != len(requests):
+        raise PolicyError(f"policy {name} returned {len(completions)} completions for {len(requests)} requests")
+    for completion in completions:
+        if not isinstance(completion, Completion) or not isinstance(completion.text, str):
+            raise PolicyError(f"policy {name} returned {brief_repr(completion)}: a Completion with a text is needed")
+        if completion.logprobs and len(completion.logprobs) != len(completion.completion_ids):
+            raise PolicyError(f"policy {name} returned log-probs that are not one for each sampled id")
+        if not all(map(is_finite_number, completion.logprobs)):
+            raise PolicyError(f"policy {name} returned a log-prob that is no finite number")
+    return completions
+
+
+def count_checked(policy: Policy, text: str) -> int:
+    """Return a policy's count of the tokens of a text.
+
+    Raises:
+        PolicyError: The policy raised, or returned something else than a whole number from 0.
+    """
+    try:
+        count = policy.count_tokens(text)
+    except MemalphaError:
+        raise
+    except Exception as error:
+        raise PolicyError(f"policy {brief_repr(policy.name)}: count_tokens raised {error!r}") from error
+    check_count("the policy's count of tokens", count, error=PolicyError)
+    return count
 
 
 def with_prompt_style(settings: S, policy: Policy) -> S:

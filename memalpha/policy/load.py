@@ -6,8 +6,10 @@ import json
 import shutil
 from importlib import resources
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
+from memalpha.arguments import check_path, check_type
 from memalpha.config import EndpointConfig
 from memalpha.config.groups import LoadingConfig
 from memalpha.config.sampling import BatchConfig
@@ -58,6 +60,10 @@ def load_policy(
     Raises:
         PolicyError: if the policy cannot be loaded here.
     """
+    check_path("policy", name, error=PolicyError)
+    check_type("endpoint", endpoint, (EndpointConfig, NoneType), error=PolicyError)
+    check_type("loading", loading, (LoadingConfig, NoneType), error=PolicyError)
+    check_type("batching", batching, (BatchConfig, NoneType), error=PolicyError)
     text = RULE_POLICIES.get(str(name), str(name))
     if text in ("heuristic", "scripted:heuristic"):
         raise PolicyError(f"policy {text!r}: its rules were rewritten and are now named sentence_rules")
@@ -130,6 +136,7 @@ def load_reward_model(name: str | Path, *, dtype: str = "float32", device: str =
     from memalpha.policy.model_files import is_reward_model
     from memalpha.policy.transformers import TransformersPolicy
 
+    check_path("reward model", name, error=PolicyError)
     if str(name) in NAMED_POLICIES:
         raise PolicyError(
             f"{str(name)!r} is a policy: train a reward model on it (memalpha train reward policy={name})"

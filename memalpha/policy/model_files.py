@@ -25,6 +25,7 @@ from transformers import (
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
+from memalpha.arguments import brief_repr, check_type
 from memalpha.config.groups import LoadingConfig
 from memalpha.errors import ConfigError, PolicyError, did_you_mean, install_command
 from memalpha.hub import hub_reachable
@@ -95,6 +96,9 @@ def load_model(
         ConfigError: if a key of `loading` needs a package that is missing, or does not work here.
         PolicyError: if there is no such model, or it cannot be loaded or moved to `device`.
     """
+    if not isinstance(dtype, str) or not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise PolicyError(f"dtype {brief_repr(dtype)}: the name of a torch dtype is needed, such as float32")
+    check_type("device", device, (str, torch.device), error=PolicyError)
     loading = loading or LoadingConfig()
     read = _load_shape if device == "meta" else _load
     if device != "meta":
@@ -136,9 +140,11 @@ def load_model(
         return model, tokenizer
     try:
         model.to(device)
-    except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without this device
-        reason = str(error).splitlines()[0]
-        raise PolicyError(f"{label} {str(path)!r} cannot be put on device {device!r} ({reason}): try cpu") from error
+    except (RuntimeError, AssertionError, TypeError) as error:  # AssertionError: torch was built without this device
+        reason = str(error).partition("\n")[0]
+        raise PolicyError(
+            f"{label} {str(path)!r} cannot be put on device {brief_repr(device)} ({reason}): try cpu"
+        ) from error
     return model, tokenizer
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from memalpha.policy.base import Policy
+from memalpha.policy.base import Policy, sample_checked
 from memalpha.types import Completion, SampleRequest
 
 
@@ -60,7 +60,7 @@ class BatchQueue:
         if not self._waiting:
             return []
         requests, self._waiting = self._waiting, []
-        return list(enumerate(self.policy.sample(requests), self._submitted - len(requests)))
+        return list(enumerate(sample_checked(self.policy, requests), self._submitted - len(requests)))
 
     def close(self) -> None:
         """Drop the waiting requests."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import Any
 
-from memalpha.policy.base import Policy, is_endpoint
+from memalpha.policy.base import Policy, is_endpoint, sample_checked
 from memalpha.policy.endpoints.cache import AnswerCache
 from memalpha.policy.queue import SamplingQueue, open_queue
 from memalpha.types import Completion, SampleRequest
@@ -52,7 +52,7 @@ class ReplyCache:
         replies = self._find(keys)
         new = {key: request for key, request in zip(keys, requests, strict=True) if key not in replies}
         if new:
-            completions = self.policy.sample(list(new.values()))
+            completions = sample_checked(self.policy, list(new.values()))
             sampled = {
                 key: Completion(completion.text, stop_reason=completion.stop_reason)
                 for key, completion in zip(new, completions, strict=True)

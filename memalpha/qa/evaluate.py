@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
+from types import NoneType
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.reader import Answer, Conflicts, Item, Reader, Reading, default_reader
+from memalpha.arguments import check_flag, check_function, check_items, check_seed, check_type
 from memalpha.config import AgentConfig, RewardConfig
 from memalpha.environments.engine import RolloutEngine
 from memalpha.environments.memory_writing import memory_engine
-from memalpha.errors import DataError
+from memalpha.errors import ConfigError, DataError
 from memalpha.policy.base import Policy, is_endpoint, with_prompt_style
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import load_reader
@@ -26,7 +28,7 @@ from memalpha.qa.reader_check import with_check
 from memalpha.qa.records import Record
 from memalpha.qa.report import Report, estimate_tokens, make_report
 from memalpha.qa.scoring.memory import score_groups, texts_to_embed
-from memalpha.store.embedding import Embedder, load_embedder
+from memalpha.store.embedding import Embedder, check_embedder, load_embedder
 from memalpha.types import AnyTask, Task, Trajectory, TrajectoryGroup
 
 T = TypeVar("T")
@@ -258,8 +260,23 @@ def evaluate(
 
     Raises:
         DataError: No task has a question.
+        ConfigError: An argument is of another type.
         EvaluationError: The reader cannot answer (`qa.reader_check`).
     """
+    check_type("system", system, (MemoryAgent, Policy), error=ConfigError)
+    tasks = check_items("tasks", tasks, of="tasks", error=DataError)
+    for task in tasks:
+        check_type("tasks", task, Task, error=DataError)
+    check_type("config", config, (AgentConfig, NoneType), error=ConfigError)
+    check_type("reward", reward, (RewardConfig, NoneType), error=ConfigError)
+    check_type("name", name, (str, NoneType), error=ConfigError)
+    check_flag("check_reader", check_reader, error=ConfigError)
+    check_function("count_tokens", count_tokens, error=ConfigError)
+    check_seed(seed, error=ConfigError)
+    if progress is not None:
+        check_function("progress", progress, error=ConfigError)
+    if embedder is not None:
+        check_embedder(embedder)
     if not any(task.questions for task in tasks):
         raise DataError("nothing to evaluate: " + ("no task has a question" if tasks else "the data set is empty"))
     policy = system.policy if isinstance(system, MemoryAgent) else system
@@ -268,6 +285,8 @@ def evaluate(
         config, reader, schema = config or system.config, reader or system.reader, system.store.schema
         embedder = embedder or system.store.load_embedder()
     config = config or with_prompt_style(AgentConfig(), policy)
+    if reader is not None and not isinstance(reader, str):
+        check_function("reader: its method answer", getattr(reader, "answer", None), error=ConfigError)
     reader = load_reader(reader) if isinstance(reader, str) else reader or default_reader(policy, config)
     embedder = embedder or load_embedder(config.embedder)
     rewards = MemoryReward(reward or RewardConfig(), count_tokens)

@@ -22,7 +22,7 @@ from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.text_match import contains
 from memalpha.config import EvalConfig, TrustConfig
 from memalpha.errors import ConfigError
-from memalpha.policy.base import Policy
+from memalpha.policy.base import Policy, sample_checked
 from memalpha.policy.hermes import format_call
 from memalpha.policy.load import load_policy
 from memalpha.qa.progress import show_progress
@@ -183,7 +183,7 @@ class _Remembering:
         for request in requests:
             key = repr((request.messages, request.observation))
             if key not in self._replies:
-                self._replies[key] = self._policy.sample([request])[0]
+                self._replies[key] = sample_checked(self._policy, [request])[0]
             completions.append(self._replies[key])
         return completions
 

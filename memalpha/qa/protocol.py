@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from memalpha.agent.prompts import question_with_choices
-from memalpha.agent.reader import Answer, Reader, Reading
+from memalpha.agent.reader import Answer, Reader, Reading, check_answers
 from memalpha.config import EVAL_K, AgentConfig
 from memalpha.errors import ConfigError, DataError, PolicyError, did_you_mean
 from memalpha.qa.error_analysis import ceiling_accuracy, classified, evidence_recall, waterfall
@@ -297,7 +297,7 @@ class _Evaluation:
             question = item.question
             hits = passages_as_hits(item.passages, entries)
             readings.append(Reading(question.question, hits, item.core, live, question_with_choices(question)))
-        answers = self.reader.read(readings)
+        answers = check_answers(self.reader, len(readings), lambda: self.reader.read(readings))
         if not refuse:
             return answers
         return [

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import NoneType
 from typing import Any
 
+from memalpha.arguments import check_count, check_function, check_items, check_seed, check_type
 from memalpha.environments.base import is_single_turn, make_environment
 from memalpha.environments.engine import RolloutEngine, score_replies
 from memalpha.errors import ConfigError, DataError, RewardError
@@ -145,6 +147,18 @@ def evaluate_text(
         DataError: There are no tasks, or two have the same id.
         ConfigError: Not exactly one of `rewards` and `environment` is given, or a reward needs a missing column.
     """
+    check_type("policy", policy, Policy, error=ConfigError)
+    tasks = check_items("tasks", tasks, of="tasks", error=DataError)
+    for task in tasks:
+        check_type("tasks", task, TextTask, error=DataError)
+    check_type("system_prompt", system_prompt, (str, NoneType), error=ConfigError)
+    check_type("chat_template_kwargs", chat_template_kwargs, (Mapping, NoneType), error=ConfigError)
+    check_type("name", name, (str, NoneType), error=ConfigError)
+    check_count("max_new_tokens", max_new_tokens, error=ConfigError)
+    check_count("thinking_tokens", thinking_tokens, error=ConfigError)
+    check_seed(seed, error=ConfigError)
+    if progress is not None:
+        check_function("progress", progress, error=ConfigError)
     if (rewards is None) == (environment is None):
         raise ConfigError("rewards: give reward functions, or an environment in their place")
     environment = TextGeneration(rewards) if environment is None else environment

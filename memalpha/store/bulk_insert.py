@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from memalpha.arguments import check_items
 from memalpha.errors import StoreError
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.row_codec import content_digest
@@ -27,7 +28,7 @@ def validate_facts(facts: Iterable[Fact], max_content: int) -> list[tuple[Fact, 
     Raises `StoreError` naming the index of an invalid fact.
     """
     validated = []
-    for index, fact in enumerate(facts):
+    for index, fact in enumerate(check_items("facts", facts, of="mappings")):
         try:
             if not isinstance(fact, Mapping) or not _REQUIRED_KEYS <= fact.keys() <= _ALLOWED_KEYS:
                 raise StoreError(f"a mapping with category, content and none but {', '.join(_KEYS)} is needed")

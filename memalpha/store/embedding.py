@@ -21,13 +21,16 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from memalpha.arguments import brief_repr, check_path
 from memalpha.endpoint_calls import ENDPOINT_PREFIXES
-from memalpha.errors import EmbedderError, install_command
+from memalpha.errors import EmbedderError, MemalphaError, install_command
 from memalpha.hub import hub_reachable
 from memalpha.store.indexing.endpoint_embedder import EndpointEmbedder
 
 SHIPPED_EMBEDDERS = ("static", "hash", "minilm")
 """Names that `load_embedder` resolves to code and weights of installed packages, whatever the working directory."""
+
+_HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
 
 NORM_TOLERANCE = 0.01
 """Largest deviation of a vector's length from 1; a model in half precision comes to 0.001."""
@@ -68,26 +71,44 @@ def first_faulty_row(vectors: np.ndarray) -> int | None:
     return None if is_sound.all() else int(np.argmin(is_sound))
 
 
+def check_embedder(embedder: object) -> None:
+    """Raise `EmbedderError` unless an object has the name, dimension and method of an embedder."""
+    name, dim = getattr(embedder, "name", None), getattr(embedder, "dim", None)
+    is_named = isinstance(name, str) and name and "\0" not in name and not isinstance(embedder, type)
+    if not is_named or not isinstance(dim, int) or dim < 1 or not callable(getattr(embedder, "encode", None)):
+        raise EmbedderError(
+            f"embedder {brief_repr(embedder)}: a name, or an object with name (text), dim (from 1) and encode is needed"
+        )
+
+
 class CheckedEmbedder:
     """Embedder whose vectors are checked: one row per text, finite, of length 1 or zero."""
 
     def __init__(self, inner: Embedder) -> None:
+        check_embedder(inner)
         self.inner, self.name, self.dim = inner, inner.name, inner.dim
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Return L2-normalised rows, float32 `(len(texts), dim)`.
 
         Raises:
-            EmbedderError: The embedder returned something else; the message names the first such text.
+            EmbedderError: The embedder raised, or returned something else; the message names the first such text.
         """
-        output = self.inner.encode(texts)
+        try:
+            output = self.inner.encode(texts)
+        except MemalphaError:
+            raise
+        except Exception as error:  # somebody's own code can raise anything
+            raise EmbedderError(f"embedder {self.name!r} raised {type(error).__name__}: {error}") from error
         try:
             if type(output) is np.ndarray and output.dtype == np.float32:
                 vectors = output
             else:
+                if np.iscomplexobj(output):
+                    raise TypeError("they are complex")
                 with np.errstate(over="ignore"):
                     vectors = np.asarray(output, np.float32)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise EmbedderError(f"embedder {self.name!r} returned no array of numbers ({error})") from error
         if len(texts) == 0:
             return np.zeros((0, self.dim), np.float32)
@@ -288,6 +309,7 @@ class SentenceTransformerEmbedder:
             )
         from sentence_transformers import SentenceTransformer
 
+        _check_model_name("embedder", path or name)
         # None prefers model.safetensors and overrides a model's own configuration, which may ask for a pickle.
         options: dict[str, Any] = {"trust_remote_code": False, "model_kwargs": {"use_safetensors": None}}
         try:
@@ -351,6 +373,11 @@ def load_embedder(name: str) -> Embedder:
     Raises:
         EmbedderError: The embedder cannot be loaded; the message says how to get one.
     """
+    if isinstance(name, Path):
+        name = str(name)
+    if not isinstance(name, str) or not name:
+        raise EmbedderError(f"embedder {brief_repr(name)}: a name is needed")
+    check_path("embedder", name, error=EmbedderError)
     if name == "static":
         inner: Embedder = StaticEmbedder()
     elif name == "hash":
@@ -369,6 +396,13 @@ def load_embedder(name: str) -> Embedder:
     return CachedEmbedder(inner)
 
 
+def _check_model_name(label: str, name: str) -> None:
+    """Raise `EmbedderError` unless a name is a directory or can be a hub id: libraries would log it as it is."""
+    check_path(label, name, error=EmbedderError)
+    if not _HUB_ID.fullmatch(name) and not Path(name).is_dir():
+        raise EmbedderError(f"{label} {brief_repr(name, 300)}: a directory or a hub name is needed; {INSTALL_HINT}")
+
+
 @lru_cache(maxsize=4)
 def load_cross_encoder(name: str) -> Callable[[str, Sequence[str]], list[float]]:
     """Return a sentence-transformers cross-encoder as a reranker; code that comes with a model is never run.
@@ -382,6 +416,7 @@ def load_cross_encoder(name: str) -> Callable[[str, Sequence[str]], list[float]]
         raise EmbedderError(
             f"reranker {name!r} needs sentence-transformers, which is not installed: {install_command('embed')}"
         ) from error
+    _check_model_name("reranker", name)
     try:
         model = CrossEncoder(name, device="cpu", trust_remote_code=False)
     except (OSError, ValueError) as error:

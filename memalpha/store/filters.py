@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from operator import ge, gt, le, lt
 from typing import Any
 
+from memalpha.arguments import brief_repr
 from memalpha.errors import StoreError
 from memalpha.types import MemoryEntry, is_iso_time
 
@@ -182,20 +183,20 @@ def _nested_value(value: Any, path: str) -> Any:
 
 def _parse_mapping(where: object, depth: int) -> tuple[Filter, ...]:
     if not isinstance(where, Mapping):
-        raise StoreError(f"where: a mapping of fields to values is needed, not {where!r}")
+        raise StoreError(f"where: a mapping of fields to values is needed, not {brief_repr(where)}")
     if depth > _MAX_DEPTH:
         raise StoreError(f"where: nested deeper than {_MAX_DEPTH} levels")
     parts: list[Filter] = []
     for key, value in where.items():
         if not isinstance(key, str) or not key:
-            raise StoreError(f"where: {key!r} is no field")
+            raise StoreError(f"where: {brief_repr(key)} is no field")
         if not key.startswith("$"):
             parts += _parse_field(key, value, depth)
         elif key == "$not":
             parts.append(Not(_conjunction(_parse_mapping(value, depth + 1))))
         elif key in COMBINATIONS:
             if not isinstance(value, list | tuple) or not value:
-                raise StoreError(f"where: {key} needs a list of at least one mapping, not {value!r}")
+                raise StoreError(f"where: {key} needs a list of at least one mapping, not {brief_repr(value)}")
             options = tuple(_conjunction(_parse_mapping(item, depth + 1)) for item in value)
             parts.append(_conjunction(options) if key == "$and" else Or(options))
         elif key in COMPARISONS:
@@ -216,36 +217,40 @@ def _parse_field(field: str, value: Any, depth: int) -> Iterable[Filter]:
             yield Not(_conjunction(tuple(_parse_field(field, operand, depth + 1))))
             continue
         if operator not in COMPARISONS:
-            raise _unknown_operator(operator, f" for {field!r}")
-        location = f"where: {field!r} {operator}"
+            raise _unknown_operator(operator, f" for {brief_repr(field)}")
+        location = f"where: {brief_repr(field)} {operator}"
         if operator in ("$in", "$nin") and not isinstance(operand, list | tuple):
-            raise StoreError(f"{location}: a list is needed, not {operand!r}")
+            raise StoreError(f"{location}: a list is needed, not {brief_repr(operand)}")
         if operator == "$exists":
             if not isinstance(operand, bool):
-                raise StoreError(f"{location}: true or false is needed, not {operand!r:.80}")
+                raise StoreError(f"{location}: true or false is needed, not {brief_repr(operand)}")
             yield Condition(field, "$ne" if operand else "$eq", None)
             continue
         operand = _json_operand(location, operand)
         if field in TIME_FIELDS and operator in ORDER and isinstance(operand, str) and not is_iso_time(operand):
-            raise StoreError(f"{location}: {operand!r} is no ISO 8601 date or time (2024-05-01)")
+            raise StoreError(f"{location}: {brief_repr(operand)} is no ISO 8601 date or time (2024-05-01)")
         yield Not(Condition(field, "$in", operand)) if operator == "$nin" else Condition(field, operator, operand)
 
 
 def _unknown_operator(operator: object, location: str = "") -> StoreError:
     operators = ", ".join((*COMPARISONS, *COMBINATIONS))
-    return StoreError(f"where: unknown operator {operator!r}{location}: there are {operators}")
+    return StoreError(f"where: unknown operator {brief_repr(operator)}{location}: there are {operators}")
 
 
 def _conjunction(parts: tuple[Filter, ...]) -> Filter:
     return parts[0] if len(parts) == 1 else And(parts)
 
 
-def _json_operand(location: str, value: Any) -> Any:
+def _json_operand(location: str, value: Any, depth: int = 0) -> Any:
     """Return the operand with tuples as lists. Raises `StoreError` for anything that JSON cannot hold."""
+    if depth > _MAX_DEPTH:
+        raise StoreError(f"{location}: nested deeper than {_MAX_DEPTH} levels")
     if isinstance(value, list | tuple):
-        return [_json_operand(location, item) for item in value]
+        return [_json_operand(location, item, depth + 1) for item in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: _json_operand(location, item) for key, item in value.items()}
+        return {key: _json_operand(location, item, depth + 1) for key, item in value.items()}
     if value is None or isinstance(value, str | int | float):
         return value
-    raise StoreError(f"{location}: {value!r} is no JSON value (text, number, true, false, null, list, mapping)")
+    raise StoreError(
+        f"{location}: {brief_repr(value)} is no JSON value (text, number, true, false, null, list, mapping)"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
+from memalpha.arguments import check_count
 from memalpha.errors import StoreError
 from memalpha.store.embedding import CheckedEmbedder, Embedder
 from memalpha.store.filters import Where
@@ -14,7 +15,7 @@ from memalpha.store.search.corpus import Corpus
 from memalpha.store.search.documents import Document
 from memalpha.store.search.options import SearchOptions
 from memalpha.store.state import Change, MemoryState, plan
-from memalpha.store.validation import check_count, check_timestamp
+from memalpha.store.validation import check_timestamp
 from memalpha.types import Hit, MemoryEntry, Operation
 
 

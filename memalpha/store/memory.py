@@ -11,6 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
+from memalpha.arguments import check_flag
 from memalpha.errors import DuplicateContent, StoreError, UnknownEntry
 from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Filter, Where, parse_filter
@@ -173,8 +174,10 @@ class Memory(ABC):
             args: `k`, as in `search`.
             keywords: Keywords of `search`.
         """
-        if isinstance(queries, str) or not all(isinstance(query, str) for query in queries):
+        is_list = isinstance(queries, Sequence | np.ndarray) and not isinstance(queries, str | bytes)
+        if not is_list or not all(isinstance(query, str) for query in queries):
             raise StoreError("query: text is needed, and for search_many a list of texts")
+        queries = list(queries)
         options = SearchOptions(*args, **keywords)
         if options.category is not None:
             self.schema.check_category(options.category)
@@ -348,6 +351,7 @@ class Memory(ABC):
             InvalidContent: The content is empty, or a field cannot be stored.
             DuplicateContent: Another live entry of the category has this content, or only the origin would change.
         """
+        check_flag("merge_metadata", merge_metadata)
         # What depends on the old version must be read where nobody else writes.
         with self._exclusive() if content is None or merge_metadata else nullcontext():
             operation = update_operation(

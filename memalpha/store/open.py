@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memalpha.arguments import brief_repr, check_path
 from memalpha.errors import ConfigError, DamagedStore, StoreError, install_command
 from memalpha.store.backends.base import Backend, Clock, Durability
 from memalpha.store.backends.namespace import Namespace
@@ -19,6 +20,7 @@ from memalpha.store.indexing.namespace_index import NamespaceIndex
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder, embedder_record
 from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.store.search.vectors import Precision
+from memalpha.store.validation import is_text
 
 if TYPE_CHECKING:
     from memalpha.store.backends.postgres.database import PostgresDatabase
@@ -33,9 +35,12 @@ _URL = re.compile(r"postgres(?:ql)?(\+shards)?://")
 def is_url(path: str | Path) -> bool:
     """Return True for a URL and False for a path.
 
-    Raises `StoreError` for a URL of another scheme.
+    Raises `StoreError` for a URL of another scheme, and for what no path can be.
     """
+    check_path("path", path)
     text = str(path)
+    if not is_text(text):
+        raise StoreError(f"path {brief_repr(text)}: a path in UTF-8 is needed")
     if "://" in text and not _URL.match(text):
         scheme = text.partition("://")[0]
         raise StoreError(f"{scheme}://...: give a path, ':memory:' or postgresql://user:password@host/database")
@@ -72,7 +77,8 @@ def open_database(
     named_schema = load_schema(DEFAULT_SCHEMA if schema is None else schema)
 
     def initial_meta() -> dict[str, str]:
-        return {"schema": named_schema.to_json(), "embedder": embedder_record(embedder or DEFAULT_EMBEDDER)}
+        chosen_embedder = DEFAULT_EMBEDDER if embedder is None else embedder
+        return {"schema": named_schema.to_json(), "embedder": embedder_record(chosen_embedder)}
 
     if read_only:
         database = _open_read_only(path, clock)
@@ -113,7 +119,7 @@ def is_writable(path: str | Path) -> bool:
     """Return False for a store file that this user cannot write, or whose folder he cannot."""
     try:
         exists = not is_url(path) and Path(path).exists()
-    except (OSError, ValueError):  # a path that no file can have: opening it says so
+    except (OSError, StoreError):  # a path that no file can have: opening it says so
         exists = False
     return not exists or all(os.access(p, os.W_OK) for p in (path, Path(path).parent))
 
@@ -137,7 +143,12 @@ def open_namespace(database: Backend, name: str, schema: MemorySchema) -> Namesp
         database: Open database.
         name: Name of the namespace.
         schema: Schema of the store.
+
+    Raises:
+        StoreError: The name is no text, or empty.
     """
+    if not is_text(name) or not name:
+        raise StoreError(f"namespace {brief_repr(name)}: a non-empty text is needed")
     if isinstance(database, SQLiteDatabase):
         return Namespace(database, name, schema)
     from memalpha.store.backends.postgres.namespace import PostgresNamespace

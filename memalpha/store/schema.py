@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from memalpha.arguments import brief_repr, check_path
 from memalpha.errors import ConfigError, UnknownCategory
 
 _NAME = re.compile(r"[^\W\d][\w-]{0,63}")
@@ -79,10 +80,13 @@ class MemorySchema:
 
     def check_category(self, category: object) -> str:
         """Return the category's name, or raise `UnknownCategory` with the names that the schema has."""
-        for member in self.categories:
-            if member.name == category:
-                return member.name
-        raise UnknownCategory(f"no category {category!r} in schema {self.name!r}: use {', '.join(self.category_names)}")
+        if isinstance(category, str):
+            for member in self.categories:
+                if member.name == category:
+                    return member.name
+        raise UnknownCategory(
+            f"no category {brief_repr(category)} in schema {self.name!r}: use {', '.join(self.category_names)}"
+        )
 
     def is_compatible_with(self, other: MemorySchema) -> bool:
         """Return True if entries fit both schemas: they differ in descriptions only."""
@@ -127,6 +131,7 @@ def load_schema(name: str | Path | MemorySchema) -> MemorySchema:
     """
     if isinstance(name, MemorySchema):
         return name
+    check_path("schema", name, error=ConfigError)
     if str(name) in SHIPPED:
         return SHIPPED[str(name)]
     path = Path(name)
@@ -136,7 +141,7 @@ def load_schema(name: str | Path | MemorySchema) -> MemorySchema:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"schema {path}: cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"schema {path}: not valid YAML: {error}") from error
     return _build(data, str(path))
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from immutables import Map
 
+from memalpha.arguments import brief_repr
 from memalpha.errors import DuplicateContent, InvalidContent, StoreError, UnknownEntry
 from memalpha.store.schema import MemorySchema
 from memalpha.store.validation import FIELD_CHECKS, check_text, clean_content, clean_core_text, is_id, make_id
@@ -95,10 +96,10 @@ def plan(view: StateView, operation: Operation, position: int) -> Change:
         completed = _complete_operation(operation, id, category, content, importance=1.0, metadata={})
         return Change(completed, None, _make_version(completed, ended_before, position))
     if kind not in ("update", "delete", "expired"):
-        raise StoreError(f"no operation {kind!r}: use insert, update, delete or core_update")
+        raise StoreError(f"no operation {brief_repr(kind)}: use insert, update, delete or core_update")
     current = view.latest_version(operation.id) if isinstance(operation.id, str) else None
     if current is None or current.valid_to is not None:
-        raise UnknownEntry(f"no live entry has the id {operation.id!r}")
+        raise UnknownEntry(f"no live entry has the id {brief_repr(operation.id)}")
     ended = _end_version(current, position)
     if kind != "update":
         return Change(_complete_operation(operation, operation.id, current.category, None), ended)
@@ -226,9 +227,9 @@ class MemoryState:
 
     def get(self, id: str) -> MemoryEntry:
         """Return a live entry. Raises `UnknownEntry`."""
-        entry = self._live.get(id)
+        entry = self._live.get(id) if isinstance(id, str) else None
         if entry is None:
-            raise UnknownEntry(f"no live entry has the id {id!r}")
+            raise UnknownEntry(f"no live entry has the id {brief_repr(id)}")
         return entry
 
     def creation_position(self, id: str) -> int:
@@ -314,7 +315,7 @@ def _entry_to_revive(view: StateView, id: str | None, category: str) -> MemoryEn
         return None
     check_text("id", id)
     if not is_id(id):
-        raise InvalidContent(f"id {id!r}: 1 to 128 characters without whitespace are needed")
+        raise InvalidContent(f"id {brief_repr(id)}: 1 to 128 characters without whitespace are needed")
     latest = view.latest_version(id)
     if latest is not None and latest.valid_to is None:
         raise StoreError(f"the id {id!r} is in use")

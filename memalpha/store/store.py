@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 import numpy as np
 
+from memalpha.arguments import brief_repr, check_count, check_flag, check_items, check_path
 from memalpha.errors import InvalidContent, StoreError
 from memalpha.store import history as timeline
 from memalpha.store.backends.base import Backend, Clock, Durability, system_clock
@@ -29,9 +30,7 @@ from memalpha.store.state import Change
 from memalpha.store.trust.reviews import StoreReviewer
 from memalpha.store.validation import (
     MAX_CONTENT,
-    brief_repr,
     check_content_size,
-    check_count,
     check_timestamp,
     clean_content,
 )
@@ -104,11 +103,17 @@ class MemoryStore(StoreReviewer):
             EmbedderError: The embedder is unknown or differs from the recorded one.
             ConfigError: The schema is invalid.
         """
-        if vectors not in PRECISIONS:
-            raise StoreError(f"vectors {vectors!r}: {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]} is needed")
+        if not isinstance(vectors, str) or vectors not in PRECISIONS:
+            raise StoreError(
+                f"vectors {brief_repr(vectors)}: {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]} is needed"
+            )
         check_count("max_content", max_content)
-        if read_only == "if needed":
+        check_flag("create", create)
+        if not callable(clock):
+            raise StoreError(f"clock {brief_repr(clock)}: a function that returns the time is needed")
+        if isinstance(read_only, str) and read_only == "if needed":
             read_only = not is_writable(path)
+        check_flag("read_only", read_only)
         database, recorded_schema, recorded_embedder = open_database(
             path, schema, embedder, create=create, durability=durability, clock=clock, read_only=read_only
         )
@@ -160,6 +165,8 @@ class MemoryStore(StoreReviewer):
             return self._database.namespaces()
 
     def change(self, operation: Operation) -> Change:
+        if not isinstance(operation, Operation):
+            raise StoreError(f"operation {brief_repr(operation)}: an Operation is needed")
         check_timestamp(operation.timestamp)
         try:
             content = clean_content(operation.content) if operation.kind in ("insert", "update") else None
@@ -217,6 +224,7 @@ class MemoryStore(StoreReviewer):
         """
         if isinstance(contents, str):
             raise StoreError("contents: a list of texts is needed, not one text; add() stores one")
+        contents = check_items("contents", contents, of="texts")
         category = self.schema.default_category if category is None else category
         return self.insert_many([{"category": category, "content": content, **fields} for content in contents])
 
@@ -325,6 +333,7 @@ class MemoryStore(StoreReviewer):
 
         Returns the number of operations.
         """
+        check_path("path", path)
         return write_jsonl(Path(path), self.schema, self._namespace.name, self._log_rows(0))
 
     def import_jsonl(self, path: str | Path) -> int:
@@ -339,6 +348,7 @@ class MemoryStore(StoreReviewer):
         Raises:
             DataError: A line is invalid; the message names file, line and field.
         """
+        check_path("path", path)
         lines = read_jsonl(Path(path))
         contents = stored_contents(path, lines)
         for content in contents:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from memalpha.arguments import check_items, check_texts
 from memalpha.errors import StoreError
 from memalpha.store.filters import Where
 from memalpha.store.store_erasure import StoreEraser
@@ -69,7 +70,7 @@ class StoreBatches(StoreEraser):
             StoreError: An update is invalid, as in `update`; the message names its index.
         """
         rows: list[dict[str, Any]] = []
-        for index, update in enumerate(updates):
+        for index, update in enumerate(check_items("updates", updates, of="mappings")):
             with _named("update", index):
                 if not isinstance(update, Mapping) or not {"id"} <= update.keys() <= {"id", *UPDATE_FIELDS}:
                     raise StoreError(f"a mapping with id and none but {', '.join(UPDATE_FIELDS)} is needed")
@@ -119,6 +120,7 @@ class StoreBatches(StoreEraser):
         """
         if isinstance(ids, str) or (ids is None) == (category is None and where is None):
             raise StoreError("delete_many: give either a list of ids, or a category or filter of the entries to end")
+        ids = None if ids is None else check_texts("ids", ids)
         with self._transaction(write=True):
             if ids is None:
                 ids = [entry.id for entry in self.list(category, where=where)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection
 
+from memalpha.arguments import brief_repr, check_texts
 from memalpha.errors import ScrubPending, StoreError, UnknownEntry
 from memalpha.store.backends.row_codec import is_storable
 from memalpha.store.indexing import cache
@@ -40,6 +41,7 @@ class StoreEraser(StoreReader):
             ScrubPending: The entries are erased, but the file cannot be rewritten now. The next opening goes on.
         """
         self._database.refuse_in_transaction("erase")
+        check_texts("ids", ids)
         with self._transaction(write=True):
             unknown_ids = [id for id in ids if not self._was_used(id)]
             same_content_ids = [] if unknown_ids else self._erase(ids)
@@ -93,7 +95,7 @@ class StoreEraser(StoreReader):
         namespace = open_namespace(self._database, name, self.schema)
         with namespace.transaction():
             if namespace.scope.namespace_id < 0:
-                raise StoreError(f"no namespace {name!r}: `namespaces` lists them")
+                raise StoreError(f"no namespace {brief_repr(name)}: `namespaces` lists them")
             cache.remove_index_files(self._database, name)
             count = namespace.drop()
         self._scrub()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memalpha.arguments import brief_repr, check_count, check_texts
 from memalpha.errors import DamagedStore, StoreError, UnknownEntry, UnknownFieldWarning
 from memalpha.store import history as timeline
 from memalpha.store.backends.base import Backend
@@ -24,7 +25,7 @@ from memalpha.store.schema import MemorySchema
 from memalpha.store.search.options import SearchOptions
 from memalpha.store.search.vectors import Precision
 from memalpha.store.state import MemoryState
-from memalpha.store.validation import MAX_CONTENT, check_count, is_text
+from memalpha.store.validation import MAX_CONTENT, check_text, is_text
 from memalpha.types import Hit, MemoryEntry, Operation
 
 if TYPE_CHECKING:
@@ -45,8 +46,6 @@ class StoreReader(Memory):
     def __init__(
         self, database: Backend, schema: MemorySchema, embedder: RecordedEmbedder, namespace: str, vectors: Precision
     ) -> None:
-        if not is_text(namespace) or not namespace:
-            raise StoreError(f"namespace {namespace!r:.80}: a non-empty text is needed")
         self._database = database
         self._embedder = embedder
         self._namespace = open_namespace(database, namespace, schema)
@@ -104,7 +103,9 @@ class StoreReader(Memory):
         with self._transaction():
             entry = self._namespace.entries.version_at(id, self._namespace.log.resolve_as_of(as_of))
         if entry is None:
-            raise UnknownEntry(f"no live entry has the id {id!r}" + ("" if as_of is None else f" as of {as_of!r}"))
+            raise UnknownEntry(
+                f"no live entry has the id {brief_repr(id)}" + ("" if as_of is None else f" as of {as_of!r}")
+            )
         return entry
 
     def core_at(self, as_of: int | str | None) -> str:
@@ -140,7 +141,7 @@ class StoreReader(Memory):
             check_count("limit", limit)
         with self._transaction() as log_end:
             if after is not None and self._namespace.entries.latest_version(after) is None:
-                raise UnknownEntry(f"after: no entry ever had the id {after!r}")
+                raise UnknownEntry(f"after: no entry ever had the id {brief_repr(after)}")
             position = self._namespace.log.resolve_as_of(as_of)
             if where is None or entry_filter is None:
                 return self._namespace.entries.live(category, after=after, limit=limit, position=position)
@@ -163,7 +164,7 @@ class StoreReader(Memory):
             ids: Ids of entries.
             as_of: Log position or ISO time; None means now.
         """
-        ids = list(dict.fromkeys(ids))
+        ids = list(dict.fromkeys(check_texts("ids", ids)))
         with self._transaction():
             position = self._namespace.log.resolve_as_of(as_of)
             entries = self._namespace.entries.versions_at([id for id in ids if is_text(id)], position)
@@ -216,15 +217,16 @@ class StoreReader(Memory):
 
     def created_at(self, ids: Sequence[str]) -> dict[str, int]:
         with self._transaction():
-            return self._namespace.entries.creation_positions(ids)
+            return self._namespace.entries.creation_positions(check_texts("ids", ids))
 
     def find(self, category: str, content: str) -> MemoryEntry | None:
         """Return the live entry of the category with exactly this content, or None.
 
         Outer whitespace is ignored.
         """
+        text = check_text("content", content).strip()
         with self._transaction():
-            return self._namespace.entries.find(category, content.strip())
+            return self._namespace.entries.find(category, text)
 
     def _search(self, queries: Sequence[str], options: SearchOptions) -> list[list[Hit]]:
         query_vectors = options.query_vectors(len(queries), self._embedder.dim)
@@ -283,20 +285,21 @@ class StoreReader(Memory):
         with self._transaction():
             if versions := self._namespace.entries.history(id):
                 return versions
-        raise UnknownEntry(f"no entry ever had the id {id!r}")
+        raise UnknownEntry(f"no entry ever had the id {brief_repr(id)}")
 
     def history_many(self, ids: Iterable[str]) -> dict[str, list[MemoryEntry]]:
         """Return all versions of several entries by id, as `history` does; ids that were never used are left out.
 
         500 entries are read in one statement.
         """
-        ids = list(dict.fromkeys(ids))
+        ids = list(dict.fromkeys(check_texts("ids", ids)))
         with self._transaction():
             versions = self._namespace.entries.histories(ids)
         return {id: versions[id] for id in ids if id in versions}
 
     def log(self, after: int = 0) -> Iterator[tuple[int, str, Operation]]:
         """Iterate over the operations after a position: position, time (ISO, UTC), operation as applied."""
+        check_count("after", after)
         return ((position, time, operation) for position, time, _, operation in self._log_rows(after))
 
     def snapshot(self) -> int:

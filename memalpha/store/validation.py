@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from numbers import Integral
 from typing import Any
 
+from memalpha.arguments import brief_repr, is_finite_number
 from memalpha.errors import InvalidContent, StoreError
 from memalpha.store.filters import format_utc, parse_time
 from memalpha.store.schema import MemorySchema, count_core_tokens
@@ -106,20 +105,6 @@ def clean_content(value: object) -> str:
     return content
 
 
-def brief_repr(value: object) -> str:
-    """Return the beginning of a value's `repr`, for a message."""
-    try:
-        return f"{value!r:.80}"
-    except ValueError:  # an integer of thousands of digits
-        return f"of the type {type(value).__name__}"
-
-
-def check_count(name: str, value: object) -> None:
-    """Raise `StoreError` unless an argument is a whole number from 0."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
-        raise StoreError(f"{name} {brief_repr(value)}: a whole number from 0 is needed")
-
-
 def check_content_size(content: str, limit: int) -> None:
     """Raise `InvalidContent` for a content of more UTF-8 bytes than the limit."""
     if 4 * len(content) > limit and (size := len(content.encode())) > limit:
@@ -129,13 +114,15 @@ def check_content_size(content: str, limit: int) -> None:
         )
 
 
-def check_timestamp(timestamp: object) -> None:
+def check_timestamp(timestamp: str | None) -> None:
     """Raise `InvalidContent` unless a new timestamp is ISO 8601, None or "".
 
     Older logs may hold any text.
     """
-    if timestamp and not is_iso_time(check_text("timestamp", timestamp)):
-        raise InvalidContent(f"timestamp {timestamp!r} is no ISO 8601 date or time (2024-05-01)")
+    if timestamp is None or not check_text("timestamp", timestamp):
+        return
+    if not is_iso_time(timestamp):
+        raise InvalidContent(f"timestamp {brief_repr(timestamp)} is no ISO 8601 date or time (2024-05-01)")
 
 
 def update_operation(
@@ -178,7 +165,10 @@ def clean_core_text(schema: MemorySchema, value: object) -> str:
 
     Raises `InvalidContent` over the token limit, and `StoreError` if the schema has no core memory.
     """
-    if not schema.core and value != "":  # "" is valid in any schema: `restore` may need an operation without effect
+    is_cleared = (
+        isinstance(value, str) and not value
+    )  # valid in any schema: `restore` may need an operation without effect
+    if not schema.core and not is_cleared:
         raise StoreError(f"schema {schema.name!r} has no core memory")
     core = check_text("core memory", value).strip()
     tokens = count_core_tokens(core)
@@ -227,7 +217,7 @@ def _check_integer(name: str, value: Any) -> int:
 
 
 def _check_number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+    if not is_finite_number(value):
         raise InvalidContent(f"{name} {brief_repr(value)}: a finite number is needed")
     return float(value)
 
@@ -239,12 +229,12 @@ def _check_time(name: str, value: Any) -> str:
     try:
         return format_utc(parse_time(value))
     except (ValueError, OverflowError) as error:
-        raise InvalidContent(f"{name} {value!r} is no ISO 8601 date or time (2024-05-01)") from error
+        raise InvalidContent(f"{name} {brief_repr(value)} is no ISO 8601 date or time (2024-05-01)") from error
 
 
 def _check_metadata(name: str, value: Any) -> dict[str, Any]:
     """Return a private copy in JSON types, so that memory and disk hold the same."""
-    if not value:
+    if type(value) is dict and not value:
         return {}
     is_plain = type(value) is dict and set(map(type, value)) == {str}
     if not is_plain and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):

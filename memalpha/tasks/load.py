@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
+from memalpha.arguments import check_count, check_path, check_seed, check_type
 from memalpha.config import WorldConfig
 from memalpha.errors import DataError, did_you_mean
 from memalpha.tasks.catalog import MODULES, load_set, loader_options
@@ -42,7 +44,14 @@ def load_tasks(
     Raises:
         DataError: A name or option is unknown, a file is missing or bad, or the data set is empty.
     """
+    check_path("tasks", name_or_path, error=DataError)
     name = str(name_or_path)
+    check_type("variant", variant, (str, NoneType), error=DataError)
+    check_seed(seed, error=DataError)
+    if data is not None:
+        check_path("data", data, error=DataError)
+    if limit is not None:
+        check_count("limit", limit, error=DataError)
     if limit is not None and limit < 1:
         raise DataError(f"limit {limit}: at least one task is needed")
     if world is not None:

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from types import NoneType
+from typing import TYPE_CHECKING, Any, get_args
 
+from memalpha.arguments import brief_repr, check_count, check_path, check_seed, check_texts, check_type
 from memalpha.errors import DataError, install_command
 from memalpha.hub import hub_reachable
 from memalpha.tasks.synthetic import arithmetic, programs
@@ -136,7 +138,18 @@ def load_text_tasks(
     Raises:
         DataError: A name, file, split or column is missing, a row has no prompt, or the set is empty.
     """
+    check_path("tasks", name_or_path, error=DataError)
     name = str(name_or_path)
+    check_type("columns", columns, (Mapping, NoneType), error=DataError)
+    for pair in (columns or {}).items():
+        check_texts("columns", pair, error=DataError)
+    if not isinstance(split, str) or split not in get_args(Split):
+        raise DataError(f"split {brief_repr(split)}: {' or '.join(get_args(Split))} is needed")
+    check_seed(seed, error=DataError)
+    if data is not None:
+        check_path("data", data, error=DataError)
+    if limit is not None:
+        check_count("limit", limit, error=DataError)
     if limit is not None and limit < 1:
         raise DataError(f"limit {limit}: at least one task is needed")
     if name in GENERATED:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from memalpha.arguments import check_path
 from memalpha.config import (
     LearnerConfig,
     PreferenceConfig,
@@ -106,6 +107,8 @@ def train_on_preferences(
         DataError: Training on a pair is impossible; names its line in `out/preferences.jsonl`.
         CheckpointError: `out` holds another run.
     """
+    check_path("policy", policy, error=ConfigError)
+    check_path("out", out, error=ConfigError)
     values = {**settings, "policy": str(policy), "out": Path(out), "data": Path(out) / PAIRS_FILE}
     config = build_config(PreferenceConfig, values, "train_on_preferences")
     return _train_on_lists(preference_trainer, config, prompts, chosen, rejected)
@@ -141,6 +144,8 @@ def train_reward_model(
         DataError: Training on a pair is impossible; names its line in `out/preferences.jsonl`.
         CheckpointError: `out` holds another run.
     """
+    check_path("policy", policy, error=ConfigError)
+    check_path("out", out, error=ConfigError)
     values = {**settings, "policy": str(policy), "out": Path(out), "data": Path(out) / PAIRS_FILE}
     config = build_config(RewardModelConfig, values, "train_reward_model")
     return _train_on_lists(reward_model_trainer, config, prompts, chosen, rejected)

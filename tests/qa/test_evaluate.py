@@ -244,7 +244,7 @@ def test_a_reader_that_fails_raises():
         def answer(self, items, *, k=None):
             raise ConnectionError("server is away")
 
-    with pytest.raises(ConnectionError):
+    with pytest.raises(PolicyError, match="reader 'down' raised ConnectionError: server is away"):
         ask(GOOD, reader=Down())
 
 

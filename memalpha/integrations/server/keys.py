@@ -25,6 +25,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Literal, get_args
 
+from memalpha.arguments import check_path
 from memalpha.errors import ConfigError
 from memalpha.integrations.server.schemas import MAX_LABEL, ServiceError, check_text
 
@@ -105,6 +106,7 @@ class KeyFile:
         Raises:
             ConfigError: It is missing, is no file of keys, or other users may read or write it.
         """
+        check_path("keys", path, error=ConfigError)
         self.path = path
         if create and not path.exists():
             try:

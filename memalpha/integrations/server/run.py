@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 TOKEN_ENV = "MEMALPHA_TOKEN"
 MIN_TOKEN_LENGTH = 16
+MIN_DESCRIPTORS = 24  # loop, listener, store, keys, and about ten connections
 """Minimum characters of a token; shorter ones can be guessed."""
 SHUTDOWN_SECONDS = 5
 """Time for open connections to finish."""
@@ -148,7 +149,7 @@ def serve_http(
 
     Raises:
         ConfigError: the address or a name of `hosts` cannot be used, other machines can reach the server and there are
-            no token and no keys, or `otel` lacks its packages.
+            no token and no keys, `otel` lacks its packages, or the process may open too few files.
     """
     host, port = address
     hosts = check_hosts(hosts)
@@ -180,6 +181,7 @@ def serve_http(
         page=page,
         page_edits=page_edits,
     )
+    _check_descriptors()
     with _listen(host, port) as listening:
         url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         also = (f", MCP at {url}/mcp" if mcp else "") + (f", a page at {url}/" if page else "")
@@ -192,6 +194,21 @@ def serve_http(
                 key_file.close()
             if stop_tracing is not None:
                 stop_tracing()
+
+
+def _check_descriptors() -> None:
+    """Raise `ConfigError` unless the process may open enough files for a loop and a few clients."""
+    opened = []
+    try:
+        for _ in range(MIN_DESCRIPTORS):
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        raise ConfigError(
+            f"serve: {error.strerror}: {MIN_DESCRIPTORS} more are needed to serve a few clients (ulimit -n)"
+        ) from error
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
 
 
 def check_hosts(names: Collection[str]) -> frozenset[str]:

@@ -23,7 +23,7 @@ from typing import Any, ParamSpec, TypeVar
 from weakref import WeakSet
 
 from memalpha.agent.agent import MemoryAgent
-from memalpha.agent.reader import Answer, ExtractiveReader, Reading, default_reader
+from memalpha.agent.reader import Answer, ExtractiveReader, Reading, check_answers, default_reader
 from memalpha.agent.tools import execute
 from memalpha.config import AgentConfig, ReaderConfig, TrustConfig
 from memalpha.errors import (
@@ -267,8 +267,9 @@ class MemoryService:
         with self._policy_lock, work_span("model", "answer"):
             if where is not None:
                 hits = tuple(self._store.search(question, k, where=where))
-                return self._reader.read([Reading(question, hits, core=self._store.core)])[0]
-            return self._reader.answer([(question, self._store)], k=k)[0]
+                readings = [Reading(question, hits, core=self._store.core)]
+                return check_answers(self._reader, 1, lambda: self._reader.read(readings))[0]
+            return check_answers(self._reader, 1, lambda: self._reader.answer([(question, self._store)], k=k))[0]
 
     # ------------------------------------------------------------------------------------------------ writes
 

@@ -19,9 +19,10 @@ from threading import Lock
 from typing import Any
 
 from memalpha.agent.parsing import after_thinking
+from memalpha.arguments import brief_repr, is_finite_number
 from memalpha.config import JudgeConfig
-from memalpha.errors import DataError, PolicyError
-from memalpha.policy.base import Policy
+from memalpha.errors import ConfigError, DataError, PolicyError
+from memalpha.policy.base import Policy, sample_checked
 from memalpha.policy.load import load_policy
 from memalpha.policy.reply_cache import cache_frozen
 from memalpha.qa.scoring.judge_prompts import (
@@ -97,6 +98,13 @@ class Judge:
         frozen: bool = False,
     ) -> None:
         self.policies = list(policies)
+        shares = [*(weights or [])]
+        is_sound = all(is_finite_number(share) and share >= 0 for share in shares) and (not shares or sum(shares) > 0)
+        if not self.policies or (shares and len(shares) != len(self.policies)) or not is_sound:
+            raise ConfigError(
+                f"judge: {len(self.policies)} policies with the weights {brief_repr(weights)}: at least one policy is "
+                "needed, and a number from 0 for each, not all 0"
+            )
         self._caches = {id(policy): cache_frozen(policy) if frozen else None for policy in self.policies}
         self.weights = list(weights or [1.0] * len(self.policies))
         self.max_new_tokens = max_new_tokens
@@ -179,7 +187,7 @@ class Judge:
 
     def _sample(self, policy: Policy, messages: Iterable[tuple[Mapping[str, str], ...]]) -> list[str]:
         cache = self._caches[id(policy)]
-        sample = policy.sample if cache is None else cache.ask
+        sample = partial(sample_checked, policy) if cache is None else cache.ask
         return [completion.text for completion in sample([self._request(item) for item in messages])]
 
     def _judgement(

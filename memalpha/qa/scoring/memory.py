@@ -12,7 +12,7 @@ from typing import Any
 
 from memalpha.agent.conflict_rule import states_several_values
 from memalpha.agent.prompts import question_with_choices as asked_in_full
-from memalpha.agent.reader import Answer, Reader
+from memalpha.agent.reader import Answer, Reader, check_answers
 from memalpha.agent.text_match import contains
 from memalpha.errors import ConfigError, DataError
 from memalpha.qa.memory_reward import MemoryReward
@@ -56,7 +56,7 @@ def evaluate_memory(
             items.append((question if has_details else question.question, memory))
     if texts := texts_to_embed(groups):
         embedder.encode(texts)  # in one batch, so that the searches find them in the embedder's cache
-    answers = iter(reader.answer(items))
+    answers = iter(check_answers(reader, len(items), lambda: reader.answer(items)))
     return [
         [
             [

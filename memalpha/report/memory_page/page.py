@@ -17,6 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from memalpha.arguments import check_path
 from memalpha.errors import StoreError
 from memalpha.report.memory_page.concerns import finding_sections, waiting_section
 from memalpha.report.memory_page.entries import category_sections, core_section
@@ -51,6 +52,7 @@ def write_memory_page(store: MemoryStore, file: str | Path) -> dict[str, Any]:
     Raises:
         StoreError: The file cannot be written, or it exists and is no HTML page.
     """
+    check_path("page", file)
     target = Path(file)
     _refuse_other_files(target)
     history = read_history(store)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
+from memalpha.arguments import brief_repr
 from memalpha.errors import StoreError
 from memalpha.store.backends.row_codec import check_namespace_name
 from memalpha.store.filters import format_utc
@@ -121,7 +122,10 @@ class Backend(ABC):
 
     def now(self) -> str:
         """Return the current time as the log stores it."""
-        return format_utc(self.clock())
+        time = self.clock()
+        if not isinstance(time, datetime) or time.tzinfo is None:
+            raise StoreError(f"clock: it returned {brief_repr(time)}: a datetime with its zone is needed")
+        return format_utc(time)
 
     def namespaces(self) -> list[str]:
         """Return the names of all written namespaces that may be seen. Raises `DamagedStore`."""

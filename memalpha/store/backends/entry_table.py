@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from memalpha.arguments import brief_repr
+from memalpha.errors import UnknownEntry
 from memalpha.store.backends.row_codec import (
     ENTRY_COLUMNS,
     check_digest,
@@ -63,7 +65,7 @@ class EntryTable(StateView):
         return self._scope.first(query) is not None
 
     def latest_version(self, id: str) -> MemoryEntry | None:
-        return self._select_one("id = ? ORDER BY version DESC LIMIT 1", id)
+        return self._select_one("id = ? ORDER BY version DESC LIMIT 1", id) if isinstance(id, str) else None
 
     def find(self, category: str, content: str) -> MemoryEntry | None:
         if not (is_storable(content) and is_storable(category)):
@@ -73,6 +75,8 @@ class EntryTable(StateView):
 
     def version_at(self, id: str, position: int | None) -> MemoryEntry | None:
         """Return the version of an entry that is live, or was live at a position."""
+        if not isinstance(id, str):
+            return None
         where, values = _live_condition(position)
         entry = self._select_one(f"id = ? AND {where}", id, *values)
         return replace(entry, valid_to=None) if entry else None
@@ -103,12 +107,12 @@ class EntryTable(StateView):
 
     def history(self, id: str) -> list[MemoryEntry]:
         """Return all versions of an entry, oldest first; an empty list for an unused id."""
-        return list(self._select("id = ? ORDER BY version", id)) if is_storable(id) else []
+        return list(self._select("id = ? ORDER BY version", id)) if isinstance(id, str) and is_storable(id) else []
 
     def histories(self, ids: Sequence[str]) -> dict[str, list[MemoryEntry]]:
         """Return all versions of several entries by id, oldest first; unused ids are left out."""
         versions: dict[str, list[MemoryEntry]] = {}
-        storable = [id for id in ids if is_storable(id)]
+        storable = [id for id in ids if isinstance(id, str) and is_storable(id)]
         for start in range(0, len(storable), _BATCH):
             batch = storable[start : start + _BATCH]
             for entry in self._select(f"id IN ({','.join('?' * len(batch))}) ORDER BY id, version", *batch):
@@ -247,9 +251,15 @@ class EntryTable(StateView):
         return self._select("true ORDER BY created, version")
 
     def creation_positions(self, ids: Sequence[str]) -> dict[str, int]:
-        """Return the creation position of each id. Raises `DamagedStore`."""
+        """Return the creation position of each id. Raises `UnknownEntry` or `DamagedStore`."""
         query = "SELECT created FROM versions WHERE ns = ? AND id = ? LIMIT 1"
-        return {id: check_position(id, self._scope.first(query, id)[0]) for id in ids}
+        positions = {}
+        for id in ids:
+            row = self._scope.first(query, id) if isinstance(id, str) and is_storable(id) else None
+            if row is None:
+                raise UnknownEntry(f"no entry ever had the id {brief_repr(id)}")
+            positions[id] = check_position(id, row[0])
+        return positions
 
     def holders(self, ids: Collection[str]) -> dict[bytes, set[str]]:
         """Return every content that one of these ids holds, or held: its digest, with all ids that do."""

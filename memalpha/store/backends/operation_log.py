@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple, TypeVar
 
+from memalpha.arguments import brief_repr
 from memalpha.errors import DamagedStore, StoreError
 from memalpha.store.backends.row_codec import OPERATION_VALUES, decode_log_row, logged_values
 from memalpha.store.backends.scope import NamespaceScope
@@ -132,9 +133,9 @@ class OperationLog:
             try:
                 return self.position_at(format_utc(parse_time(as_of)))
             except (ValueError, OverflowError) as error:
-                raise StoreError(f"as_of {as_of!r} is neither a log position nor an ISO time") from error
+                raise StoreError(f"as_of {brief_repr(as_of)} is neither a log position nor an ISO time") from error
         if isinstance(as_of, bool) or not isinstance(as_of, int) or as_of < 0:
-            raise StoreError(f"as_of {as_of!r} is neither a log position (0 or more) nor an ISO time")
+            raise StoreError(f"as_of {brief_repr(as_of)} is neither a log position (0 or more) nor an ISO time")
         return min(as_of, self.position)
 
     def resolve_position(self, as_of: int | str | None) -> int:

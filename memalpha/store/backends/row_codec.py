@@ -71,7 +71,7 @@ encode_json = _make_json_encoder()
 def is_storable(value: object) -> bool:
     """Return True if a store can hold the value, so that a lookup of it can succeed."""
     if not isinstance(value, str):
-        return isinstance(value, int | float | bytes)
+        return isinstance(value, float | bytes) or (isinstance(value, int) and -(2**63) <= value < 2**63)
     if "\0" in value:
         return False
     try:

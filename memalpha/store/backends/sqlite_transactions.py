@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from threading import RLock
 from typing import NoReturn
 
@@ -12,6 +15,7 @@ from memalpha.errors import DamagedStore, DeadlineExceeded, StoreError
 from memalpha.store.backends.base import Backend, Clock, Durability
 from memalpha.store.backends.deadline import watched
 
+_FULL = 1 << 20  # free bytes below which an error of the disk is put down to a full one
 LOCK_TIMEOUT = 30.0  # seconds that a writer waits for the lock
 
 
@@ -148,4 +152,23 @@ class TransactionalConnection(Backend):
         if code.startswith("SQLITE_CORRUPT") or "Could not decode" in str(error):
             message = f"{self.path} is damaged ({str(error)[:100]}): restore a backup, or run `memalpha doctor`"
             raise DamagedStore(message) from error
-        raise StoreError(f"{self.path}: {error}") from error
+        raise StoreError(f"{self.path}: {_explain(self.path, code) or error}") from error
+
+
+def _explain(path: str, code: str) -> str:
+    """Return what an error of the disk, the rights or the descriptors means, and what to do; "" for other errors."""
+    folder = Path(path).absolute().parent
+    try:
+        is_full = shutil.disk_usage(folder).free < _FULL
+    except OSError:
+        is_full = False
+    if code.startswith("SQLITE_FULL") or (code.startswith("SQLITE_IOERR") and is_full):
+        return "the disk is full: make room, and try again"
+    if code.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN")) and folder.is_dir():
+        if not all(os.access(p, os.W_OK) for p in (path, folder) if Path(p).exists()):
+            return "the file or its folder is read-only: open it with read_only=True, or allow this user to write both"
+        if code.startswith("SQLITE_CANTOPEN"):
+            return "the file cannot be opened: is it a file, and may this process open more of them (ulimit -n)?"
+    if code.startswith("SQLITE_IOERR"):
+        return f"the disk reports an error ({code}): look at the system's log, and try again"
+    return ""

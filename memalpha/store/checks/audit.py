@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memalpha.arguments import brief_repr, check_count, check_items, check_texts, check_type, is_finite_number
 from memalpha.errors import StoreError
 from memalpha.store.checks.coverage import (
     find_orphans,
@@ -40,6 +41,7 @@ from memalpha.store.checks.coverage import (
 from memalpha.store.checks.duplicates import find_duplicates
 from memalpha.store.checks.findings import KINDS, Audit, Finding
 from memalpha.store.checks.slot_checks import find_contradictions, find_stale
+from memalpha.store.store_reads import StoreReader
 from memalpha.types import Chunk, MemoryEntry
 
 if TYPE_CHECKING:
@@ -70,10 +72,22 @@ def audit(
     Raises:
         StoreError: `near` is not above 0 and at most 1, or `k` is below 1.
     """
-    if not 0 < near <= 1:
-        raise StoreError(f"near {near!r}: a cosine above 0 and at most 1 is needed")
+    check_type("store", store, StoreReader)
+    if not is_finite_number(near) or not 0 < near <= 1:
+        raise StoreError(f"near {brief_repr(near)}: a cosine above 0 and at most 1 is needed")
+    check_count("k", k)
     if k < 1:
         raise StoreError(f"k {k!r}: 1 or more is needed")
+    if queries is not None:
+        queries = check_texts("queries", queries)
+    if source is not None:
+        check_type("source", source, tuple)
+        if len(source) != 2 or not isinstance(source[0], str):
+            raise StoreError(f"source {brief_repr(source)}: a name and its chunks are needed")
+        chunks = check_items("source", source[1], of="chunks")
+        for chunk in chunks:
+            check_type("source", chunk, Chunk)
+        source = source[0], chunks
     result = Audit(store._namespace.name)
     with store._transaction():
         position, entries = store._namespace.log.position, store._namespace.entries.live()

@@ -172,12 +172,18 @@ def _abandoned_index_files(path: str) -> list[Path]:
 
 
 def index_files(path: str, namespace: str | None = None) -> list[Path]:
-    """Return the index files beside a store, of one namespace or of all, those that are being written too."""
+    """Return the index files beside a store, of one namespace or of all, those that are being written too.
+
+    Raises `StoreError` if the folder cannot be listed.
+    """
     if not _is_file(path):
         return []
     store = Path(path)
     start = f"{store.name}-index-" + ("" if namespace is None else _name_digest(namespace))
-    return sorted(file for file in store.parent.iterdir() if file.name.startswith(start))
+    try:
+        return sorted(file for file in store.parent.iterdir() if file.name.startswith(start))
+    except OSError as error:
+        raise StoreError(f"{store.parent}: the folder of the store cannot be listed: {error.strerror}") from error
 
 
 def _is_file(path: str) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from memalpha.errors import EmbedderError, StoreError
 from memalpha.store.backends.namespace import Namespace
-from memalpha.store.embedding import SHIPPED_EMBEDDERS, CheckedEmbedder, Embedder, load_embedder
+from memalpha.store.embedding import SHIPPED_EMBEDDERS, CheckedEmbedder, Embedder, check_embedder, load_embedder
 
 _PROBE_TEXT = "Ana moved to Lisbon in 2024."
 
@@ -42,6 +42,8 @@ class RecordedEmbedder:
         """
         self._path = path
         self.name, self.dim, self._recorded_probe = _parse_record(path, record)
+        if requested is not None and not isinstance(requested, str):
+            check_embedder(requested)
         self.requested = requested
         self._loaded: Embedder | None = None
         self._checked: CheckedEmbedder | None = None
@@ -94,7 +96,8 @@ def embedder_record(embedder: str | Embedder) -> str:
     """Return what a store file records of its embedder: name, dimension, and one vector to recognise it by."""
     if isinstance(embedder, str):
         embedder = load_embedder(embedder)
-    return json.dumps({"name": embedder.name, "dim": embedder.dim, "probe": _probe(CheckedEmbedder(embedder))})
+    checked = CheckedEmbedder(embedder)
+    return json.dumps({"name": checked.name, "dim": checked.dim, "probe": _probe(checked)})
 
 
 def _parse_record(path: str, record: str) -> tuple[str, int, list[float]]:

@@ -116,7 +116,8 @@ def atomic_writer(path: Path) -> Iterator[TextIO]:
     except OSError as error:
         raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # there is no such folder, or no right to it: the error above says so
+            temporary.unlink(missing_ok=True)
 
 
 def read_text(path: Path) -> str:

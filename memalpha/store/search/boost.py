@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from memalpha.arguments import brief_repr, is_finite_number
 from memalpha.errors import StoreError
 from memalpha.store.filters import parse_time
 from memalpha.types import is_iso_time
@@ -36,14 +36,14 @@ class Boost:
     def __post_init__(self) -> None:
         for name in ("importance", "recency", "half_life"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise StoreError(f"boost: {name} {value!r}: a finite number is needed")
+            if not is_finite_number(value):
+                raise StoreError(f"boost: {name} {brief_repr(value)}: a finite number is needed")
         if self.half_life <= 0:
             raise StoreError(f"boost: half_life {self.half_life!r}: days above 0 are needed")
         if self.now is None and self.recency:
             raise StoreError('boost: recency needs now, such as now="2025-01-10"')
         if self.now is not None and not (isinstance(self.now, str) and is_iso_time(self.now)):
-            raise StoreError(f"boost: now {self.now!r} is no ISO 8601 date or time (2024-05-01)")
+            raise StoreError(f"boost: now {brief_repr(self.now)} is no ISO 8601 date or time (2024-05-01)")
 
     def terms(self, numbers: Callable[[str], np.ndarray]) -> dict[str, np.ndarray]:
         """Return the score terms by name; `numbers` returns a field of the entries as numbers `(n,)`."""

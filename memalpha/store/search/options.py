@@ -8,12 +8,12 @@ from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 
+from memalpha.arguments import brief_repr, check_count, check_flag, is_finite_number
 from memalpha.errors import StoreError
 from memalpha.store.filters import Filter, Where, parse_filter
 from memalpha.store.search.boost import Boost
 from memalpha.store.search.ranking import COMBINED_ROUTES, ROUTES, Route
 from memalpha.store.search.reranking import Reranker
-from memalpha.store.validation import check_count
 
 WEIGHTED_PARTS = ("dense", "bm25", "group")
 
@@ -41,16 +41,23 @@ class SearchOptions:
     filter: Filter | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.route not in ROUTES:
-            raise StoreError(f"route {self.route!r} is not one of {', '.join(ROUTES)}")
+        if not isinstance(self.route, str) or self.route not in ROUTES:
+            raise StoreError(f"route {brief_repr(self.route)} is not one of {', '.join(ROUTES)}")
         check_count("k", self.k)
         check_count("around", self.around)
+        check_flag("exact", self.exact)
+        if self.boost is not None and not isinstance(self.boost, Boost):
+            raise StoreError(f"boost {brief_repr(self.boost)}: a Boost is needed")
+        if self.reranker is not None and not isinstance(self.reranker, str) and not callable(self.reranker):
+            raise StoreError(f"reranker {brief_repr(self.reranker)}: a function or the name of a model is needed")
+        if self.weights is not None and not isinstance(self.weights, Mapping):
+            raise StoreError(f"weights {brief_repr(self.weights)}: a mapping of parts to numbers is needed")
         for name, value in {"min_score": self.min_score, **(self.weights or {})}.items():
             if name not in ("min_score", *WEIGHTED_PARTS):
-                raise StoreError(f"weights: {name!r} is not one of {', '.join(WEIGHTED_PARTS)}")
-            is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+                raise StoreError(f"weights: {brief_repr(name)} is not one of {', '.join(WEIGHTED_PARTS)}")
+            is_number = is_finite_number(value)
             if not (is_number or (name == "min_score" and value is None)):
-                raise StoreError(f"{name} {value!r}: a finite number is needed")
+                raise StoreError(f"{name} {brief_repr(value)}: a finite number is needed")
         object.__setattr__(self, "filter", parse_filter(self.where, category=self.category))
 
     @property

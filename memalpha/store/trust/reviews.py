@@ -5,10 +5,12 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
+from memalpha.arguments import brief_repr, check_count, check_flag
 from memalpha.errors import DuplicateContent, ReviewConflict, StoreError, UnknownEntry
 from memalpha.store.store_batches import StoreBatches
 from memalpha.store.trust.quarantine import Quarantined, accepted_operation, decision_operation, list_quarantined
 from memalpha.store.trust.revert import Revert, revert
+from memalpha.store.validation import check_text
 from memalpha.types import Operation
 
 
@@ -42,14 +44,17 @@ class StoreReviewer(StoreBatches):
         """
         conditions = {"source": source, "speaker": speaker, "key": key}
         criteria = {name: value for name, value in conditions.items() if value is not None}
+        for name, value in criteria.items():
+            check_text(name, value)
         if not criteria and since is None:
             raise StoreError("revert: say what to take back: give a source, a speaker, a key or a moment (since)")
-        words = [f"{name} {value!r}" for name, value in criteria.items()]
+        words = [f"{name} {brief_repr(value)}" for name, value in criteria.items()]
         words += [] if since is None else [f"since {since}"]
 
         def is_selected(operation: Operation) -> bool:
             return all(getattr(operation, name) == value for name, value in criteria.items())
 
+        check_flag("dry_run", dry_run)
         with self._transaction(write=not dry_run):
             start = 0 if since is None else self._namespace.log.resolve_position(since)
             reason = f"revert: {', '.join(words)}"
@@ -61,6 +66,7 @@ class StoreReviewer(StoreBatches):
         Args:
             pending: Leave out those that had a review.
         """
+        check_flag("pending", pending)
         with self._transaction():
             return list_quarantined(self._namespace.log, pending=pending)
 
@@ -77,6 +83,8 @@ class StoreReviewer(StoreBatches):
         Raises:
             ReviewConflict: Nothing at the position awaits a review, or the entry was changed since and it still does.
         """
+        check_flag("accept", accept)
+        check_count("position", position)
         item = next((item for item in self.quarantined() if item.position == position), None)
         content = None if item is None else item.operation.content
         is_embedded = accept and item is not None and item.operation.kind in ("insert", "update")
@@ -85,7 +93,7 @@ class StoreReviewer(StoreBatches):
             pending = {item.position: item for item in list_quarantined(self._namespace.log, pending=True)}
             if position not in pending:
                 raise ReviewConflict(
-                    f"review {position!r:.20}: nothing there awaits one: `quarantined` lists what does"
+                    f"review {brief_repr(position)}: nothing there awaits one: `quarantined` lists what does"
                 )
             item = pending[position]
             if accept:

@@ -16,6 +16,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from memalpha.arguments import check_items
 from memalpha.errors import CheckpointError, DataError
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.algorithms.pairwise import build_pair_row
@@ -101,6 +102,10 @@ def write_pairs(
         DataError: The lists differ in length, or a value is not JSON.
         CheckpointError: A resumed run started with other pairs.
     """
+    prompts, chosen, rejected = (
+        check_items(name, value, of="texts or messages", error=DataError)
+        for name, value in (("prompts", prompts), ("chosen", chosen), ("rejected", rejected))
+    )
     if not len(prompts) == len(chosen) == len(rejected):
         raise DataError(
             f"preferences: {len(prompts)} prompts, {len(chosen)} chosen and {len(rejected)} rejected replies: there "
@@ -110,7 +115,7 @@ def write_pairs(
     for index, (prompt, better, worse) in enumerate(zip(prompts, chosen, rejected, strict=True)):
         try:
             lines.append(json.dumps({"prompt": prompt, "chosen": better, "rejected": worse}) + "\n")
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise DataError(f"preferences: pair {index} is neither texts nor messages: {error}") from error
     if is_resuming and path.exists():
         recorded = zip_longest(path.read_text(encoding="utf-8").splitlines(keepends=True), lines)

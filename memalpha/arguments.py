@@ -1,0 +1,164 @@
+"""Checks of arguments: each raises a `MemalphaError` that names the argument and what is needed."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Iterable, Mapping
+from numbers import Integral
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+from memalpha.errors import MemalphaError, StoreError
+
+_PIPES = ("/dev/stdin", "/dev/fd/", "/proc/")  # where a shell puts the output of another command
+
+
+def brief_repr(value: object, length: int = 80) -> str:
+    """Return the beginning of a value's `repr`, for a message."""
+    try:
+        return f"{value!r:.{length}}"
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or nesting without end
+        return f"of the type {type(value).__name__}"
+
+
+def check_count(name: str, value: object, *, error: type[MemalphaError] = StoreError) -> None:
+    """Raise unless an argument is a whole number from 0.
+
+    Args:
+        name: Name of the argument.
+        value: Value of the argument.
+        error: Class of the error.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+        raise error(f"{name} {brief_repr(value)}: a whole number from 0 is needed")
+
+
+def check_flag(name: str, value: object, *, error: type[MemalphaError] = StoreError) -> None:
+    """Raise unless an argument is True or False.
+
+    Args:
+        name: Name of the argument.
+        value: Value of the argument.
+        error: Class of the error.
+    """
+    if not isinstance(value, bool):
+        raise error(f"{name} {brief_repr(value)}: True or False is needed")
+
+
+def check_type(
+    name: str, value: object, kinds: type | tuple[type, ...], *, error: type[MemalphaError] = StoreError
+) -> None:
+    """Raise unless an argument is an instance of a class.
+
+    Args:
+        name: Name of the argument.
+        value: Value of the argument.
+        kinds: Class, or classes; that of None is not named in the message.
+        error: Class of the error.
+    """
+    if not isinstance(value, kinds):
+        classes = kinds if isinstance(kinds, tuple) else (kinds,)
+        needed = " or ".join(kind.__name__ for kind in classes if kind is not NoneType)
+        raise error(f"{name} {brief_repr(value)}: {needed} is needed")
+
+
+def check_seed(value: object, *, error: type[MemalphaError] = StoreError) -> None:
+    """Raise unless a seed is a whole number of at most 64 bits."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not -(2**63) <= int(value) < 2**63:
+        raise error(f"seed {brief_repr(value)}: a whole number of at most 64 bits is needed")
+
+
+def check_function(name: str, value: object, *, error: type[MemalphaError] = StoreError) -> None:
+    """Raise unless an argument can be called.
+
+    Args:
+        name: Name of the argument.
+        value: Value of the argument.
+        error: Class of the error.
+    """
+    if not callable(value):
+        raise error(f"{name} {brief_repr(value)}: a function is needed")
+
+
+def check_path(name: str, value: object, *, error: type[MemalphaError] = StoreError) -> None:
+    """Raise unless an argument is a path that a file can have.
+
+    Args:
+        name: Name of the argument.
+        value: Value of the argument.
+        error: Class of the error.
+    """
+    try:
+        encoded = os.fsencode(value) if isinstance(value, str | os.PathLike) else b""
+    except (TypeError, UnicodeEncodeError):
+        encoded = b""
+    if not encoded or b"\0" in encoded:
+        raise error(f"{name} {_format_path(value)}: a path is needed")
+    path = Path(os.fsdecode(encoded))
+    if "://" in str(value):
+        return
+    try:
+        is_pipe = stat.S_ISFIFO(path.stat().st_mode) and not str(value).startswith(_PIPES)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as problem:  # too long, without rights, or a link to itself
+        raise error(f"{name} {_format_path(value)}: {problem.strerror}") from problem
+    if is_pipe:  # opening it would wait for another process
+        raise error(f"{name} {_format_path(value)}: a file is needed, not a device or a pipe")
+
+
+def _format_path(value: object) -> str:
+    return brief_repr(str(value) if isinstance(value, os.PathLike) else value, 300)
+
+
+def is_file(path: str | Path) -> bool:
+    """Return True for the path of a file, and False for what no path can be."""
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def check_items(name: str, value: Any, *, of: str = "items", error: type[MemalphaError] = StoreError) -> list[Any]:
+    """Return the items of an argument as a list; raise for a text, bytes, a mapping, or what has no items.
+
+    Args:
+        name: Name of the argument.
+        value: Value of the argument.
+        of: Kind of the items, for the message.
+        error: Class of the error.
+    """
+    if isinstance(value, str | bytes | bytearray | Mapping) or not isinstance(value, Iterable):
+        raise error(f"{name} {brief_repr(value)}: a list of {of} is needed")
+    try:
+        return list(value)
+    except TypeError as problem:  # a numpy scalar says that it has items
+        raise error(f"{name} {brief_repr(value)}: a list of {of} is needed") from problem
+
+
+def check_texts(name: str, value: Any, *, error: type[MemalphaError] = StoreError) -> list[str]:
+    """Return the texts of an argument as a list; raise unless all of its items are texts.
+
+    Args:
+        name: Name of the argument.
+        value: Value of the argument.
+        error: Class of the error.
+    """
+    texts = check_items(name, value, of="texts", error=error)
+    for text in texts:
+        if not isinstance(text, str):
+            raise error(f"{name}: a list of texts is needed, not one with {brief_repr(text)}")
+    return texts
+
+
+def is_finite_number(value: object) -> bool:
+    """Return True for a number that a float can hold, and False for NaN, infinities, booleans and anything else."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def is_own(value: object) -> bool:
+    """Return True for an object of a class of memalpha: what it raises beside `MemalphaError` is a bug."""
+    return type(value).__module__.partition(".")[0] == "memalpha"
