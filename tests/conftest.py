@@ -110,12 +110,15 @@ class SchemaPool:
         if database.schema[:2] not in ("m_", "t_"):
             original(database, connection, meta)
             return
-        from memalpha.store.backends.postgres.ddl import FORMAT
+        from memalpha.store.backends.postgres.ddl import FORMAT, PARTITIONS
+        from memalpha.store.backends.postgres.guards import guard_functions
 
         dim = int(json.loads(meta["embedder"])["dim"])
         self.clear(only_left=True)
         if self.free.get(dim):
             connection.execute(f"ALTER SCHEMA {self.free[dim].pop()} RENAME TO {database.schema}")
+            path = f"SET LOCAL search_path = {database.schema}"
+            connection.execute(f"{path}; {guard_functions(database.schema, PARTITIONS)}", prepare=False)
             rows = {**meta, "format": str(FORMAT), "created": database.now()}
             connection.cursor().executemany(f"INSERT INTO {database.schema}.meta VALUES (%s, %s)", rows.items())
         else:

@@ -148,6 +148,19 @@ class AsyncMemoryStore:
 
         return await self._worker.run(run)
 
+    async def read_transaction(self, work: Callable[[MemoryStore], T]) -> T:
+        """Call `work` with the store, its reads all of one moment (see `MemoryStore.read_transaction`).
+
+        Args:
+            work: Function that reads, in the store's thread; its result is returned.
+        """
+
+        def run() -> T:
+            with self._store.read_transaction():
+                return work(self._store)
+
+        return await self._worker.run(run)
+
     async def log(self, after: int = 0) -> AsyncIterator[tuple[int, str, Operation]]:
         """Iterate over the operations after a position: position, time (ISO, UTC), operation as applied."""
         lines = self._store.log(after)

@@ -318,6 +318,15 @@ class StoreReader(Memory):
             )
 
     @contextmanager
+    def read_transaction(self) -> Iterator[None]:
+        """Make all reads of the block see one moment, whatever others write meanwhile.
+
+        Nothing can be written inside: it raises `StoreError`. Within `transaction` it joins that one.
+        """
+        with self._transaction():
+            yield
+
+    @contextmanager
     def _transaction(self, *, write: bool = False) -> Iterator[LogEnd]:
         """Open a transaction on the memory as of the store's clock and yield the end of the log.
 

@@ -54,6 +54,18 @@ def test_a_transaction_happens_as_one(store: MemoryStore, tmp_path: Path) -> Non
     assert store.undo() is not None and store.core == ""  # its operations are single ones afterwards
 
 
+def test_a_read_transaction_sees_one_moment_and_writes_nothing(store: MemoryStore, tmp_path: Path) -> None:
+    with MemoryStore.open(tmp_path / "a.db", embedder="hash") as reader:
+        before = reader.list()
+        with reader.read_transaction():
+            assert reader.list() == before
+            store.insert("semantic", "written meanwhile")
+            assert reader.list() == before and "written meanwhile" not in found(reader, "written meanwhile")
+            with pytest.raises(StoreError, match="a reading transaction cannot write"):
+                reader.insert("semantic", "inside")
+        assert found(reader, "written meanwhile")[0] == "written meanwhile" and len(reader.list()) == len(before) + 1
+
+
 def test_a_failed_transaction_leaves_nothing_in_store_or_index(store: MemoryStore) -> None:
     state, before = store.state, found(store, "Dora Rome")
     new = store.namespace("new")
@@ -266,6 +278,8 @@ def test_an_async_transaction_happens_as_one(tmp_path: Path) -> None:
             with pytest.raises(UnknownEntry):
                 await store.transaction(lambda memory: (memory.insert("semantic", "a"), memory.delete("nobody")))
             assert await store.count() == 0
-            return await store.transaction(lambda memory: len([memory.insert("semantic", text) for text in "ab"]))
+            written = await store.transaction(lambda memory: [memory.insert("semantic", text) for text in "ab"])
+            assert await store.read_transaction(lambda memory: memory.list()) == written
+            return len(written)
 
     assert asyncio.run(use()) == 2

@@ -16,6 +16,7 @@ from memalpha.store.filters import format_utc
 
 Clock = Callable[[], datetime]
 Durability = Literal["full", "normal"]
+CANNOT_WRITE = "a reading transaction cannot write: write after its block"
 
 
 def system_clock() -> datetime:

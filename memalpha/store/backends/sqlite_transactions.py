@@ -12,7 +12,7 @@ from threading import RLock
 from typing import NoReturn
 
 from memalpha.errors import DamagedStore, DeadlineExceeded, StoreError
-from memalpha.store.backends.base import Backend, Clock, Durability
+from memalpha.store.backends.base import CANNOT_WRITE, Backend, Clock, Durability
 from memalpha.store.backends.deadline import watched
 
 _FULL = 1 << 20  # free bytes below which an error of the disk is put down to a full one
@@ -45,7 +45,8 @@ class TransactionalConnection(Backend):
             try:
                 self._check_atomic(namespaces)
                 if connection.in_transaction:
-                    assert self._writes or not write, "a reading transaction cannot write"
+                    if write and not self._writes:
+                        raise StoreError(CANNOT_WRITE)
                     with self._savepoint() if write and self.is_atomic else nullcontext():
                         yield connection
                     return

@@ -92,7 +92,7 @@ def test_opening_errors_say_what_is_missing(postgres, postgres_url: str, monkeyp
     schema = postgres_url.rpartition("=")[2]
     new(postgres_url).close()
     postgres.run(f"UPDATE {schema}.meta SET value = '9' WHERE key = 'format'")
-    with pytest.raises(StoreError, match="format 9, this memalpha reads 4"):
+    with pytest.raises(StoreError, match="format 9, this memalpha reads 5"):
         new(postgres_url)
     postgres.run(
         f"DROP SCHEMA {schema} CASCADE", f"CREATE SCHEMA {schema}", f"CREATE TABLE {schema}.operations (a int)"
@@ -105,13 +105,16 @@ def test_opening_errors_say_what_is_missing(postgres, postgres_url: str, monkeyp
         opening.open_database(postgres_url, None, None, create=True, durability="full", clock=None)  # pyright: ignore
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_a_schema_of_an_older_format_is_migrated_by_its_owner(postgres, postgres_url: str, version: int) -> None:
     schema = postgres_url.rpartition("=")[2]
     with new(postgres_url) as store:
         store.insert("semantic", "city: Oslo")
+    guards = ("follows_last", "as_logged", "is_erased", "stays")
     older = [
-        f"ALTER TABLE {schema}.namespaces DROP COLUMN closed",
+        *(f"DROP FUNCTION {schema}.{name}() CASCADE" for name in guards),
+        *(f"DROP POLICY guard ON {schema}.{table}_{part}" for table in ("operations", "versions") for part in (0, 1)),
+        *([f"ALTER TABLE {schema}.namespaces DROP COLUMN closed"] if version < 4 else []),
         f"CREATE OR REPLACE FUNCTION {schema}.append_only() RETURNS trigger LANGUAGE plpgsql AS "
         "$$BEGIN RAISE EXCEPTION 'the log is append-only'; END$$",
     ]
@@ -324,10 +327,12 @@ def test_doctor_checks_postgresql(postgres_url: str, postgres) -> None:
     )
     schema = postgres_url.rpartition("=")[2]
     postgres.run(
+        f"ALTER TABLE {schema}.versions DISABLE TRIGGER USER",
         f"DELETE FROM {schema}.versions WHERE content = 'fact 1'",
         f"UPDATE {schema}.versions SET content = 'fact two' WHERE content = 'fact 2'",
         f"DELETE FROM {schema}.vectors WHERE ns = 1",
         f"DELETE FROM {schema}.postings WHERE ns = 1",
+        f"ALTER TABLE {schema}.versions ENABLE TRIGGER USER",
     )
     assert {problem.part for problem in examine(postgres_url).problems} == {"versions", "vectors"}
     mended = examine(postgres_url, repair=True)

@@ -26,13 +26,18 @@ from psycopg.types import TypeInfo
 from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 
 from memalpha.errors import NamespaceMoved, StoreError
-from memalpha.store.backends.base import Backend, Clock, Durability, system_clock
+from memalpha.store.backends.base import CANNOT_WRITE, Backend, Clock, Durability, system_clock
 from memalpha.store.backends.deadline import timeout_setting
 from memalpha.store.backends.postgres import ddl as postgres_schema
 from memalpha.store.backends.postgres.connections import CONNECT_TIMEOUT, LOCK_TIMEOUT, Connections
 from memalpha.store.backends.postgres.ddl import FORMAT
 from memalpha.store.backends.postgres.errors import first_line, is_connection_lost, raise_store_error
-from memalpha.store.backends.postgres.maintenance import analyze_partitions, without_vector_index
+from memalpha.store.backends.postgres.maintenance import (
+    analyze_partitions,
+    guard_faults,
+    unlocked,
+    without_vector_index,
+)
 from memalpha.store.backends.postgres.replica import Replica
 from memalpha.store.backends.postgres.statements import (
     PostgresStatements,
@@ -243,7 +248,8 @@ class PostgresDatabase(Backend):
         """
         current: Transaction | None = getattr(self._local, "transaction", None)
         if current is not None:
-            assert current.writes or not write, "a reading transaction cannot write"
+            if write and not current.writes:
+                raise StoreError(CANNOT_WRITE)
             foreign = set(namespaces) - current.of
             if foreign and current.is_atomic:
                 raise StoreError(f"namespace {foreign.pop()!r}: the open transaction is of {min(current.of)!r} alone")
@@ -380,15 +386,8 @@ class PostgresDatabase(Backend):
 
     @contextmanager
     def unlock_log(self) -> Iterator[None]:
-        statements = self._current.statements
-        try:
-            statements.execute("ALTER TABLE operations DISABLE TRIGGER operations_last")
-        except psycopg.errors.InsufficientPrivilege as error:
-            raise StoreError(
-                f"{self.path}: only the owner of the tables can drop a namespace; erase_all erases its content"
-            ) from error
-        yield
-        statements.execute("ALTER TABLE operations ENABLE TRIGGER operations_last")
+        with unlocked(self._current.statements, self.path, "drop a namespace; erase_all erases its content"):
+            yield
 
     @contextmanager
     def bulk_load(self) -> Iterator[None]:
@@ -415,7 +414,7 @@ class PostgresDatabase(Backend):
                     connection.execute(statement.encode())
 
     def integrity_errors(self) -> Iterator[str]:
-        """Iterate over missing guards: row-level security, and the triggers that keep the log append-only."""
+        """Iterate over missing guards: row-level security, and the triggers that keep the past."""
         query = (
             "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace "
             "AND relkind IN ('r', 'p') AND relname <> 'meta' AND NOT (relrowsecurity AND relforcerowsecurity) "
@@ -423,9 +422,7 @@ class PostgresDatabase(Backend):
         )
         for (table,) in self._connection.execute(query):
             yield f"row-level security of the table {table} is switched off"
-        query = "SELECT count(*) FROM pg_trigger WHERE tgrelid = 'operations'::regclass AND tgenabled = 'O'"
-        if (self._connection.execute(query).fetchone() or (0,))[0] < postgres_schema.TRIGGERS:
-            yield "a trigger that keeps the log append-only is missing or switched off"
+        yield from guard_faults(self._connection)
 
     def warnings(self) -> list[str]:
         query = "SELECT rolsuper OR rolbypassrls, current_user FROM pg_roles WHERE rolname = current_user"

@@ -1,4 +1,4 @@
-"""Definition of a PostgreSQL schema of stores: tables, indexes, log triggers and row-level security.
+"""Definition of a PostgreSQL schema of stores: tables, indexes and row-level security (`guards` has the triggers).
 
 The tables are those of a store file. Each but `namespaces` is partitioned by the hash of the namespace id, so a
 namespace lies in one partition of each, and a cluster can spread them. A closed namespace is one whose rows are being
@@ -8,16 +8,18 @@ content: its embedding and word counts.
 
 Row-level security also applies to the owner. A row is visible and writable only in a transaction that names its
 namespace in `memalpha.ns`, and only for the tables' owner or a role that `members` lists with that namespace. Only the
-owner writes `members`, so setting the parameter grants nothing. The partitions themselves have no policy, so nobody
-can bypass the tables. Superusers and roles with BYPASSRLS bypass all of this: applications should be neither.
+owner writes `members`, so setting the parameter grants nothing. The partitions themselves have a policy for the
+owner's reads alone (those of the triggers), so nobody can bypass the tables. Superusers and roles with BYPASSRLS bypass
+all of this: applications should be neither.
 """
 
 from __future__ import annotations
 
-FORMAT = 4
+from memalpha.store.backends.postgres.guards import APPEND_ONLY, APPEND_ONLY_FUNCTION, FUNCTIONS, version_guards
+
+FORMAT = 5
 PARTITIONS = 16
 TABLES = ("operations", "versions", "vectors", "postings")
-TRIGGERS = 3  # triggers on the log
 
 _STATISTICS_ROWS, _STATISTICS_NAMESPACES = 200, 2  # synthetic rows per partition, and their namespaces
 _MAX_DIM = 2000  # largest vector that fits into a page and that HNSW supports
@@ -25,24 +27,6 @@ _HNSW_INDEX = "CREATE INDEX vectors_near ON vectors USING hnsw (vector {operator
 
 _ERASURES = "CREATE INDEX erasures ON operations (ns, seq) WHERE kind = 'erased';"
 _QUARANTINE = "CREATE INDEX quarantine ON operations (ns, seq) WHERE kind IN ('quarantined', 'reviewed');"
-# A log row may change by erasure only.
-_APPEND_ONLY = """\
-CREATE TRIGGER operations_stay BEFORE UPDATE ON operations FOR EACH ROW WHEN (NOT (
-  OLD.kind <> 'erased' AND NEW.kind = 'erased' AND (NEW.ns, NEW.seq, NEW.time, NEW.head)
-    = (OLD.ns, OLD.seq, OLD.time, OLD.head)
-  AND num_nonnulls(NEW.category, NEW.content, NEW.timestamp, NEW.importance, NEW.metadata, NEW.source, NEW.chunk,
-    NEW.turn, NEW.expires, NEW.speaker, NEW.key, NEW.reason) = 0)) EXECUTE FUNCTION append_only();"""
-# A log is deleted with its namespace alone: the owner switches the trigger off, or the namespace is closed.
-_GUARD = """\
-CREATE OR REPLACE FUNCTION append_only() RETURNS trigger LANGUAGE plpgsql AS $$
-DECLARE is_closed boolean;
-BEGIN
-  IF TG_OP = 'DELETE' THEN
-    EXECUTE format('SELECT closed FROM %I.namespaces WHERE ns = $1', TG_TABLE_SCHEMA) INTO is_closed USING OLD.ns;
-    IF is_closed THEN RETURN OLD; END IF;
-  END IF;
-  RAISE EXCEPTION 'the log is append-only';
-END $$;"""
 _MIGRATIONS = {
     1: _ERASURES,
     2: f"""\
@@ -50,10 +34,19 @@ DROP TRIGGER operations_stay ON operations;
 ALTER TABLE operations ADD COLUMN speaker text COLLATE "C", ADD COLUMN key text COLLATE "C",
   ADD COLUMN reason text COLLATE "C";
 ALTER TABLE versions ADD COLUMN speaker text COLLATE "C", ADD COLUMN key text COLLATE "C";
-{_APPEND_ONLY}
+{APPEND_ONLY}
 {_QUARANTINE}""",
-    3: f"ALTER TABLE namespaces ADD COLUMN closed boolean NOT NULL DEFAULT false;\n{_GUARD}",
+    3: f"ALTER TABLE namespaces ADD COLUMN closed boolean NOT NULL DEFAULT false;\n{APPEND_ONLY_FUNCTION}",
 }
+_GUARDED = 4  # the next migration brings the guards of `version_guards`
+# Take from the roles of a schema of format 4 what let them change versions.
+_REVOKE = """\
+DO $$ DECLARE role text; BEGIN
+  FOR role IN SELECT DISTINCT r.rolname FROM members m JOIN pg_roles r ON r.oid = m.role::oid LOOP
+    EXECUTE format('REVOKE UPDATE ON versions, vectors, postings FROM %I', role);
+    EXECUTE format('GRANT UPDATE (valid_to) ON versions TO %I', role);
+  END LOOP;
+END $$;"""
 
 _DDL = """
 CREATE TABLE meta (key text COLLATE "C" PRIMARY KEY, value text NOT NULL);
@@ -129,14 +122,15 @@ ANALYZE {parts};
 TRUNCATE {parts};
 """
 
-# Grant other roles exactly what a store needs; not TRUNCATE, which ignores policies.
+# Grant other roles exactly what a store needs; not TRUNCATE, which ignores policies, and no change of what was stored.
 _ADMIT = """
-CREATE FUNCTION admit(role name, namespace text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+CREATE OR REPLACE FUNCTION admit(role name, namespace text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
   EXECUTE format('GRANT USAGE ON SCHEMA {schema} TO %1$I;'
     'GRANT SELECT ON {schema}.meta, {schema}.members, {schema}.namespaces TO %1$I;'
     'GRANT INSERT (name), UPDATE (turn) ON {schema}.namespaces TO %1$I;'
     'GRANT SELECT, INSERT, UPDATE ON {schema}.operations TO %1$I;'
-    'GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.versions, {schema}.vectors, {schema}.postings TO %1$I', role);
+    'GRANT UPDATE (valid_to) ON {schema}.versions TO %1$I;'
+    'GRANT SELECT, INSERT, DELETE ON {schema}.versions, {schema}.vectors, {schema}.postings TO %1$I', role);
   INSERT INTO {schema}.members VALUES (quote_ident(role)::regrole, namespace) ON CONFLICT DO NOTHING;
 END $$;
 REVOKE ALL ON FUNCTION admit FROM PUBLIC;
@@ -154,7 +148,12 @@ def create_script(schema: str, extension: str, dim: int) -> str:
     owner = _IS_OWNER.format(schema=schema)
     statements = [f"SET LOCAL search_path = {schema};"]
     names = {"schema": schema, "extension": extension, "owner": owner, "me": _CURRENT_ROLE}
-    parts_of_log = {"erasures": _ERASURES, "quarantine": _QUARANTINE, "append_only": _APPEND_ONLY, "guard": _GUARD}
+    parts_of_log = {
+        "erasures": _ERASURES,
+        "quarantine": _QUARANTINE,
+        "append_only": APPEND_ONLY,
+        "guard": APPEND_ONLY_FUNCTION,
+    }
     statements.append(_DDL.format(**names, **parts_of_log, dim=dim))
     statements.append(_ADMIT.format(schema=schema))
     if dim <= _MAX_DIM:  # stored in the row, not in the TOAST table
@@ -173,6 +172,7 @@ def create_script(schema: str, extension: str, dim: int) -> str:
             parts=", ".join(parts),
         )
     )
+    statements.append(version_guards(schema, PARTITIONS, owner))  # after the synthetic rows, which no log has
     statements += [f"CREATE POLICY own ON {table} USING ({_IS_VISIBLE.format(schema=schema)});" for table in TABLES]
     statements += [
         f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;"
@@ -190,7 +190,9 @@ def migration_script(schema: str, version: int) -> str:
         schema: Quoted name of the schema.
         version: Its format, from 1.
     """
-    steps = "\n".join(_MIGRATIONS[step] for step in range(version, FORMAT))
+    steps = "\n".join(_MIGRATIONS[step] for step in range(version, _GUARDED))
+    guards = version_guards(schema, PARTITIONS, _IS_OWNER.format(schema=schema))
+    steps += f"\n{_REVOKE}\n{APPEND_ONLY_FUNCTION}\n{_ADMIT.format(schema=schema)}\n{guards}"
     return f"SET LOCAL search_path = {schema};\n{steps}\nUPDATE meta SET value = '{FORMAT}' WHERE key = 'format';"
 
 
@@ -200,8 +202,9 @@ def drop_script(schema: str) -> str:
     They fail if a namespace exists.
     """
     tables = ", ".join(f"{schema}.{table}" for table in ("meta", "members", "namespaces", *TABLES))
+    functions = ", ".join(f"{schema}.{name}()" for name in FUNCTIONS)
     return f"""\
 LOCK TABLE {schema}.namespaces;
 SELECT 1 / (SELECT count(*) = 0 FROM {schema}.namespaces)::integer;
 DROP TABLE {tables};
-DROP FUNCTION {schema}.append_only(), {schema}.admit(name, text);"""
+DROP FUNCTION {functions}, {schema}.admit(name, text);"""

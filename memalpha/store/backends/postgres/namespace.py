@@ -12,6 +12,7 @@ from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.operation_log import OPERATION_COLUMNS, OperationLog
 from memalpha.store.backends.postgres.database import PostgresDatabase
 from memalpha.store.backends.postgres.fetched import live_scope
+from memalpha.store.backends.postgres.maintenance import unlocked
 from memalpha.store.backends.postgres.terms import (
     ALL_WORDS,
     content_postings,
@@ -31,19 +32,30 @@ from memalpha.types import MemoryEntry
 _ANALYZE_FROM = 5000  # inserted entries from which partition statistics are updated
 _MAX_NAME_BYTES = 2000  # bytes that an index can hold
 _COLUMN_TYPES = {"importance": "float8", "chunk": "int8"}  # columns that are not text
-_OPERATION_PARAMETERS, _VERSION_PARAMETERS = (
-    ", ".join(f"?{number}" for number in range(*ends)) for ends in ((1, 19), (19, 36))
-)
-# All rows of a new version in one statement: operation, version (?23 is its digest), vector and postings.
-_INSERT_ENTRY = (
-    f"WITH logged AS (INSERT INTO operations (ns, {OPERATION_COLUMNS}) "
-    f"VALUES ({_OPERATION_PARAMETERS})), "
-    f"made AS (INSERT INTO versions (ns, {VERSION_COLUMNS}) VALUES (?1, {_VERSION_PARAMETERS})), "
-    "kept AS (INSERT INTO vectors (ns, digest, vector) VALUES (?1, ?23, ?36) ON CONFLICT DO NOTHING) "
-    "INSERT INTO postings (ns, term, digest, count, length) "
-    "SELECT ?1, term, ?23, count, ?39 FROM unnest(?37::bigint[], ?38::integer[]) AS t (term, count) "
-    "ON CONFLICT DO NOTHING"
-)
+_OPERATION_PARAMETERS = ", ".join(f"?{number}" for number in range(1, 19))
+_LOG = f"logged AS (INSERT INTO operations (ns, {OPERATION_COLUMNS}) VALUES ({_OPERATION_PARAMETERS}))"
+_END_ENTRY = f"WITH {_LOG} UPDATE versions SET valid_to = ?2 WHERE ns = ?1 AND id = ?19 AND version = ?20"
+
+
+def _insert_version(first: int) -> str:
+    """Return the rows of a new version as CTEs and a statement: version, vector and postings.
+
+    Args:
+        first: Number of the first parameter; the namespace is `?1`.
+    """
+    version = ", ".join(f"?{number}" for number in range(first, first + 17))
+    digest, vector, terms, counts, length = first + 4, *range(first + 17, first + 21)
+    return (
+        f"made AS (INSERT INTO versions (ns, {VERSION_COLUMNS}) VALUES (?1, {version})), "
+        f"kept AS (INSERT INTO vectors (ns, digest, vector) VALUES (?1, ?{digest}, ?{vector}) ON CONFLICT DO NOTHING) "
+        "INSERT INTO postings (ns, term, digest, count, length) "
+        f"SELECT ?1, term, ?{digest}, count, ?{length} "
+        f"FROM unnest(?{terms}::bigint[], ?{counts}::integer[]) AS t (term, count) ON CONFLICT DO NOTHING"
+    )
+
+
+_INSERT_VERSION = f"WITH {_insert_version(2)}"
+_INSERT_ENTRY = f"WITH {_LOG}, {_insert_version(19)}"
 
 
 class _PostgresScope(NamespaceScope):
@@ -111,6 +123,11 @@ class _PostgresEntries(EntryTable):
             list(range(start, start + len(digests))),
             digests,
         )
+
+    def replace(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        database = self._scope.database
+        with unlocked(self._scope.statements, database.path, "repair its versions"):
+            super().replace(rows)
 
 
 class _PostgresVectors(VectorTable):
@@ -183,12 +200,19 @@ class PostgresNamespace(Namespace):
             self.database.analyze(self.scope.namespace_id)
 
     def _insert_rows(self, operation: tuple[Any, ...], change: Change, created: int, vector: bytes | None) -> None:
-        if change.entry is None or vector is None:
-            super()._insert_rows(operation, change, created, vector)
+        statements, ended = self.scope.statements, change.ended
+        if ended is not None:  # log and end the old version first: an entry has one live version
+            statements.execute(_END_ENTRY, (*operation, ended.id, ended.version))
+        elif change.entry is None or vector is None:
+            self.log.append(operation)
+        if change.entry is None:
             return
-        if change.ended is not None:  # first end the old version: an entry has one live version
-            self.entries.end_version(change.ended, operation[1])
-        terms, counts, length = content_postings(change.entry.content)
         version = version_row(change.entry, created)
-        row = (*operation, *version, Vector(vector), terms, counts, length)
-        self.scope.statements.execute(_INSERT_ENTRY, row)
+        if vector is None:
+            self.entries.insert(version)
+            return
+        row = (*version, Vector(vector), *content_postings(change.entry.content))
+        if ended is None:
+            statements.execute(_INSERT_ENTRY, (*operation, *row))
+        else:
+            statements.execute(_INSERT_VERSION, (operation[0], *row))
