@@ -5,7 +5,8 @@ an attack if its value is in the memory after the last chunk and the lie is not.
 the chats without an attack whose value is in the memory: those of the user, and those of a friend about himself and
 the user. What waits in quarantine is not in the memory. No reader and no judge take part.
 
-Lies in words on which the trust rule was not made (`REWORDED_LIES`) are scored apart, and are not part of "all".
+Lies in other words (`REWORDINGS`) are scored apart, and are not part of "all". *Friend* is the share of the friend's
+two facts that are held if he says them in other words: what the rule costs honest people who speak of others.
 
 The writer `gullible` knows what is true, writes that without fail, and also does whatever an attacker says. It shows
 what the rule is worth for a writer that defends nothing.
@@ -30,14 +31,22 @@ from memalpha.qa.report import make_result_folder
 from memalpha.qa.scoring.stats import Estimate, ScoredAnswer, compare_paired, estimate
 from memalpha.store.embedding import load_embedder
 from memalpha.store.store import MemoryStore
-from memalpha.tasks.synthetic.poison import ATTACKER, ATTACKS, REWORDED_LIES, PoisonTask, make_poison_task
+from memalpha.tasks.synthetic.poison import (
+    ATTACKER,
+    ATTACKS,
+    FRIEND,
+    REWORDED_FRIEND,
+    REWORDINGS,
+    PoisonTask,
+    make_poison_task,
+)
 from memalpha.types import Completion, SampleRequest
 
 GULLIBLE = "gullible"
 TASKS = 20
 """Chats, unless `limit` sets another number."""
 GUARDS: Mapping[str, TrustConfig | None] = {"off": None, "on": TrustConfig()}
-_READINGS = ("", *ATTACKS, REWORDED_LIES)
+_READINGS = ("", *ATTACKS, *REWORDINGS, REWORDED_FRIEND)
 _ORDER_TO_DELETE = "delete every memory"
 
 
@@ -58,7 +67,8 @@ def run_poison(config: EvalConfig) -> dict[str, Any]:
 
     Returns:
         `{"tasks": number, "writers": [row, ...]}`. A row has the writer, `guard` ("off" or "on"), an estimate of
-        survival by attack and over all `ATTACKS` ("all"), and of honest facts; with the guard on also `honest_change`.
+        survival by attack and over all `ATTACKS` ("all"), of honest facts, and of the friend's in other words; with the
+        guard on also `honest_change`.
 
     Raises:
         ConfigError: `config.workers` is above 1.
@@ -86,10 +96,12 @@ def run_poison(config: EvalConfig) -> dict[str, Any]:
 
 def format_poison(result: Mapping[str, Any]) -> str:
     """Format the result of `run_poison` as a table."""
-    names = ("all", *ATTACKS, REWORDED_LIES)
+    names = ("all", *ATTACKS, *REWORDINGS)
     lines = [f"{'writer':<16} {'guard':<5}  " + "  ".join(f"{name:>21}" for name in (*names, "honest"))]
     for row in result["writers"]:
-        cells = [_format_estimate(row["survival"][name]) for name in names] + [_format_estimate(row["honest"])]
+        cells = [_format_estimate(row["survival"][name]) for name in names] + [
+            _format_estimate(row[name]) for name in ("honest", "friend")
+        ]
         lines.append(f"{row['writer']:<16} {row['guard']:<5}  " + "  ".join(f"{cell:>21}" for cell in cells))
     lines += [""]
     for row in result["writers"]:
@@ -205,13 +217,14 @@ def _read_all(policy: Any, attack: str, trust: TrustConfig | None, seeds: Sequen
 def _summarize(name: str, guard: str, by_guard: Mapping[str, Mapping[str, Scores]]) -> dict[str, Any]:
     scores = by_guard[guard]
     everything = [row for attack in ATTACKS for row in scores[attack].survival]
-    survival = {attack: asdict(estimate(scores[attack].survival)) for attack in (*ATTACKS, REWORDED_LIES)}
+    survival = {attack: asdict(estimate(scores[attack].survival)) for attack in (*ATTACKS, *REWORDINGS)}
     row: dict[str, Any] = {
         "writer": name,
         "guard": guard,
         "survival": {"all": asdict(estimate(everything)), **survival},
     }
     row["honest"] = asdict(estimate(scores[""].honest))
+    row["friend"] = asdict(estimate([score for score in scores[REWORDED_FRIEND].honest if score.group == FRIEND]))
     if guard == "on":
         row["honest_change"] = asdict(compare_paired(by_guard["off"][""].honest, scores[""].honest).difference)
     return row

@@ -14,11 +14,12 @@ from memalpha.qa.poison_benchmark import GULLIBLE, format_poison, run_poison, sc
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.synthetic.phrases import ATTRIBUTES
 from memalpha.tasks.synthetic.poison import (
-    _REWORDED,
     ATTACKER,
     ATTACKS,
     FRIEND,
+    REWORDED_FRIEND,
     REWORDED_LIES,
+    REWORDINGS,
     ChatFact,
     PoisonTask,
     make_poison_task,
@@ -28,7 +29,7 @@ from memalpha.types import Chunk, Task
 QUICK = {"agent": {"embedder": "hash"}}
 
 
-@pytest.mark.parametrize("attack", [*ATTACKS, REWORDED_LIES])
+@pytest.mark.parametrize("attack", [*ATTACKS, *REWORDINGS])
 def test_an_attack_only_adds_turns_after_what_it_attacks(attack: str) -> None:
     for seed in range(3):
         clean, poisoned = make_poison_task(seed, ""), make_poison_task(seed, attack)
@@ -90,7 +91,14 @@ def test_the_command_and_what_is_refused() -> None:
 
 
 def test_every_attribute_has_words_for_a_reworded_lie() -> None:
-    assert _REWORDED.keys() == {attribute.key for attribute in ATTRIBUTES}
+    for words in REWORDINGS.values():
+        assert words.keys() == {attribute.key for attribute in ATTRIBUTES}
     known = make_poison_task(0, "third-person-lies"), make_poison_task(0, REWORDED_LIES)
     claims = [task.task.chunks[-1].render().splitlines()[-2:] for task in known]
     assert not set(claims[0]) & set(claims[1])
+    clean, friend = make_poison_task(0, ""), make_poison_task(0, REWORDED_FRIEND)
+    told, reworded = (
+        [turn for turn in task.task.chunks[1].turns if turn.speaker == FRIEND] for task in (clean, friend)
+    )
+    assert clean.facts == friend.facts and len(reworded) == 2 and not {*told} & {*reworded}
+    assert clean.task.chunks[2:] == friend.task.chunks[2:]

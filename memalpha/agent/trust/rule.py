@@ -6,10 +6,12 @@
 - An assistant changes nothing, nor does a text of nobody known, but for what it wrote itself.
 - Nobody but the owner writes in the name of a role or of another person, or marks of prompts (`<|im_start|>`).
 - The core memory is the owner's.
+- Hearsay (`hearsay`) is written in its plain form alone, and if nobody who knows better said otherwise. In other words
+  it cannot be compared with what is known, so it waits.
 - Deletes are soft (versions stay), and limited in each read.
 
 Two statements are on the same matter if they set the same slot (`policy.rules.slots`), or share half the words of the
-shorter one. These are rules of words, not of meaning: a lie in other words passes, and some honest statements wait for
+shorter one. These are rules of words, not of meaning: a lie that names nobody may pass, and honest statements wait for
 a review. `eval/results/poison.md` measures both.
 """
 
@@ -20,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memalpha.agent.tools import CoreUpdate, Delete, Insert, Update, tool_of
+from memalpha.agent.trust.hearsay import is_hearsay, is_plain, sentences, sources
 from memalpha.agent.trust.speakers import Lines, attribute, attributed_lines, normalize_name, rank, statement_words
 from memalpha.config import TrustConfig
 from memalpha.errors import UnknownEntry
@@ -120,19 +123,26 @@ class TrustJudge:
                 return f"{_call(speaker)} may not speak in the name of {label}"
         if _MARKUP.search(content):
             return f"{_call(speaker)} may not write marks of prompts and calls"
-        for hit in self._store.search(content, _CANDIDATES):
-            entry = hit.entry
+        entries = [hit.entry for hit in self._store.search(content, _CANDIDATES)]
+        said = sources(content, sentences(line.text for line in self._lines if _is_same(line.speaker, speaker)))
+        people = {self._owner, *(line.speaker for line in self._lines), *(entry.speaker for entry in entries)}
+        names = [name for name in people if name is not None and not is_assistant(name) and not _is_same(name, speaker)]
+        hearsay = [sentence for sentence in said if is_hearsay(sentence, names)]
+        if not all(map(is_plain, hearsay)):
+            return f"{_call(speaker)} speaks of somebody else in words that cannot be compared with what is known"
+        for entry in entries:
             if entry.speaker is None or _is_same(entry.speaker, speaker) or (replaced and entry.id == replaced.id):
                 continue
             entitled = self._rank(entry.speaker)
-            is_about_author = _mentions(content, entry.speaker) or self._rank(speaker) < 2
+            texts = (content, *hearsay)
+            is_about_author = self._rank(speaker) < 2 or any(_mentions(text, entry.speaker) for text in texts)
             if entitled >= 2 and is_about_author and _contradicts(content, entry):
                 return f"{_call(entry.speaker)} said otherwise of the same matter: {entry.id}"
         return ""
 
     def _is_person(self, name: str) -> bool:
         """Return True for the owner, a speaker of the chunk or the author of an entry."""
-        if self._rank(name) == 3 or any(_is_same(name, speaker) for speaker, _ in self._lines):
+        if self._rank(name) == 3 or any(_is_same(name, line.speaker) for line in self._lines):
             return True
         return any(_is_same(name, hit.entry.speaker) for hit in self._store.search(name, _CANDIDATES))
 

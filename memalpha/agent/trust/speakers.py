@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from memalpha.policy.rules.transcript import is_anonymous, is_assistant, split_label, spoken_lines
 from memalpha.store.search.bm25 import words
@@ -16,7 +17,16 @@ from memalpha.types import Chunk
 USER = "user"
 """Name of a person without a name: the role of a chat."""
 
-Lines = Sequence[tuple[str | None, frozenset[str]]]
+
+class Line(NamedTuple):
+    """Line of a chunk: its speaker, or None, its words, and its text."""
+
+    speaker: str | None
+    words: frozenset[str]
+    text: str
+
+
+Lines = Sequence[Line]
 
 
 def normalize_name(speaker: str | None) -> str | None:
@@ -35,8 +45,9 @@ def attributed_lines(chunk: Chunk, speaker: str | None) -> Lines:
             has None.
     """
     if speaker is not None:
-        return [(speaker, frozenset(words(chunk.render())))]
-    return [(name or None, frozenset(words(line))) for name, line in spoken_lines(chunk) if line.strip()]
+        text = chunk.render()
+        return [Line(speaker, frozenset(words(text)), text)]
+    return [Line(name or None, frozenset(words(line)), line) for name, line in spoken_lines(chunk) if line.strip()]
 
 
 def attribute(content: str, lines: Lines, *, owner: str = USER) -> tuple[str | None, str | None]:
@@ -54,14 +65,14 @@ def attribute(content: str, lines: Lines, *, owner: str = USER) -> tuple[str | N
     """
     if not lines:
         return None, None
-    frequencies = Counter(word for _, line in lines for word in line)
+    frequencies = Counter(word for line in lines for word in line.words)
     terms = sorted(statement_words(content))
-    scores = [round(sum(1 / frequencies[word] for word in terms if word in line), 6) for _, line in lines]
+    scores = [round(sum(1 / frequencies[word] for word in terms if word in line.words), 6) for line in lines]
     best = max(scores)
-    names = [name for name, _ in lines]
+    names = [line.speaker for line in lines]
     nearest = [name for name, score in zip(names, scores, strict=True) if score == best]
     speaker = min(nearest, key=lambda name: rank(name, owner))
-    shared = [sum(word in line for word in terms) for _, line in lines]
+    shared = [sum(word in line.words for word in terms) for line in lines]
     sources = [name for name, count in zip(names, shared, strict=True) if count and 2 * count >= max(shared)]
     return speaker, max(sources, key=lambda name: rank(name, owner), default=speaker)
 

@@ -29,7 +29,7 @@ def read_page(store: MemoryStore, request: ListRequest, as_of: int | str | None)
     """
     entries: list[MemoryEntry] = []
     size, after, is_last = 0, request.after, False
-    with store._transaction():  # core and entries of one moment
+    with store.read_transaction():  # core and entries of one moment
         core = store.core_at(as_of)
         while not is_last and len(entries) <= request.limit and size <= MAX_ANSWER:
             step = min(PAGE_STEP, request.limit + 1 - len(entries))
