@@ -6,7 +6,8 @@ Four servers on this machine, with fsync on: three have the namespaces, the firs
 the fourth is a streaming replica of the first. Clients are threads with a store of their own each; every fifth write is
 an update, every fortieth inserts an entry and erases it.
 
-- *moves*: namespaces of `ENTRIES` entries go round the servers while four clients write and two read them.
+- *moves*: namespaces of `ENTRIES` entries go round the servers while four clients write and two read them. The pause is
+  the time in which nobody can write; before it the move waits for its turn among the writers.
 - *killed moves*: the process that moves gets SIGKILL after a random time, of up to 1.5 times what a whole one took.
 - *a server killed*: SIGKILL of a server's processes and a restart, while clients use namespaces of all.
 - *replica*: one thread commits numbered entries, four read with `max_lag`. The staleness of a read is the time from the
@@ -198,18 +199,20 @@ class Checks:
 
 def moves(checks: Checks, count: int) -> dict[str, Any]:
     """Move namespaces round the servers under load."""
-    pauses, operations = [], 0
+    pauses, queued, operations = [], [], 0
     with Clients(checks.url, NAMES, "moves") as clients:
         for number in range(count):
             name = NAMES[number % len(NAMES)]
             move = admin.move(checks.url, name, checks.next_place(name))
             pauses.append(move.pause)
+            queued.append(move.queued)
             operations = max(operations, move.operations)
     pauses.sort()
     return {
         "moves": count,
         "pause s, median": round(pauses[len(pauses) // 2], 3),
         "pause s, longest": round(pauses[-1], 3),
+        "turn waited for before, s, longest": round(max(queued), 3),
         "longest log": operations,
         **checks.check(clients),
     }

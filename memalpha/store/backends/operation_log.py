@@ -252,7 +252,7 @@ class OperationLog:
         """
         query = "SELECT seq FROM operations INDEXED BY core_updates WHERE ns = ? AND kind = 'core_update' ORDER BY seq"
         positions = [position for (position,) in self._scope.select(query)][:-1]
-        self._clear([(None, position) for position in (*positions, *quarantined)])
+        self.clear([(None, position) for position in (*positions, *quarantined)])
         return len(positions)
 
     def erase(self, ids: Collection[str] | None) -> list[str | None]:
@@ -265,10 +265,15 @@ class OperationLog:
         first_positions: dict[str | None, int] = {}
         for position, id in rows:
             first_positions.setdefault(id, position)
-        self._clear([(id and f"erased#{first_positions[id]}", position) for position, id in rows])
+        self.clear([(id and f"erased#{first_positions[id]}", position) for position, id in rows])
         return [id for _, id in rows]
 
-    def _clear(self, stubs: Iterable[tuple[str | None, int]]) -> None:
+    def stubs(self, position: int) -> dict[int, str | None]:
+        """Return the stubs up to a position: their positions and ids. The rows that log erasures are among them."""
+        query = "SELECT seq, id FROM operations INDEXED BY erasures WHERE ns = ? AND kind = 'erased' AND seq <= ?"
+        return dict(self._scope.select(query, position).fetchall())
+
+    def clear(self, stubs: Iterable[tuple[str | None, int]]) -> None:
         """Turn operations into stubs, given by the id of the stub and the position."""
         cleared = ", ".join(f"{name} = NULL" for name in OPERATION_VALUES.split(", ")[1:])
         self._scope.statements.executemany(

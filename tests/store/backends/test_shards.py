@@ -23,6 +23,7 @@ from memalpha.errors import NamespaceMoved, StoreError, StoreUnavailable
 from memalpha.store.checks.integrity import examine
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
+from memalpha.types import Operation
 
 pytest.importorskip("psycopg")
 from memalpha.store.backends.shards import admin
@@ -241,19 +242,37 @@ def test_moves_under_writes_lose_and_double_nothing(shards: Shards) -> None:
     assert not health.problems and health.counts["operations"] == len(log)
 
 
-def test_a_move_ends_though_every_copy_is_spoilt_by_an_erasure(shards: Shards) -> None:
+def test_what_is_erased_during_a_move_is_erased_from_the_copy(shards: Shards) -> None:
     (name,) = shards.names(1)
     stages: list[str] = []
     with shards.open() as store:
         scope = store.namespace(name)
+        shared = [scope.insert(category, "pet: cat").id for category in ("semantic", "episodic")]
+        for text in ("first", "second"):
+            scope.core_update(text)
+        secrets = [scope.insert("semantic", f"secret {number}").id for number in range(3)]
+        scope.update(secrets[0], "secret changed")
 
-        def erase_one(stage: str) -> None:
+        def erase_some(stage: str) -> None:
             stages.append(stage)
             if stage == "catch up":
-                scope.erase(scope.insert("semantic", f"secret {len(stages)}").id)
+                scope.erase(secrets[0])
+                scope.erase(shared[0])
+                scope.apply(Operation("insert", id=secrets[0], category="semantic", content="secret no more"))
+                scope.erase_core_history()
+            elif stage == "pause":
+                scope.erase(secrets[1])
+                scope.erase(scope.insert("semantic", "secret at last").id)
 
-        admin.move(shards.url, name, shards.other(shards.place(name)), progress=erase_one)
-        assert stages.count("copy") == 5 and [entry.content for entry in scope.list()] == [f"city of {name}: Porto"]
+        source = shards.place(name)
+        before = scope.snapshot()
+        move = admin.move(shards.url, name, shards.other(source), progress=erase_some)
+        assert stages.count("copy") == 1 and move.operations > before and move.queued >= 0
+        contents = [entry.content for entry in scope.list()]
+        assert sorted(contents) == sorted([f"city of {name}: Porto", "pet: cat", "secret 2", "secret no more"])
+        log = repr(list(scope.log()))
+        assert not any(word in log for word in ("secret 0", "changed", "secret 1", "at last", "first"))
+        assert scope.search("pet: cat", 1)[0].entry.id == shared[1] and scope.core == "second"
     assert not examine(shards.url).problems
 
 

@@ -1,10 +1,10 @@
 """Move a namespace to another server while others read and write it.
 
 1. The log, entries and vectors are copied from one moment of the source, into a closed namespace of the target.
-2. What was written meanwhile is copied, until little is left. An erasure changes the past: then all is copied anew.
-3. The writers' lock of the source is taken: the last operations are copied, both copies are compared, and the source
-   is closed in the transaction that holds the lock. Whoever comes now waits. Where erasures spoilt one copy after the
-   other, the last whole copy is made here, too.
+2. What was written and erased meanwhile is copied, until little is left; then both copies are compared.
+3. The writers' lock of the source is taken: the last operations are copied, the ends of both logs are compared, and the
+   source is closed in the transaction that holds the lock. Whoever comes now waits. What takes longer for a larger
+   namespace was done before.
 4. The routing table sends the namespace to the target: one statement, the one moment of the move.
 5. The target is opened. The rows of the source are deleted.
 
@@ -24,12 +24,19 @@ from memalpha.store.backends.postgres.database import PostgresDatabase
 from memalpha.store.backends.postgres.namespace import PostgresNamespace
 from memalpha.store.backends.shards.database import ShardedDatabase
 from memalpha.store.backends.shards.directory import MoveLock
-from memalpha.store.backends.shards.rows import copy_members, copy_since, delete_rows, extent, reopen, set_closed
+from memalpha.store.backends.shards.rows import (
+    copy_members,
+    copy_since,
+    delete_rows,
+    extent,
+    log_end,
+    reopen,
+    set_closed,
+)
 from memalpha.store.schema import MemorySchema
 
-_FEW_OPERATIONS = 50  # operations that may be left for the pause
+_FEW_OPERATIONS = 10  # operations that may be left for the pause
 _MAX_ROUNDS = 20  # rounds of catching up, then the pause begins whatever is left
-_MAX_COPIES = 5  # whole copies that erasures may spoil, then writers wait for one
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +48,8 @@ class Move:
         source: URL of the server that it came from.
         target: URL of the server that has it now.
         operations: Length of its log.
-        pause: Seconds for which writers waited.
+        pause: Seconds for which nobody could write, from the writers' lock of the source to the opened target.
+        queued: Seconds before that in which the move waited for its turn, while others wrote.
     """
 
     namespace: str
@@ -49,6 +57,7 @@ class Move:
     target: str
     operations: int
     pause: float
+    queued: float
 
 
 def move_namespace(
@@ -107,6 +116,7 @@ class _Copies:
         self.source, self.target = source, target
         self.source_id = -1
         self.position = 0
+        self.locked_at = 0.0  # when the writers' lock of the source was got
 
     def copy_all(self) -> None:
         """Copy everything of one moment of the source, in place of anything that the closed target has."""
@@ -122,43 +132,41 @@ class _Copies:
                 )
             self.target.scope.create()
             set_closed(self.target, True)
-            self._copy_all()
-
-    def _copy_all(self) -> None:
-        delete_rows(self.target)
-        self.position = self.source.log.position
-        self.source.copy_to(self.target, self.position)
+            delete_rows(self.target)
+            self.position = self.source.log.position
+            self.source.copy_to(self.target, self.position)
 
     def catch_up(self) -> int:
-        """Copy what the source has got since; return how many operations, or -1 if all must be copied anew."""
+        """Copy what was written and erased in the source since; return the number of operations."""
         with self.source.transaction(write=False), self.target.transaction():
             return self._catch_up()
+
+    def compare(self) -> None:
+        """Catch up and compare the whole copies. Raises `StoreError` if they differ."""
+        with self.source.transaction(write=False), self.target.transaction():
+            self._catch_up()
+            self._check(extent(self.source) == extent(self.target))
+
+    def _check(self, is_equal: bool) -> None:
+        if not is_equal:
+            raise StoreError(f"the copy of {self.source.name!r} differs from it: nothing was moved; run doctor")
 
     def _catch_up(self) -> int:
         if self.source.scope.namespace_id != self.source_id:
             raise StoreError(f"the namespace {self.source.name!r} was dropped meanwhile")
-        if self.source.log.has_erasure_after(self.position):
-            return -1
         end = copy_since(self.source, self.target, self.position)
         count, self.position = end - self.position, end
         return count
 
-    def finish(self, *, may_copy_all: bool) -> bool:
-        """Copy the rest and close the source, in the turn of its writers.
-
-        Returns False if all must be copied anew, which `may_copy_all` does while they wait.
-        """
+    def finish(self) -> None:
+        """Copy the rest and close the source, in the turn of its writers. Raises `StoreError`."""
         with self.source.transaction():
+            self.locked_at = time.monotonic()
             with self.target.transaction():
-                if self._catch_up() < 0:
-                    if not may_copy_all:
-                        return False
-                    self._copy_all()
-                if extent(self.source) != extent(self.target):
-                    raise StoreError(f"the copy of {self.source.name!r} differs from it: nothing was moved; run doctor")
+                self._catch_up()
+                self._check(log_end(self.source) == log_end(self.target))
                 copy_members(self.source, self.target)
             set_closed(self.source, True)
-        return True
 
 
 def _move(
@@ -169,37 +177,30 @@ def _move(
     progress: Callable[[str], None],
 ) -> Move:
     name = copies.source.name
-    copies_left = _MAX_COPIES
-    while True:
-        progress("copy")
-        copies.copy_all()
-        copies_left -= 1
-        progress("catch up")
-        left = copies.catch_up()
-        for _ in range(_MAX_ROUNDS):
-            if left <= _FEW_OPERATIONS:
-                break
-            left = copies.catch_up()
-        if left < 0 and copies_left:
-            continue
-        begin = time.monotonic()
-        progress("pause")
-        try:
-            if not copies.finish(may_copy_all=not copies_left):
-                continue
-            progress("closed")
-            lock.switch(*numbers)
-        except BaseException:
-            # Open it where the table has it now. If the lock was lost, the next to come does that.
-            with suppress(StoreError):
-                if (number := lock.shard) is not None:
-                    reopen(database.shard(number), name)
-            raise
-        progress("switched")
-        reopen(copies.target.database, name)
-        pause = time.monotonic() - begin
-        progress("open")
-        with copies.source.transaction():
-            progress("tidy")
-            delete_rows(copies.source)
-        return Move(name, copies.source.database.path, copies.target.database.path, copies.position, pause)
+    progress("copy")
+    copies.copy_all()
+    progress("catch up")
+    for _ in range(_MAX_ROUNDS):
+        if copies.catch_up() <= _FEW_OPERATIONS:
+            break
+    copies.compare()
+    begin = time.monotonic()
+    progress("pause")
+    try:
+        copies.finish()
+        progress("closed")
+        lock.switch(*numbers)
+    except BaseException:
+        # Open it where the table has it now. If the lock was lost, the next to come does that.
+        with suppress(StoreError):
+            if (number := lock.shard) is not None:
+                reopen(database.shard(number), name)
+        raise
+    progress("switched")
+    reopen(copies.target.database, name)
+    pause, queued = time.monotonic() - copies.locked_at, copies.locked_at - begin
+    progress("open")
+    with copies.source.transaction():
+        progress("tidy")
+        delete_rows(copies.source)
+    return Move(name, copies.source.database.path, copies.target.database.path, copies.position, pause, queued)

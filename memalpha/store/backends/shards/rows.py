@@ -32,20 +32,48 @@ class Extent(NamedTuple):
     fingerprint: str
 
 
+def log_end(namespace: PostgresNamespace) -> tuple[int, str]:
+    """Return position and fingerprint of a namespace's log, inside a transaction; equal for equal logs."""
+    position = namespace.log.position
+    return position, namespace.log.fingerprint(position)
+
+
 def extent(namespace: PostgresNamespace) -> Extent:
     """Return the extent of a namespace, inside a transaction."""
-    position = namespace.log.position
+    position, fingerprint = log_end(namespace)
     versions, live = namespace.scope.first(
         "SELECT count(*), count(*) FILTER (WHERE valid_to IS NULL) FROM versions WHERE ns = ?"
     )
-    return Extent(position, versions, live, namespace.log.fingerprint(position))
+    return Extent(position, versions, live, fingerprint)
+
+
+def copy_erasures(source: PostgresNamespace, target: PostgresNamespace, position: int) -> None:
+    """Erase from a copy what was erased from its source since, up to the position that the copy is of.
+
+    Both in a transaction. Entries whose id is in use again have the versions that they had before, at most.
+    """
+    known = target.log.stubs(position)
+    stubs = [(id, seq) for seq, id in source.log.stubs(position).items() if seq not in known]
+    if not stubs:
+        return
+    query = "SELECT DISTINCT id FROM operations WHERE ns = ? AND seq = ANY (?) AND id IS NOT NULL"
+    ids = [id for (id,) in target.scope.select(query, [seq for _, seq in stubs])]
+    query = "SELECT DISTINCT digest FROM versions WHERE ns = ? AND id = ANY (?)"
+    digests = [digest for (digest,) in target.scope.select(query, ids)]
+    query = "SELECT digest FROM vectors WHERE ns = ? AND digest = ANY (?)"
+    kept = {digest for (digest,) in source.scope.select(query, digests)}
+    target.log.clear(stubs)
+    target.entries.delete(ids)
+    target.vectors.delete(digest for digest in digests if digest not in kept)
 
 
 def copy_since(source: PostgresNamespace, target: PostgresNamespace, position: int) -> int:
     """Copy what the log has after a position, and the entries that this changed; return the log's end.
 
-    Both in a transaction; the target has the namespace as it was at `position`, and nothing was erased since.
+    Both in a transaction; the target has the namespace as it was at `position`.
     """
+    if source.log.has_erasure_after(position):
+        copy_erasures(source, target, position)
     end = source.log.position
     if end == position:
         return end
