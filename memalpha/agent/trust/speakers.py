@@ -18,7 +18,7 @@ USER = "user"
 """Name of a person without a name: the role of a chat."""
 
 
-class Line(NamedTuple):
+class SpokenLine(NamedTuple):
     """Line of a chunk: its speaker, or None, its words, and its text."""
 
     speaker: str | None
@@ -26,7 +26,7 @@ class Line(NamedTuple):
     text: str
 
 
-Lines = Sequence[Line]
+Lines = Sequence[SpokenLine]
 
 
 def normalize_name(speaker: str | None) -> str | None:
@@ -46,8 +46,10 @@ def attributed_lines(chunk: Chunk, speaker: str | None) -> Lines:
     """
     if speaker is not None:
         text = chunk.render()
-        return [Line(speaker, frozenset(words(text)), text)]
-    return [Line(name or None, frozenset(words(line)), line) for name, line in spoken_lines(chunk) if line.strip()]
+        return [SpokenLine(speaker, frozenset(words(text)), text)]
+    return [
+        SpokenLine(name or None, frozenset(words(line)), line) for name, line in spoken_lines(chunk) if line.strip()
+    ]
 
 
 def attribute(content: str, lines: Lines, *, owner: str = USER) -> tuple[str | None, str | None]:

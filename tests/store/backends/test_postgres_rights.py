@@ -20,7 +20,7 @@ OWNER = {table: dict.fromkeys(VERBS, "own") | {"truncate": "own"} for table in D
 OWNER |= {table: {"select": "own", "insert": "own", "update": "no", "delete": "no", "truncate": "no"} for table in LOG}
 # Versions are inserted, ended and deleted as the log has them alone, so these verbs fail by themselves for everybody.
 OWNER["versions"] |= {"insert": "no", "update": "no", "delete": "no"}
-MEMBER = {table: OWNER[table] | {"update": "no", "truncate": "no"} for table in DATA}
+MEMBER: dict[str, dict[str, str]] = {table: OWNER[table] | {"update": "no", "truncate": "no"} for table in DATA}
 MEMBER |= {table: {"select": "own", "insert": "own", "update": "no", "delete": "no", "truncate": "no"} for table in LOG}
 STRANGER = {table: dict.fromkeys(VERBS, "no") for table in (*LOG, *DATA)}
 NEW_ROW = {  # columns in which an inserted row differs from one that is there; both logs have two rows
