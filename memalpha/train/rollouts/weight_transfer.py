@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import base64
 import threading
+import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -98,29 +100,27 @@ class WeightTransfer:
         """Replace the server's weights and name them `version`. Every process must call this.
 
         Raises:
-            PolicyError: The server refuses, or the group breaks. It may have only a part of the weights then, under
-                the name of those before; `version` is None until the next whole transfer.
+            PolicyError: The server refuses, or the group breaks; every process raises it. The server may have only a
+                part of the weights then, under the name of those before. `version` is None until the next whole
+                transfer.
         """
         world = self.engine.world
         self._is_whole = False
         parameters = dict(self.engine.model.named_parameters())  # tied ones stand there once
         world.run_on_main(self._start)
-
-        def broadcast() -> None:
-            for parameter in parameters.values():
-                tensor = full_tensor(parameter.detach())
-                if world.is_main:
-                    self.group.broadcast(tensor.to(self.group.device, self._sent_type(parameter)).contiguous())
-
+        update: _SharedWork | None = None
         if world.is_main:
             info = {
                 "names": list(parameters),
                 "dtype_names": [str(self._sent_type(tensor)).removeprefix("torch.") for tensor in parameters.values()],
                 "shapes": [list(tensor.shape) for tensor in parameters.values()],
             }
-            self._with_server("/update_weights", {"update_info": info}, broadcast)
-        else:
-            broadcast()
+            update = _SharedWork(self.client, "/update_weights", {"update_info": info})
+        # After each tensor all processes hear whether the server still takes part: the next gather would wait forever.
+        for parameter in parameters.values():
+            tensor = full_tensor(parameter.detach())
+            self._on_main(update, partial(self._broadcast, tensor))
+        self._on_main(update)
         world.run_on_main(lambda: self._finish(version))
         self._is_whole = True
 
@@ -144,7 +144,9 @@ class WeightTransfer:
             self.client.call("POST", "/shutdown_weight_transfer_engine", hint=HINT)  # a group of an earlier run
             rendezvous = {"rank_offset": 1, "world_size": workers + 1, "packed": False, **self.group.rendezvous()}
             body = {"init_info": rendezvous}
-            self._with_server("/init_weight_transfer_engine", body, lambda: self.group.join(workers + 1))
+            joining = _SharedWork(self.client, "/init_weight_transfer_engine", body)
+            joining.do(lambda: self.group.join(workers + 1))
+            joining.finish()
             self._is_connected = True
         self.client.call("POST", "/start_weight_update", hint=HINT)
 
@@ -152,12 +154,46 @@ class WeightTransfer:
         self.client.call("POST", "/finish_weight_update", {"weight_version": version})
         self.client.reset_cache()
 
-    def _with_server(self, path: str, body: Mapping[str, Any], work: Callable[[], None]) -> None:
-        """Do what the server takes part in while it works on a request; whichever fails first ends the wait.
+    def _broadcast(self, tensor: torch.Tensor) -> None:
+        self.group.broadcast(tensor.to(self.group.device, self._sent_type(tensor)).contiguous())
 
-        A collective that waits for a server that has refused would never return, so it runs in a thread that is left.
+    def _on_main(self, shared: _SharedWork | None, work: Callable[[], None] | None = None) -> None:
+        """Do a part of a work with the server, or wait for its end; an error is raised in every process.
+
+        Args:
+            shared: The work, in the main process.
+            work: The part; None waits for the end.
         """
-        answer = self.client.start_call(path, body, HINT)
+
+        def run() -> None:
+            assert shared is not None
+            try:
+                shared.finish() if work is None else shared.do(work)
+            except PolicyError:
+                self._is_connected = False
+                raise
+
+        self.engine.world.run_on_main(run)
+
+
+class _SharedWork:
+    """Work that learner and server do together, while the server has not answered a request.
+
+    A collective that waits for a server that has refused would never return, so it runs in a thread that is left.
+
+    Args:
+        client: Client of the server.
+        path: Route.
+        body: JSON object.
+    """
+
+    def __init__(self, client: VllmClient, path: str, body: Mapping[str, Any]) -> None:
+        self.client, self.path = client, path
+        self._answer = client.start_call(path, body, HINT)
+        self._end = time.monotonic() + client.config.timeout
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Do a part of the work; whichever fails first ends the wait. Raises `PolicyError`."""
         done: Future[None] = Future()
 
         def run() -> None:
@@ -169,18 +205,24 @@ class WeightTransfer:
                 done.set_result(None)
 
         threading.Thread(target=run, name="memalpha sends weights", daemon=True).start()
-        ended, _ = wait([answer, done], timeout=self.client.config.timeout, return_when=FIRST_EXCEPTION)
-        for future in ended:
-            try:
-                future.result()
-            except PolicyError:
-                self._is_connected = False
-                raise
-            except (RuntimeError, ValueError, OSError) as error:
-                self._is_connected = False
-                raise PolicyError(f"{self.client.name}: {path}: the group broke ({error})") from error
-        if len(ended) < 2:
-            self._is_connected = False
+        ended, _ = wait([self._answer, done], timeout=self._seconds_left(), return_when=FIRST_COMPLETED)
+        if self._answer in ended:
+            self._answer.result()
+        self._wait_for(done)
+
+    def finish(self) -> None:
+        """Wait for the server's answer. Raises `PolicyError`."""
+        self._wait_for(self._answer)
+
+    def _wait_for(self, future: Future[Any]) -> None:
+        try:
+            future.result(self._seconds_left())
+        except TimeoutError as error:
             raise PolicyError(
-                f"{self.client.name}: {path} did not end within {self.client.config.timeout:g} s (sampler.timeout)"
-            )
+                f"{self.client.name}: {self.path} did not end within {self.client.config.timeout:g} s (sampler.timeout)"
+            ) from error
+        except (RuntimeError, ValueError, OSError) as error:
+            raise PolicyError(f"{self.client.name}: {self.path}: the group broke ({error})") from error
+
+    def _seconds_left(self) -> float:
+        return max(0.0, self._end - time.monotonic())
