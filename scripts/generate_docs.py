@@ -57,6 +57,7 @@ THEMES = {
         "plan-memory",
         "sharded-memory",
         "rollouts-ahead",
+        "group-bytes",
     ),
     "Evaluation": (
         "systems-locomo",

@@ -19,10 +19,15 @@ from dataclasses import replace
 from typing import Any
 
 from memalpha.config import ReinforcementConfig
-from memalpha.environments.memory_writing import MemoryWriting
-from memalpha.store.state import MemoryState
 from memalpha.train.rollouts.curriculum import TrainingTasks
-from memalpha.train.rollouts.group_codec import ScoredGroup, decode_group, encode_group, group_number
+from memalpha.train.rollouts.group_codec import (
+    ScoredGroup,
+    decode_group,
+    empty_memory,
+    encode_group,
+    gather_groups,
+    group_number,
+)
 from memalpha.train.rollouts.questions import draw_questions
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.types import AnyTask, Completion, TrajectoryGroup
@@ -87,8 +92,7 @@ class GroupSource:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the result of `state`; groups that were under way start anew."""
-        environment = self.worker.engine.environment
-        empty = MemoryState.empty(environment.schema) if isinstance(environment, MemoryWriting) else None
+        empty = empty_memory(self.worker.engine.environment)
         groups = [decode_group(text, self.task(group_number(text)), empty) for text in state["groups"]]
         self.scored = {scored.number: scored for scored in groups}
         self._learned, self.next_number = state["learned"], state["next"]
@@ -149,7 +153,8 @@ class LocalSource(GroupSource):
                 zip(groups, worker.scorer.group_records(groups, records), strict=True), first + shard_start
             )
         ]
-        self.scored |= {item.number: item for item in worker.world.gather(scored)}
+        empty = empty_memory(worker.engine.environment)
+        self.scored |= {item.number: item for item in gather_groups(worker.world, scored, self.task, empty)}
         self.next_number = first + self.step_size
 
 

@@ -1,6 +1,6 @@
-"""Scored groups as text, for checkpoints: what was sampled and its rewards, without tasks and memories.
+"""Groups as bytes, for checkpoints and between processes: what was sampled and its rewards, no tasks and memories.
 
-A task is drawn again by its number, and the memories of a trajectory are made again from its operations. The text is
+A task is drawn again by its number, and the memories of a trajectory are made again from its operations. The bytes are
 compressed JSON; nothing is pickled.
 """
 
@@ -9,13 +9,17 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Generic
 
+import numpy as np
+
+from memalpha.environments.memory_writing import MemoryWriting
 from memalpha.errors import CheckpointError
 from memalpha.qa.records import Record
 from memalpha.store.state import MemoryState
+from memalpha.train.learner.distributed import World
 from memalpha.types import (
     AnyTask,
     Completion,
@@ -34,7 +38,7 @@ class ScoredGroup(Generic[AnyTask]):
     """Rollouts of a task with their rewards.
 
     Attributes:
-        number: Index of the task among all tasks of the run.
+        number: Index of the task among all tasks of the run, or of the step.
         group: The rollouts.
         records: Records of the answers, [trajectory][question].
         oldest: Smallest training step whose weights sampled any of the group's tokens.
@@ -47,9 +51,25 @@ class ScoredGroup(Generic[AnyTask]):
 
 
 def encode_group(scored: ScoredGroup[Any]) -> str:
-    """Return a group as text; its task and the states of its trajectories are left out."""
+    """Return a group of attempts as text; its task and the states of its trajectories are left out."""
+    return base64.b64encode(pack_group(scored)).decode()
+
+
+def pack_group(scored: ScoredGroup[Any], *, with_messages: bool = False, level: int = -1) -> bytes:
+    """Return a group of attempts as bytes; its task and the states of its trajectories are left out.
+
+    Args:
+        scored: The group.
+        with_messages: Keep the states, which are messages of conversations.
+        level: Level of the compression, as for zlib.
+    """
     trajectories = [
-        {"rollout": trajectory.rollout, "reward": trajectory.reward, "turns": trajectory.turns}
+        {
+            "rollout": trajectory.rollout,
+            "reward": trajectory.reward,
+            "turns": trajectory.turns,
+            **({"states": trajectory.states} if with_messages else {}),
+        }
         for trajectory in scored.group.trajectories
     ]
     records = [[record.as_json() for record in answers] for answers in scored.records]
@@ -60,12 +80,12 @@ def encode_group(scored: ScoredGroup[Any]) -> str:
         "trajectories": trajectories,
         "records": records,
     }
-    return base64.b64encode(zlib.compress(json.dumps(value, default=_as_json).encode())).decode()
+    return zlib.compress(json.dumps(value, default=_as_json).encode(), level)
 
 
 def group_number(text: str) -> int:
     """Return the number of an encoded group."""
-    return int(_load(text)["number"])
+    return int(_load(_decode(text))["number"])
 
 
 def decode_group(text: str, task: AnyTask, empty: MemoryState | None) -> ScoredGroup[AnyTask]:
@@ -79,7 +99,42 @@ def decode_group(text: str, task: AnyTask, empty: MemoryState | None) -> ScoredG
     Raises:
         CheckpointError: The text is no group, or one of another task.
     """
-    value = _load(text)
+    return _build(_load(_decode(text)), task, empty)
+
+
+def gather_groups(
+    world: World,
+    scored: Sequence[ScoredGroup[AnyTask]],
+    task: Callable[[int], AnyTask],
+    empty: MemoryState | None,
+    *,
+    with_messages: bool = False,
+) -> list[ScoredGroup[AnyTask]]:
+    """Return the groups of all processes, by number. Every process must call this.
+
+    Tokens and rewards travel. Tasks and memories are made again in each process, the sender's among them, so that all
+    processes hold equal groups.
+
+    Args:
+        world: The processes.
+        scored: Groups of this process.
+        task: Returns the task of a number.
+        empty: Memory before the first chunk; None for tasks without a memory.
+        with_messages: Keep the states of conversations.
+    """
+    if world.size == 1:
+        return list(scored)
+    packed = [pack_group(group, with_messages=with_messages, level=1) for group in scored]
+    values = [_load(data) for data in world.gather_bytes(packed)]
+    return [_build(value, task(value["number"]), empty) for value in sorted(values, key=lambda value: value["number"])]
+
+
+def empty_memory(environment: Any) -> MemoryState | None:
+    """Return the memory before the first chunk; None for an environment that writes none."""
+    return MemoryState.empty(environment.schema) if isinstance(environment, MemoryWriting) else None
+
+
+def _build(value: Mapping[str, Any], task: AnyTask, empty: MemoryState | None) -> ScoredGroup[AnyTask]:
     if value["task"] != task.id:
         raise CheckpointError(
             f"the checkpoint's queue holds rollouts of task {value['task']!r}, where the data now has {task.id!r}: put "
@@ -88,16 +143,24 @@ def decode_group(text: str, task: AnyTask, empty: MemoryState | None) -> ScoredG
     trajectories = []
     for trajectory in value["trajectories"]:
         turns = tuple(_turn(turn) for turn in trajectory["turns"])
-        states = () if empty is None else _replay(turns, empty)
+        messages = tuple(tuple(map(dict, state)) for state in trajectory.get("states", ()))
+        states = messages if empty is None else _replay(turns, empty)
         reward = _reward(trajectory["reward"])
         trajectories.append(Trajectory(task, trajectory["rollout"], turns, states, reward))
     records = [[Record.from_json(record) for record in answers] for answers in value["records"]]
     return ScoredGroup(value["number"], TrajectoryGroup(task, tuple(trajectories)), records, value["oldest"])
 
 
-def _load(text: str) -> dict[str, Any]:
+def _decode(text: str) -> bytes:
     try:
-        return json.loads(zlib.decompress(base64.b64decode(text)))
+        return base64.b64decode(text)
+    except ValueError as error:
+        raise CheckpointError(f"the checkpoint's queue cannot be read ({error}): delete the checkpoint") from error
+
+
+def _load(data: bytes) -> dict[str, Any]:
+    try:
+        return json.loads(zlib.decompress(data))
     except (ValueError, zlib.error) as error:
         raise CheckpointError(f"the checkpoint's queue cannot be read ({error}): delete the checkpoint") from error
 
@@ -109,7 +172,9 @@ def _as_json(value: Any) -> Any:
         return dict(value)
     if isinstance(value, frozenset):
         return sorted(value)
-    raise TypeError(f"{type(value).__name__} cannot stand in a checkpoint")
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} in a rollout: it cannot stand in a checkpoint or go to another process")
 
 
 def _turn(value: Mapping[str, Any]) -> Turn:

@@ -15,6 +15,7 @@ from memalpha.qa.evaluate import RolloutScorer, ScoredGroups
 from memalpha.qa.records import Record
 from memalpha.store.embedding import Embedder
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
+from memalpha.train.rollouts.group_codec import ScoredGroup, empty_memory, gather_groups
 from memalpha.train.rollouts.questions import draw_questions
 from memalpha.types import AnyTask, SampleRequest, Trajectory, TrajectoryGroup
 
@@ -140,8 +141,35 @@ class RolloutWorker(Generic[AnyTask]):
             step: Step number; keys the sampling noise.
             first: Index of `tasks[0]` within the step.
         """
-        groups, records = self.score(self.sample(tasks, step, first))
-        return drop_unscored(self.world.gather(groups)), self.world.gather(records)
+        groups, records = self.gather(self.score(self.sample(tasks, step, first)), tasks, step)
+        return drop_unscored(groups), records
+
+    def gather(
+        self, scored: ScoredGroups[AnyTask], tasks: Sequence[AnyTask], step: int, offset: int = 0
+    ) -> ScoredGroups[AnyTask]:
+        """Return the groups and records of all processes, in the order of their tasks. Every process must call this.
+
+        Args:
+            scored: Groups of this process's shard, with their records; without any if they are not scored yet.
+            tasks: Tasks of the step, or of a part of it.
+            step: Step number.
+            offset: Process that has the first shard, as in `World.shard`.
+        """
+        if self.world.size == 1:
+            return scored
+        groups, records = scored
+        by_group = self.scorer.group_records(groups, records) if records else [[] for _ in groups]
+        index, _ = self.world.shard(tasks, offset)
+        empty = empty_memory(self.engine.environment)
+        gathered = gather_groups(
+            self.world,
+            [ScoredGroup(index + i, group, by_group[i], 0) for i, group in enumerate(groups)],
+            lambda number: draw_questions(tasks[number], self.questions_per_task, self.config.seed, step),
+            empty,
+            with_messages=empty is None and self.reflecting is not None,
+        )
+        records = [record for group in gathered for answers in group.records for record in answers]
+        return [group.group for group in gathered], records
 
     def score(self, groups: Sequence[TrajectoryGroup[AnyTask]]) -> ScoredGroups[AnyTask]:
         """Score this process's groups; return them with rewards, and the records of all their questions."""

@@ -51,11 +51,15 @@ class Part:
     updates on earlier parts.
 
     Attributes:
+        tasks: The tasks, of all processes.
+        step: Step number.
         rows: Rows as sampled.
         scored: Groups with rewards, and records, once they are known.
         forward_passes: Log-probs of the rows; the key is True for the reference's.
     """
 
+    tasks: Sequence[Any]
+    step: int
     rows: list[TrainingSample]
     scored: Future[ScoredGroups[Any]]
     forward_passes: dict[bool, Future[list[np.ndarray]]] = field(default_factory=dict)
@@ -129,7 +133,7 @@ class OverlapPipeline:
         try:
             sampled = [self._sample_part(index, tasks, step) for index in range(self.config.sampling.overlap)]
             # Gather only after sampling all parts: every process has submitted its share by then.
-            parts = [self._build_part(index, *share) for index, share in enumerate(sampled)]
+            parts = [self._build_part(index, step, *share) for index, share in enumerate(sampled)]
             for part in parts:
                 if self.algorithm.needs_reference:
                     part.forward_passes[True] = self.learner.forward(part.rows, reference=True)
@@ -143,7 +147,7 @@ class OverlapPipeline:
 
     def learn(self, parts: Sequence[Part], rate: float) -> StepResult:
         """Train on each part in order, as soon as its rewards are known."""
-        config, world = self.config, self.worker.world
+        config = self.config
         step_count = count_streams([row for part in parts for row in part.rows])["pg"]
         groups: list[TrajectoryGroup[Any]] = []
         records: list[Record] = []
@@ -152,7 +156,8 @@ class OverlapPipeline:
         updates: list[Future[dict[str, float]]] = []
         for part_index, part in enumerate(parts):
             local = self._wait_for_scores(part)
-            groups_of_part = drop_unscored(world.gather(local[0], part_index))
+            groups_of_part, records_of_part = self.worker.gather(local, part.tasks, part.step, part_index)
+            groups_of_part = drop_unscored(groups_of_part)
             rows = annotate(self.algorithm, groups_of_part, part).rows
             samples += rows
             _check_trained_tokens(rows, self._sampled_rows(groups_of_part))
@@ -170,7 +175,7 @@ class OverlapPipeline:
             else:
                 updates.append(self.learner.update(rows, rate=rate))
             groups += groups_of_part
-            records += world.gather(local[1], part_index)
+            records += records_of_part
         if config.optimizer.minibatches == 1:
             norm = self.learner.optim_step(rate)
             stats_of_update = merge_metrics([update.result() for update in updates])
@@ -199,7 +204,7 @@ class OverlapPipeline:
 
     def _sample_part(
         self, index: int, tasks: Sequence[Any], step: int
-    ) -> tuple[list[TrajectoryGroup[Any]], Future[ScoredGroups[Any]]]:
+    ) -> tuple[Sequence[Any], list[TrajectoryGroup[Any]], Future[ScoredGroups[Any]]]:
         """Sample this process's share of part `index` and submit it for scoring."""
         first, end = (len(tasks) * i // self.config.sampling.overlap for i in (index, index + 1))
         groups = self.worker.sample(tasks[first:end], step, first, offset=index)
@@ -208,12 +213,18 @@ class OverlapPipeline:
         start = time.monotonic()
         scored = pipeline.submit(f"scoring part {index + 1} of step {step}", score)
         self.wait_seconds += time.monotonic() - start
-        return groups, scored
+        return tasks[first:end], groups, scored
 
     def _build_part(
-        self, index: int, groups: Sequence[TrajectoryGroup[Any]], scored: Future[ScoredGroups[Any]]
+        self,
+        index: int,
+        step: int,
+        tasks: Sequence[Any],
+        groups: list[TrajectoryGroup[Any]],
+        scored: Future[ScoredGroups[Any]],
     ) -> Part:
-        return Part(self._sampled_rows(self.worker.world.gather(groups, index)), scored)
+        all_groups, _ = self.worker.gather((groups, []), tasks, step, index)
+        return Part(tasks, step, self._sampled_rows(all_groups), scored)
 
     def _sampled_rows(self, groups: Sequence[TrajectoryGroup[Any]]) -> list[TrainingSample]:
         """Return the rows that an algorithm trains, as far as they are known without rewards."""

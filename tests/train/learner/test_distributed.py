@@ -270,6 +270,14 @@ def test_work_is_assigned_and_gathered_in_order(two_process_results):
     assert dealt[1] == [([4], True), ([3], True), ([0], False)]
     assert SINGLE_PROCESS.assign_microbatches(parts) == [(part, True) for part in parts]
     assert World(1, 2).assign_microbatches([]) == []
+    assert two_process_results["bytes"] == [[b"", b"a" * 7, bytes(range(256)), b""], [b"b"], []]
+
+
+def test_every_process_stops_when_a_server_refuses_sharded_weights(two_process_results):
+    main, other = two_process_results["sent"]
+    assert main["messages"] == other["messages"] and main["taken"]
+    assert "SERVER refused /update_weights (status 500: failed to load the NCCL library)" in main["messages"][0]
+    assert "SERVER refused /update_weights (status 500: a worker failed)" in main["messages"][1]
 
 
 def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
