@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "support"))
 
 import vllm_ahead
+import vllm_in_flight
 from common import make_parser, opening, read_metrics, save
 from gloo_transfer import GlooGroup
 
@@ -320,7 +321,10 @@ def page(record: dict[str, Any]) -> list[str]:
             f"- checkpoints then: {', '.join(killed['checkpoints'])}; resumed on another server, steps in "
             f"metrics.jsonl: {killed['steps']}, mismatch_max {killed['mismatch']:.1e}",
         ]
-    return [*lines, "", *vllm_ahead.page(record["ahead"])]
+    lines += ["", *vllm_in_flight.page(record["in flight"])]
+    for name in ("ahead", "ahead in flight"):
+        lines += ["", *vllm_ahead.page(record[name])]
+    return lines
 
 
 def main() -> None:
@@ -343,11 +347,14 @@ def main() -> None:
     with serve(vllm, model, *TRAINING) as (url, _):
         adapters = Learner(model, url, work / "adapters", {"r": 8})
         record["adapters"] = check_syncs(adapters, arguments.syncs)
+        record["in flight"] = {"adapters": vllm_in_flight.check_in_flight(adapters)}
         learner = Learner(model, url, work / "whole")
         check_tokens(learner, record)
         record["weights"] = check_syncs(learner, arguments.syncs)
+        record["in flight"]["weights"] = vllm_in_flight.check_in_flight(learner)
         check_refusals(learner, work, record)
         record["ahead"] = vllm_ahead.check_ahead(url, model, work)
+        record["ahead in flight"] = vllm_ahead.check_ahead(url, model, work, in_flight=True)
     record["transfer"] = check_transfer(vllm, model, work, arguments.syncs)
     if not arguments.skip_kill:
         check_kill(vllm, model, work, record)
@@ -371,7 +378,8 @@ def main() -> None:
         and not record["transfer"]["files"]
         and all(record[name] for name in ("raw", "bad folder", "bare reload"))
         and ("killed" not in record or record["killed"]["steps"] == [0, 1, 2])
-        and vllm_ahead.has_passed(record["ahead"])
+        and all(vllm_in_flight.has_passed(part) for part in record["in flight"].values())
+        and all(vllm_ahead.has_passed(record[name]) for name in ("ahead", "ahead in flight"))
     )
     print(json.dumps({"passed": passed}))
     raise SystemExit(not passed)
