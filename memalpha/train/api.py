@@ -7,11 +7,14 @@ writers, `trainers.text_rl` for replies to prompts, `trainers.sft` for imitation
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import errno
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from safetensors import SafetensorError
 
 from memalpha.arguments import check_path
 from memalpha.config import (
@@ -25,7 +28,7 @@ from memalpha.config import (
 )
 from memalpha.config.preferences import PairsConfig
 from memalpha.config.training import AnyTraining
-from memalpha.errors import ConfigError
+from memalpha.errors import CheckpointError, ConfigError
 from memalpha.train.data.preferences import write_pairs
 from memalpha.train.learner.distributed import join_world, local_device
 from memalpha.train.rollouts.text_inputs import pop_python_inputs
@@ -45,6 +48,11 @@ P = TypeVar("P", bound=PairsConfig)
 Texts = Sequence[str | Sequence[Mapping[str, Any]]]
 """Prompts or replies: texts, or chat messages."""
 
+_MACHINE_ERRORS = {
+    getattr(errno, name)
+    for name in ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EMFILE", "ENFILE", "EIO", "EFBIG")
+    if hasattr(errno, name)
+}
 PAIRS_FILE = "preferences.jsonl"
 """File in the run directory for pairs that were passed from Python."""
 
@@ -157,8 +165,9 @@ def _train_on_lists(
     """Write pairs to the run directory and train on them."""
     directory = RunDirectory(config.out)
     directory.check_usable()
-    config.out.mkdir(parents=True, exist_ok=True)
-    write_pairs(config.data, prompts, chosen, rejected, is_resuming=bool(directory.saved_steps()))
+    with _machine_errors(config.out):
+        config.out.mkdir(parents=True, exist_ok=True)
+        write_pairs(config.data, prompts, chosen, rejected, is_resuming=bool(directory.saved_steps()))
     return _launch(build, config)
 
 
@@ -171,7 +180,36 @@ def _launch(build: Callable[[C, RunDirectory], Trainer], config: C) -> dict[str,
 
     Returns:
         Summary of the run, as in `summary.json`.
+
+    Raises:
+        CheckpointError: The directory holds another run, or cannot be written.
     """
+    with _machine_errors(config.out):
+        return _train_in(build, config)
+
+
+@contextmanager
+def _machine_errors(out: Path) -> Iterator[None]:
+    """Raise errors of the disk, the rights and the descriptors as `CheckpointError`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _MACHINE_ERRORS:
+            raise
+        raise CheckpointError(
+            f"{out}: the run stopped ({error.strerror}: {error.filename or out}): mend that, and run the same command "
+            "again: it goes on from the last checkpoint"
+        ) from error
+    except SafetensorError as error:
+        if "os error" not in str(error):
+            raise
+        raise CheckpointError(
+            f"{out}: weights cannot be written or read ({error}): mend that, and run the same command again"
+        ) from error
+
+
+def _train_in(build: Callable[[C, RunDirectory], Trainer], config: C) -> dict[str, Any]:
+    """Train in the run directory of a configuration; see `_launch`."""
     RunDirectory(config.out).check_usable()
     config = resolve_init_from(config).replace(device=local_device(config.compute.device))
     check_device(config.compute.device)
