@@ -29,6 +29,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from memalpha.arguments import check_count
 from memalpha.config import MemoryFunction, RewardConfig
 from memalpha.config.imports import import_object
 from memalpha.errors import ConfigError, RewardError
@@ -49,12 +50,18 @@ CHANGING_CODES = ("inserted", "updated", "deleted", "core_updated")
 def memory_tokens(state: MemoryState, count_tokens: Callable[[str], int]) -> int:
     """Return the size of a memory: core text and contents of live entries, a line each."""
     lines = [*([state.core] if state.core else []), *(entry.content for entry in state.list())]
-    return count_tokens("\n".join(lines)) if lines else 0
+    return _count(count_tokens, "\n".join(lines)) if lines else 0
 
 
 def conversation_tokens(task: Task, count_tokens: Callable[[str], int]) -> int:
     """Return the size of the rendered chunks, without prompts."""
-    return sum(count_tokens(chunk.render()) for chunk in task.chunks)
+    return sum(_count(count_tokens, chunk.render()) for chunk in task.chunks)
+
+
+def _count(count_tokens: Callable[[str], int], text: str) -> int:
+    count = count_tokens(text)
+    check_count("count_tokens: its result", count, error=ConfigError)
+    return count
 
 
 class MemoryReward:

@@ -25,6 +25,7 @@ from memalpha.store.state import Change, MemoryState
 from memalpha.store.validation import update_operation
 from memalpha.types import Hit, MemoryEntry, Operation
 
+_FIELDS = {"timestamp", "importance", "metadata", "source", "chunk", "turn", "expires", "merge_metadata"}
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -288,7 +289,10 @@ class Memory(ABC):
             UnknownCategory: The schema has no such category.
             InvalidContent: The key cannot be an id, the content is empty, or a field cannot be stored.
             DuplicateContent: Another entry of the category has exactly this content.
+            TypeError: `insert` has no such argument.
         """
+        if unknown := fields.keys() - _FIELDS:
+            raise TypeError(f"upsert() got an unexpected keyword argument {min(unknown)!r}")
         with self._exclusive():  # no other writer between reading the key and writing it
             return self._upsert(key, content, category, **fields)
 
@@ -299,6 +303,7 @@ class Memory(ABC):
             current = self.get(key)
         except UnknownEntry:
             category = category or self.schema.default_category
+            fields.pop("merge_metadata", None)  # there is nothing to merge with
             entry = self.change(Operation("insert", id=key, category=category, content=content, **fields)).entry
             assert entry is not None
             return entry

@@ -292,7 +292,7 @@ class MemoryStore(StoreReviewer):
                     raise StoreError(f"namespace {namespace!r} has a log already: give another name")
                 self._namespace.copy_to(copy._namespace, self._namespace.log.resolve_position(as_of))
             return copy
-        name, database = namespace or self._namespace.name, self._database
+        name, database = self._namespace.name if namespace is None else namespace, self._database
         with (
             copy_noted(database, path),
             self._transaction(),

@@ -24,6 +24,7 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from memalpha.arguments import brief_repr
 from memalpha.errors import DataError, did_you_mean
 from memalpha.tasks.dataset_info import DataSet
 from memalpha.tasks.sources.hub import obtain, snapshot_commit
@@ -154,7 +155,7 @@ def validate_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         try:
             checked[key] = TypeAdapter(types[key]).validate_python(value)
         except ValidationError as error:
-            raise DataError(f"{name}: {key}={value!r}: {error.errors()[0]['msg']}") from error
+            raise DataError(f"{name}: {key}={brief_repr(value)}: {error.errors()[0]['msg']}") from error
     return checked
 
 

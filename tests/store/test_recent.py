@@ -1,5 +1,6 @@
 """`recent`: newest entries first, equal in every memory, without listing the others."""
 
+import sqlite3
 from collections.abc import Iterator
 
 import pytest
@@ -80,3 +81,20 @@ def test_deleted_entries_are_passed_over(memory: Memory) -> None:
     for entry in memory.list()[2:]:
         memory.delete(entry.id)
     assert [entry.content for entry in memory.recent(3)] == ["fact 1", "fact 0"]
+
+
+@pytest.mark.sqlite
+def test_a_damaged_log_with_a_gap_does_not_keep_it_busy(tmp_path) -> None:
+    with MemoryStore.open(tmp_path / "a.db", embedder="hash") as store:
+        store.add_many(["Ana lives in Oslo", "Ben likes tea"])
+    rows = sqlite3.connect(tmp_path / "a.db")
+    triggers = rows.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+    for name, _ in triggers:
+        rows.execute(f"DROP TRIGGER {name}")
+    rows.execute("UPDATE operations SET seq = 9223372036854775807 WHERE seq = 2")
+    for _, sql in triggers:
+        rows.execute(sql)
+    rows.commit()
+    rows.close()
+    with MemoryStore.open(tmp_path / "a.db", read_only=True) as store:
+        assert [entry.content for entry in store.recent(3)] == ["Ben likes tea", "Ana lives in Oslo"]

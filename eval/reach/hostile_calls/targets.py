@@ -158,7 +158,12 @@ STORE: dict[str, Target] = {
     "upsert": _stored("upsert", lambda c: {"key": "k", "content": "Dan reads"}, *_FIELDS),
     "writing_as": _stored("writing_as", lambda c: {"speaker": "Ana"}),
 }
-NOT_CALLED = ("close", "open", "transaction")  # `open` is a target by itself; the others take no arguments
+NOT_CALLED = (
+    "close",
+    "open",
+    "read_transaction",
+    "transaction",
+)  # `open` is a target by itself; the others take no arguments
 
 
 def _open(context: Context) -> Callable[..., Any]:

@@ -22,6 +22,7 @@ import ctypes
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -35,8 +36,11 @@ from typing import Any
 from memalpha.agent.consolidate import apply_consolidation, propose_consolidation
 from memalpha.errors import MemalphaError, ScrubPending
 from memalpha.store.checks.integrity import examine
+from memalpha.store.indexing import cache
 from memalpha.store.io.copy import copy_store
 from memalpha.store.store import MemoryStore
+from memalpha.store.trust.quarantine import quarantine_operation
+from memalpha.types import Operation
 
 KINDS = {"full disk": 1, "I/O error": 2, "I/O errors": 3, "half a write": 4, "half, then full": 5, "SIGKILL": 6}
 PROBE = "the probe after the fault"
@@ -62,6 +66,25 @@ def _checkpoint(store: MemoryStore, folder: Path) -> None:
     store.add(TEXTS[0])
 
 
+def _expire(store: MemoryStore, folder: Path) -> None:
+    with MemoryStore.open(store.path, embedder="hash", clock=lambda: datetime(2026, 2, 2, tzinfo=UTC)) as later:
+        later.list()
+
+
+def _build_index(store: MemoryStore, folder: Path) -> None:
+    cache.MIN_ENTRIES = 1
+    store.build_index()
+
+
+def _quarantine(store: MemoryStore, folder: Path) -> None:
+    operation = Operation("insert", category="semantic", content=TEXTS[0])
+    store.apply(quarantine_operation(operation, None, "nobody said so"))
+
+
+def _review(store: MemoryStore, folder: Path) -> None:
+    store.review(store.quarantined()[0].position, accept=True)
+
+
 def _update_many(store: MemoryStore, folder: Path) -> None:
     store.update_many([{"id": f"fact-{number}", "content": TEXTS[number]} for number in range(8)])
 
@@ -77,11 +100,20 @@ OPERATIONS: dict[str, Callable[[MemoryStore, Path], Any]] = {
     "delete_many": lambda store, _: store.delete_many([f"fact-{number}" for number in range(20)]),
     "core_update": lambda store, _: store.core_update("a new core"),
     "undo": lambda store, _: store.undo(),
+    "redo": lambda store, _: store.redo(),
     "restore": lambda store, _: store.restore(10),
+    "revert": lambda store, _: store.revert(source="chat"),
+    "quarantine": _quarantine,
+    "review": _review,
+    "expire": _expire,
+    "merge metadata": lambda store, _: store.update("fact-6", metadata={"a": 1}, merge_metadata=True),
     "transaction": _transaction,
     "import_jsonl": lambda store, folder: store.import_jsonl(folder / "lines.jsonl"),
     "consolidate": lambda store, _: apply_consolidation(store, propose_consolidation(store)),
     "erase": lambda store, _: store.erase("fact-3"),
+    "erase_core_history": lambda store, _: store.erase_core_history(),
+    "erase_all": lambda store, _: store.namespace("other").erase_all(),
+    "build_index": _build_index,
     "drop_namespace": lambda store, _: store.drop_namespace("other"),
     "namespace": lambda store, _: store.namespace("third").add(TEXTS[0]),
     "fork": lambda store, _: store.fork("fork"),
@@ -92,6 +124,7 @@ OPERATIONS: dict[str, Callable[[MemoryStore, Path], Any]] = {
     "create": lambda _, folder: open_store(folder / "created.db").close(),
     "close": lambda store, _: store.close(),
 }
+INDEX = re.compile(r"a\.db-index-[0-9a-f]{16}")  # a complete index file
 RETRIED = ("create", "export_jsonl")
 
 
@@ -99,9 +132,15 @@ def prepare(folder: Path) -> None:
     """Make the store that every operation begins with."""
     with open_store(folder / "a.db") as store:
         for number, text in enumerate(FACTS):
-            store.upsert(f"fact-{number}", text, timestamp="2024-05-01")
+            store.upsert(f"fact-{number}", text, timestamp="2024-05-01", source="chat" if number % 8 == 0 else "notes")
+        store.upsert("brief", "this ends in February", expires="2026-02-01")
         store.update("fact-1", "Ana met Ben yesterday in room 1", timestamp="2024-05-02")
+        store.core_update("the first core")
         store.core_update("the core")
+        operation = Operation("insert", category="semantic", content="a quarantined fact")
+        store.apply(quarantine_operation(operation, None, "nobody said so"))
+        store.add("an undone fact")
+        store.undo()
         store.namespace("other").add_many(FACTS[:10])
     lines = "".join(json.dumps({"category": "semantic", "content": text}) + "\n" for text in TEXTS[:10])
     (folder / "lines.jsonl").write_text(lines, encoding="utf-8")
@@ -127,9 +166,19 @@ def read_state(folder: Path) -> dict[str, Any]:
     return state
 
 
+def search_faults(folder: Path) -> list[str]:
+    """Return the facts that a store, opened with what there is of an index file, does not find."""
+    previous, cache.MIN_ENTRIES = cache.MIN_ENTRIES, 1
+    try:
+        with open_store(folder / "a.db") as store:
+            return [text for text in FACTS[2:8] if store.search(text, 1)[0].entry.content != text]
+    finally:
+        cache.MIN_ENTRIES = previous
+
+
 def left_over(folder: Path, state: dict[str, Any]) -> list[str]:
     """Return the names of files that are neither a complete store or export, nor an empty file of a killed `create`."""
-    files = [path for path in folder.iterdir() if path.is_file()]
+    files = [path for path in folder.iterdir() if path.is_file() and not INDEX.fullmatch(path.name)]
     return sorted({path.name for path in files if path.suffix != ".db" or path.stat().st_size} - state.keys())
 
 
@@ -267,6 +316,8 @@ class Bench:
             state = read_state(self.folder)
         if not killed and not any(PROBE in row for row in last["a.db"]["default"][0]):
             problems.append("the write after the fault is lost")
+        if operation == "build_index":
+            problems += [f"not found: {text}" for text in search_faults(self.folder)]
         problems += [f"left over: {name[:40]}" for name in left_over(self.folder, state)]
         problems += [f"doctor: {problem}" for problem in examine(self.folder / "a.db").problems]
         return problems

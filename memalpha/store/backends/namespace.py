@@ -56,12 +56,12 @@ class Namespace:
         """
         entries: dict[str, MemoryEntry | None] = {}
         live, page_size = 0, n
-        while position > 0 and live < n:
-            ids = [id for id in self.log.last_ids(position, page_size) if id and id not in entries]
+        while live < n and (rows := self.log.last_ids(position, page_size)):
+            ids = [id for _, id in rows if id and id not in entries]
             current = self.entries.versions_at(list(dict.fromkeys(ids)), None)
             entries.update((id, current.get(id)) for id in ids)
             live += len(current)
-            position -= page_size
+            position = rows[-1][0] - 1  # not by the page's size: a damaged log has gaps
             page_size = min(2 * page_size, _MAX_PAGE)
         return [entry for entry in entries.values() if entry is not None][:n]
 

@@ -181,14 +181,14 @@ class OperationLog:
         query = "SELECT DISTINCT id FROM operations WHERE ns = ? AND seq > ? AND seq <= ? AND id IS NOT NULL"
         return [id for (id,) in self._scope.select(query, after, _LAST if last is None else last)]
 
-    def last_ids(self, position: int, limit: int) -> list[str | None]:
-        """Return the ids of the last `limit` operations up to a position, newest first.
+    def last_ids(self, position: int, limit: int) -> list[tuple[int, str | None]]:
+        """Return position and id of the last `limit` operations up to a position, newest first.
 
         The id is None where an operation changes no entry, as in quarantine.
         """
-        query = "SELECT kind, id FROM operations WHERE ns = ? AND seq <= ? ORDER BY seq DESC LIMIT ?"
+        query = "SELECT seq, kind, id FROM operations WHERE ns = ? AND seq <= ? ORDER BY seq DESC LIMIT ?"
         rows = self._scope.select(query, position, limit)
-        return [None if kind == "quarantined" else id for kind, id in rows]
+        return [(at, None if kind == "quarantined" else id) for at, kind, id in rows]
 
     def has_erasure_after(self, position: int) -> bool:
         """Return True if entries were erased after a position, so that earlier states may have changed."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from memalpha.errors import StoreError
+from memalpha.errors import MemalphaError, StoreError
 from memalpha.store.embedding import load_cross_encoder
 from memalpha.types import Hit
 
@@ -27,13 +27,19 @@ def rerank(query: str, hits: Sequence[Hit], reranker: Reranker | str) -> list[Hi
         Hits with the reranker's score; `explain` has it as "rerank". Equal scores keep their order.
 
     Raises:
-        StoreError: The reranker returned something else than a finite number for each text.
+        StoreError: The reranker raised, or returned something else than a finite number for each text.
         EmbedderError: The cross-encoder cannot be loaded.
     """
     if not hits:
         return []
     score = load_cross_encoder(reranker) if isinstance(reranker, str) else reranker
-    scores = [float(value) for value in score(query, [hit.passage or hit.entry.content for hit in hits])]
+    texts = [hit.passage or hit.entry.content for hit in hits]
+    try:
+        scores = [float(value) for value in score(query, texts)]
+    except MemalphaError:
+        raise
+    except Exception as error:  # somebody's own code can raise anything
+        raise StoreError(f"reranker: it raised {type(error).__name__}, or returned no numbers: {error}") from error
     if len(scores) != len(hits) or not all(map(math.isfinite, scores)):
         raise StoreError(f"reranker: a finite number for each of {len(hits)} texts is needed, {len(scores)} came")
     reranked = [
