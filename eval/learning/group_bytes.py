@@ -29,7 +29,7 @@ from memalpha.environments.memory_writing import memory_engine
 from memalpha.policy.load import load_policy
 from memalpha.store.embedding import load_embedder
 from memalpha.tasks.formats.jsonl import load_jsonl
-from memalpha.train.rollouts.group_codec import ScoredGroup, _build, _load, empty_memory, pack_group
+from memalpha.train.rollouts.group_codec import ScoredGroup, _build, empty_memory, pack_group, unpack
 from memalpha.types import Reward, Task, Trajectory, TrajectoryGroup
 
 LENGTHS = (3, 10, 50)
@@ -54,7 +54,7 @@ def measure(group: TrajectoryGroup[Task], empty: Any, repeats: int) -> dict[str,
         "pickled bytes": len(pickled),
         "token bytes": len(packed),
         "pickled seconds": least(lambda: pickle.loads(pickle.dumps([group])), repeats),
-        "token seconds": least(lambda: _build(_load(pack_group(scored, level=1)), group.task, empty), repeats),
+        "token seconds": least(lambda: _build(unpack(pack_group(scored, level=1)), group.task, empty), repeats),
     }
 
 

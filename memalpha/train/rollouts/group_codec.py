@@ -64,13 +64,7 @@ def pack_group(scored: ScoredGroup[Any], *, with_messages: bool = False, level: 
         level: Level of the compression, as for zlib.
     """
     trajectories = [
-        {
-            "rollout": trajectory.rollout,
-            "reward": trajectory.reward,
-            "turns": trajectory.turns,
-            **({"states": trajectory.states} if with_messages else {}),
-        }
-        for trajectory in scored.group.trajectories
+        trajectory_fields(trajectory, with_messages=with_messages) for trajectory in scored.group.trajectories
     ]
     records = [[record.as_json() for record in answers] for answers in scored.records]
     value = {
@@ -80,12 +74,50 @@ def pack_group(scored: ScoredGroup[Any], *, with_messages: bool = False, level: 
         "trajectories": trajectories,
         "records": records,
     }
+    return pack(value, level)
+
+
+def trajectory_fields(trajectory: Trajectory[Any], *, with_messages: bool = False) -> dict[str, Any]:
+    """Return what `build_trajectory` needs, without the task.
+
+    Args:
+        trajectory: The trajectory.
+        with_messages: Keep the states, which are messages of a conversation.
+    """
+    fields = {"rollout": trajectory.rollout, "reward": trajectory.reward, "turns": trajectory.turns}
+    return {**fields, "states": trajectory.states} if with_messages else fields
+
+
+def pack(value: Any, level: int = 1) -> bytes:
+    """Return mappings, lists and the types of rollouts as compressed JSON."""
     return zlib.compress(json.dumps(value, default=_as_json).encode(), level)
+
+
+def unpack(data: bytes) -> Any:
+    """Return the JSON that `pack` wrote. Raises `CheckpointError` for other bytes."""
+    try:
+        return json.loads(zlib.decompress(data))
+    except (ValueError, zlib.error) as error:
+        raise CheckpointError(f"the checkpoint's queue cannot be read ({error}): delete the checkpoint") from error
+
+
+def build_trajectory(fields: Mapping[str, Any], task: AnyTask, empty: MemoryState | None) -> Trajectory[AnyTask]:
+    """Return an attempt from its unpacked `trajectory_fields`.
+
+    Args:
+        fields: The fields.
+        task: Its task.
+        empty: Memory before the first chunk; None for tasks without a memory.
+    """
+    turns = tuple(_turn(turn) for turn in fields["turns"])
+    messages = tuple(tuple(map(dict, state)) for state in fields.get("states", ()))
+    states = messages if empty is None else _replay(turns, empty)
+    return Trajectory(task, fields["rollout"], turns, states, _reward(fields["reward"]))
 
 
 def group_number(text: str) -> int:
     """Return the number of an encoded group."""
-    return int(_load(_decode(text))["number"])
+    return int(unpack(_decode(text))["number"])
 
 
 def decode_group(text: str, task: AnyTask, empty: MemoryState | None) -> ScoredGroup[AnyTask]:
@@ -99,7 +131,7 @@ def decode_group(text: str, task: AnyTask, empty: MemoryState | None) -> ScoredG
     Raises:
         CheckpointError: The text is no group, or one of another task.
     """
-    return _build(_load(_decode(text)), task, empty)
+    return _build(unpack(_decode(text)), task, empty)
 
 
 def gather_groups(
@@ -125,7 +157,7 @@ def gather_groups(
     if world.size == 1:
         return list(scored)
     packed = [pack_group(group, with_messages=with_messages, level=1) for group in scored]
-    values = [_load(data) for data in world.gather_bytes(packed)]
+    values = [unpack(data) for data in world.gather_bytes(packed)]
     return [_build(value, task(value["number"]), empty) for value in sorted(values, key=lambda value: value["number"])]
 
 
@@ -140,13 +172,7 @@ def _build(value: Mapping[str, Any], task: AnyTask, empty: MemoryState | None) -
             f"the checkpoint's queue holds rollouts of task {value['task']!r}, where the data now has {task.id!r}: put "
             "the data back, or start again in another out"
         )
-    trajectories = []
-    for trajectory in value["trajectories"]:
-        turns = tuple(_turn(turn) for turn in trajectory["turns"])
-        messages = tuple(tuple(map(dict, state)) for state in trajectory.get("states", ()))
-        states = messages if empty is None else _replay(turns, empty)
-        reward = _reward(trajectory["reward"])
-        trajectories.append(Trajectory(task, trajectory["rollout"], turns, states, reward))
+    trajectories = [build_trajectory(fields, task, empty) for fields in value["trajectories"]]
     records = [[Record.from_json(record) for record in answers] for answers in value["records"]]
     return ScoredGroup(value["number"], TrajectoryGroup(task, tuple(trajectories)), records, value["oldest"])
 
@@ -155,13 +181,6 @@ def _decode(text: str) -> bytes:
     try:
         return base64.b64decode(text)
     except ValueError as error:
-        raise CheckpointError(f"the checkpoint's queue cannot be read ({error}): delete the checkpoint") from error
-
-
-def _load(data: bytes) -> dict[str, Any]:
-    try:
-        return json.loads(zlib.decompress(data))
-    except (ValueError, zlib.error) as error:
         raise CheckpointError(f"the checkpoint's queue cannot be read ({error}): delete the checkpoint") from error
 
 

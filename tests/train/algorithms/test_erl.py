@@ -311,12 +311,20 @@ def test_tasks_are_split_over_processes(monkeypatch):
     groups, records = alone.collect_attempts(TASKS, 0)
     memory = ReflectionMemory([], config.erl, alone.reflecting.embedder)
     expected = run_second_attempts(alone, groups, records, memory, config.erl, 0)
-    monkeypatch.setattr(World, "gather", lambda self, values: list(values))
+    monkeypatch.setattr(World, "gather_bytes", lambda self, values: list(values))
     parts = [
         run_second_attempts(make_worker(config, policy, World(rank, 2)), groups, records, memory, config.erl, 0)
         for rank in (0, 1)
     ]
     assert [len(part) for part in parts] == [3, 6]
+    for second in (*parts[0], *parts[1]):
+        [same] = [other for other in expected if other.first == second.first]
+        for name in ("retry", "reflection", "internalized"):
+            one, other = getattr(second, name), getattr(same, name)
+            assert (one is None) == (other is None)
+            if one is not None:
+                assert (one.role, one.parent, one.rollout) == (other.role, other.parent, other.rollout)
+                assert [state.list() for state in one.states] == [state.list() for state in other.states]
     for single, shared in zip(expected, [*parts[0], *parts[1]], strict=True):
         for a, b in (
             (single.retry, shared.retry),
