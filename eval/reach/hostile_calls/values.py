@@ -61,7 +61,7 @@ TEXTS: dict[str, str] = {
     "long": "x" * 300_000,
     "SQL": "'; DROP TABLE versions; --",
     "FTS": 'a" OR NEAR(b *) AND NOT (',
-    "dots": "../../../../etc/passwd",
+    "dots": "folder/../folder/../dots",
     "number": "10" * 3000,
     "nan": "nan",
     "-inf": "-inf",
@@ -78,7 +78,6 @@ TEXTS: dict[str, str] = {
     "URL without a host": "postgresql://",
     "endpoint without a model": "http://",
     "scripted": "scripted:",
-    "device": "/dev/full",
 }
 OBJECTS: dict[str, Callable[[], Any]] = {
     "None": lambda: None,
@@ -108,7 +107,8 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "date": lambda: datetime(2024, 5, 1),
     "range": lambda: range(3),
 }
-PATHS = ("folder", "missing/file", "fifo", "file/below", "loop", "unreadable.bin")
+PATHS = ("folder", "missing/file", "fifo", "file/below", "loop", "full", "unreadable.bin")
+# No value may name anything outside of the folder: what is called with them writes files, as root too.
 
 
 def make_paths(folder: Path) -> dict[str, str]:
@@ -121,6 +121,7 @@ def make_paths(folder: Path) -> dict[str, str]:
     (folder / "file").touch()
     (folder / "unreadable.bin").write_bytes(bytes(range(256)) * 20)
     (folder / "loop").symlink_to("loop")
+    (folder / "full").symlink_to("/dev/full")
     os.mkfifo(folder / "fifo")
     return {f"path {name}": f"{folder}/{name}" for name in PATHS} | {"path of 300 characters": f"{folder}/{'x' * 300}"}
 
