@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from common import make_parser, opening, save
+from common import command, make_parser, opening, save
 
 from memalpha.cli.main import main as run_memalpha
 from memalpha.store.checks.integrity import examine
@@ -363,6 +363,7 @@ def main() -> None:
     options = parser.parse_args()
     if os.geteuid() != 0:
         parser.error("needs root, to mount a disk and to become another user")
+    started_by = command()  # commands in this process have arguments of their own
     warm_up(options.actions)
     rows: dict[str, dict[str, str]] = {}
     for name in ENVIRONMENTS:
@@ -376,14 +377,14 @@ def main() -> None:
             print(f"{name}, {action}: {rows[name][action]}", file=sys.stderr)
     faults = sum(outcome.startswith("fault") for row in rows.values() for outcome in row.values())
     if not options.environments:
-        save(options.results / "environments", rows, "\n".join(_page(rows, options.actions)))
+        save(options.results / "environments", rows, "\n".join(_page(rows, options.actions, started_by)))
     sys.exit(faults > 0)
 
 
-def _page(rows: dict[str, dict[str, str]], actions: list[str]) -> list[str]:
+def _page(rows: dict[str, dict[str, str]], actions: list[str], started_by: str) -> list[str]:
     """Return the lines of the page."""
     few = {name: row for name, row in rows.items() if name.endswith("descriptors")}
-    page = [*opening("Where the machine says no", ("memalpha",)), ""]
+    page = [*opening("Where the machine says no", ("memalpha",), started_by=started_by), ""]
     page += [f"| environment | {' | '.join(actions)} |", f"|---|{'---|' * len(actions)}"]
     for name, row in rows.items():
         if name not in few:

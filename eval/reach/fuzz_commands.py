@@ -28,6 +28,7 @@ import typer.main
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
+from common import command as command_line
 from common import make_parser, opening, save
 from hostile_calls.values import TEXTS, make_paths
 
@@ -276,13 +277,14 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
     started = time.process_time()
+    started_by = command_line()  # commands in this process have arguments of their own
     fuzz = run(options.share, options.seed, only=options.only)
     for label, problem in fuzz.faults.items():
         print(f"{label}: {problem}", file=sys.stderr)
     if options.only:
         sys.exit(bool(fuzz.faults))
     total = sum(fuzz.counts.values(), Counter())
-    page = opening("Hostile words on the command line", ("memalpha", "typer"))
+    page = opening("Hostile words on the command line", ("memalpha", "typer"), started_by=started_by)
     page += [
         "",
         f"{sum(total[key] for key in ('0', '1', '2', 'stopped')):,} command lines of {len(fuzz.counts)} commands,",

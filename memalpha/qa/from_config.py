@@ -8,6 +8,7 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
+from memalpha.arguments import check_path
 from memalpha.config import (
     EvalConfig,
     PreferenceConfig,
@@ -61,6 +62,7 @@ def load_settings(name: str, overrides: Mapping[str, Any] | None = None) -> Eval
     Raises:
         ConfigError: The name is none of these; lists the known ones.
     """
+    check_path("config", name, error=ConfigError)
     if (Path(name) / "config.yaml").is_file():
         return load_run_settings(Path(name), overrides)
     if name in MODULES and not (name in shipped_configs() and "benchmark" in read_config(name)):

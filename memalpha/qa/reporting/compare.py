@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from memalpha.arguments import check_path
 from memalpha.errors import DataError
 from memalpha.qa.records import RECORD_KEYS, Record
 from memalpha.qa.scoring.stats import (
@@ -141,6 +142,7 @@ def load_run(run: str | Path) -> dict[str, tuple[Record, ...]]:
 
 def _load_files(path: Path) -> dict[str, tuple[tuple[Record, ...], Path]]:
     """Return the records of a run and the file of each, by name."""
+    check_path("run", path, error=DataError)
     if path.is_file():
         paths = [path]
     else:

@@ -57,8 +57,8 @@ class Backend(ABC):
     _connection: Any  # executes the statements of the open transaction
 
     def __init__(self, path: str, durability: Durability, clock: Clock) -> None:
-        if durability not in get_args(Durability):
-            raise StoreError(f"durability {durability!r}: 'full' or 'normal' is needed")
+        if not isinstance(durability, str) or durability not in get_args(Durability):
+            raise StoreError(f"durability {brief_repr(durability)}: 'full' or 'normal' is needed")
         self.path, self.clock = path, clock
         self.rollbacks = 0
         self.meta: dict[str, str] = {}

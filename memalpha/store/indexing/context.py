@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from memalpha.arguments import brief_repr
 from memalpha.errors import UnknownEntry
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.search.span_bm25 import Span
@@ -28,7 +29,7 @@ def surrounding_spans(rows: Namespace, id: str, tokens: int, position: int | Non
     entry = rows.entries.version_at(id, position)
     if entry is None:
         raise UnknownEntry(
-            f"no live entry has the id {id!r}" + ("" if position is None else f" at position {position}")
+            f"no live entry has the id {brief_repr(id)}" + ("" if position is None else f" at position {position}")
         )
     entry_span = [] if Span.from_origin(entry.source, entry.chunk, entry.turn, 0) is None else [entry]
     budget = 4 * tokens - sum(len(span.content) for span in entry_span)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from memalpha.arguments import check_path
 from memalpha.config import TextConfig, read_config, shipped_configs, training_config
 from memalpha.environments.engine import RolloutEngine
 from memalpha.errors import ConfigError
@@ -42,6 +43,7 @@ def resolve_text_run(name: str, overrides: Mapping[str, Any]) -> tuple[TextConfi
     """
     keys = dict(overrides)
     run_config = Path(name) / "config.yaml"
+    check_path("config", name, error=ConfigError)
     source = str(run_config) if run_config.is_file() else name
     if source not in shipped_configs() and not Path(source).is_file():
         return None
