@@ -1,7 +1,7 @@
 """Serve 64 clients for minutes: reads, writes and reads by a model, and the same with the server killed.
 
-    python eval/reach/serving_load.py --store sqlite --seconds 90            # or postgres, chroma
-    python eval/reach/serving_load.py --store sqlite --seconds 90 --kill 30  # SIGKILL every 30 s
+    python eval/reach/serving_load.py --store sqlite --seconds 600           # or postgres, chroma
+    python eval/reach/serving_load.py --store sqlite --seconds 600 --kill 30  # SIGKILL every 30 s
 
 Each client has a connection of its own and waits up to `THINK` seconds between two requests. Of 100 requests 40 insert
 an entry, 40 search, 10 get an entry of the client's own, 8 list 20 and 2 give the writer a text to read; the writer is
