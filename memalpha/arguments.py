@@ -162,3 +162,13 @@ def is_finite_number(value: object) -> bool:
 def is_own(value: object) -> bool:
     """Return True for an object of a class of memalpha: what it raises beside `MemalphaError` is a bug."""
     return type(value).__module__.partition(".")[0] == "memalpha"
+
+
+def check_target(path: Path, *, error: type[MemalphaError] = StoreError) -> None:
+    """Raise if a device or a pipe is at a path: a complete file that is moved there would replace it."""
+    try:
+        is_special = path.exists() and not path.is_file() and not path.is_dir()
+    except OSError:  # writing says so
+        return
+    if is_special:
+        raise error(f"{path}: a file is needed, not a device or a pipe")

@@ -1,5 +1,6 @@
 """Arguments that no caller should pass: a `StoreError` that names them, and a store that is as it was."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memalpha.errors import StoreError
+from memalpha.errors import DataError, StoreError
 from memalpha.store.store import MemoryStore
+from memalpha.tasks.formats.jsonl import save_jsonl
 
 HUGE = 10**5000  # whose `repr` is a ValueError
 CALLS: dict[str, Callable[[Any], object]] = {
@@ -47,3 +49,16 @@ def test_a_path_that_no_file_can_have_is_refused(path: str, read_only: bool, tmp
     (tmp_path / "file").touch()
     with pytest.raises(StoreError):
         MemoryStore.open(f"{tmp_path}/{path}", read_only=read_only)
+
+
+@pytest.mark.sqlite
+def test_a_device_or_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "null").symlink_to("/dev/null")
+    with MemoryStore.open(":memory:", embedder="hash") as store:
+        for name in ("pipe", "null"):
+            with pytest.raises(StoreError, match="device or a pipe"):
+                store.export_jsonl(tmp_path / name)
+            with pytest.raises(DataError, match="device or a pipe"):
+                save_jsonl([], tmp_path / name)
+    assert (tmp_path / "pipe").is_fifo() and (tmp_path / "null").is_symlink()

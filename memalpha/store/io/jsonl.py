@@ -18,6 +18,7 @@ from typing import Annotated, Any, TextIO
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from memalpha.arguments import check_target
 from memalpha.errors import DataError, DuplicateContent, StoreError
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.temporary import locked_file, move_file, remove_abandoned_files, temporary_path
@@ -104,6 +105,7 @@ def atomic_writer(path: Path) -> Iterator[TextIO]:
 
     Raises `StoreError`.
     """
+    check_target(path)
     temporary = temporary_path(path)
     try:
         remove_abandoned_files(path, older_names=True)

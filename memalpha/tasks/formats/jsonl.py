@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from memalpha.arguments import check_target
 from memalpha.errors import DataError
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task, is_iso_time
 
@@ -98,6 +99,7 @@ def save_jsonl(tasks: Iterable[Task], path: str | Path) -> None:
         DataError: JSON cannot hold a task (NaN in `meta`), `load_jsonl` would refuse it, or the path is not writable.
     """
     path = Path(path)
+    check_target(path, error=DataError)
     lines: list[str] = []
     task_ids: set[str] = set()
     for task in tasks:
