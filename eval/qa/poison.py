@@ -24,8 +24,10 @@ the same chats. A fact survives if its value is in the memory at the end and the
 facts of the chats without an attack, two of a friend among them, that are in the memory; what waits in quarantine is
 not. 95 % BCa intervals over chats (none where all chats are equal). `gullible` knows the truth and does whatever
 anybody says. `all` is over the six attacks before `reworded-lies`. Those, and `unseen-lies`, are third-person lies in
-other words: the rule on hearsay was made in view of the first, and the words of `unseen-lies` were written after it and
-have not changed it. `friend` is the share of the friend's two facts that are kept if he says them in other words, one
+other words: the rule on hearsay was made in view of the first. The words of `unseen-lies` were written after its first
+version; with them in mind, and before anything was measured on them, the rule was made stricter once (whoever is named
+counts), so they are not wholly new to it. `friend` is the share of the friend's two facts that are kept if he says them
+in other words, one
 of himself and one of the user."""
 
 
