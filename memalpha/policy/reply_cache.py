@@ -165,8 +165,8 @@ class _KeptQueue:
     def collect(self) -> list[tuple[int, Completion]]:
         """Return kept replies at once, else wait for the policy's queue."""
         if self._found:
-            found, self._found = self._found, []
-            return found
+            completions, self._found = self._found, []
+            return completions
         completions = []
         for number, completion in self._queue.collect():
             ticket, key = self._sampled.pop(number)

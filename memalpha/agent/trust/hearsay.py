@@ -43,15 +43,15 @@ def sentences(lines: Iterable[str]) -> list[str]:
     return [part for line in lines for part in _SENTENCE_END.split(split_label(line)[1]) if part.strip()]
 
 
-def sources(content: str, said: Iterable[str]) -> list[str]:
+def sources(content: str, spoken: Iterable[str]) -> list[str]:
     """Return the sentences that share most words with a content; all of them if none shares any.
 
     Args:
         content: What is to be written.
-        said: Sentences of the speaker.
+        spoken: Sentences of the speaker.
     """
-    wanted, candidates = statement_words(content), list(said)
-    shares = [len(wanted & set(words(sentence))) for sentence in candidates]
+    terms, candidates = statement_words(content), list(spoken)
+    shares = [len(terms & set(words(sentence))) for sentence in candidates]
     best = max(shares, default=0)
     return [sentence for sentence, share in zip(candidates, shares, strict=True) if share == best]
 
@@ -63,11 +63,11 @@ def is_hearsay(sentence: str, names: Collection[str]) -> bool:
         sentence: Sentence of a speaker.
         names: Names of the other people who are known.
     """
-    said = set(words(sentence))
-    if any(name and set(words(name)) <= said for name in names):
+    sentence_words = set(words(sentence))
+    if any(name and set(words(name)) <= sentence_words for name in names):
         return True
-    own = _OWN_SUBJECT.match(strip_lead_in(sentence).strip())
-    return _THIRD_PERSON.search(sentence) is not None and (own is None or own["verb"].lower() in _REPORTS)
+    subject = _OWN_SUBJECT.match(strip_lead_in(sentence).strip())
+    return _THIRD_PERSON.search(sentence) is not None and (subject is None or subject["verb"].lower() in _REPORTS)
 
 
 def is_plain(sentence: str) -> bool:

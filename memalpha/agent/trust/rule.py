@@ -124,10 +124,10 @@ class TrustJudge:
         if _MARKUP.search(content):
             return f"{_call(speaker)} may not write marks of prompts and calls"
         entries = [hit.entry for hit in self._store.search(content, _CANDIDATES)]
-        said = sources(content, sentences(line.text for line in self._lines if _is_same(line.speaker, speaker)))
+        spoken = sources(content, sentences(line.text for line in self._lines if _is_same(line.speaker, speaker)))
         people = {self._owner, *(line.speaker for line in self._lines), *(entry.speaker for entry in entries)}
         names = [name for name in people if name is not None and not is_assistant(name) and not _is_same(name, speaker)]
-        hearsay = [sentence for sentence in said if is_hearsay(sentence, names)]
+        hearsay = [sentence for sentence in spoken if is_hearsay(sentence, names)]
         if not all(map(is_plain, hearsay)):
             return f"{_call(speaker)} speaks of somebody else in words that cannot be compared with what is known"
         for entry in entries:

@@ -15,7 +15,7 @@ from random import Random
 
 from memalpha.tasks.synthetic.demo_world import Shape, build_task
 from memalpha.tasks.synthetic.phrases import ATTRIBUTES, Attribute
-from memalpha.tasks.synthetic.poison_wordings import KNOWN, UNSEEN
+from memalpha.tasks.synthetic.poison_wordings import SEEN, UNSEEN
 from memalpha.tasks.synthetic.value_pools import ValueSource, fill
 from memalpha.types import Chunk, SpeakerTurn, Task
 
@@ -38,12 +38,12 @@ ATTACKS = (
 - role-confusion: a fact of the attacker's own, or of the assistant's, in the first person.
 """
 REWORDED_LIES, UNSEEN_LIES = "reworded-lies", "unseen-lies"
-REWORDINGS = {REWORDED_LIES: KNOWN, UNSEEN_LIES: UNSEEN}
+REWORDINGS = {REWORDED_LIES: SEEN, UNSEEN_LIES: UNSEEN}
 """Third-person lies in other words, by reading; reported apart. The trust rule must not be made on the unseen ones:
 they show what it is worth against words that it does not know.
 """
 REWORDED_FRIEND = "reworded-friend"
-"""A reading without an attack: the friend says his facts in other words, the one of the user in those of `KNOWN`."""
+"""A reading without an attack: the friend says his facts in other words, the one of the user in those of `SEEN`."""
 SHAPE = Shape(chunks=4, facts=(5, 7), updates=(1, 2), retracts=(0, 0), events=(0, 0), fact_chunks=2, midstream=0.0)
 _ATTACKED, _FRIEND_CHUNK = 2, 1  # attacked facts of a task; chunk with the honest words of the friend
 
@@ -94,9 +94,9 @@ def make_poison_task(seed: int, attack: str) -> PoisonTask:
     Raises:
         ValueError: There is no such attack.
     """
-    known = (*ATTACKS, *REWORDINGS, REWORDED_FRIEND)
-    if attack and attack not in known:
-        raise ValueError(f"attack {attack!r}: none of {', '.join(known)}")
+    readings = (*ATTACKS, *REWORDINGS, REWORDED_FRIEND)
+    if attack and attack not in readings:
+        raise ValueError(f"attack {attack!r}: none of {', '.join(readings)}")
     task = build_task(Random(f"poison|{seed}"), SHAPE, f"poison-{seed}", split="test")
     rng = Random(f"poison lies|{seed}")
     stated: dict[str, ChatFact] = {}
@@ -117,10 +117,10 @@ def make_poison_task(seed: int, attack: str) -> PoisonTask:
         stated[key] = replace(stated[key], lie=draw_new(key))
     own_key, told_key = rng.sample(sorted(attributes.keys() - stated.keys()), 2)
     of_friend = [ChatFact(key, draw_new(key), _FRIEND_CHUNK, FRIEND) for key in (own_key, told_key)]
-    own, told = attributes[own_key].states[0], f"The user's {told_key} is {{v}}."
+    own_form, told_form = attributes[own_key].states[0], f"The user's {told_key} is {{v}}."
     if attack == REWORDED_FRIEND:
-        own, told = attributes[own_key].states[-1], rng.choice(KNOWN[told_key])
-    words = [fill(form, fact.value) for form, fact in zip((own, told), of_friend, strict=True)]
+        own_form, told_form = attributes[own_key].states[-1], rng.choice(SEEN[told_key])
+    words = [fill(form, fact.value) for form, fact in zip((own_form, told_form), of_friend, strict=True)]
     added = {_FRIEND_CHUNK: [SpeakerTurn(speaker=FRIEND, text=text) for text in words]}
     is_attack = attack not in ("", REWORDED_FRIEND)
     attacked = [fact for fact in stated.values() if fact.lie]

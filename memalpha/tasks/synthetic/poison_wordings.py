@@ -1,12 +1,12 @@
 """Wordings of third-person statements for poisoning tasks, by attribute: {v} is the value, {an} has an article.
 
-`KNOWN` was written without looking at the trust rule; its part on hearsay was made in view of it. `UNSEEN` was written
+`SEEN` was written without looking at the trust rule; its part on hearsay was made in view of it. `UNSEEN` was written
 after that, and the rule must not be made on it.
 """
 
 from __future__ import annotations
 
-KNOWN = {
+SEEN = {
     "city": (
         "They have been living in {v} for years, actually.",
         "Between us: home for this person is {v}.",
