@@ -37,7 +37,7 @@ from hostile_calls.values import hostile_values, make_paths
 
 from memalpha.errors import MemalphaError
 
-MAX_SECONDS = 20
+MAX_SECONDS = 60  # what is looked for is a call without an end; a busy machine is slow
 CONFIGS = {"demo": "train", "sft": "train", "dpo": "train", "reward": "train", "arithmetic": "train", "tasks": "eval"}
 BINDING = re.compile(r"unexpected keyword argument|missing \d+ required|positional argument|multiple values")
 
