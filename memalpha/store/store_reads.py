@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memalpha.arguments import brief_repr, check_count, check_texts
-from memalpha.errors import DamagedStore, StoreError, UnknownEntry, UnknownFieldWarning
+from memalpha.arguments import brief_repr, check_count, check_texts, check_type
+from memalpha.errors import DamagedStore, InvalidContent, StoreError, UnknownEntry, UnknownFieldWarning
 from memalpha.store import history as timeline
 from memalpha.store.backends.base import Backend
 from memalpha.store.backends.operation_log import LogEnd, check_clock
@@ -25,7 +25,7 @@ from memalpha.store.schema import MemorySchema
 from memalpha.store.search.options import SearchOptions
 from memalpha.store.search.vectors import Precision
 from memalpha.store.state import MemoryState
-from memalpha.store.validation import MAX_CONTENT, check_text, is_text
+from memalpha.store.validation import MAX_CONTENT, is_text
 from memalpha.types import Hit, MemoryEntry, Operation
 
 if TYPE_CHECKING:
@@ -224,9 +224,11 @@ class StoreReader(Memory):
 
         Outer whitespace is ignored.
         """
-        text = check_text("content", content).strip()
+        check_type("content", content, str, error=InvalidContent)
+        if not is_text(content):  # nothing can hold it
+            return None
         with self._transaction():
-            return self._namespace.entries.find(category, text)
+            return self._namespace.entries.find(category, content.strip())
 
     def _search(self, queries: Sequence[str], options: SearchOptions) -> list[list[Hit]]:
         query_vectors = options.query_vectors(len(queries), self._embedder.dim)

@@ -120,6 +120,11 @@ def write_two(store: MemoryStore) -> None:
         store.search("pet", 5)
 
 
+def read_two(store: MemoryStore, id: str) -> None:
+    with store.read_transaction():
+        assert store.get(id) == store.get(id)
+
+
 Call = Callable[[MemoryStore, str], object]
 TABLE: dict[str, tuple[str, Call]] = {
     "get": ("flat", lambda store, id: store.get(id)),
@@ -173,6 +178,7 @@ TABLE: dict[str, tuple[str, Call]] = {
     "update_many": ("flat", lambda store, id: store.update_many([{"id": id, "content": "city: Bergen"}])),
     "delete_many": ("flat", lambda store, id: store.delete_many([id])),
     "transaction": ("flat", lambda store, id: write_two(store)),
+    "read_transaction": ("flat", read_two),
     "core_update": ("flat", lambda store, id: store.core_update("Ben")),
     "expiry": ("flat", lambda store, id: (store.insert("semantic", "y", expires="2020-01-01"), store.list(limit=1))),
     "undo": ("flat", lambda store, id: (store.delete(id), store.undo())),

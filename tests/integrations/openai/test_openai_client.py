@@ -239,10 +239,11 @@ def test_no_exception_type_loses_an_answer(server, store, caplog, monkeypatch, k
                 return await ask(with_memory(plain, MemoryAgent(policy, store)), "chat")
 
         assert asyncio.run(talk()).choices
-    message = f"memory: an exchange was not stored: {kind.__name__}: its own bug"
+    reason = f"policy 'hearing' raised {kind.__name__}: its own bug"
+    message = f"memory: an exchange was not stored: PolicyError: {reason}"
     assert [record.getMessage() for record in caplog.records] == [message] * 3
-    assert all(record.exc_info and record.exc_info[0] is kind for record in caplog.records)
-    with pytest.raises(kind, match="its own bug") as failure:
+    assert all(record.exc_info and isinstance(record.exc_info[1].__cause__, kind) for record in caplog.records)
+    with pytest.raises(PolicyError, match="its own bug") as failure:
         ask(client_of(server, MemoryAgent(policy, store), errors="raise"), "chat")
     assert failure.value.answer.choices[0].message.content == "I see your point."
 

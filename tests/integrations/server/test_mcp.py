@@ -186,9 +186,11 @@ class Failing(ScriptedPolicy):
         raise ZeroDivisionError("/root/secret")
 
 
-def test_internal_errors_are_logged_but_not_sent(store, caplog):
+@pytest.mark.parametrize(("module", "code"), [("memalpha.policy", "internal_error"), ("a_user_s", "policy_error")])
+def test_internal_errors_are_logged_but_not_sent(store, caplog, monkeypatch, module, code):
+    monkeypatch.setattr(Failing, "__module__", module)
     [failed] = calls(store, ("memory_read", {"text": "I live in Porto."}), policy=Failing("add-all"))
-    assert failed.is_error and failed.structured_content["code"] == "internal_error"
+    assert failed.is_error and failed.structured_content["code"] == code
     assert "secret" not in failed.content[0].text and "secret" in caplog.text
 
 

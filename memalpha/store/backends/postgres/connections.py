@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
+from weakref import WeakSet
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -44,7 +45,8 @@ class Connections:
             size: Connections at most.
         """
         self._conninfo, self.path, self._size = conninfo, path, size
-        self._in_use: set[psycopg.Connection] = set()
+        # Weak: a connection that a Ctrl-C tore out of the hands of its borrower is closed, and its transaction ended.
+        self._in_use: WeakSet[psycopg.Connection] = WeakSet()
         self._is_silent, self._looking = False, Lock()
         peer = {name: value for name, value in _DEAD_PEER.items() if f"{name}=" not in conninfo}
         self._pool: ConnectionPool[psycopg.Connection] = ConnectionPool(

@@ -261,9 +261,11 @@ class PostgresDatabase(Backend):
                 self._raise_store_error(error, "nothing of this was stored" if current.writes else "")
             return
         state = "nothing was done"
+        lent: list[psycopg.Connection] = []  # filled where a connection is taken: a Ctrl-C leaves none behind
         try:
-            connection, namespace_ids = self._open_transaction(namespaces, write)
             try:
+                namespace_ids = self._open_transaction(namespaces, write, lent)
+                connection = lent[-1]
                 state = "nothing of this was stored" if write else ""
                 self._local.transaction = Transaction(
                     PostgresStatements(connection), ChainMap(namespace_ids, self._committed_ids), write, {*namespaces}
@@ -276,7 +278,8 @@ class PostgresDatabase(Backend):
                     self._local.transaction = None
             finally:  # again, in case Ctrl-C came just before: nobody may join a finished transaction
                 self._local.transaction = None
-                self._checkin(connection)
+                while lent:
+                    self._checkin(lent.pop())
         except psycopg.Error as error:
             self._raise_store_error(error, state)
 
@@ -310,23 +313,24 @@ class PostgresDatabase(Backend):
         if self._replica is None or not self._replica.checkin(connection):
             self._connections.checkin(connection)
 
-    def _open_transaction(self, namespaces: Sequence[str], write: bool) -> tuple[psycopg.Connection, dict[str, int]]:
-        """Begin a transaction; return its connection and ids of new namespaces. Dead connections are replaced."""
+    def _open_transaction(
+        self, namespaces: Sequence[str], write: bool, lent: list[psycopg.Connection]
+    ) -> dict[str, int]:
+        """Begin a transaction on a connection, which is added to `lent`; return the ids of new namespaces."""
         if not write and self._replica is not None and (connection := self._replica.checkout()) is not None:
+            lent.append(connection)
             try:
-                return connection, self._begin(connection, namespaces, write)
-            except BaseException as error:
-                self._checkin(connection)
-                if not isinstance(error, psycopg.Error):
-                    raise
+                return self._begin(connection, namespaces, write)
+            except psycopg.Error:  # the primary is asked, and says what is wrong
+                self._checkin(lent.pop())
         for retries in range(CONNECTIONS, -1, -1):  # after a server restart all pooled connections may be dead
-            connection = self._connections.checkout()
+            lent.append(self._connections.checkout())
             try:
-                return connection, self._begin(connection, namespaces, write)
-            except BaseException as error:
-                self._connections.checkin(connection)
-                if not (retries and isinstance(error, psycopg.Error) and is_connection_lost(error)):
+                return self._begin(lent[-1], namespaces, write)
+            except psycopg.Error as error:
+                if not (retries and is_connection_lost(error)):
                     raise
+                self._connections.checkin(lent.pop())
                 self.ping()  # raises the reason if the server is gone
         raise AssertionError
 
