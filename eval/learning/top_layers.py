@@ -47,24 +47,31 @@ class Arm:
     """One set of adapters and what it has learnt.
 
     Args:
-        model: Transformers directory.
-        layers: Number of last layers with adapters.
+        policy: Policy that gets the adapters, in the style of the rows.
+        lora: Adapters; tokens that they train are added to the policy before rows are made (`token_ids`).
         rows: Rows to learn.
         dtype: Precision of the passes.
         seed: Seed of adapters and order.
+        token_ids: Trained tokens.
     """
 
-    def __init__(self, model: str, layers: int, rows: Sequence[TrainingSample], dtype: str, seed: int) -> None:
-        self.policy = TransformersPolicy.from_pretrained(model, dtype=dtype)
-        self.policy.set_prompt_style("compact", "lines")
+    def __init__(
+        self,
+        policy: TransformersPolicy,
+        lora: LoraConfig,
+        rows: Sequence[TrainingSample],
+        dtype: str,
+        seed: int,
+        token_ids: Sequence[int] = (),
+    ) -> None:
+        self.policy = policy
         self.rows, self.seed, self.seconds, self.steps = rows, seed, 0.0, 0
         self.losses: list[float] = []
-        is_top = layers < self.policy.model.config.num_hidden_layers
-        lora = LoraConfig(r=16, layers=layers, frozen_cache_gb=4.0) if is_top else LoraConfig(r=16)
         compute = {"microbatch_tokens": 2048, "dtype": dtype}
         optimizer = {"learning_rate": PEAK_RATE}
         config = SFTConfig.model_validate({"out": "unused", "lora": lora, "compute": compute, "optimizer": optimizer})
-        self.engine = Engine(add_lora(self.policy.model, lora, "model", seed), config, LossSettings(normalizer="token"))
+        adapted = add_lora(policy.model, lora, "model", seed, token_ids=token_ids)
+        self.engine = Engine(adapted, config, LossSettings(normalizer="token"))
 
     def learn(self, until: float, budget: float) -> None:
         """Take optimizer steps until `until` of `budget` CPU seconds are used."""
@@ -97,6 +104,23 @@ class Arm:
             "epochs": self.steps * BATCH / len(self.rows),
             "minutes": self.seconds / 60,
         }
+
+
+def arm_of_layers(model: str, layers: int, rows: Sequence[TrainingSample], dtype: str, seed: int) -> Arm:
+    """Return an arm with adapters on the last layers; it keeps the hidden states below them.
+
+    Args:
+        model: Transformers directory.
+        layers: Number of last layers with adapters.
+        rows: Rows to learn.
+        dtype: Precision of the passes.
+        seed: Seed of adapters and order.
+    """
+    policy = TransformersPolicy.from_pretrained(model, dtype=dtype)
+    policy.set_prompt_style("compact", "lines")
+    is_top = layers < policy.model.config.num_hidden_layers
+    lora = LoraConfig(r=16, layers=layers, frozen_cache_gb=4.0) if is_top else LoraConfig(r=16)
+    return Arm(policy, lora, rows, dtype, seed)
 
 
 def table(results: dict[str, dict[str, Any]]) -> list[str]:
@@ -132,7 +156,10 @@ def main() -> None:
     samples = gold_rows(TransformersPolicy.from_pretrained(arguments.model), arguments.rows + 64)
     rows, held_out = samples[: arguments.rows], samples[arguments.rows :]
     tasks, budget = tasks_of("demo", arguments.count), 60 * arguments.minutes
-    arms = {layers: Arm(arguments.model, layers, rows, arguments.dtype, arguments.seed) for layers in arguments.arms}
+    arms = {
+        layers: arm_of_layers(arguments.model, layers, rows, arguments.dtype, arguments.seed)
+        for layers in arguments.arms
+    }
     for turn in range(1, arguments.turns + 1):
         for layers, arm in arms.items():
             arm.learn(budget * turn / arguments.turns, budget)
