@@ -1,13 +1,14 @@
-"""Train the demo with a real vLLM server as its sampler, and beside it without: `python eval/reach/demo_vllm.py`.
+"""Train the demo with a real vLLM server as its sampler, and beside it without.
 
-    python eval/reach/demo_vllm.py --vllm FOLDER/venv/bin/vllm --work FOLDER/demo
+    python eval/reach/demo_vllm.py --vllm FOLDER/venv/bin/vllm --work FOLDER/demo [--runs server-1-seed-0 ...]
 
 FOLDER is that of `scripts/check-vllm FOLDER`, which makes the server's environment; its LIBRARIES are looked up there.
 A run is `memalpha train demo` with its 50 steps. To save time it validates on nothing, and its last weights are
 evaluated in this process, as `demo_seeds.py` does it: the same held-out conversations, reader and precision. Staleness
-k with a server: rollouts come from weights of at most k steps before. Without one (`process`: float32 like the server):
-of exactly k steps before. Complete runs are reused, and a stopped one resumes. The interval is that of
-`demo-seeds.json`: a further seed's accuracy lies in mean ± t x sd x sqrt(1 + 1/n) with 95 %.
+k with a server: rollouts come from weights of at most k steps before; `in-flight`: they go on under new weights
+(`sampling.in_flight_updates`). Without one (`process`: float32 like the server): of exactly k steps before. Complete
+runs are reused, and a stopped one resumes. The interval is that of `demo-seeds.json`: a further seed's accuracy lies in
+mean ± t x sd x sqrt(1 + 1/n) with 95 %.
 Writes `demo-vllm.json` and `demo-vllm.md` to --results.
 """
 
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import make_parser, opening, read_metrics, run_memalpha, save, write_json
+from common import format_interval, make_parser, opening, read_metrics, run_memalpha, save, write_json
 
 from memalpha.config import TrainConfig, training_config
 from memalpha.environments.memory_writing import memory_engine
@@ -35,6 +36,7 @@ from memalpha.train.learner.distributed import SINGLE_PROCESS
 from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.trainers.evaluations import FrozenPolicies
 
+RUNS = ["server-0-seed-0", *(f"{sampler}-{k}-seed-0" for k in (1, 4) for sampler in ("server", "in-flight", "process"))]
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ("accuracy", "update_accuracy", "retract_accuracy", "stale_rate", "update_hit", "delete_hit", "valid_calls")
 MEANS = ("staleness_mean", "mismatch_kl", "ratio_deviation", "reward_std")
@@ -49,22 +51,22 @@ def find_libraries(vllm: Path) -> str:
     return f"{tcmalloc[0]}:{vllm.parents[1] / 'lib' / 'libiomp5.so'}"
 
 
-def run(arguments: argparse.Namespace, seed: int, staleness: int, *, on_server: bool) -> dict[str, Any]:
+def run(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
     """Return the results of a run.
 
     Args:
         arguments: Those of the command line.
-        seed: Seed of the run.
-        staleness: The setting.
-        on_server: Sample on a server of its own.
+        name: SAMPLER-STALENESS-seed-SEED.
     """
     import vllm_check
 
-    name = f"{'server' if on_server else 'process'}-{staleness}-seed-{seed}"
+    sampler, staleness, seed = name.replace("-seed", "").rsplit("-", 2)
     out = arguments.work.absolute() / name
     words = ["train", "demo", f"seed={seed}", f"out={out}", "sampling.dtype=null", f"sampling.staleness={staleness}"]
     words += ["evaluation.tasks=1", "evaluation.validation_tasks=0", "checkpoint.save_steps=10"]
-    if not on_server or (out / "cpu-minutes.json").exists():
+    if sampler == "in-flight":
+        words.append("sampling.in_flight_updates=true")
+    if sampler == "process" or (out / "cpu-minutes.json").exists():
         summary = run_memalpha(words, out)
     else:
         model = arguments.work.absolute() / "model"
@@ -82,9 +84,9 @@ def run(arguments: argparse.Namespace, seed: int, staleness: int, *, on_server: 
         if (values := [line[figure] for line in metrics if line.get(figure) is not None])
     }
     return {
-        "sampler": "server" if on_server else "process",
-        "staleness": staleness,
-        "seed": seed,
+        "sampler": sampler,
+        "staleness": int(staleness),
+        "seed": int(seed),
         "steps": len(metrics),
         "after": {figure: after[figure] for figure in FIGURES},
         "se": after["se"],
@@ -138,8 +140,8 @@ def page(runs: list[dict[str, Any]], low: float, high: float, seeds: list[float]
         f"Recorded seeds without a server (`demo-seeds.md`): {', '.join(f'{value:.3f}' for value in seeds)}. A further "
         f"seed lies in {low:.3f} to {high:.3f} with 95 %.",
         "`process`: sampled in the learner's process in float32, from weights of exactly k steps before; `server`: of",
-        f"at most k. The standard error of an accuracy over conversations is {runs[0]['se']:.3f}. CPU minutes are of",
-        "the learner's process alone.",
+        "at most k; `in-flight`: of at most k, and newer ones from the middle of a reply on. The standard error of an",
+        f"accuracy over conversations is {runs[0]['se']:.3f}. CPU minutes are of the learner's process alone.",
         "",
         "| sampler | staleness k | seed | "
         + " | ".join(FIGURES)
@@ -154,21 +156,22 @@ def page(runs: list[dict[str, Any]], low: float, high: float, seeds: list[float]
             f"{result.get('staleness_mean', 0.0):.2f} | {result['mismatch_kl']:.1e} | {result['dropped_groups']:.0f} | "
             f"{result['steps']} | {result['cpu_minutes']:.1f} |"
         )
+    lines += ["", "| sampler | staleness k | seeds | accuracy, mean ± half of its 95 % interval |", "|---|---|---|---|"]
+    for sampler, k in dict.fromkeys((result["sampler"], result["staleness"]) for result in runs):
+        same = [r["after"]["accuracy"] for r in runs if (r["sampler"], r["staleness"]) == (sampler, k)]
+        lines.append(f"| {sampler} | {k} | {len(same)} | {format_interval(same)} |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     """Run, record and print."""
-    parser = make_parser(__doc__, seeds=[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--vllm", type=Path, required=True, help="the command vllm of its environment")
     parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
-    parser.add_argument("--staleness", type=int, nargs="*", default=[0, 1, 4], help="values on a server")
-    parser.add_argument("--control", type=int, nargs="*", default=[0, 1, 4], help="values without a server")
+    parser.add_argument("--runs", nargs="+", default=RUNS, help="SAMPLER-STALENESS-seed-SEED, such as server-1-seed-0")
     arguments = parser.parse_args()
     os.environ["LIBRARIES"] = find_libraries(arguments.vllm.absolute())
-    jobs = [(seed, k, True) for seed in arguments.seeds for k in arguments.staleness]
-    jobs += [(seed, k, False) for seed in arguments.seeds for k in arguments.control]
-    runs = [run(arguments, seed, k, on_server=on_server) for seed, k, on_server in jobs]
+    runs = [run(arguments, name) for name in arguments.runs]
     low, high, seeds = seed_interval(arguments.results)
     record = {"interval": [low, high], "seeds": seeds, "runs": runs}
     save(arguments.results / "demo-vllm", record, page(runs, low, high, seeds))
