@@ -6,7 +6,7 @@ other cache (sliding windows, state-space layers), where rows enter together and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,9 +14,19 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from memalpha.policy.kv_cache import KeyValueSlots, SlotLayer, cache_argument, is_state_space, make_cache
+from memalpha.policy.kv_cache import (
+    KeyValueSlots,
+    SlotLayer,
+    cache_argument,
+    is_state_space,
+    make_cache,
+    takes_positions,
+)
 
 Prompt = Sequence[int]
+
+SHARED_TOKENS = 128
+"""Prompt tokens that a common prefix must save to be computed apart: a further forward pass costs as much as some."""
 
 
 class DecodingRows(Protocol):
@@ -29,7 +39,7 @@ class DecodingRows(Protocol):
         """Add rows behind those under way.
 
         Args:
-            prompts: ids of each new row; equal prompts are computed once.
+            prompts: ids of each new row; equal prompts are computed once, and so may be what all have in front.
             limits: most tokens of each new row, prompt included.
 
         Returns:
@@ -66,13 +76,16 @@ class SlotRows:
     def enter(self, prompts: Sequence[Prompt], limits: Sequence[int]) -> torch.Tensor:
         """Prefill and add rows behind those under way; see `DecodingRows.enter`."""
         prefilled: Any = make_cache(self.model)
-        logits, owner = _prefill(self.model, prefilled, prompts)
+        shared = _shared_tokens(set(map(tuple, prompts))) if takes_positions(self.model) else 0
+        logits, owner = _prefill(self.model, prefilled, prompts, shared)
         first, grow = self.slots.enter([len(prompt) for prompt in prompts], limits)
         rows = slice(first, first + len(prompts))
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=logits.device)
         width = int(lengths.max())
-        # Prompts are padded on the left: move each to the first columns. Columns after a prompt are never attended to.
-        columns = (width - lengths[:, None] + torch.arange(width, device=logits.device)).clamp_max(width - 1)
+        # What differs is padded on the left: move it to the columns behind what is shared. Columns after a prompt are
+        # never attended to.
+        columns = torch.arange(width, device=logits.device).expand(len(prompts), width)
+        columns = torch.where(columns < shared, columns, (columns + width - lengths[:, None]).clamp_max(width - 1))
         for slots, layer in zip(self.slots.layers, prefilled.layers, strict=True):
             if grow:
                 slots.reserve(self.slots.rows, self.slots.columns, layer.keys, layer.values)
@@ -195,26 +208,53 @@ class _SlotView(DynamicLayer):
         return self.width, 0
 
 
-def _prefill(model: Any, cache: Any, prompts: Sequence[Prompt]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute each distinct prompt once, padded on the left, into `cache`.
+def _shared_tokens(prompts: Collection[Prompt]) -> int:
+    """Return how many tokens in front of all distinct prompts are computed apart, once for all of them.
 
-    Returns the logits (distinct prompts, vocabulary) after them and each prompt's index among them.
+    Each prompt keeps a token of its own, whose logits are needed. 0 if that would not save `SHARED_TOKENS`.
+    """
+    first, last = min(prompts), max(prompts)
+    most = min(map(len, prompts)) - 1
+    shared = next((i for i in range(most) if first[i] != last[i]), most)
+    return shared if shared * (len(prompts) - 1) >= SHARED_TOKENS else 0
+
+
+def _prefill(model: Any, cache: Any, prompts: Sequence[Prompt], shared: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute each distinct prompt once into `cache`: what all share, then the rest, padded on its left.
+
+    Args:
+        model: any causal model.
+        cache: its empty cache (`make_cache`).
+        prompts: ids of each row.
+        shared: tokens in front of all prompts that are computed once; 0 unless the cache is plain.
+
+    Returns:
+        Logits (distinct prompts, vocabulary) after them and each prompt's index among them.
     """
     unique: dict[tuple[int, ...], int] = {}
     owner = [unique.setdefault(tuple(prompt), len(unique)) for prompt in prompts]
     width = max(len(prompt) for prompt in unique)
-    ids = np.zeros((len(unique), width), dtype=np.int64)
+    ids = np.zeros((len(unique), width - shared), dtype=np.int64)
     visible = np.zeros((len(unique), width), dtype=np.int64)
+    visible[:, :shared] = 1
     for row, prompt in enumerate(unique):
-        ids[row, width - len(prompt) :] = prompt
-        visible[row, width - len(prompt) :] = 1
+        ids[row, width - len(prompt) :] = prompt[shared:]
+        visible[row, width - len(prompt) + shared :] = 1
+
+    def run(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        positions = (mask.cumsum(1) - 1).clamp_min(0)[:, -ids.shape[1] :]
+        return model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            use_cache=True,
+            logits_to_keep=1,
+            **{cache_argument(model): cache},
+        ).logits[:, -1]
+
     mask = torch.from_numpy(visible).to(model.device)
-    logits = model(
-        input_ids=torch.from_numpy(ids).to(model.device),
-        attention_mask=mask,
-        position_ids=(mask.cumsum(1) - 1).clamp_min(0),
-        use_cache=True,
-        logits_to_keep=1,
-        **{cache_argument(model): cache},
-    ).logits[:, -1]
-    return logits, torch.tensor(owner, device=model.device)
+    if shared:
+        run(torch.tensor([prompts[0][:shared]], device=model.device), mask[:1, :shared])
+        for layer in cache.layers:
+            layer.spread(len(unique), width)
+    return run(torch.from_numpy(ids).to(model.device), mask), torch.tensor(owner, device=model.device)

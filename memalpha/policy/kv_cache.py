@@ -42,6 +42,20 @@ class _PreallocatedLayer(DynamicLayer):
         self.keys, self.values = (store[..., :end, :] for store in self.stores)
         return self.keys, self.values
 
+    def spread(self, rows: int, columns: int) -> None:
+        """Repeat the only row, with space for more columns.
+
+        Args:
+            rows: Rows to have.
+            columns: Columns to have space for.
+        """
+        assert self.stores is not None
+        kept = [store[..., : self.length, :] for store in self.stores]
+        self.stores = [state.new_empty(rows, state.shape[1], columns, state.shape[3]) for state in kept]
+        for store, state in zip(self.stores, kept, strict=True):
+            store[..., : self.length, :] = state
+        self.keys, self.values = (store[..., : self.length, :] for store in self.stores)
+
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Select (or repeat) rows of the batch."""
         if self.is_initialized and self.stores is not None:
@@ -76,6 +90,12 @@ def cache_argument(model: Any) -> str:
         f"{type(model).__name__} keeps its state in a form of its own, which cannot be sampled here: take a model with "
         "attention, or a Mamba"
     )
+
+
+def takes_positions(model: Any) -> bool:
+    """Return True if the model's forward pass takes each token's position, so that padding may stand anywhere."""
+    parameters = signature(model.forward).parameters
+    return "position_ids" in parameters or "input_ids" not in parameters
 
 
 def is_state_space(model: PreTrainedModel) -> bool:
