@@ -43,6 +43,7 @@ class VllmServer:
         in_flight: (time, completions under way) at each change.
         hold: (tokens, seconds): the next completion waits that long behind so many tokens, unless it is broken off.
         aborts: Calls of `/abort_requests` so far.
+        arrived: Completions asked for so far, those that wait behind another included.
         transfer: Worker that receives weights without files; None: the server was started without.
     """
 
@@ -54,6 +55,7 @@ class VllmServer:
     in_flight: list[tuple[float, int]] = field(default_factory=list)
     hold: tuple[int, float] | None = None
     aborts: int = 0
+    arrived: int = 0
     requests: list[dict[str, Any]] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
     adapters: dict[str, Any] = field(default_factory=dict)
@@ -94,7 +96,9 @@ class VllmServer:
                         outer._aborted.notify_all()
                     self._send(200, {"status": "aborted"})
                     return
-                is_completion, aborts = self.path == "/v1/completions", outer.aborts
+                is_completion = self.path == "/v1/completions"
+                with outer._aborted:
+                    aborts, outer.arrived = outer.aborts, outer.arrived + is_completion
                 outer._count(is_completion)
                 with outer._lock:
                     status, answer = outer.answer(self.path, body, aborts)

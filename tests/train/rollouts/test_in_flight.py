@@ -123,8 +123,9 @@ def test_a_server_goes_on_with_the_tokens_so_far(policy_path, synced, lora):
         sync.refresh()
         server.hold = (3, 20.0)
         models[0] = copy.deepcopy(sync.engine.model).double()
+        before = server.arrived
         queue.submit(ASKED)
-        wait_for(lambda: server.hold is None)
+        wait_for(lambda: server.hold is None and server.arrived == before + 3)
         with queue.in_flight.interrupted():
             assert not queue.in_flight._at_server
             with torch.no_grad():
