@@ -31,15 +31,18 @@ from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.losses import LossSettings
 
 
-def gold_rows(policy: TransformersPolicy, count: int, form: str = "lines") -> list[TrainingSample]:
-    """Return `count` gold rows of the demo world under the compact prompt.
+def gold_rows(
+    policy: TransformersPolicy, count: int, form: str = "lines", prompt: str = "compact"
+) -> list[TrainingSample]:
+    """Return `count` gold rows of the demo world.
 
     Args:
         policy: Policy whose tokens the rows are.
         count: Number of rows.
         form: Form of calls.
+        prompt: Prompt style.
     """
-    agent = AgentConfig.model_validate({"prompt": "compact", "form": form, "max_new_tokens": 512})
+    agent = AgentConfig.model_validate({"prompt": prompt, "form": form, "max_new_tokens": 512})
     writer = Demonstrator(ScriptedPolicy("oracle"), policy, agent.reply_form)
     groups = memory_engine(writer, agent).roll_out(
         synthetic.tasks(WorldConfig(preset="demo", pseudo_values=0.6), 0, 0, max(12, count // 2))

@@ -3,12 +3,13 @@
     taskset -c 1 python eval/learning/sampling_speed.py MODEL [--repeats 3] [--dtype bfloat16] [--vllm FOLDER]
 
 `MODEL` is a transformers directory, such as the one that `memalpha fetch smol` prints. Prompts are those of the demo
-world under the compact prompt. All samplers draw `--tokens` tokens of each reply at temperature 1, end tokens or not;
-memalpha records their log-probs, the others do not. TRL's sampler and loss are `GRPOTrainer`'s own. Learning is forward
-and backward passes over gold replies with LoRA r16 on all layers. One pass of each kind goes unmeasured. One thread.
-With `--vllm` vLLM's CPU build samples too, in the environment that `scripts/check-vllm FOLDER` makes. With
-`--dtype bfloat16` the weights are bfloat16, the adapters float32, and passes run under autocast. Writes
-`sampling-speed.json` and `sampling-speed.md` to --results.
+world: compact ones in the line form, and with "full" those that a model gets which was not trained for memalpha. All
+samplers draw `--tokens` tokens of each reply at temperature 1, end tokens or not; memalpha records their log-probs,
+the others do not. TRL's sampler and loss are `GRPOTrainer`'s own. Learning is forward and backward passes over gold
+replies with LoRA r16 on all layers. One pass of each kind goes unmeasured. One thread. With `--vllm` vLLM's CPU build
+samples too, in the environment that `scripts/check-vllm FOLDER` makes. With `--dtype bfloat16` the weights are
+bfloat16, the adapters float32, and passes run under autocast. Writes `sampling-speed.json` and `sampling-speed.md` to
+--results.
 """
 
 from __future__ import annotations
@@ -229,7 +230,8 @@ def main() -> None:
         "TRL": trl_learner,
     }
     grouped = [prompt for prompt in prompts[:2] for _ in range(8)]
-    batches: dict[str, Prompts] = {"2 x 8": grouped, "8 x 1": prompts[:8]}
+    full = [row.prompt_ids for row in gold_rows(policy, 8, "native", "full")]
+    batches: dict[str, Prompts] = {"2 x 8": grouped, "8 x 1": prompts[:8], "8 x 1, full": full}
     cases: list[tuple[str, str, str, Callable[..., Any], Sequence[Any]]] = []
     for shape, inputs in batches.items():
         cases += [("sampling", shape, name, make, inputs) for name, make in samplers.items()]
