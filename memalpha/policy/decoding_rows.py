@@ -6,7 +6,7 @@ other cache (sliding windows, state-space layers), where rows enter together and
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,8 +25,8 @@ from memalpha.policy.kv_cache import (
 
 Prompt = Sequence[int]
 
-SHARED_TOKENS = 128
-"""Prompt tokens that a common prefix must save to be computed apart: a further forward pass costs as much as some."""
+PASS_TOKENS = 128
+"""Prompt tokens that a further forward pass must save: apart from its tokens it costs about as much as some."""
 
 
 class DecodingRows(Protocol):
@@ -75,24 +75,48 @@ class SlotRows:
 
     def enter(self, prompts: Sequence[Prompt], limits: Sequence[int]) -> torch.Tensor:
         """Prefill and add rows behind those under way; see `DecodingRows.enter`."""
-        prefilled: Any = make_cache(self.model)
-        shared = _shared_tokens(set(map(tuple, prompts))) if takes_positions(self.model) else 0
-        logits, owner = _prefill(self.model, prefilled, prompts, shared)
+        distinct, owner = _distinct(prompts)
+        shared = shared_tokens(distinct) if takes_positions(self.model) else 0
+        front: Any = make_cache(self.model)
+        if shared:
+            _prefill(self.model, front, [distinct[0][:shared]])
         first, grow = self.slots.enter([len(prompt) for prompt in prompts], limits)
-        rows = slice(first, first + len(prompts))
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=logits.device)
-        width = int(lengths.max())
-        # What differs is padded on the left: move it to the columns behind what is shared. Columns after a prompt are
-        # never attended to.
-        columns = torch.arange(width, device=logits.device).expand(len(prompts), width)
-        columns = torch.where(columns < shared, columns, (columns + width - lengths[:, None]).clamp_max(width - 1))
-        for slots, layer in zip(self.slots.layers, prefilled.layers, strict=True):
+        logits: dict[int, torch.Tensor] = {}
+        for group in length_groups([len(prompt) for prompt in distinct], shared):
+            chosen = [distinct[index] for index in group]
+            cache: Any = make_cache(self.model)
+            if shared:
+                cache.layers = [layer.repeated(len(chosen), max(map(len, chosen))) for layer in front.layers]
+            logits |= zip(group, _prefill(self.model, cache, chosen, shared), strict=True)
             if grow:
-                slots.reserve(self.slots.rows, self.slots.columns, layer.keys, layer.values)
+                for slots, layer in zip(self.slots.layers, cache.layers, strict=True):
+                    slots.reserve(self.slots.rows, self.slots.columns, layer.keys, layer.values)
+                grow = False
+            place = {index: number for number, index in enumerate(group)}
+            rows = [row for row, index in enumerate(owner) if index in place]
+            self._store(cache, [place[owner[row]] for row in rows], [first + row for row in rows], shared)
+        return torch.stack([logits[index] for index in owner])
+
+    def _store(self, cache: Any, sources: Sequence[int], targets: Sequence[int], shared: int) -> None:
+        """Copy rows of a prefilled cache into slots.
+
+        Args:
+            cache: keys and values, padded on the left of what is not shared.
+            sources: row in the cache for each slot.
+            targets: row in the slots likewise.
+            shared: columns that are shared.
+        """
+        device = self.model.device
+        lengths = torch.tensor([self.slots.lengths[row] for row in targets], device=device)[:, None]
+        source, target = torch.tensor(sources, device=device)[:, None], torch.tensor(targets, device=device)
+        width = int(lengths.max())
+        # Columns after a prompt hold copies of its last one; they are never attended to.
+        columns = torch.arange(width, device=device).expand(len(targets), width)
+        columns = torch.where(columns < shared, columns, (columns + width - lengths).clamp_max(width - 1))
+        for slots, layer in zip(self.slots.layers, cache.layers, strict=True):
             assert slots.keys is not None and slots.values is not None
-            slots.keys[rows, :, :width] = layer.keys[owner[:, None], :, columns].transpose(1, 2)
-            slots.values[rows, :, :width] = layer.values[owner[:, None], :, columns].transpose(1, 2)
-        return logits[owner]
+            slots.keys[target, :, :width] = layer.keys[source, :, columns].transpose(1, 2)
+            slots.values[target, :, :width] = layer.values[source, :, columns].transpose(1, 2)
 
     def step(self, tokens: Sequence[int]) -> torch.Tensor:
         """Append a token to each row; return the next logits."""
@@ -132,8 +156,10 @@ class PaddedRows:
     def enter(self, prompts: Sequence[Prompt], limits: Sequence[int]) -> torch.Tensor:
         """Prefill the rows of an empty batch; see `DecodingRows.enter`."""
         self.cache: Any = make_cache(self.model)
-        logits, owner = _prefill(self.model, self.cache, prompts)
-        if len(logits) < len(prompts):
+        distinct, indices = _distinct(prompts)
+        logits = _prefill(self.model, self.cache, distinct)
+        owner = torch.tensor(indices, device=logits.device)
+        if len(distinct) < len(prompts):
             self.cache.reorder_cache(owner)
         lengths = [len(prompt) for prompt in prompts]
         self.position = torch.tensor(lengths, device=logits.device)[:, None]
@@ -208,53 +234,70 @@ class _SlotView(DynamicLayer):
         return self.width, 0
 
 
-def _shared_tokens(prompts: Collection[Prompt]) -> int:
+def _distinct(prompts: Sequence[Prompt]) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Return the distinct prompts, and each prompt's index among them."""
+    unique: dict[tuple[int, ...], int] = {}
+    owner = [unique.setdefault(tuple(prompt), len(unique)) for prompt in prompts]
+    return list(unique), owner
+
+
+def shared_tokens(prompts: Sequence[tuple[int, ...]]) -> int:
     """Return how many tokens in front of all distinct prompts are computed apart, once for all of them.
 
-    Each prompt keeps a token of its own, whose logits are needed. 0 if that would not save `SHARED_TOKENS`.
+    Each prompt keeps a token of its own, whose logits are needed. 0 if that would not save `PASS_TOKENS`.
     """
     first, last = min(prompts), max(prompts)
     most = min(map(len, prompts)) - 1
     shared = next((i for i in range(most) if first[i] != last[i]), most)
-    return shared if shared * (len(prompts) - 1) >= SHARED_TOKENS else 0
+    return shared if shared * (len(prompts) - 1) >= PASS_TOKENS else 0
 
 
-def _prefill(model: Any, cache: Any, prompts: Sequence[Prompt], shared: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute each distinct prompt once into `cache`: what all share, then the rest, padded on its left.
+def length_groups(lengths: Sequence[int], shared: int = 0) -> list[list[int]]:
+    """Return indices of prompts in groups that are computed together, so that passes and padding cost least.
+
+    Args:
+        lengths: tokens of each prompt.
+        shared: tokens of each that are computed already.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: (lengths[index], index))
+    costs, starts = [0], [0]
+    for end, index in enumerate(order, 1):
+        width = lengths[index] - shared
+        cost, start = min((costs[start] + (end - start) * width + PASS_TOKENS, start) for start in range(end))
+        costs.append(cost)
+        starts.append(start)
+    groups, end = [], len(order)
+    while end:
+        groups.append(order[starts[end] : end])
+        end = starts[end]
+    return groups
+
+
+def _prefill(model: Any, cache: Any, prompts: Sequence[Prompt], shared: int = 0) -> torch.Tensor:
+    """Compute prompts into `cache`, padded on the left of what is not yet in it.
 
     Args:
         model: any causal model.
-        cache: its empty cache (`make_cache`).
+        cache: a cache (`make_cache`), with a row for each prompt if tokens are shared.
         prompts: ids of each row.
-        shared: tokens in front of all prompts that are computed once; 0 unless the cache is plain.
+        shared: tokens in front of all prompts whose keys and values the cache has.
 
     Returns:
-        Logits (distinct prompts, vocabulary) after them and each prompt's index among them.
+        Logits (prompts, vocabulary) after them.
     """
-    unique: dict[tuple[int, ...], int] = {}
-    owner = [unique.setdefault(tuple(prompt), len(unique)) for prompt in prompts]
-    width = max(len(prompt) for prompt in unique)
-    ids = np.zeros((len(unique), width - shared), dtype=np.int64)
-    visible = np.zeros((len(unique), width), dtype=np.int64)
+    width = max(len(prompt) for prompt in prompts)
+    ids = np.zeros((len(prompts), width - shared), dtype=np.int64)
+    visible = np.zeros((len(prompts), width), dtype=np.int64)
     visible[:, :shared] = 1
-    for row, prompt in enumerate(unique):
+    for row, prompt in enumerate(prompts):
         ids[row, width - len(prompt) :] = prompt[shared:]
         visible[row, width - len(prompt) + shared :] = 1
-
-    def run(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        positions = (mask.cumsum(1) - 1).clamp_min(0)[:, -ids.shape[1] :]
-        return model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            use_cache=True,
-            logits_to_keep=1,
-            **{cache_argument(model): cache},
-        ).logits[:, -1]
-
     mask = torch.from_numpy(visible).to(model.device)
-    if shared:
-        run(torch.tensor([prompts[0][:shared]], device=model.device), mask[:1, :shared])
-        for layer in cache.layers:
-            layer.spread(len(unique), width)
-    return run(torch.from_numpy(ids).to(model.device), mask), torch.tensor(owner, device=model.device)
+    return model(
+        input_ids=torch.from_numpy(ids).to(model.device),
+        attention_mask=mask,
+        position_ids=(mask.cumsum(1) - 1).clamp_min(0)[:, shared:],
+        use_cache=True,
+        logits_to_keep=1,
+        **{cache_argument(model): cache},
+    ).logits[:, -1]

@@ -42,19 +42,23 @@ class _PreallocatedLayer(DynamicLayer):
         self.keys, self.values = (store[..., :end, :] for store in self.stores)
         return self.keys, self.values
 
-    def spread(self, rows: int, columns: int) -> None:
-        """Repeat the only row, with space for more columns.
+    def repeated(self, rows: int, columns: int) -> _PreallocatedLayer:
+        """Return a layer with several copies of the only row.
 
         Args:
-            rows: Rows to have.
+            rows: Number of copies.
             columns: Columns to have space for.
         """
-        assert self.stores is not None
-        kept = [store[..., : self.length, :] for store in self.stores]
-        self.stores = [state.new_empty(rows, state.shape[1], columns, state.shape[3]) for state in kept]
-        for store, state in zip(self.stores, kept, strict=True):
-            store[..., : self.length, :] = state
-        self.keys, self.values = (store[..., : self.length, :] for store in self.stores)
+        assert self.keys is not None and self.values is not None and self.stores is not None
+        layer = _PreallocatedLayer()
+        layer.lazy_initialization(self.keys, self.values)
+        layer.length, layer.stores = self.length, []
+        for store in self.stores:
+            state = store.new_empty(rows, store.shape[1], columns, store.shape[3])
+            state[..., : self.length, :] = store[..., : self.length, :]
+            layer.stores.append(state)
+        layer.keys, layer.values = (store[..., : self.length, :] for store in layer.stores)
+        return layer
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Select (or repeat) rows of the batch."""

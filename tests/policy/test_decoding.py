@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -25,7 +27,7 @@ from transformers import (
 
 from memalpha.errors import PromptTooLong
 from memalpha.policy.decoding import BLOCK, draw_by_blocks, ends_in_repeats
-from memalpha.policy.decoding_rows import SHARED_TOKENS, PaddedRows, SlotRows
+from memalpha.policy.decoding_rows import PASS_TOKENS, PaddedRows, SlotRows, length_groups
 from memalpha.policy.flat_qwen3 import FlatRows
 from memalpha.policy.kv_cache import KeyValueSlots, has_plain_cache
 from memalpha.policy.noise import sampling_uniforms
@@ -222,6 +224,7 @@ PLAIN_FAMILIES = {
 @pytest.mark.parametrize("family", PLAIN_FAMILIES)
 @settings(max_examples=8)
 @example(prefix=80, tails=[[1], [2, 3], [4], [2, 3]])
+@example(prefix=80, tails=[[1], [1], [2, 3], list(range(1, 151)), list(range(3, 151))])
 @given(
     prefix=st.integers(0, 90),
     tails=st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=9), min_size=1, max_size=5),
@@ -240,14 +243,33 @@ def test_what_all_prompts_have_in_front_is_computed_once(family, prefix, tails):
         logits = rows.enter(prompts, [len(prompt) + 2 for prompt in prompts])
         distinct, shortest = len({tuple(prompt) for prompt in prompts}), min(map(len, prompts))
         front = next((i for i in range(shortest - 1) if len({p[i] for p in prompts}) > 1), shortest - 1)
-        shared = front if front * (distinct - 1) >= SHARED_TOKENS else 0
-        rest = (distinct, max(map(len, prompts)) - shared)
-        assert computed == ([(1, shared)] if shared else []) + [rest]
+        shared = front if front * (distinct - 1) >= PASS_TOKENS else 0
+        groups = computed[1:] if shared else computed
+        assert not shared or computed[0] == (1, shared)
+        assert sum(rows for rows, _ in groups) == distinct
+        cost = sum(rows * width + PASS_TOKENS for rows, width in groups)
+        assert cost <= distinct * (max(map(len, prompts)) - shared) + PASS_TOKENS
         after = rows.step([7] * len(prompts))
         for index, prompt in enumerate(prompts):
             alone = model(input_ids=torch.tensor([[*prompt, 7]]), use_cache=False).logits[0, -2:]
             torch.testing.assert_close(logits[index], alone[0], rtol=1e-9, atol=1e-9)
             torch.testing.assert_close(after[index], alone[1], rtol=1e-9, atol=1e-9)
+
+
+@given(lengths=st.lists(st.integers(1, 400), min_size=1, max_size=7))
+def test_prompts_are_grouped_by_length_at_the_least_cost(lengths):
+    """Against all ways to cut the sorted lengths."""
+
+    def cost(groups):
+        return sum(max(group) * len(group) + PASS_TOKENS for group in groups)
+
+    groups = [[lengths[index] for index in group] for group in length_groups(lengths)]
+    assert sorted(length for group in groups for length in group) == sorted(lengths)
+    ordered, cuts = sorted(lengths), range(1, len(lengths))
+    ways = itertools.chain.from_iterable(itertools.combinations(cuts, count) for count in range(len(lengths)))
+    assert cost(groups) == min(
+        cost([ordered[start:end] for start, end in itertools.pairwise((0, *way, len(ordered)))]) for way in ways
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
