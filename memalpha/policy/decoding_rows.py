@@ -26,7 +26,10 @@ from memalpha.policy.kv_cache import (
 Prompt = Sequence[int]
 
 PASS_TOKENS = 128
-"""Prompt tokens that a further forward pass must save: apart from its tokens it costs about as much as some."""
+"""Prompt tokens that a further forward pass must save: reading the weights once more costs a CPU about 20."""
+
+GPU_PASS_TOKENS = 1024
+"""The same on other devices, where starting a pass of some dozens of layers takes as long as many tokens; estimated."""
 
 
 class DecodingRows(Protocol):
@@ -76,13 +79,14 @@ class SlotRows:
     def enter(self, prompts: Sequence[Prompt], limits: Sequence[int]) -> torch.Tensor:
         """Prefill and add rows behind those under way; see `DecodingRows.enter`."""
         distinct, owner = _distinct(prompts)
-        shared = shared_tokens(distinct) if takes_positions(self.model) else 0
+        pass_tokens = PASS_TOKENS if self.model.device.type == "cpu" else GPU_PASS_TOKENS
+        shared = shared_tokens(distinct, pass_tokens) if takes_positions(self.model) else 0
         front: Any = make_cache(self.model)
         if shared:
             _prefill(self.model, front, [distinct[0][:shared]])
         first, grow = self.slots.enter([len(prompt) for prompt in prompts], limits)
         logits: dict[int, torch.Tensor] = {}
-        for group in length_groups([len(prompt) for prompt in distinct], shared):
+        for group in length_groups([len(prompt) for prompt in distinct], pass_tokens, shared):
             chosen = [distinct[index] for index in group]
             cache: Any = make_cache(self.model)
             if shared:
@@ -241,29 +245,30 @@ def _distinct(prompts: Sequence[Prompt]) -> tuple[list[tuple[int, ...]], list[in
     return list(unique), owner
 
 
-def shared_tokens(prompts: Sequence[tuple[int, ...]]) -> int:
+def shared_tokens(prompts: Sequence[tuple[int, ...]], pass_tokens: int) -> int:
     """Return how many tokens in front of all distinct prompts are computed apart, once for all of them.
 
-    Each prompt keeps a token of its own, whose logits are needed. 0 if that would not save `PASS_TOKENS`.
+    Each prompt keeps a token of its own, whose logits are needed. 0 if that would not save `pass_tokens`.
     """
     first, last = min(prompts), max(prompts)
     most = min(map(len, prompts)) - 1
     shared = next((i for i in range(most) if first[i] != last[i]), most)
-    return shared if shared * (len(prompts) - 1) >= PASS_TOKENS else 0
+    return shared if shared * (len(prompts) - 1) >= pass_tokens else 0
 
 
-def length_groups(lengths: Sequence[int], shared: int = 0) -> list[list[int]]:
+def length_groups(lengths: Sequence[int], pass_tokens: int, shared: int = 0) -> list[list[int]]:
     """Return indices of prompts in groups that are computed together, so that passes and padding cost least.
 
     Args:
         lengths: tokens of each prompt.
-        shared: tokens of each that are computed already.
+        pass_tokens: tokens that cost as much as a pass apart from its tokens.
+        shared: tokens of each prompt that are computed already.
     """
     order = sorted(range(len(lengths)), key=lambda index: (lengths[index], index))
     costs, starts = [0], [0]
     for end, index in enumerate(order, 1):
         width = lengths[index] - shared
-        cost, start = min((costs[start] + (end - start) * width + PASS_TOKENS, start) for start in range(end))
+        cost, start = min((costs[start] + (end - start) * width + pass_tokens, start) for start in range(end))
         costs.append(cost)
         starts.append(start)
     groups, end = [], len(order)

@@ -263,7 +263,7 @@ def test_prompts_are_grouped_by_length_at_the_least_cost(lengths):
     def cost(groups):
         return sum(max(group) * len(group) + PASS_TOKENS for group in groups)
 
-    groups = [[lengths[index] for index in group] for group in length_groups(lengths)]
+    groups = [[lengths[index] for index in group] for group in length_groups(lengths, PASS_TOKENS)]
     assert sorted(length for group in groups for length in group) == sorted(lengths)
     ordered, cuts = sorted(lengths), range(1, len(lengths))
     ways = itertools.chain.from_iterable(itertools.combinations(cuts, count) for count in range(len(lengths)))
