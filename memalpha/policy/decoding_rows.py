@@ -96,9 +96,9 @@ class SlotRows:
                 for slots, layer in zip(self.slots.layers, cache.layers, strict=True):
                     slots.reserve(self.slots.rows, self.slots.columns, layer.keys, layer.values)
                 grow = False
-            place = {index: number for number, index in enumerate(group)}
-            rows = [row for row, index in enumerate(owner) if index in place]
-            self._store(cache, [place[owner[row]] for row in rows], [first + row for row in rows], shared)
+            cache_row = {index: number for number, index in enumerate(group)}
+            rows = [row for row, index in enumerate(owner) if index in cache_row]
+            self._store(cache, [cache_row[owner[row]] for row in rows], [first + row for row in rows], shared)
         return torch.stack([logits[index] for index in owner])
 
     def _store(self, cache: Any, sources: Sequence[int], targets: Sequence[int], shared: int) -> None:

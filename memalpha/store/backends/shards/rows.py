@@ -50,7 +50,12 @@ def extent(namespace: PostgresNamespace) -> Extent:
 def copy_erasures(source: PostgresNamespace, target: PostgresNamespace, position: int) -> None:
     """Erase from a copy what was erased from its source since, up to the position that the copy is of.
 
-    Both in a transaction. Entries whose id is in use again have the versions that they had before, at most.
+    Entries whose id is in use again have the versions that they had before, at most.
+
+    Args:
+        source: The namespace that was copied, in a transaction.
+        target: Its copy, in a transaction.
+        position: Log position up to which `target` is a copy.
     """
     known = target.log.stubs(position)
     stubs = [(id, seq) for seq, id in source.log.stubs(position).items() if seq not in known]
@@ -70,7 +75,10 @@ def copy_erasures(source: PostgresNamespace, target: PostgresNamespace, position
 def copy_since(source: PostgresNamespace, target: PostgresNamespace, position: int) -> int:
     """Copy what the log has after a position, and the entries that this changed; return the log's end.
 
-    Both in a transaction; the target has the namespace as it was at `position`.
+    Args:
+        source: The namespace to copy, in a transaction.
+        target: The namespace as it was at `position`, in a transaction.
+        position: Log position up to which `target` is a copy.
     """
     if source.log.has_erasure_after(position):
         copy_erasures(source, target, position)
