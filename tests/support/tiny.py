@@ -18,6 +18,19 @@ SPECIALS = ["<|end|>", "<|user|>", "<|assistant|>"]
 BROKEN_CALLS = [f"<tool_call>{number}" for number in range(6)]
 VOCABULARY = len(SPECIALS) + 256 + len(BROKEN_CALLS)
 
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+}
+"""Settings of a decoder of two layers."""
+
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """One token a byte, three specials, and six that open a broken call: so random rollouts differ in reward."""
