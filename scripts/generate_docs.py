@@ -2,8 +2,8 @@
 
     python scripts/generate_docs.py
 
-`--check` only compares, and exits with 1 if a page that is committed differs from what the code says now. The pages of
-docs/results are copies of eval/results, eval/LOG.md and eval/PUBLISHED.md and are not committed, its index aside.
+The pages of docs/reference come from the code; those of docs/results are copies of eval/results, eval/LOG.md and
+eval/PUBLISHED.md. None is committed but the index of results, which `--check` compares (exit code 1 if it differs).
 """
 
 from __future__ import annotations
@@ -201,30 +201,26 @@ def escape(cell: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a committed page is not up to date")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if the index of results is not up to date")
     arguments = parser.parse_args()
-    committed = {
+    results = results_pages()
+    if arguments.check:
+        if (DOCS / "results" / "index.md").read_text(encoding="utf-8") != results["index.md"]:
+            print("docs/results/index.md is not up to date: run python scripts/generate_docs.py", file=sys.stderr)
+            sys.exit(1)
+        return
+    pages = {
         "reference/cli.md": cli_page(),
         "reference/config.md": config_page(),
         "reference/api.md": api_page(),
         "reference/modules.md": modules_page(),
-        "results/index.md": results_pages()["index.md"],
+        **{f"results/{name}": text for name, text in results.items()},
     }
-    if arguments.check:
-        stale = [name for name, text in committed.items() if not _is_current(DOCS / name, text)]
-        if stale:
-            print(f"not up to date: {', '.join(stale)}: run python scripts/generate_docs.py", file=sys.stderr)
-            sys.exit(1)
-        return
-    for name, text in (committed | {f"results/{name}": text for name, text in results_pages().items()}).items():
+    for name, text in pages.items():
         (DOCS / name).parent.mkdir(parents=True, exist_ok=True)
         (DOCS / name).write_text(text, encoding="utf-8")
     for picture in (ROOT / "eval" / "results").glob("*.svg"):
         shutil.copy(picture, DOCS / "results" / picture.name)
-
-
-def _is_current(path: Path, text: str) -> bool:
-    return path.exists() and path.read_text(encoding="utf-8") == text
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ COMMANDS = [
     if line.startswith("memalpha ")
 ]
 GENERATED = ("reference", "results")
+"""Folders of the site that `scripts/docs` fills; only the index of results is committed."""
+REFERENCE = frozenset(ROOT / "docs" / "reference" / f"{name}.md" for name in ("api", "cli", "config", "modules"))
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name not in GENERATED)
 SMALL = {"max_steps": 1, "tasks_per_step": 1, "group_size": 2, "minibatches": 1, "tasks": 2, "batch_rows": 2}
 SMALL |= {"eval_tasks": 2, "validation_tasks": 1, "validate_every": 1, "save_every": 1}
@@ -178,7 +180,9 @@ def test_links_lead_somewhere() -> None:
         f"{page.relative_to(ROOT)}: {target}"
         for page, text in pages.items()
         for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-        if "://" not in target and not (page.parent / target).exists()
+        if "://" not in target
+        and not (page.parent / target).exists()
+        and not (page != ROOT / "README.md" and (page.parent / target).resolve() in REFERENCE)
     ]
     assert not broken, broken
 
