@@ -115,10 +115,6 @@ class StoreUnavailable(StoreError):
         self.outcome = outcome
 
 
-class NamespaceMoved(StoreError):
-    """Namespace that was moved to another server, or is on its way: open the store by its `postgresql+shards` URL."""
-
-
 class DamagedStore(StoreError):
     """A store file that SQLite cannot read: restore a copy, or see what `memalpha doctor` says."""
 

@@ -54,8 +54,6 @@ keys_app = typer.Typer(help="Make, list and revoke API keys of a served store.",
 app.add_typer(data_app, name="data")
 app.add_typer(judge_app, name="judge")
 app.add_typer(keys_app, name="keys")
-shards_app = typer.Typer(help="Add, list and remove the servers of a sharded store.", no_args_is_help=True)
-app.add_typer(shards_app, name="shards")
 
 
 def _print_version(requested: bool) -> None:
@@ -119,8 +117,6 @@ for _name, _command in judge.COMMANDS.items():
     judge_app.command(name=_name, cls=_Command, help=_help_text(_command))(_command)
 for _name, _command in keys.COMMANDS.items():
     keys_app.command(name=_name, cls=_Command, help=_help_text(_command))(_command)
-for _name, _command in transfer.SHARD_COMMANDS.items():
-    shards_app.command(name=_name, cls=_Command, help=_help_text(_command))(_command)
 
 
 def main() -> NoReturn:

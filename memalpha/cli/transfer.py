@@ -1,4 +1,4 @@
-"""Commands that move memories between stores, files and servers: export, import, copy, move, shards."""
+"""Commands that move memories between stores and files: export, import, copy."""
 
 from __future__ import annotations
 
@@ -8,24 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from memalpha.cli.options import AsJson, EmbedderName, Namespace, SchemaName, StoreFile, open_store, print_result
-from memalpha.errors import StoreError, install_command
+from memalpha.errors import StoreError
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from memalpha.store.backends.shards.admin import ServerStatus
     from memalpha.store.io.importers.base import ImportReport
 
 Source = Literal["jsonl", "markdown", "mem0", "langgraph"]
 _MARKDOWN = (".md", ".markdown")
 _MAX_SKIPPED = 20
-
-Shards = Annotated[
-    str, typer.Argument(metavar="STORE", help="URL of the store: postgresql+shards://user@host/database.")
-]
-ServerUrl = Annotated[
-    str, typer.Argument(metavar="URL", help="A server: postgresql://host/database, without user and password.")
-]
 
 
 def export(
@@ -120,93 +112,13 @@ def copy(
     print_result({"namespaces": counts}, as_json, "\n".join(lines) or "the store has no namespaces")
 
 
-def move(
-    store: Shards,
-    namespace: Annotated[str, typer.Argument(metavar="NAMESPACE", help="The namespace.")],
-    to: Annotated[str, typer.Option(metavar="URL", help="The server, as `memalpha shards list` prints it.")],
-    as_json: AsJson = False,
-) -> None:
-    """Move a namespace to another server of STORE while others read and write it.
-
-    The log, entries and vectors are copied, then what was written meanwhile. Writers wait for the last part alone. A
-    killed move leaves the namespace whole, and the next one begins again.
-
-    Example: memalpha move postgresql+shards://owner@db1/agents user-7 --to postgresql://db2/agents
-
-    Raises:
-        StoreError: There is no such namespace or server, it moves already, or a server is away.
-    """
-    result = _shards().move(store, namespace, to)
-    text = f"{namespace}: {result.operations} operations, now at {result.target}; writers waited {result.pause:.2f} s"
-    print_result(result, as_json, text)
-
-
-def add_shard(
-    store: Shards, url: ServerUrl, schema: SchemaName = None, embedder: EmbedderName = None, as_json: AsJson = False
-) -> None:
-    """Add a PostgreSQL server to STORE, with the namespaces that it has; create what is missing.
-
-    The routing table is created in the database of STORE's URL, the tables of a store in that of the server. New
-    namespaces are spread over all servers by the hash of their name; those that exist stay where they are.
-
-    Example: memalpha shards add postgresql+shards://owner@db1/agents postgresql://db2/agents
-
-    Raises:
-        StoreError: The server has another schema or embedder, or a namespace that another has.
-    """
-    names = _shards().add_server(store, url, schema=schema, embedder=embedder)
-    print_result({"url": url, "namespaces": names}, as_json, f"added, with {len(names)} namespaces: {url}")
-
-
-def list_shards(store: Shards, as_json: AsJson = False) -> None:
-    """List the servers of STORE with the number of their namespaces.
-
-    Example: memalpha shards list postgresql+shards://owner@db1/agents
-
-    Raises:
-        StoreError: The routing table cannot be opened.
-    """
-    servers = _shards().list_servers(store)
-    print_result(servers, as_json, "\n".join(map(_format_server, servers)) or "no servers")
-
-
-def remove_shard(store: Shards, url: ServerUrl, as_json: AsJson = False) -> None:
-    """Take a server out of STORE. One with namespaces gets no new ones; remove it again once they have moved.
-
-    Example: memalpha shards remove postgresql+shards://owner@db1/agents postgresql://db2/agents
-
-    Raises:
-        StoreError: STORE has no such server.
-        typer.Exit: It still has namespaces (exit code 1).
-    """
-    count = _shards().remove_server(store, url)
-    text = f"{count} namespaces lie there, and no new ones come: `memalpha move` moves them" if count else "removed"
-    print_result({"url": url, "namespaces": count}, as_json, text)
-    if count:
-        raise typer.Exit(1)
-
-
-COMMANDS = {"export": export, "import": import_, "copy": copy, "move": move}
-SHARD_COMMANDS = {"add": add_shard, "list": list_shards, "remove": remove_shard}
+COMMANDS = {"export": export, "import": import_, "copy": copy}
 
 
 def _markdown() -> ModuleType:
     from memalpha.store.io import markdown
 
     return markdown
-
-
-def _shards() -> ModuleType:
-    try:
-        from memalpha.store.backends.shards import admin
-    except ImportError as error:
-        raise StoreError(f"PostgreSQL needs more packages ({error}): {install_command('postgres')}") from error
-    return admin
-
-
-def _format_server(server: ServerStatus) -> str:
-    state = f"away: {server.error}" if server.error else "takes new ones" if server.takes_new else "takes no new ones"
-    return f"{server.url}  {server.namespaces} namespaces  {state}"
 
 
 def _format_imported(imported: ImportReport, store: Path | str) -> list[str]:

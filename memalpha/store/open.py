@@ -1,4 +1,4 @@
-"""Opening databases: choose SQLite, PostgreSQL or several of its servers by path or URL, create and check stores."""
+"""Opening databases: choose SQLite or PostgreSQL by path or URL, create and check stores."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ from memalpha.store.validation import is_text
 if TYPE_CHECKING:
     from memalpha.store.backends.postgres.database import PostgresDatabase
     from memalpha.store.backends.postgres.search import PostgresIndex
-    from memalpha.store.backends.shards.database import ShardedDatabase
 
 DEFAULT_SCHEMA = "mem-alpha"
 DEFAULT_EMBEDDER = "static"
-_URL = re.compile(r"postgres(?:ql)?(\+shards)?://")
+_URL = re.compile(r"postgres(?:ql)?://")
 
 
 def is_url(path: str | Path) -> bool:
@@ -83,7 +82,7 @@ def open_database(
     if read_only:
         database = _open_read_only(path, clock)
     else:
-        backend = _import_server(path) if is_url(path) else SQLiteDatabase
+        backend = _import_postgres() if is_url(path) else SQLiteDatabase
         database = backend(str(path), create=create, durability=durability, clock=clock, initial_meta=initial_meta)
     try:
         recorded_schema = _recorded_schema(database)
@@ -130,7 +129,7 @@ def open_existing(path: str | Path, *, read_only: bool = False) -> Backend:
     Raises `StoreError` if there is none.
     """
     if is_url(path):
-        return _import_server(path)(str(path), create=False, initial_meta=dict)
+        return _import_postgres()(str(path), create=False, initial_meta=dict)
     if read_only:
         return ReadOnlyDatabase(str(path), inspect=True)
     return SQLiteDatabase(str(path), create=False, initial_meta=dict, inspect=True)
@@ -187,10 +186,6 @@ def create_database(path: str | Path, meta: Mapping[str, str]) -> Iterator[Backe
         with create_file(Path(path), meta) as file:
             yield file
         return
-    if is_sharded(path):
-        raise StoreError(
-            "copy to one server (postgresql://...), and let `memalpha shards add` take that into the store"
-        )
     required = {key: meta[key] for key in ("schema", "embedder")}
     database = _import_postgres()(str(path), create=True, initial_meta=lambda: required)
     try:
@@ -229,22 +224,6 @@ def create_namespace(path: str | Path, meta: Mapping[str, str], name: str, schem
             if namespace.log.position:
                 raise StoreError(f"{database.path} has a log of the namespace {name!r} already: give another name")
             yield namespace
-
-
-def is_sharded(path: str | Path) -> bool:
-    """Return True for the URL of a store on several servers."""
-    match = _URL.match(str(path))
-    return match is not None and match[1] is not None
-
-
-def _import_server(path: str | Path) -> type[PostgresDatabase] | type[ShardedDatabase]:
-    """Return the kind of database that a URL is of."""
-    postgres = _import_postgres()
-    if not is_sharded(path):
-        return postgres
-    from memalpha.store.backends.shards.database import ShardedDatabase
-
-    return ShardedDatabase
 
 
 def _import_postgres() -> type[PostgresDatabase]:

@@ -35,7 +35,7 @@ from memalpha.errors import (
     UnknownCategory,
 )
 from memalpha.integrations.server.answers import check_answer_size, read_log, read_page
-from memalpha.integrations.server.availability import service_errors, to_service_error
+from memalpha.integrations.server.availability import Availability, service_errors, to_service_error
 from memalpha.integrations.server.schemas import (
     MAX_CONDITIONS,
     MAX_CONTENT,
@@ -51,7 +51,6 @@ from memalpha.integrations.server.schemas import (
     ServiceError,
     count_conditions,
 )
-from memalpha.integrations.server.servers import Servers
 from memalpha.integrations.server.tracing import traced_store, work_span
 from memalpha.policy.base import Policy
 from memalpha.store.filters import Where, parse_filter
@@ -65,6 +64,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Progress = Callable[[int, int], Awaitable[None]]
 
+READ_THREADS = 4
+"""Threads for requests that only read."""
 READ_SECONDS, WRITE_SECONDS = 20.0, 60.0
 """Time of a request's statements from the moment it begins; then the database stops them (504)."""
 MAX_NAMESPACES = 256
@@ -114,7 +115,8 @@ class MemoryService:
         self._model_pool = ThreadPoolExecutor(1, "memalpha-model")
         self._write_pool = ThreadPoolExecutor(1, "memalpha-write")
         self._ask_pool = ThreadPoolExecutor(1, "memalpha-ask")
-        self._servers = Servers(store._database)
+        self._read_pool = ThreadPoolExecutor(READ_THREADS, "memalpha-read")
+        self._availability = Availability(store._database.ping if store._database.is_remote else None)
         self.read_only = read_only
 
     @property
@@ -153,9 +155,8 @@ class MemoryService:
 
     def _close(self) -> None:
         write_pools = [service._write_pool for service in (self, *self._siblings)]
-        for pool in (self._model_pool, *write_pools, self._ask_pool):  # the model's writes last
+        for pool in (self._model_pool, *write_pools, self._ask_pool, self._read_pool):  # the model's writes last
             pool.shutdown(cancel_futures=True)
-        self._servers.shut_down()
         self._store.close()
 
     # ------------------------------------------------------------------------------------------------ the writer
@@ -428,9 +429,8 @@ class MemoryService:
                 seconds = READ_SECONDS if pool is None else WRITE_SECONDS
                 call = partial(traced_store, call, seconds if work != self._store.export_jsonl else None)
             try:
-                server = await self._servers.of(self.name)
-                await server.availability.check()
-                result = (pool or server.read_pool).submit(copy_context().run, call)
+                await self._availability.check()
+                result = (pool or self._read_pool).submit(copy_context().run, call)
             except RuntimeError as error:  # the pool was shut down
                 raise ServiceError("closing", "the server is shutting down", 503) from error
-            return await server.availability.wait(result)
+            return await self._availability.wait(result)

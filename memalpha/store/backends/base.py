@@ -101,26 +101,6 @@ class Backend(ABC):
         """Check that the database's server answers; a file needs none. Raises `StoreUnavailable` otherwise."""
         return
 
-    def ping_server(self, number: int) -> None:
-        """Check, as `ping` does, that one server of a store of several answers. Raises `StoreUnavailable` otherwise."""
-        self.ping()
-
-    def server_of(self, namespace: str) -> int:
-        """Return the number of the server that has a namespace, in a store of several. Raises `StoreError`."""
-        return 0
-
-    def known_server(self, namespace: str) -> int | None:
-        """Return `server_of` without asking a server; None if that is not possible."""
-        return 0
-
-    def servers(self) -> list[Callable[[], Backend]]:
-        """Return a function for each server of the store that opens it; `close` closes them."""
-        return [lambda: self]
-
-    def routing_faults(self, *, repair: bool) -> Iterable[str]:
-        """Iterate over the faults in which server has which namespace; `repair` mends those of interrupted moves."""
-        return ()
-
     def now(self) -> str:
         """Return the current time as the log stores it."""
         time = self.clock()

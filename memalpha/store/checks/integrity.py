@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from memalpha.errors import DamagedStore, EmbedderError, MemalphaError, StoreError, StoreUnavailable
+from memalpha.errors import DamagedStore, EmbedderError, MemalphaError, StoreError
 from memalpha.store.backends.base import Backend
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.row_codec import content_digest, vector_blob, version_row
@@ -38,11 +38,10 @@ _TOLERANCE = 1e-3  # of a component of a unit vector; a model's own batching mak
 class Problem:
     """Fault in one part of a store.
 
-    The parts: the file, the log, versions or vectors of a namespace, an index file, a server that is away, and the
-    routing of namespaces to servers.
+    The parts: the file, the log, versions or vectors of a namespace, and an index file.
     """
 
-    part: Literal["file", "log", "versions", "vectors", "index", "server", "routing"]
+    part: Literal["file", "log", "versions", "vectors", "index"]
     message: str
     namespace: str | None = None
 
@@ -89,32 +88,15 @@ def examine(path: str | Path, *, repair: bool = False, embedder: str | Embedder 
     if isinstance(database, SQLiteDatabase):
         database.read_damaged_text()
     try:
-        before = _examine_servers(database, embedder, repair=repair)
+        before = _examine(database, embedder, repair=repair)
         if not repair or not before.problems:
             return before
         database.scrub()
-        after = _examine_servers(database, embedder, repair=False)
+        after = _examine(database, embedder, repair=False)
         after.repaired = [problem for problem in before.problems if problem not in after.problems]
         return after
     finally:
         database.close()
-
-
-def _examine_servers(database: Backend, embedder: str | Embedder | None, *, repair: bool) -> HealthReport:
-    """Examine all servers of a store, and report those that are away."""
-    health = HealthReport()
-    for open_server in database.servers():
-        try:
-            part = _examine(open_server(), embedder, repair=repair)
-        except StoreUnavailable as error:
-            health.problems.append(Problem("server", str(error)))
-            continue
-        health.problems += part.problems
-        health.notes += part.notes
-        health.counts = {name: count + part.counts[name] for name, count in health.counts.items()}
-    if not any(problem.part == "server" for problem in health.problems):
-        health.problems += [Problem("routing", fault) for fault in database.routing_faults(repair=repair)]
-    return health
 
 
 def _examine(database: Backend, embedder: str | Embedder | None, *, repair: bool) -> HealthReport:

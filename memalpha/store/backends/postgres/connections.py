@@ -107,10 +107,6 @@ class Connections:
         self._in_use.discard(connection)
         self._pool.putconn(connection)
 
-    def has_lent(self, connection: psycopg.Connection) -> bool:
-        """Return True if a connection is one that `checkout` has returned."""
-        return connection in self._in_use
-
     def close(self) -> None:
         """Close all connections; closing again does nothing."""
         self._pool.close()

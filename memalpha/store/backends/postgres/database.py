@@ -21,11 +21,10 @@ from typing import NoReturn
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
 from psycopg.types import TypeInfo
 from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 
-from memalpha.errors import NamespaceMoved, StoreError
+from memalpha.errors import StoreError
 from memalpha.store.backends.base import CANNOT_WRITE, Backend, Clock, Durability, system_clock
 from memalpha.store.backends.deadline import timeout_setting
 from memalpha.store.backends.postgres import ddl as postgres_schema
@@ -38,16 +37,14 @@ from memalpha.store.backends.postgres.maintenance import (
     unlocked,
     without_vector_index,
 )
-from memalpha.store.backends.postgres.replica import Replica
 from memalpha.store.backends.postgres.statements import (
     PostgresStatements,
     Transaction,
-    closed_namespaces,
     namespaces_setting,
     read_namespace_numbers,
     savepoint,
 )
-from memalpha.store.backends.postgres.url import CONNECTIONS, redact_url, split_host, split_options, split_schema
+from memalpha.store.backends.postgres.url import CONNECTIONS, redact_url, split_connections, split_schema
 from memalpha.store.backends.postgres.vector_codec import register_vectors
 
 _MAX_LISTED_NAMESPACES = 20  # up to here a transaction names all its namespaces to the policies at once
@@ -71,19 +68,16 @@ class PostgresDatabase(Backend):
         initial_meta: Callable[[], dict[str, str]],
         durability: Durability = "full",
         clock: Clock = system_clock,
-        opens_closed: bool = False,
     ) -> None:
         super().__init__(redact_url(url), durability, clock)
-        self._opens_closed = opens_closed
         conninfo, self.schema = split_schema(url)
-        conninfo, options = split_options(conninfo)
+        conninfo, connections = split_connections(conninfo)
         self._durability = durability
         self._created: list[str] = []  # statements that drop what opening has created
         self._committed_ids: dict[str, int] = {}  # ids of namespaces by name, from committed transactions
         self._local = local()
         self._is_open = False
-        self._connections = Connections(conninfo, self.path, self._configure, options.connections)
-        self._replica: Replica | None = None
+        self._connections = Connections(conninfo, self.path, self._configure, connections)
         try:
             with self._connections.connect() as connection:
                 self._prepare(connection, create, initial_meta)
@@ -91,10 +85,6 @@ class PostgresDatabase(Backend):
             self._connections.close()
             raise
         self._is_open = True
-        if options.replica is not None:
-            replica = make_conninfo(conninfo, **split_host(options.replica))
-            pool = Connections(replica, f"the replica {options.replica}", self._configure, options.connections)
-            self._replica = Replica(self._connections, pool, options.max_lag)
 
     def ping(self) -> None:
         """Check on a new connection that the server answers. Raises `StoreUnavailable` if it does not."""
@@ -279,7 +269,7 @@ class PostgresDatabase(Backend):
             finally:  # again, in case Ctrl-C came just before: nobody may join a finished transaction
                 self._local.transaction = None
                 while lent:
-                    self._checkin(lent.pop())
+                    self._connections.checkin(lent.pop())
         except psycopg.Error as error:
             self._raise_store_error(error, state)
 
@@ -308,21 +298,10 @@ class PostgresDatabase(Backend):
         if status != "COMMIT":  # an error was suppressed inside the block
             raise StoreError(f"{self.path}: nothing of this was stored: the server answered {status}")
 
-    def _checkin(self, connection: psycopg.Connection) -> None:
-        """Take a connection back, to the pool that it came from."""
-        if self._replica is None or not self._replica.checkin(connection):
-            self._connections.checkin(connection)
-
     def _open_transaction(
         self, namespaces: Sequence[str], write: bool, lent: list[psycopg.Connection]
     ) -> dict[str, int]:
         """Begin a transaction on a connection, which is added to `lent`; return the ids of new namespaces."""
-        if not write and self._replica is not None and (connection := self._replica.checkout()) is not None:
-            lent.append(connection)
-            try:
-                return self._begin(connection, namespaces, write)
-            except psycopg.Error:  # the primary is asked, and says what is wrong
-                self._checkin(lent.pop())
         for retries in range(CONNECTIONS, -1, -1):  # after a server restart all pooled connections may be dead
             lent.append(self._connections.checkout())
             try:
@@ -340,22 +319,15 @@ class PostgresDatabase(Backend):
         known_ids = {name: self._committed_ids[name] for name in namespaces if name in self._committed_ids}
         listed = known_ids.values() if len(namespaces) <= _MAX_LISTED_NAMESPACES else ()
         script = f"{begin}; {self._settings}; {namespaces_setting(listed)}"
-        closed = closed_namespaces(connection, script, () if write else known_ids.values())
+        connection.execute(script.encode(), prepare=False)
         if known_ids and write:
-            lock = "SELECT ns, name, closed FROM namespaces WHERE ns = ANY ($1) ORDER BY ns FOR UPDATE"  # planned once
-            rows = connection.execute(lock, [[*known_ids.values()]]).fetchall()
-            closed, present = [name for _, name, is_closed in rows if is_closed], {ns for ns, *_ in rows}
+            lock = "SELECT ns FROM namespaces WHERE ns = ANY ($1) ORDER BY ns FOR UPDATE"  # planned once
+            present = {ns for (ns,) in connection.execute(lock, [[*known_ids.values()]])}
             for name in [name for name, ns in known_ids.items() if ns not in present]:  # dropped in the meantime
                 del known_ids[name], self._committed_ids[name]
         unknown_names = {*namespaces} - known_ids.keys()
-        new_ids = read_namespace_numbers(connection, unknown_names, write, closed)
-        if closed and not self._opens_closed:
-            raise NamespaceMoved(
-                f"{self.path}: the namespace {closed[0]!r} was moved to another server, or is on its way"
-            )
-        if write and (
-            missing_names := unknown_names - new_ids.keys()
-        ):  # creators of the same namespace take turns, too
+        new_ids = read_namespace_numbers(connection, unknown_names, write)
+        if write and (missing_names := unknown_names - new_ids.keys()):  # creators of a namespace take turns, too
             if len(missing_names) > _MAX_LISTED_NAMESPACES:  # one lock each might exceed the server's lock table
                 connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 1))", [self.schema])
             else:
@@ -363,17 +335,10 @@ class PostgresDatabase(Backend):
                 for name in sorted(missing_names):
                     lock = "SELECT pg_advisory_xact_lock(hashtextextended($1, 2))"
                     connection.execute(lock, [f"{self.schema} {name}"])
-            new_ids |= read_namespace_numbers(connection, missing_names, write, closed)
+            new_ids |= read_namespace_numbers(connection, missing_names, write)
         if new_ids and len(namespaces) <= _MAX_LISTED_NAMESPACES:
             connection.execute(namespaces_setting([*known_ids.values(), *new_ids.values()]).encode(), prepare=False)
         return new_ids
-
-    def namespaces(self) -> list[str]:
-        return [name for name, is_closed in self.all_namespaces().items() if not is_closed]
-
-    def all_namespaces(self) -> dict[str, bool]:
-        """Return all namespaces with rows here, and whether they are closed: the rows are not theirs, or not yet."""
-        return dict(self._connection.execute("SELECT name, closed FROM namespaces ORDER BY name").fetchall())
 
     def add_namespace(self, name: str, namespace_id: int) -> None:
         """Show the current transaction a namespace that it has just created."""
@@ -440,8 +405,6 @@ class PostgresDatabase(Backend):
 
     def close(self) -> None:
         self._connections.close()
-        if self._replica is not None:
-            self._replica.connections.close()
 
     def _raise_store_error(self, error: psycopg.Error, state: str = "") -> NoReturn:
         """Raise the error in the store's words; `state` says what is known of the transaction."""

@@ -77,38 +77,15 @@ def namespaces_setting(numbers: Iterable[int]) -> str:
     return f"SET LOCAL memalpha.ns = '{','.join(map(str, numbers))}'"
 
 
-def closed_namespaces(connection: psycopg.Connection, script: str, numbers: Collection[int]) -> list[str]:
-    """Begin a transaction with a script, and return which of its namespaces are closed, in the same round trip.
-
-    Args:
-        connection: Connection without a transaction.
-        script: Statements that begin one.
-        numbers: Ids of the namespaces that it is for.
-    """
-    if numbers:
-        script += f"; SELECT name FROM namespaces WHERE closed AND ns IN ({','.join(map(str, numbers))})"
-    cursor = connection.execute(script.encode(), prepare=False)
-    while cursor.nextset():
-        pass
-    return [name for (name,) in cursor] if numbers else []
-
-
-def read_namespace_numbers(
-    connection: psycopg.Connection, names: Collection[str], write: bool, closed: list[str]
-) -> dict[str, int]:
+def read_namespace_numbers(connection: psycopg.Connection, names: Collection[str], write: bool) -> dict[str, int]:
     """Return the ids of existing namespaces by name; with `write` their rows are locked.
 
     Args:
         connection: Connection inside a transaction.
         names: Names of namespaces; missing ones are left out.
         write: Lock the rows.
-        closed: The closed ones are added to it.
     """
     if not names:
         return {}
-    query = "SELECT name, ns, closed FROM namespaces WHERE name = ANY ($1) ORDER BY ns" + (
-        " FOR UPDATE" if write else ""
-    )
-    rows = connection.execute(query, [list(names)]).fetchall()
-    closed += [name for name, _, is_closed in rows if is_closed]
-    return {name: ns for name, ns, _ in rows}
+    query = f"SELECT name, ns FROM namespaces WHERE name = ANY ($1) ORDER BY ns{' FOR UPDATE' if write else ''}"
+    return dict(connection.execute(query.encode(), [list(names)]).fetchall())

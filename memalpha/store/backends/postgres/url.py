@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 from urllib.parse import unquote
 
 from memalpha.errors import StoreError
 
 SCHEMA = "memalpha"
-MAX_LAG = 1.0
-"""Seconds by which a read of a replica may be behind, unless the URL says otherwise."""
 CONNECTIONS = 10
 """Connections of a store to a server at most, unless the URL says otherwise; further threads wait."""
 
@@ -28,34 +25,15 @@ def split_schema(url: str, default: str = SCHEMA) -> tuple[str, str]:
     return start + (f"?{other_keys}" if other_keys else ""), schema
 
 
-class ServerOptions(NamedTuple):
-    """Our own keys of a URL, beside `schema`: a replica to read from, how far it may be behind, and the pool's size."""
-
-    replica: str | None
-    max_lag: float
-    connections: int
-
-
-def split_options(url: str) -> tuple[str, ServerOptions]:
-    """Split our own keys but `schema` off a URL. Raises `StoreError` for a value that cannot be."""
+def split_connections(url: str) -> tuple[str, int]:
+    """Split our own key `connections` off a URL. Raises `StoreError` unless its value is a number above 0."""
     start, _, query = url.partition("?")
-    items = [item.partition("=")[::2] for item in query.split("&") if item]
-    options = {name: unquote(value) for name, value in items if name in ServerOptions._fields}
-    other_keys = "&".join(f"{name}={value}" for name, value in items if name not in options)
-    numbers = {"max_lag": MAX_LAG, "connections": float(CONNECTIONS)}
-    for name in numbers:
-        if name in options:
-            if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,3})?", options[name]) or not float(options[name]):
-                raise StoreError(f"{name}={options[name]!r:.40}: a number above 0 is needed")
-            numbers[name] = float(options[name])
-    rest = start + (f"?{other_keys}" if other_keys else "")
-    return rest, ServerOptions(options.get("replica"), numbers["max_lag"], max(1, int(numbers["connections"])))
-
-
-def split_host(text: str) -> dict[str, str]:
-    """Return host and port of `HOST`, `HOST:PORT` or the folder of a socket, as the client library names them."""
-    host, colon, port = text.rpartition(":")
-    return {"host": host.strip("[]"), "port": port} if colon and port.isdecimal() else {"host": text.strip("[]")}
+    items = [item for item in query.split("&") if item]
+    own = [item.partition("=")[2] for item in items if item.startswith("connections=")]
+    if own and not re.fullmatch(r"0*[1-9][0-9]{0,3}", own[-1]):
+        raise StoreError(f"connections={own[-1]!r:.40}: a number above 0 is needed")
+    other_keys = "&".join(item for item in items if not item.startswith("connections="))
+    return start + (f"?{other_keys}" if other_keys else ""), int(own[-1]) if own else CONNECTIONS
 
 
 def redact_url(url: str) -> str:

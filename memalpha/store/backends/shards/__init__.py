@@ -1,1 +1,0 @@
-"""Namespaces spread over several PostgreSQL servers, found by a routing table."""
