@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import secrets
 import signal
@@ -71,11 +70,8 @@ def postgres():
 
 
 @pytest.fixture
-def postgres_url(postgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def postgres_url(postgres) -> Iterator[str]:
     """Yield the URL of a new schema, without stores, for one test."""
-    from memalpha.store.backends.postgres import ddl as postgres_schema
-
-    monkeypatch.setattr(postgres_schema, "PARTITIONS", 2)  # the work of 16 in each test is seconds
     schema = f"s_{secrets.token_hex(6)}"
     yield postgres.url(schema)
     postgres.run(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
@@ -90,8 +86,8 @@ class SchemaPool:
     def __init__(self, server) -> None:
         self.server = server
         self.named: dict[str, str] = {}  # schemas by path
-        self.free: dict[int, list[str]] = {}  # empty ones, by the vectors' dimension
-        self.used: dict[str, int] = {}
+        self.free: list[str] = []  # empty ones
+        self.used: set[str] = set()
         self.open: dict[str, weakref.ref] = {}
 
     def url(self, path: object) -> str:
@@ -110,40 +106,39 @@ class SchemaPool:
         if database.schema[:2] not in ("m_", "t_"):
             original(database, connection, meta)
             return
-        from memalpha.store.backends.postgres.ddl import FORMAT, PARTITIONS
+        from memalpha.store.backends.postgres.ddl import FORMAT
         from memalpha.store.backends.postgres.guards import guard_functions
 
-        dim = int(json.loads(meta["embedder"])["dim"])
         self.clear(only_left=True)
-        if self.free.get(dim):
-            connection.execute(f"ALTER SCHEMA {self.free[dim].pop()} RENAME TO {database.schema}")
+        if self.free:
+            connection.execute(f"ALTER SCHEMA {self.free.pop()} RENAME TO {database.schema}")
             path = f"SET LOCAL search_path = {database.schema}"
-            connection.execute(f"{path}; {guard_functions(database.schema, PARTITIONS)}", prepare=False)
+            connection.execute(f"{path}; {guard_functions(database.schema)}", prepare=False)
             rows = {**meta, "format": str(FORMAT), "created": database.now()}
             connection.cursor().executemany(f"INSERT INTO {database.schema}.meta VALUES (%s, %s)", rows.items())
         else:
             original(database, connection, meta)
         database._created = []  # these schemas are emptied and used again, never dropped
-        self.used[database.schema] = dim
+        self.used.add(database.schema)
 
     def clear(self, *, only_left: bool = False) -> None:
         """Close open databases and empty their schemas, or those of released in-memory stores, for the next stores."""
         if not only_left:
             gc.collect()
         statements = ["SET session_replication_role = replica"]
-        for schema, dim in list(self.used.items()):
+        for schema in list(self.used):
             database = self.open[schema]() if schema in self.open else None
             if only_left and (schema not in self.open or database is not None or schema.startswith("t_")):
                 continue
             if database is not None:
                 database.close()
-            tables = ("meta", "members", "namespaces", "operations", "versions", "vectors", "postings")
+            tables = ("meta", "members", "namespaces", "operations", "versions", "vectors")
             statements += [f"DELETE FROM {schema}.{table}" for table in tables]
             statements.append(f"ALTER TABLE {schema}.namespaces ALTER ns RESTART")
             empty = f"e_{secrets.token_hex(6)}"
             statements.append(f"ALTER SCHEMA {schema} RENAME TO {empty}")
-            self.free.setdefault(dim, []).append(empty)
-            del self.used[schema]
+            self.free.append(empty)
+            self.used.remove(schema)
             self.open.pop(schema, None)
         if len(statements) > 1:
             self.server.run("; ".join(statements))
@@ -168,7 +163,6 @@ def _stores(
         return
     from memalpha.store import store
     from memalpha.store.backends.postgres import database as postgres
-    from memalpha.store.backends.postgres import ddl as postgres_schema
     from memalpha.store.checks import integrity as doctor
 
     open_database, create_namespace, create_tables = (
@@ -183,7 +177,6 @@ def _stores(
         _places.opened(result[0])
         return result
 
-    monkeypatch.setattr(postgres_schema, "PARTITIONS", 2)  # the work of 16 in each test is seconds
     monkeypatch.setattr(store, "open_database", opened)
     monkeypatch.setattr(doctor, "open_existing", lambda path, **_: open_existing(_places.url(path)))
     monkeypatch.setattr(store, "create_namespace", lambda path, *args: create_namespace(_places.url(path), *args))

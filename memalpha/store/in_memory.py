@@ -102,4 +102,4 @@ class WorkingMemory(Memory):
             corpus = Corpus(self._embedder, documents, lambda: self._state.entries.values())
         results = corpus.search_many(queries, options, vectors)
         self._corpus = corpus
-        return [[Hit(self._state.get(id), score, explain) for id, score, explain, _ in hits] for hits in results]
+        return [[Hit(self._state.get(id), score, explain) for id, score, explain in hits] for hits in results]

@@ -16,15 +16,12 @@ from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.sqlite import SQLiteDatabase, create_file
 from memalpha.store.backends.sqlite_readonly import ReadOnlyDatabase
 from memalpha.store.embedding import Embedder
-from memalpha.store.indexing.namespace_index import NamespaceIndex
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder, embedder_record
 from memalpha.store.schema import MemorySchema, load_schema
-from memalpha.store.search.vectors import Precision
 from memalpha.store.validation import is_text
 
 if TYPE_CHECKING:
     from memalpha.store.backends.postgres.database import PostgresDatabase
-    from memalpha.store.backends.postgres.search import PostgresIndex
 
 DEFAULT_SCHEMA = "mem-alpha"
 DEFAULT_EMBEDDER = "static"
@@ -153,26 +150,6 @@ def open_namespace(database: Backend, name: str, schema: MemorySchema) -> Namesp
     from memalpha.store.backends.postgres.namespace import PostgresNamespace
 
     return PostgresNamespace(database, name, schema)  # pyright: ignore[reportArgumentType]: the other of the two
-
-
-def open_index(namespace: Namespace, embedder: RecordedEmbedder, vectors: Precision) -> NamespaceIndex | PostgresIndex:
-    """Return the search index of a namespace.
-
-    Args:
-        namespace: Namespace to search.
-        embedder: Recorded embedder of the store.
-        vectors: Precision of vectors held in memory; PostgreSQL supports "float32" only.
-
-    Raises:
-        StoreError: The database does not support the precision.
-    """
-    if isinstance(namespace.database, SQLiteDatabase):
-        return NamespaceIndex(namespace, embedder, vectors)
-    if vectors != "float32":
-        raise StoreError(f"vectors {vectors!r}: searches of a PostgreSQL store hold none, and the server has float32")
-    from memalpha.store.backends.postgres.search import PostgresIndex
-
-    return PostgresIndex(namespace, embedder)  # pyright: ignore[reportArgumentType]: the other of the two
 
 
 @contextmanager

@@ -18,9 +18,10 @@ from memalpha.store.embedding import Embedder
 from memalpha.store.filters import FIELDS, Filter, Where, filter_fields
 from memalpha.store.history import Diff
 from memalpha.store.indexing.context import surrounding_spans
+from memalpha.store.indexing.namespace_index import NamespaceIndex
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder, StoredEmbedder
 from memalpha.store.memory import Memory
-from memalpha.store.open import open_index, open_namespace
+from memalpha.store.open import open_namespace
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.options import SearchOptions
 from memalpha.store.search.vectors import Precision
@@ -52,7 +53,7 @@ class StoreReader(Memory):
         self._precision: Precision = vectors
         self._max_content = MAX_CONTENT
         self._known_fields: set[str] = set()  # metadata keys that filters may name without a warning
-        self._index = open_index(self._namespace, embedder, vectors)
+        self._index = NamespaceIndex(self._namespace, embedder, vectors)
 
     @property
     def path(self) -> str:
@@ -238,10 +239,7 @@ class StoreReader(Memory):
         with self._transaction() as log_end:
             position = self._namespace.log.resolve_as_of(options.as_of)
             results = self._index.search(log_end.position, position, queries, options, query_vectors)
-            entries = {hit.id: hit.entry for hits in results for hit in hits if hit.entry is not None}
-            entries |= self._namespace.entries.versions_at(
-                list({hit.id for hits in results for hit in hits} - entries.keys()), position
-            )
+            entries = self._namespace.entries.versions_at(list({hit.id for hits in results for hit in hits}), position)
             missing = next((hit.id for hits in results for hit in hits if hit.id not in entries), None)
             if missing is not None:  # somebody else's index file
                 raise DamagedStore(
@@ -251,9 +249,7 @@ class StoreReader(Memory):
                 self._warn_of_unknown_fields(options.filter)
             tokens = options.around
             context = {id: tuple(surrounding_spans(self._namespace, id, tokens, position)) for id in entries if tokens}
-        return [
-            [Hit(entries[id], score, parts, context.get(id, ())) for id, score, parts, _ in hits] for hits in results
-        ]
+        return [[Hit(entries[id], score, parts, context.get(id, ())) for id, score, parts in hits] for hits in results]
 
     def around(self, id: str, tokens: int = 200, *, as_of: int | str | None = None) -> list[MemoryEntry]:
         """Return the raw text around an entry: spans of its `source`, by `chunk` and insertion order.

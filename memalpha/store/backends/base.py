@@ -49,6 +49,7 @@ class Backend(ABC):
         meta: Recorded metadata of the store.
         is_remote: True for a database on a server, which may be away.
         rollbacks: Number of transactions and operations that were undone; what was read in them may not exist.
+        losses: Number of lost connections to a server; what was read may be gone from the one that takes its place.
         namespace_ids: Ids of namespaces by name, as the current transaction sees them.
     """
 
@@ -60,7 +61,7 @@ class Backend(ABC):
         if not isinstance(durability, str) or durability not in get_args(Durability):
             raise StoreError(f"durability {brief_repr(durability)}: 'full' or 'normal' is needed")
         self.path, self.clock = path, clock
-        self.rollbacks = 0
+        self.rollbacks = self.losses = 0
         self.meta: dict[str, str] = {}
 
     @abstractmethod
@@ -80,9 +81,9 @@ class Backend(ABC):
         """True inside `atomic`, in its thread."""
 
     @property
+    @abstractmethod
     def is_writing(self) -> bool:
-        """True inside a writing transaction of a database whose search index is in memory."""
-        return False
+        """True inside a writing transaction of this thread."""
 
     def refuse_in_transaction(self, call: str) -> None:
         """Raise `StoreError` inside `atomic`, for a call that cannot be undone."""
@@ -127,10 +128,6 @@ class Backend(ABC):
     def expiry_transaction(self, namespace: str) -> AbstractContextManager[Any]:
         """Open a transaction that ends expired entries, which a read needs."""
         return self.transaction(namespace)
-
-    def bulk_load(self) -> AbstractContextManager[None]:
-        """Wrap the filling of an empty store."""
-        return nullcontext()
 
     @property
     def is_scrub_due(self) -> bool:

@@ -35,7 +35,6 @@ class Namespace:
     """Operation log, entry table and vector table of one namespace. Call every method inside a transaction."""
 
     _SCOPE, _LOG, _ENTRIES, _VECTORS = NamespaceScope, OperationLog, EntryTable, VectorTable
-    _TABLES: tuple[str, ...] = ("versions", "vectors")  # tables with rows of a namespace, beside the log
     _BATCH: int | None = None  # entries that are appended at once; None appends all
 
     def __init__(self, database: Backend, name: str, schema: MemorySchema) -> None:
@@ -187,7 +186,7 @@ class Namespace:
         count = self.log.position
         if self.scope.namespace_id >= 0:
             with self.database.unlock_log():
-                for table in (*self._TABLES, "operations"):
+                for table in ("versions", "vectors", "operations"):
                     self.scope.select(f"DELETE FROM {table} WHERE ns = ?")
             self.scope.drop()
             self.database.mark_for_scrub()

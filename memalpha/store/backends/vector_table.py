@@ -12,6 +12,7 @@ from memalpha.store.backends.row_codec import content_digest, decode_vectors
 from memalpha.store.backends.scope import NamespaceScope
 
 INSERT_VECTOR = "INSERT INTO vectors (ns, digest, vector) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+_BATCH = 500  # digests per statement
 
 
 class VectorTable:
@@ -21,7 +22,6 @@ class VectorTable:
         "SELECT v.id, x.vector FROM json_each(?2) wanted CROSS JOIN versions v ON v.ns = ?1 AND v.id = wanted.value "
         "AND v.valid_to IS NULL CROSS JOIN vectors x ON x.ns = v.ns AND x.digest = v.digest"  # fixed order
     )
-    _UNUSED_DIGEST = "digest NOT IN (SELECT digest FROM versions WHERE ns = ?1)"  # a content that no version holds
     _list_parameter = staticmethod(json.dumps)  # encodes a list as one parameter
 
     def __init__(self, scope: NamespaceScope) -> None:
@@ -29,11 +29,14 @@ class VectorTable:
 
     def of_texts(self, texts: Sequence[str], dim: int) -> dict[str, np.ndarray]:
         """Return the stored embeddings of the texts that have one, float32 (dim,) each. Raises `DamagedStore`."""
-        query, vectors = "SELECT vector FROM vectors WHERE ns = ? AND digest = ?", {}
-        for text in texts:
-            row = self._scope.first(query, content_digest(text))
-            if row is not None:
-                vectors[text] = decode_vectors([text], row, dim)[0]
+        texts_by_digest, vectors = {content_digest(text): text for text in texts}, {}
+        digests = list(texts_by_digest)
+        for start in range(0, len(digests), _BATCH):
+            batch = digests[start : start + _BATCH]
+            query = f"SELECT digest, vector FROM vectors WHERE ns = ? AND digest IN ({','.join('?' * len(batch))})"
+            for digest, vector in self._scope.select(query, *batch):
+                text = texts_by_digest[digest]
+                vectors[text] = decode_vectors([text], [vector], dim)[0]
         return vectors
 
     def of_entries(self, ids: Sequence[str], dim: int) -> dict[str, np.ndarray]:
@@ -67,7 +70,8 @@ class VectorTable:
 
     def delete_unused(self) -> None:
         """Delete the vectors of contents that no version holds."""
-        self._scope.select(f"DELETE FROM vectors WHERE ns = ?1 AND {self._UNUSED_DIGEST}")
+        used = "SELECT digest FROM versions WHERE ns = ?1"
+        self._scope.select(f"DELETE FROM vectors WHERE ns = ?1 AND digest NOT IN ({used})")
 
     def delete(self, digests: Iterable[bytes]) -> None:
         """Delete the vectors of contents that no version holds any more."""
@@ -77,10 +81,6 @@ class VectorTable:
         """Replace all rows."""
         self._scope.select("DELETE FROM vectors WHERE ns = ?")
         self.extend(rows)
-
-    def count_unindexed(self, *, repair: bool = False) -> int:
-        """Count the contents without postings, and add them with `repair`; an SQLite file has no postings, so 0."""
-        return 0
 
     def search_rows(self, page_size: int) -> Iterator[list[tuple[Any, ...]]]:
         """Iterate over the live entries in batches, oldest id first, with all that a search index needs.

@@ -166,8 +166,6 @@ class _Examination:
             expected = self.replay(rows)
             if expected is not None and self.compare_versions(rows, expected):
                 self.compare_vectors(rows, {row[4]: row[7] for row in expected.values()}, recorded)
-                if wordless := rows.vectors.count_unindexed(repair=self.repair):
-                    self.report("vectors", f"{wordless} contents have no words to be found by", name)
         self.check_index_files([open_namespace(database, name, schema) for name in database.namespaces()])
         if self.repair:  # after the rows: damaged ones can keep an index from being made
             for name in missing.keys() - set(tables):

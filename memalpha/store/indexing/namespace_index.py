@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import NamedTuple
+from functools import partial, wraps
+from threading import RLock
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -26,7 +28,10 @@ from memalpha.types import MemoryEntry
 
 _PAGE = 20_000
 _MAX_HELD = 250_000  # entries of an earlier position whose corpus is held for the next search
+P = ParamSpec("P")
+T = TypeVar("T")
 _MAX_FORGOTTEN = 1000  # erased ids from which building the corpus anew costs less
+_MAX_UPDATES = 100  # updates of the corpus that can be taken back
 
 
 class _PastCorpus(NamedTuple):
@@ -49,14 +54,27 @@ class _PastCorpus(NamedTuple):
     corpus: Corpus
 
 
+def _in_turn(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Let one thread at a time run the method."""
+
+    @wraps(method)
+    def run(self: NamespaceIndex, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return run
+
+
 class NamespaceIndex:
     """Keep the search corpus of a namespace in step with its operation log, whoever writes it.
 
-    Call every method except `save` and `close` inside a transaction.
+    Call every method except `save` and `close` inside a transaction. Threads take turns. On a server, the transaction
+    of one may have begun before that of another, which has brought the corpus further: then it is brought back.
     """
 
     def __init__(self, rows: Namespace, embedder: RecordedEmbedder, vectors: Precision) -> None:
         self._rows, self._embedder = rows, embedder
+        self._lock = RLock()
         self._cache = IndexCache(rows, vectors)
         self._compact = None
         if vectors != "float32":
@@ -68,7 +86,10 @@ class NamespaceIndex:
         self._has_remnants = False  # True if the corpus has words of erased entries
         self._position, self._namespace_id = 0, -1
         self._rollbacks: int | None = None  # of the database, if the corpus holds what is not committed yet
+        self._losses = rows.database.losses  # of the database when the corpus was checked out
+        self._updates: deque[tuple[int, list[str]]] = deque(maxlen=_MAX_UPDATES)  # position before, and ids changed
 
+    @_in_turn
     def search(
         self,
         last_position: int,
@@ -106,6 +127,7 @@ class NamespaceIndex:
         if past is not None and (
             (past.position, past.namespace_id, past.rollbacks) != (position, namespace_id, database.rollbacks)
             or past.filter not in (None, where)
+            or past.last_position > last_position
             or self._rows.log.has_erasure_after(past.last_position)
         ):
             past = None
@@ -142,11 +164,13 @@ class NamespaceIndex:
         entries = self._rows.entries.live(position=position)
         return [entry for entry in entries if where is None or where.matches(entry)]
 
+    @_in_turn
     def catch_up(self, last_position: int) -> None:
         """Bring the corpus in memory, if there is one, to the log's end, before `forget`."""
         if self._corpus is not None:
             self._checkin(self._checkout(last_position))
 
+    @_in_turn
     def forget(self, ids: Collection[str], last_position: int) -> None:
         """Remove entries that were just erased from the corpus in memory, rather than building it anew.
 
@@ -164,8 +188,10 @@ class NamespaceIndex:
             if id in corpus:
                 corpus.remove(id)
         self._position, self._has_remnants = last_position, self._has_remnants or bool(ids)
+        self._updates.clear()
         self._checkin(corpus)
 
+    @_in_turn
     def matching_ids(self, last_position: int, where: Filter) -> list[str] | None:
         """Return the ids of the live entries that pass a filter, in no order; None if no corpus is in memory.
 
@@ -180,6 +206,7 @@ class NamespaceIndex:
         self._checkin(corpus)
         return ids
 
+    @_in_turn
     def build(self, last_position: int) -> None:
         """Build everything that a search at the log's end needs."""
         if self._has_remnants:
@@ -200,31 +227,51 @@ class NamespaceIndex:
             corpus, self._namespace_id = None, namespace_id
         if self._has_rolled_back:
             corpus = None
+        self._losses = self._rows.database.losses
         if corpus is not None and position == self._position:
             return corpus
         was_erased = corpus is not None and self._rows.log.has_erasure_after(self._position)
-        if corpus is None or was_erased:
+        changed = None if corpus is None or was_erased else self._changed_ids(position)
+        if changed is None:
             self._background.stop()  # its work is for a corpus that is dropped
-            self._has_remnants = False
-        if was_erased:
-            corpus = None
-        elif corpus is None and (saved := self._cache.load()) is not None:
-            self._position, arrays = saved
-            if are_sound(arrays, self._encoder(), self._compact):
-                corpus = corpus_from_arrays(
-                    arrays, self._encoder(), self._live_entries, self._background, self._compact
-                )
+            self._updates.clear()
+            self._has_remnants, corpus = False, None
+            if not was_erased and (saved := self._cache.load()) is not None:
+                self._position, arrays = saved
+                if are_sound(arrays, self._encoder(), self._compact):
+                    corpus = corpus_from_arrays(
+                        arrays, self._encoder(), self._live_entries, self._background, self._compact
+                    )
+                    changed = self._rows.log.changed_ids(self._position)
         if corpus is None:
             corpus = self._build_corpus()
-        elif position != self._position:
-            self._update(corpus, None, self._rows.log.changed_ids(self._position))
+        elif changed is not None:
+            self._update(corpus, None, changed)
+            self._updates.append((self._position, changed))
         self._position = position
         return corpus
 
+    def _changed_ids(self, position: int) -> list[str] | None:
+        """Return the ids that may differ between the corpus and a position; None if they are not known.
+
+        Operations after the corpus are in the log. Those that a transaction does not see, as they were written after
+        it began, are in the updates; the position of the corpus becomes that before these.
+        """
+        if position > self._position:
+            return self._rows.log.changed_ids(self._position)
+        changed: dict[str, None] = {}
+        while position < self._position:
+            if not self._updates:
+                return None
+            self._position, ids = self._updates.pop()
+            changed |= dict.fromkeys(ids)
+        return list(changed)
+
     @property
     def _has_rolled_back(self) -> bool:
-        """True if the corpus may hold operations that were rolled back."""
-        return self._rollbacks not in (None, self._rows.database.rollbacks)
+        """True if the corpus may hold operations that were rolled back, or that a lost server had alone."""
+        database = self._rows.database
+        return self._rollbacks not in (None, database.rollbacks) or self._losses != database.losses
 
     def _update(self, corpus: Corpus, position: int | None, changed: list[str]) -> None:
         """Bring entries of a corpus to a position.
@@ -248,6 +295,8 @@ class NamespaceIndex:
 
     def save(self) -> None:
         """Write the corpus to the index file, if it pays. Do not call this inside a transaction."""
+        if self._cache.path is None:
+            return
         corpus, self._corpus = self._corpus, None
         if corpus is None or self._has_rolled_back:
             return

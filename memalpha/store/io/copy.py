@@ -81,8 +81,7 @@ def _copy_database(source: Backend, schema: MemorySchema, target: str | Path) ->
     ):
         if target_database.namespaces():
             raise StoreError(f"{target_database.path} holds namespaces already: give another with ?schema=NAME")
-        with target_database.bulk_load():
-            return {name: _copy_namespace(source, target_database, name, schema) for name in names}
+        return {name: _copy_namespace(source, target_database, name, schema) for name in names}
 
 
 def _copy_namespace(source: Backend, target: Backend, name: str, schema: MemorySchema) -> int:

@@ -49,10 +49,8 @@ class ScoredEntry(NamedTuple):
         score: Score; larger is better.
         explain: The parts of the score that were used: raw `dense` and `bm25`, the `group` prior, terms of a `Boost`.
             With spans, `bm25` is of the span's words alone, and `around` is what its neighbours add.
-        entry: The entry, if the search has read it.
     """
 
     id: str
     score: float
     explain: Mapping[str, float]
-    entry: MemoryEntry | None = None

@@ -12,50 +12,82 @@ loss is an error that says what is known of the transaction; a retry could apply
 
 from __future__ import annotations
 
-import json
+import re
 from collections import ChainMap
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import lru_cache
 from threading import local
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psycopg
 from psycopg import sql
-from psycopg.types import TypeInfo
 from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 
 from memalpha.errors import StoreError
 from memalpha.store.backends.base import CANNOT_WRITE, Backend, Clock, Durability, system_clock
 from memalpha.store.backends.deadline import timeout_setting
-from memalpha.store.backends.postgres import ddl as postgres_schema
 from memalpha.store.backends.postgres.connections import CONNECT_TIMEOUT, LOCK_TIMEOUT, Connections
-from memalpha.store.backends.postgres.ddl import FORMAT
+from memalpha.store.backends.postgres.ddl import FORMAT, create_script, drop_script
 from memalpha.store.backends.postgres.errors import first_line, is_connection_lost, raise_store_error
-from memalpha.store.backends.postgres.maintenance import (
-    analyze_partitions,
-    guard_faults,
-    unlocked,
-    without_vector_index,
-)
-from memalpha.store.backends.postgres.statements import (
-    PostgresStatements,
-    Transaction,
-    namespaces_setting,
-    read_namespace_numbers,
-    savepoint,
-)
+from memalpha.store.backends.postgres.guards import LOG_TRIGGERS, VERSION_TRIGGERS
 from memalpha.store.backends.postgres.url import CONNECTIONS, redact_url, split_connections, split_schema
-from memalpha.store.backends.postgres.vector_codec import register_vectors
 
 _MAX_LISTED_NAMESPACES = 20  # up to here a transaction names all its namespaces to the policies at once
 _SET_NAMESPACES = "SELECT set_config('memalpha.ns', ?, true)"
 
 
+class PostgresStatements:
+    """Executor of statements in SQLite's dialect on a PostgreSQL connection."""
+
+    def __init__(self, connection: psycopg.Connection) -> None:
+        self._connection = connection
+
+    def execute(self, sql: str, values: Sequence[Any] = ()) -> psycopg.Cursor:
+        """Execute a statement; the cursor holds all of its rows."""
+        return self._connection.execute(_translate(sql), values, binary=True)
+
+    def executemany(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Execute a statement for each row of values, without waiting for each."""
+        self._connection.cursor().executemany(_translate(sql), rows)
+
+    @contextmanager
+    def pipeline(self) -> Iterator[None]:
+        """Send the statements of the block without waiting for each; they return no rows."""
+        with self._connection.pipeline():
+            yield
+
+
+class Transaction:
+    """Open transaction of a thread.
+
+    Attributes:
+        statements: Executor of its statements.
+        namespace_ids: Ids of namespaces by name, as it sees them.
+        is_writing: True if it may write.
+        namespaces: Names that it was opened for.
+        shown: Name of the visible one, of many namespaces.
+        is_atomic: True while a caller's transaction is open.
+    """
+
+    def __init__(
+        self,
+        statements: PostgresStatements,
+        namespace_ids: MutableMapping[str, int],
+        is_writing: bool,
+        namespaces: set[str],
+    ) -> None:
+        self.statements, self.namespace_ids = statements, namespace_ids
+        self.is_writing, self.namespaces = is_writing, namespaces
+        self.shown: str | None = None
+        self.is_atomic = False
+
+
 class PostgresDatabase(Backend):
     """Schema of stores at `postgresql://user:password@host/database`, with `?schema=name` unless it is "memalpha".
 
-    All access goes through `transaction`. Raises `StoreError` if the server, the database, its extension `vector` or
-    (without `create`) the store is missing, or if the format is newer.
+    All access goes through `transaction`. Raises `StoreError` if the server, the database or (without `create`) the
+    store is missing, or if the store has another format.
     """
 
     is_remote = True
@@ -77,7 +109,7 @@ class PostgresDatabase(Backend):
         self._committed_ids: dict[str, int] = {}  # ids of namespaces by name, from committed transactions
         self._local = local()
         self._is_open = False
-        self._connections = Connections(conninfo, self.path, self._configure, connections)
+        self._connections = Connections(conninfo, self.path, _configure, connections)
         try:
             with self._connections.connect() as connection:
                 self._prepare(connection, create, initial_meta)
@@ -103,22 +135,19 @@ class PostgresDatabase(Backend):
                     raise StoreError(f"{self.path}: no such store: the database has no schema {self.schema} of stores")
                 meta = initial_meta()  # may raise: call it before anything is created
                 with connection.transaction():
-                    self._lock_schema(connection)
+                    lock = "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))"
+                    connection.execute(lock, [f"memalpha {self.schema}"])
                     if not self._has_store(connection):  # check again: another process may have been faster
                         self._create_tables(connection, meta)
             rows = connection.execute(sql.SQL("SELECT key, value FROM {}.meta").format(sql.Identifier(self.schema)))
             self.meta = dict(rows.fetchall())
-            version = int(self.meta.get("format", 0))
-            if 1 <= version < FORMAT:
-                version = self._migrate(connection, version)
-            if version != FORMAT:
+            if self.meta.get("format") != str(FORMAT):
                 raise StoreError(
-                    f"{self.path} has store format {version}, this memalpha reads {FORMAT}: upgrade memalpha"
+                    f"{self.path} has store format {self.meta.get('format')!r:.40}; this memalpha reads {FORMAT}: "
+                    "open it with the one that made it"
                 )
-            extension = self._vector_schema(connection)
-            path = sql.SQL("SET LOCAL search_path = {}, {}").format(sql.Identifier(self.schema), extension)
             settings = [
-                path.as_string(connection),
+                sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(self.schema)).as_string(connection),
                 f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}s'",
                 "SET LOCAL jit = off",
                 "SET LOCAL max_parallel_workers_per_gather = 0",  # starting a worker costs more than it saves
@@ -129,62 +158,24 @@ class PostgresDatabase(Backend):
             elif connection.execute("SHOW synchronous_commit").fetchone() == ("off",):
                 settings.append("SET LOCAL synchronous_commit = on")
             self._settings = "; ".join(settings)
-            self._vector = TypeInfo.fetch(connection, sql.SQL("{}.vector").format(extension).as_string(connection))
         except psycopg.Error as error:
             self._raise_store_error(error)
-
-    def _migrate(self, connection: psycopg.Connection, version: int) -> int:
-        """Migrate a schema of an older format, as the owner of its tables, and return the format."""
-        name = sql.Identifier(self.schema).as_string(connection)
-        try:
-            with connection.transaction():
-                self._lock_schema(connection)
-                row = connection.execute(f"SELECT value FROM {name}.meta WHERE key = 'format'".encode()).fetchone()
-                if row == (str(version),):  # check again: another process may have been faster
-                    connection.execute(postgres_schema.migration_script(name, version).encode(), prepare=False)
-        except psycopg.errors.InsufficientPrivilege as error:
-            raise StoreError(
-                f"{self.path} has store format {version}: its owner must open it once, which brings it to {FORMAT}"
-            ) from error
-        return FORMAT
-
-    def _lock_schema(self, connection: psycopg.Connection) -> None:
-        """Wait for others that create or migrate the schema, until the transaction ends."""
-        connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"memalpha {self.schema}"])
 
     def _has_store(self, connection: psycopg.Connection) -> bool:
         name = sql.SQL("{}.meta").format(sql.Identifier(self.schema)).as_string(connection)
         row = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [name]).fetchone()
         return row is not None and row[0]
 
-    def _vector_schema(self, connection: psycopg.Connection) -> sql.Identifier:
-        """Return the schema of the extension `vector`."""
-        row = connection.execute(
-            "SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace "
-            "WHERE e.extname = 'vector'"
-        ).fetchone()
-        if row is not None:
-            return sql.Identifier(row[0])
-        available = connection.execute("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'").fetchone()
-        raise StoreError(
-            f"{self.path}: the database has no pgvector: "
-            + ("" if available else "install it on the server, then ")
-            + 'connect to the database as its owner or a superuser and run "CREATE EXTENSION vector"'
-        )
-
     def _create_tables(self, connection: psycopg.Connection, meta: dict[str, str]) -> None:
         """Create the tables, inside a transaction."""
-        dim = int(json.loads(meta["embedder"])["dim"])
-        extension = self._vector_schema(connection).as_string(connection)
         schema = sql.Identifier(self.schema)
         schema_row = connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", [self.schema]).fetchone()
         if schema_row is None:  # CREATE SCHEMA IF NOT EXISTS needs the CREATE right even if the schema exists
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(schema))
         name = schema.as_string(connection)
-        self._created = [postgres_schema.drop_script(name)] + ([] if schema_row else [f"DROP SCHEMA {name}"])
+        self._created = [drop_script(name)] + ([] if schema_row else [f"DROP SCHEMA {name}"])
         try:
-            script = postgres_schema.create_script(name, extension, dim)
-            connection.execute(script.encode(), prepare=False)
+            connection.execute(create_script(name).encode(), prepare=False)
         except psycopg.errors.DuplicateTable as error:
             raise StoreError(
                 f"{self.path}: the schema {self.schema} holds tables that do not belong to a store "
@@ -194,21 +185,9 @@ class PostgresDatabase(Backend):
         statement = sql.SQL("INSERT INTO {}.meta VALUES (%s, %s)").format(schema)
         connection.cursor().executemany(statement, rows.items())
 
-    def _configure(self, connection: psycopg.Connection) -> None:
-        """Prepare a pooled connection: row factory and type adapters."""
-        connection.cursor_factory = psycopg.RawCursor
-        adapters = connection.adapters
-        for dumper in (
-            Int8Dumper,
-            Int8BinaryDumper,
-        ):  # one integer type, so that a statement is prepared once, in lists too
-            adapters.register_dumper(int, dumper)
-        assert self._vector is not None, "the extension is there"
-        register_vectors(connection, self._vector)
-
     @property
     def namespace_ids(self) -> MutableMapping[str, int]:
-        return self._current.numbers
+        return self._current.namespace_ids
 
     @property
     def _connection(self) -> PostgresStatements:
@@ -217,17 +196,22 @@ class PostgresDatabase(Backend):
     def statements(self, name: str) -> PostgresStatements:
         """Return the executor for statements of a namespace."""
         transaction = self._current
-        assert name in transaction.of, f"the transaction is not of the namespace {name!r}"
-        if len(transaction.of) > _MAX_LISTED_NAMESPACES and transaction.shown != name:
-            transaction.statements.execute(_SET_NAMESPACES, [str(transaction.numbers.get(name, ""))])
+        assert name in transaction.namespaces, f"the transaction is not of the namespace {name!r}"
+        if len(transaction.namespaces) > _MAX_LISTED_NAMESPACES and transaction.shown != name:
+            transaction.statements.execute(_SET_NAMESPACES, [str(transaction.namespace_ids.get(name, ""))])
             transaction.shown = name
         return transaction.statements
 
     @property
     def _current(self) -> Transaction:
-        transaction = getattr(self._local, "transaction", None)
+        transaction = self._open_one
         assert transaction is not None, "no transaction is open in this thread"
         return transaction
+
+    @property
+    def _open_one(self) -> Transaction | None:
+        """Open transaction of this thread."""
+        return getattr(self._local, "transaction", None)
 
     @contextmanager
     def transaction(self, *namespaces: str, write: bool = True) -> Iterator[PostgresStatements]:
@@ -236,19 +220,20 @@ class PostgresDatabase(Backend):
         It sees only the given `namespaces`; of many, only the one whose `statements` were requested last. Within
         another transaction of this thread it joins that one.
         """
-        current: Transaction | None = getattr(self._local, "transaction", None)
+        current = self._open_one
         if current is not None:
-            if write and not current.writes:
+            if write and not current.is_writing:
                 raise StoreError(CANNOT_WRITE)
-            foreign = set(namespaces) - current.of
+            foreign = set(namespaces) - current.namespaces
             if foreign and current.is_atomic:
-                raise StoreError(f"namespace {foreign.pop()!r}: the open transaction is of {min(current.of)!r} alone")
+                only = min(current.namespaces)
+                raise StoreError(f"namespace {foreign.pop()!r}: the open transaction is of {only!r} alone")
             assert not foreign, "a transaction cannot reach namespaces that it was not opened for"
             try:
-                with savepoint(current) if write and current.is_atomic else nullcontext():
+                with self._savepoint(current) if write and current.is_atomic else nullcontext():
                     yield current.statements
             except psycopg.Error as error:
-                self._raise_store_error(error, "nothing of this was stored" if current.writes else "")
+                self._raise_store_error(error, "nothing of this was stored" if current.is_writing else "")
             return
         state = "nothing was done"
         lent: list[psycopg.Connection] = []  # filled where a connection is taken: a Ctrl-C leaves none behind
@@ -264,6 +249,9 @@ class PostgresDatabase(Backend):
                     yield self._local.transaction.statements
                     self._commit(connection, write)
                     self._committed_ids.update(namespace_ids)
+                except BaseException:
+                    self.rollbacks += write  # before the next writer can begin
+                    raise
                 finally:
                     self._local.transaction = None
             finally:  # again, in case Ctrl-C came just before: nobody may join a finished transaction
@@ -285,8 +273,28 @@ class PostgresDatabase(Backend):
 
     @property
     def is_atomic(self) -> bool:
-        transaction: Transaction | None = getattr(self._local, "transaction", None)
-        return transaction is not None and transaction.is_atomic
+        return self._open_one is not None and self._open_one.is_atomic
+
+    @property
+    def is_writing(self) -> bool:
+        return self._open_one is not None and self._open_one.is_writing
+
+    @contextmanager
+    def _savepoint(self, transaction: Transaction) -> Iterator[None]:
+        """Undo the block alone, and the ids of namespaces that it made, if it fails."""
+        namespace_ids = dict(transaction.namespace_ids)
+        transaction.statements.execute("SAVEPOINT operation")
+        try:
+            yield
+        except BaseException:
+            self.rollbacks += 1
+            for name in transaction.namespace_ids.keys() - namespace_ids.keys():
+                del transaction.namespace_ids[name]
+            transaction.shown = None
+            transaction.statements.execute("ROLLBACK TO operation")
+            transaction.statements.execute("RELEASE operation")
+            raise
+        transaction.statements.execute("RELEASE operation")
 
     def _commit(self, connection: psycopg.Connection, write: bool) -> None:
         try:
@@ -309,6 +317,7 @@ class PostgresDatabase(Backend):
             except psycopg.Error as error:
                 if not (retries and is_connection_lost(error)):
                     raise
+                self.losses += 1
                 self._connections.checkin(lent.pop())
                 self.ping()  # raises the reason if the server is gone
         raise AssertionError
@@ -318,15 +327,14 @@ class PostgresDatabase(Backend):
         begin = f"BEGIN ISOLATION LEVEL {'READ COMMITTED' if write else 'REPEATABLE READ READ ONLY'}{timeout_setting()}"
         known_ids = {name: self._committed_ids[name] for name in namespaces if name in self._committed_ids}
         listed = known_ids.values() if len(namespaces) <= _MAX_LISTED_NAMESPACES else ()
-        script = f"{begin}; {self._settings}; {namespaces_setting(listed)}"
-        connection.execute(script.encode(), prepare=False)
+        connection.execute(f"{begin}; {self._settings}; {_namespaces_setting(listed)}".encode(), prepare=False)
         if known_ids and write:
             lock = "SELECT ns FROM namespaces WHERE ns = ANY ($1) ORDER BY ns FOR UPDATE"  # planned once
             present = {ns for (ns,) in connection.execute(lock, [[*known_ids.values()]])}
             for name in [name for name, ns in known_ids.items() if ns not in present]:  # dropped in the meantime
                 del known_ids[name], self._committed_ids[name]
         unknown_names = {*namespaces} - known_ids.keys()
-        new_ids = read_namespace_numbers(connection, unknown_names, write)
+        new_ids = _read_namespace_ids(connection, unknown_names, write)
         if write and (missing_names := unknown_names - new_ids.keys()):  # creators of a namespace take turns, too
             if len(missing_names) > _MAX_LISTED_NAMESPACES:  # one lock each might exceed the server's lock table
                 connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 1))", [self.schema])
@@ -335,41 +343,45 @@ class PostgresDatabase(Backend):
                 for name in sorted(missing_names):
                     lock = "SELECT pg_advisory_xact_lock(hashtextextended($1, 2))"
                     connection.execute(lock, [f"{self.schema} {name}"])
-            new_ids |= read_namespace_numbers(connection, missing_names, write)
+            new_ids |= _read_namespace_ids(connection, missing_names, write)
         if new_ids and len(namespaces) <= _MAX_LISTED_NAMESPACES:
-            connection.execute(namespaces_setting([*known_ids.values(), *new_ids.values()]).encode(), prepare=False)
+            connection.execute(_namespaces_setting([*known_ids.values(), *new_ids.values()]).encode(), prepare=False)
         return new_ids
 
     def add_namespace(self, name: str, namespace_id: int) -> None:
         """Show the current transaction a namespace that it has just created."""
         transaction = self._current
-        transaction.numbers[name], transaction.shown = namespace_id, None
-        if len(transaction.of) <= _MAX_LISTED_NAMESPACES:
-            visible = [transaction.numbers[name] for name in transaction.of if name in transaction.numbers]
+        transaction.namespace_ids[name], transaction.shown = namespace_id, None
+        if len(transaction.namespaces) <= _MAX_LISTED_NAMESPACES:
+            ids = transaction.namespace_ids
+            visible = [ids[name] for name in transaction.namespaces if name in ids]
             transaction.statements.execute(_SET_NAMESPACES, [",".join(map(str, visible))])
 
     def forget_namespace(self, name: str) -> None:
         """Forget the id of a namespace that the current transaction has deleted."""
-        self._current.numbers.pop(name, None)
+        self._current.namespace_ids.pop(name, None)
         self._committed_ids.pop(name, None)
 
     @contextmanager
-    def unlock_log(self) -> Iterator[None]:
-        with unlocked(self._current.statements, self.path, "drop a namespace; erase_all erases its content"):
-            yield
+    def unlock_log(self, purpose: str = "drop a namespace; erase_all erases its content") -> Iterator[None]:
+        """Switch the triggers off that keep the past, for the block, in a writing transaction.
 
-    @contextmanager
-    def bulk_load(self) -> Iterator[None]:
-        """Build the vector index once, after the block that fills an empty store.
+        Args:
+            purpose: What the block does, for messages.
 
-        That needs a role that owns the tables; otherwise nothing changes.
+        Raises:
+            StoreError: The role does not own the tables.
         """
-        with without_vector_index(self._current.statements):
-            yield
-
-    def analyze(self, namespace_id: int) -> None:
-        """Update the statistics of a namespace's partitions, if the role owns them."""
-        analyze_partitions(self._current.statements, namespace_id)
+        statements = self._connection
+        triggers = [("operations", "operations_last"), *(("versions", name) for name in VERSION_TRIGGERS)]
+        try:
+            for table, trigger in triggers:
+                statements.execute(f"ALTER TABLE {table} DISABLE TRIGGER {trigger}")
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise StoreError(f"{self.path}: only the owner of the tables can {purpose}") from error
+        yield
+        for table, trigger in triggers:
+            statements.execute(f"ALTER TABLE {table} ENABLE TRIGGER {trigger}")
 
     def drop_created(self) -> None:
         """Drop the tables that opening has created, if they hold no namespace. Failures are ignored."""
@@ -391,7 +403,13 @@ class PostgresDatabase(Backend):
         )
         for (table,) in self._connection.execute(query):
             yield f"row-level security of the table {table} is switched off"
-        yield from guard_faults(self._connection)
+        query = "SELECT tgname FROM pg_trigger WHERE tgrelid = ?::regclass AND tgenabled = 'O'"
+        for table, triggers, purpose in (
+            ("operations", LOG_TRIGGERS, "keeps the log append-only"),
+            ("versions", VERSION_TRIGGERS, "keeps the versions as the log has them"),
+        ):
+            if {*triggers} - {name for (name,) in self._connection.execute(query, (table,))}:
+                yield f"a trigger that {purpose} is missing or switched off"
 
     def warnings(self) -> list[str]:
         query = "SELECT rolsuper OR rolbypassrls, current_user FROM pg_roles WHERE rolname = current_user"
@@ -408,5 +426,40 @@ class PostgresDatabase(Backend):
 
     def _raise_store_error(self, error: psycopg.Error, state: str = "") -> NoReturn:
         """Raise the error in the store's words; `state` says what is known of the transaction."""
+        self.losses += is_connection_lost(error)
         admit = f"{self.schema}.admit('ROLE', 'NAMESPACE')" if self._is_open else None
         raise_store_error(error, self.path, state, admit)
+
+
+def _configure(connection: psycopg.Connection) -> None:
+    """Prepare a pooled connection: one integer type, so that a statement is prepared once, in lists too."""
+    connection.cursor_factory = psycopg.RawCursor
+    for dumper in (Int8Dumper, Int8BinaryDumper):
+        connection.adapters.register_dumper(int, dumper)
+
+
+@lru_cache(2048)
+def _translate(statement: str) -> bytes:
+    """Translate a statement of SQLite: numbered placeholders, no index hints."""
+    highest = 0
+
+    def replace_placeholder(match: re.Match[str]) -> str:
+        nonlocal highest
+        value = int(match[1] or highest + 1)
+        highest = max(highest, value)
+        return f"${value}"
+
+    return re.sub(r"\?(\d*)", replace_placeholder, re.sub(r" INDEXED BY \w+", "", statement)).encode()
+
+
+def _namespaces_setting(ids: Iterable[int]) -> str:
+    """Return the statement that names a transaction's namespaces to the policies."""
+    return f"SET LOCAL memalpha.ns = '{','.join(map(str, ids))}'"
+
+
+def _read_namespace_ids(connection: psycopg.Connection, names: Collection[str], write: bool) -> dict[str, int]:
+    """Return the ids of existing namespaces by name, missing ones left out; with `write` their rows are locked."""
+    if not names:
+        return {}
+    query = f"SELECT name, ns FROM namespaces WHERE name = ANY ($1) ORDER BY ns{' FOR UPDATE' if write else ''}"
+    return dict(connection.execute(query.encode(), [list(names)]).fetchall())

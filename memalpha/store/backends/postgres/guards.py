@@ -7,51 +7,51 @@ does, but change nothing that was:
 - A version is inserted as a row of the log has it. It is ended once, by a row of the log. It is deleted after its row
   of the log was erased.
 
-The rows of a closed namespace are those of a copy under way (`backends.shards`), so these are exempt; only the owner
-closes one. The owner may also switch the triggers off, to drop a namespace or to repair one.
+The owner may switch the triggers off, to drop a namespace or to repair one.
 
-The functions run as the owner and read the partition that the row lies in: through the tables, the policies alone
-take fifty times as long. They name what they read and search no path, so that a caller's `search_path` cannot put
-something else in its place. Who renames the schema makes them anew (`guard_functions`).
+The functions run as the owner, whom a policy of `ddl` lets read the log and the versions inside a trigger. They name
+what they read and search no path, so that a caller's `search_path` cannot put something else in its place. Who renames
+the schema makes them anew (`guard_functions`).
 """
 
 from __future__ import annotations
 
 LOG_TRIGGERS = ("operations_stay", "operations_last", "operations_whole", "operations_next")
 VERSION_TRIGGERS = ("versions_stay", "versions_made", "versions_gone")
+FUNCTIONS = ("append_only", "follows_last", "as_logged", "is_erased", "stays")
 
-# A log row may change by erasure only.
-APPEND_ONLY = """\
-CREATE TRIGGER operations_stay BEFORE UPDATE ON operations FOR EACH ROW WHEN (NOT (
-  OLD.kind <> 'erased' AND NEW.kind = 'erased' AND (NEW.ns, NEW.seq, NEW.time, NEW.head)
-    = (OLD.ns, OLD.seq, OLD.time, OLD.head)
-  AND num_nonnulls(NEW.category, NEW.content, NEW.timestamp, NEW.importance, NEW.metadata, NEW.source, NEW.chunk,
-    NEW.turn, NEW.expires, NEW.speaker, NEW.key, NEW.reason) = 0)) EXECUTE FUNCTION append_only();"""
-
-# A log is deleted with its namespace alone: the owner switches the trigger off, or the namespace is closed.
-APPEND_ONLY_FUNCTION = """\
+# In `as_logged`, `o` is the log row that made the version, `e` the one that ended it, and `p` the version before. An
+# update takes what it leaves out from there; "" removes a date (see `state.plan`).
+_FUNCTIONS = """\
 CREATE OR REPLACE FUNCTION append_only() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog AS $$
-DECLARE is_closed boolean;
 BEGIN
-  IF TG_OP = 'DELETE' THEN
-    EXECUTE format('SELECT closed FROM %I.namespaces WHERE ns = $1', TG_TABLE_SCHEMA) INTO is_closed USING OLD.ns;
-    IF is_closed THEN RETURN OLD; END IF;
-  END IF;
   RAISE EXCEPTION 'the log is append-only';
-END $$;"""
+END $$;
 
-# `o`: the log row that made the version; `e`: the one that ended it; `p`: the version before. An update takes what it
-# leaves out from there; "" removes a date (see `state.plan`).
-_AS_LOGGED = """\
+CREATE OR REPLACE FUNCTION follows_last() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog AS $$
+DECLARE previous text;
+BEGIN
+  SELECT time INTO previous FROM {schema}.operations WHERE ns = NEW.ns AND seq = NEW.seq - 1;
+  IF previous <= NEW.time THEN RETURN NULL; END IF;
+  RAISE EXCEPTION 'the log is append-only: a row comes after the last one, and not before its time';
+END $$;
+
 CREATE OR REPLACE FUNCTION as_logged() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog AS $$
 DECLARE o {schema}.operations; e {schema}.operations; p {schema}.versions;
 BEGIN
-  CASE TG_TABLE_NAME{branches} END CASE;
+  IF NEW.valid_to IS NOT NULL THEN
+    SELECT * INTO e FROM {schema}.operations WHERE ns = NEW.ns AND seq = NEW.valid_to;
+  END IF;
   IF NEW.valid_to IS NULL
     OR NEW.valid_to > NEW.valid_from AND e.id = NEW.id AND e.kind IN ('update', 'delete', 'expired')
   THEN
     IF TG_OP = 'UPDATE' THEN RETURN NULL; END IF;
+    SELECT * INTO o FROM {schema}.operations WHERE ns = NEW.ns AND seq = NEW.valid_from;
+    IF NEW.version > 1 THEN
+      SELECT * INTO p FROM {schema}.versions WHERE ns = NEW.ns AND id = NEW.id AND version = NEW.version - 1;
+    END IF;
     IF o.kind = 'insert' AND NEW.version = 1 AND NEW.created = NEW.valid_from
       OR o.kind IN ('insert', 'update') AND p.created = NEW.created AND p.valid_to <= NEW.valid_from
     THEN
@@ -68,55 +68,31 @@ BEGIN
       THEN RETURN NULL; END IF;
     END IF;
   END IF;
-  IF (SELECT closed FROM {schema}.namespaces WHERE ns = NEW.ns) THEN RETURN NULL; END IF;
   RAISE EXCEPTION 'versions are as the log has them';
-END $$;"""
-_AS_LOGGED_BRANCH = """
-  WHEN 'versions_{part}' THEN
-    IF NEW.valid_to IS NOT NULL THEN
-      SELECT * INTO e FROM {schema}.operations_{part} WHERE ns = NEW.ns AND seq = NEW.valid_to;
-    END IF;
-    IF TG_OP = 'INSERT' THEN
-      SELECT * INTO o FROM {schema}.operations_{part} WHERE ns = NEW.ns AND seq = NEW.valid_from;
-      IF NEW.version > 1 THEN
-        SELECT * INTO p FROM {schema}.versions_{part}
-          WHERE ns = NEW.ns AND id = NEW.id AND version = NEW.version - 1;
-      END IF;
-    END IF;"""
+END $$;
 
-_FOLLOWS_LAST = """\
-CREATE OR REPLACE FUNCTION follows_last() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog AS $$
-DECLARE previous text;
-BEGIN
-  CASE TG_TABLE_NAME{branches} END CASE;
-  IF previous <= NEW.time THEN RETURN NULL; END IF;
-  RAISE EXCEPTION 'the log is append-only: a row comes after the last one, and not before its time';
-END $$;"""
-_FOLLOWS_LAST_BRANCH = """
-  WHEN 'operations_{part}' THEN
-    SELECT time INTO previous FROM {schema}.operations_{part} WHERE ns = NEW.ns AND seq = NEW.seq - 1;"""
-
-_IS_ERASED = """\
 CREATE OR REPLACE FUNCTION is_erased() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog AS $$
-DECLARE logged text;
 BEGIN
-  CASE TG_TABLE_NAME{branches} END CASE;
-  IF logged = 'erased' OR (SELECT closed FROM {schema}.namespaces WHERE ns = OLD.ns) THEN RETURN NULL; END IF;
+  IF 'erased' = (SELECT kind FROM {schema}.operations WHERE ns = OLD.ns AND seq = OLD.valid_from) THEN
+    RETURN NULL;
+  END IF;
   RAISE EXCEPTION 'a version is deleted after its row of the log was erased';
-END $$;"""
-_IS_ERASED_BRANCH = """
-  WHEN 'versions_{part}' THEN
-    SELECT kind INTO logged FROM {schema}.operations_{part} WHERE ns = OLD.ns AND seq = OLD.valid_from;"""
+END $$;
 
-_STAYS = """\
 CREATE OR REPLACE FUNCTION stays() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 BEGIN
   RAISE EXCEPTION 'versions do not change';
 END $$;"""
 
-_TRIGGERS = """\
+TRIGGERS = """\
+CREATE TRIGGER operations_stay BEFORE UPDATE ON operations FOR EACH ROW WHEN (NOT (
+  OLD.kind <> 'erased' AND NEW.kind = 'erased' AND (NEW.ns, NEW.seq, NEW.time, NEW.head)
+    = (OLD.ns, OLD.seq, OLD.time, OLD.head)
+  AND num_nonnulls(NEW.category, NEW.content, NEW.timestamp, NEW.importance, NEW.metadata, NEW.source, NEW.chunk,
+    NEW.turn, NEW.expires, NEW.speaker, NEW.key, NEW.reason) = 0)) EXECUTE FUNCTION append_only();
+CREATE TRIGGER operations_last BEFORE DELETE ON operations FOR EACH ROW EXECUTE FUNCTION append_only();
+CREATE TRIGGER operations_whole BEFORE TRUNCATE ON operations FOR EACH STATEMENT EXECUTE FUNCTION append_only();
 CREATE TRIGGER operations_next AFTER INSERT ON operations FOR EACH ROW WHEN (NEW.seq <> 1)
   EXECUTE FUNCTION follows_last();
 CREATE TRIGGER versions_stay BEFORE UPDATE ON versions FOR EACH ROW WHEN (
@@ -129,41 +105,11 @@ CREATE TRIGGER versions_stay BEFORE UPDATE ON versions FOR EACH ROW WHEN (
 CREATE TRIGGER versions_made AFTER INSERT OR UPDATE ON versions FOR EACH ROW EXECUTE FUNCTION as_logged();
 CREATE TRIGGER versions_gone AFTER DELETE ON versions FOR EACH ROW EXECUTE FUNCTION is_erased();"""
 
-FUNCTIONS = ("append_only", "follows_last", "as_logged", "is_erased", "stays")
 
-
-def guard_functions(schema: str, partitions: int) -> str:
+def guard_functions(schema: str) -> str:
     """Return the statements that make the functions of the triggers, or make them anew for a renamed schema.
 
     Args:
         schema: Quoted name of the schema, which the search path has first.
-        partitions: Number of partitions of each table.
     """
-    functions = [
-        template.format(
-            schema=schema,
-            branches="".join(branch.format(schema=schema, part=part) for part in range(partitions)),
-        )
-        for template, branch in (
-            (_AS_LOGGED, _AS_LOGGED_BRANCH),
-            (_FOLLOWS_LAST, _FOLLOWS_LAST_BRANCH),
-            (_IS_ERASED, _IS_ERASED_BRANCH),
-        )
-    ]
-    return "\n".join((*functions, _STAYS))
-
-
-def version_guards(schema: str, partitions: int, owner: str) -> str:
-    """Return the statements that make versions follow the log, and log rows follow each other.
-
-    Args:
-        schema: Quoted name of the schema, which the search path has first.
-        partitions: Number of partitions of each table.
-        owner: Condition that holds for the tables' owner, who reads the partitions in the functions.
-    """
-    policies = [
-        f"CREATE POLICY guard ON {table}_{part} FOR SELECT USING ({owner});"
-        for table in ("operations", "versions")
-        for part in range(partitions)
-    ]
-    return "\n".join((guard_functions(schema, partitions), _TRIGGERS, *policies))
+    return _FUNCTIONS.format(schema=schema)
