@@ -10,8 +10,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from memalpha.moved import install
-
 if TYPE_CHECKING:
     from memalpha.agent.agent import MemoryAgent
     from memalpha.config import EvalConfig, TrainConfig
@@ -84,8 +82,6 @@ __all__ = [
     "train_on_preferences",
     "train_reward_model",
 ]
-
-install()
 
 
 def __getattr__(name: str) -> Any:

@@ -96,10 +96,9 @@ LAZY_IMPORTS = {
     "policy.smol.fetch": "converting needs torch and gguf, and only the first call converts",
     "rewards.base": "each kind of reward loads libraries of its own",
     "store.open": "PostgreSQL needs psycopg, which is optional",
-    "tasks.synthetic": "old name of `worlds.tasks`, loaded when somebody uses it",
 }
 """Modules whose functions may import modules of memalpha, and why."""
-MAX_LAZY_IMPORTS = {"__init__": 1, "cli": 47, "integrations": 4, "policy": 10, "rewards": 8, "store": 4, "tasks": 1}
+MAX_LAZY_IMPORTS = {"__init__": 1, "cli": 47, "integrations": 4, "policy": 10, "rewards": 8, "store": 4}
 """Import statements of memalpha modules inside functions, per room."""
 
 

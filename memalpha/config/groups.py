@@ -311,7 +311,7 @@ SHORT_NAMES: Mapping[str, str] = {
     "dtype": "compute.dtype",
     **_RENAMED,
 }
-"""Setting by its short name -> its full name; names of release 0.1, which had no groups, are among them."""
+"""Setting by its short name -> its full name."""
 
 
 def expand_short_names(data: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class Record:
 
 
 _JSON_KEYS = {"error_class": "loss", "support_retrieved": "found"}
-"""Attribute -> key in files, where they differ: the keys are those of release 0.1."""
+"""Attribute -> key in files, where they differ."""
 _ATTRIBUTES = {key: attribute for attribute, key in _JSON_KEYS.items()}
 RECORD_KEYS = frozenset(_JSON_KEYS.get(name, name) for name in Record.__slots__)
 """Keys that a line of `eval/<name>.jsonl` may have."""

@@ -1,171 +1,100 @@
-"""File format: older files are migrated when opened, completely or not at all."""
+"""File format: a file of format 1 opens for ever, with what it holds; other formats are refused by name."""
 
-import json
+import shutil
 import sqlite3
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from memalpha.errors import StoreError
-from memalpha.store.backends import sqlite
-from memalpha.store.backends.row_codec import content_digest
-from memalpha.store.backends.sqlite import FORMAT
+from memalpha.store.backends.sqlite_schema import FORMAT
 from memalpha.store.checks.integrity import examine
-from memalpha.store.embedding import load_embedder
-from memalpha.store.indexing.stored_embedder import embedder_record
-from memalpha.store.schema import MEM_ALPHA
 from memalpha.store.store import MemoryStore
+
+FORMAT_1 = Path(__file__).parent / "data" / "format-1.db"
+"""Written once, never again: inserts, updates, an undo, an expiry, spans, an erasure, a quarantine, two namespaces."""
+
+LOG = """\
+ 1 insert city#x semantic city: Oslo
+ 2 update city#x semantic city: Rome
+ 3 update city#x semantic city: Oslo
+ 4 update city#x semantic city: Porto
+ 5 insert pet#u semantic pet: cat
+ 6 delete pet#u semantic None
+ 7 insert ana#t episodic Ana: I swim on Mondays.
+ 8 insert ben#w episodic Ben: So do I.
+ 9 erased erased#9 None None
+10 erased None None None
+11 insert ana-likes#k.7s semantic Ana likes tea.
+12 core_update None None Ana, a swimmer.
+13 quarantined quarantined#13 semantic Ana hates tea.
+"""
 
 pytestmark = pytest.mark.sqlite  # about its files
 
-FORMAT_1 = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE namespaces (ns INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
-CREATE TABLE operations (
-  ns INTEGER NOT NULL, seq INTEGER NOT NULL, time TEXT NOT NULL, head INTEGER NOT NULL, kind TEXT NOT NULL,
-  id TEXT, category TEXT, content TEXT, timestamp TEXT, importance REAL, metadata TEXT, source TEXT, chunk INTEGER,
-  turn TEXT, PRIMARY KEY (ns, seq)) WITHOUT ROWID;
-CREATE INDEX core_updates ON operations (ns, seq) WHERE kind = 'core_update';
-CREATE TRIGGER operations_stay BEFORE UPDATE ON operations BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
-CREATE TRIGGER operations_last BEFORE DELETE ON operations BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
-CREATE TABLE versions (
-  ns INTEGER NOT NULL, id TEXT NOT NULL, version INTEGER NOT NULL, category TEXT NOT NULL, content TEXT NOT NULL,
-  timestamp TEXT, importance REAL NOT NULL, metadata TEXT NOT NULL, source TEXT, chunk INTEGER, turn TEXT,
-  valid_from INTEGER NOT NULL, valid_to INTEGER, created INTEGER NOT NULL, digest BLOB NOT NULL,
-  PRIMARY KEY (ns, id, version)) WITHOUT ROWID;
-CREATE UNIQUE INDEX live_order ON versions (ns, created) WHERE valid_to IS NULL;
-CREATE INDEX live_content ON versions (ns, digest) WHERE valid_to IS NULL;
-CREATE TABLE vectors (ns INTEGER NOT NULL, digest BLOB NOT NULL, vector BLOB NOT NULL, PRIMARY KEY (ns, digest));
-PRAGMA application_id = 0x6D416C70;
-PRAGMA user_version = 1;
-"""
 
-# Format 2 lets erasure make stubs of the log's rows.
-FORMAT_2 = """
-DROP TRIGGER operations_stay;
-CREATE TRIGGER operations_stay BEFORE UPDATE ON operations WHEN NOT (
-  OLD.kind <> 'erased' AND NEW.kind = 'erased' AND (NEW.ns, NEW.seq, NEW.time, NEW.head)
-    = (OLD.ns, OLD.seq, OLD.time, OLD.head)
-  AND coalesce(NEW.category, NEW.content, NEW.timestamp, NEW.importance, NEW.metadata, NEW.source, NEW.chunk, NEW.turn)
-    IS NULL)
-BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
-PRAGMA user_version = 2;
-"""
-
-# Format 3 lets entries expire.
-FORMAT_3 = """
-DROP TRIGGER operations_stay;
-ALTER TABLE operations ADD COLUMN expires TEXT;
-ALTER TABLE versions ADD COLUMN expires TEXT;
-CREATE TRIGGER operations_stay BEFORE UPDATE ON operations WHEN NOT (
-  OLD.kind <> 'erased' AND NEW.kind = 'erased' AND (NEW.ns, NEW.seq, NEW.time, NEW.head)
-    = (OLD.ns, OLD.seq, OLD.time, OLD.head)
-  AND coalesce(NEW.category, NEW.content, NEW.timestamp, NEW.importance, NEW.metadata, NEW.source, NEW.chunk, NEW.turn,
-    NEW.expires) IS NULL)
-BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
-CREATE INDEX expiring ON versions (ns, expires) WHERE valid_to IS NULL AND expires IS NOT NULL;
-PRAGMA user_version = 3;
-"""
-
-# Format 4 finds the neighbours of a span.
-FORMAT_4 = """
-CREATE INDEX spans ON versions (ns, source, coalesce(chunk, -1), created)
-  WHERE valid_to IS NULL AND turn IS NOT NULL AND source IS NOT NULL;
-PRAGMA user_version = 4;
-"""
-
-# Format 5 finds erasures.
-FORMAT_5 = """
-CREATE INDEX erasures ON operations (ns, seq) WHERE kind = 'erased';
-PRAGMA user_version = 5;
-"""
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return Path(shutil.copy(FORMAT_1, tmp_path / "a.db"))
 
 
-@pytest.fixture(params=[1, 2, 3, 4, 5])
-def old(tmp_path: Path, request) -> Path:
-    """A file of an older format: one fact, updated once, then the update undone."""
-    texts = ["city: Oslo", "city: Rome", "city: Oslo"]
-    path = tmp_path / "old.db"
-    rows = sqlite3.connect(path)
-    rows.executescript("PRAGMA journal_mode = WAL;" + FORMAT_1)
-    meta = {
-        "schema": MEM_ALPHA.to_json(),
-        "embedder": embedder_record("hash"),
-        "created": "2026-11-01T00:00:00.000000+00:00",
-    }
-    rows.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
-    rows.execute("INSERT INTO namespaces VALUES (1, 'default')")
-    for seq, (kind, content) in enumerate(zip(("insert", "update", "update"), texts, strict=True), 1):
-        time = f"2026-11-01T00:00:0{seq}.000000+00:00"
-        head, valid_to = (1 if seq == 3 else seq), (None if seq == 3 else seq + 1)
-        rows.execute(
-            "INSERT INTO operations VALUES (1, ?, ?, ?, ?, 'city#x', 'semantic', ?, ?, 1.0, '{}', NULL, NULL, NULL)",
-            (seq, time, head, kind, content, None if kind == "insert" else ""),
-        )
-        rows.execute(
-            "INSERT INTO versions VALUES (1, 'city#x', ?, 'semantic', ?, NULL, 1, '{}', NULL, NULL, NULL, ?, ?, 1, ?)",
-            (seq, content, seq, valid_to, content_digest(content)),
-        )
-    for text in texts[:2]:
-        vector = np.asarray(load_embedder("hash").encode([text])[0], "<f4").tobytes()
-        rows.execute("INSERT INTO vectors VALUES (1, ?, ?)", (content_digest(text), vector))
-    rows.commit()
-    for later in (FORMAT_2, FORMAT_3, FORMAT_4, FORMAT_5)[: request.param - 1]:
-        rows.executescript(later)
-    rows.close()
-    return path
-
-
-def version_of(path: Path) -> int:
+def table_definitions(path: Path) -> set[tuple[str, ...]]:
     rows = sqlite3.connect(path)
     try:
-        return rows.execute("PRAGMA user_version").fetchone()[0]
+        return set(rows.execute("SELECT type, name, sql FROM sqlite_master"))
     finally:
         rows.close()
 
 
-def test_an_older_file_is_opened_and_migrated(old: Path, tmp_path: Path) -> None:
-    assert examine(old).problems == []
-    with MemoryStore.open(old) as store:
-        assert [version.content for version in store.history("city#x")] == ["city: Oslo", "city: Rome", "city: Oslo"]
-        assert store.search("city", as_of=2)[0].entry.content == "city: Rome"
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_file_of_format_1_holds_what_was_written(path: Path, read_only: bool) -> None:
+    assert examine(path).problems == []
+    with MemoryStore.open(path, read_only=read_only) as store:
+        log = [f"{n:2} {op.kind} {op.id} {op.category} {op.content}\n" for n, _, op in store.log()]
+        assert "".join(log) == LOG
+        assert next(store.log())[1] == "2026-11-26T00:00:01.000000+00:00"
+        assert [entry.id for entry in store.list()] == ["city#x", "ana#t", "ben#w", "ana-likes#k.7s"]
+        assert (store.core, store.core_at(11)) == ("Ana, a swimmer.", "")
+        versions = [(version.content, version.valid_from, version.valid_to) for version in store.history("city#x")]
+        assert versions == [
+            ("city: Oslo", 1, 2),
+            ("city: Rome", 2, 3),
+            ("city: Oslo", 3, 4),
+            ("city: Porto", 4, None),
+        ]
+        first = store.history("city#x")[0]
+        assert (first.timestamp, first.importance, first.metadata) == ("2024-05-01", 0.8, {"tags": ["home"]})
+        assert (first.source, first.chunk) == ("chat-7", 2)
+        assert store.get("pet#u", as_of=5).expires == "2030-01-01T00:00:00.000000+00:00"
+        tea = store.get("ana-likes#k.7s")
+        assert (tea.speaker, tea.key) == ("Ana", "phone")
+        assert [(item.position, item.operation.speaker, item.reason) for item in store.quarantined()] == [
+            (13, "Ben", "not the owner")
+        ]
+        hit = store.search("city", as_of=1)[0]
+        assert (hit.entry.content, hit.explain["dense"]) == ("city: Oslo", 0.70711)
+        assert [entry.content for entry in store.around("ana#t")] == ["Ana: I swim on Mondays.", "Ben: So do I."]
+        assert store.namespaces() == ["default", "other"]
+        assert store.namespace("other").get("mood").content == "happy: 東京"
+
+
+def test_a_file_of_format_1_is_written_on(path: Path, tmp_path: Path) -> None:
+    with MemoryStore.open(path) as store:
+        store.add("Ana moved to Lima.")
         assert store.undo() is not None
-        assert store.list() == []
-        pet = store.insert("semantic", "pet: cat", expires="2000-01-01")
-        assert store.list() == []
-        assert store.erase(pet.id) == []
-        with store.writing_as(speaker="Ana", key="phone"):
-            store.insert("semantic", "city: Bonn")
-        assert [(entry.speaker, entry.key) for entry in store.list()] == [("Ana", "phone")]
-    assert examine(old).problems == []
-    assert version_of(old) == FORMAT
+        store.review(13, accept=True)
+        assert store.search("hates tea", k=1)[0].entry.content == "Ana hates tea."
+        assert store.erase("ana#t") == []
+    assert examine(path).problems == []
     MemoryStore.open(tmp_path / "new.db", embedder="hash").close()
-    layouts = []
-    for path in (old, tmp_path / "new.db"):
-        rows = sqlite3.connect(path)
-        layouts.append(set(rows.execute("SELECT type, name, sql FROM sqlite_master")))
-        rows.close()
-    assert layouts[0] == layouts[1]
-
-
-def test_a_migration_that_fails_changes_nothing(old: Path, monkeypatch) -> None:
-    before = version_of(old), old.read_bytes()
-    steps = sqlite.MIGRATIONS | {FORMAT - 1: sqlite.MIGRATIONS[FORMAT - 1] + "\nINSERT INTO nothing VALUES (1);"}
-    with monkeypatch.context() as patch:
-        patch.setattr(sqlite, "MIGRATIONS", steps)
-        with pytest.raises(StoreError, match="nothing"):
-            MemoryStore.open(old)
-    assert (version_of(old), old.read_bytes()) == before
-    assert json.loads(embedder_record("hash"))["name"] == MemoryStore.open(old).embedder
+    assert table_definitions(path) == table_definitions(tmp_path / "new.db")
 
 
 @pytest.mark.parametrize("version", [0, FORMAT + 1])
-def test_an_unknown_format_is_refused(tmp_path: Path, version: int) -> None:
-    path = tmp_path / "a.db"
-    MemoryStore.open(path, embedder="hash").close()
+@pytest.mark.parametrize("read_only", [True, False])
+def test_another_format_is_refused_by_name(path: Path, version: int, read_only: bool) -> None:
     with sqlite3.connect(path) as rows:
         rows.execute(f"PRAGMA user_version = {version}")
     rows.close()
-    with pytest.raises(StoreError, match=f"format {version}.*upgrade memalpha"):
-        MemoryStore.open(path)
+    with pytest.raises(StoreError, match=f"format {version}, this memalpha reads 1: upgrade memalpha"):
+        MemoryStore.open(path, read_only=read_only)

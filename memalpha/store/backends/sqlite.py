@@ -1,11 +1,11 @@
-"""SQLite files: format, migrations and transactions.
+"""SQLite files: format and transactions.
 
 The log (`operations`) is append-only and complete; only erasure may turn its rows into stubs. `versions` holds every
 version of every entry with the log positions between which it was current. It and `vectors` follow from the log, and
 each operation writes all of its rows in one transaction. In WAL mode with `synchronous=FULL`, a write that has
 returned is on disk. With `NORMAL` the operating system has it: a killed process loses nothing, and a power failure may
-lose the last operations, whole ones. Opening a file of an older format migrates it in one transaction. Expiry has an
-index of its own, so checking for expired entries stays cheap in a large memory.
+lose the last operations, whole ones. Expiry has an index of its own, so checking for expired entries stays cheap in a
+large memory.
 
 `operations.head` is the position whose facts the memory holds after the row: the row's own for ordinary operations, an
 earlier one after an undo, a redo or a restore. The next `undo` continues from there.
@@ -30,7 +30,6 @@ from memalpha.store.backends.sqlite_schema import (
     APPLICATION_ID,
     DDL,
     FORMAT,
-    MIGRATIONS,
     TABLES,
     definitions,
     foreign_objects,
@@ -65,7 +64,7 @@ _CACHE_SIZE = 16  # MiB of cached pages; SQLite's default of 2 spills and reread
 class SQLiteDatabase(TransactionalConnection):
     """Connection to a store file. All access goes through `transaction`; threads take turns.
 
-    Raises `StoreError` for a file that is no store or of a newer format, a missing file without `create`, or a missing
+    Raises `StoreError` for a file that is no store or of another format, a missing file without `create`, or a missing
     folder.
     """
 
@@ -106,7 +105,7 @@ class SQLiteDatabase(TransactionalConnection):
             self._connection = self._connect()
         try:
             self._prepare(create, initial_meta)
-            if self._durability == "normal":  # creating and migrating a file is always durable
+            if self._durability == "normal":  # creating a file is always durable
                 self._connection.execute("PRAGMA synchronous = NORMAL")
         except BaseException:
             self._connection.close()
@@ -142,35 +141,16 @@ class SQLiteDatabase(TransactionalConnection):
                             self._connection.execute(statement)
                         self._connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
                         self._connection.execute("INSERT INTO meta VALUES ('created', ?)", (self.now(),))
-            self._migrate()
+            self._check_format()
             self.meta: dict[str, str] = dict(self._connection.execute("SELECT key, value FROM meta"))
 
-    def _migrate(self) -> None:
-        """Migrate a file of an older format to the current one.
-
-        Raises `StoreError` for an unknown format and `DamagedStore` for foreign objects.
-        """
-        if self._pragma("user_version") == FORMAT:
-            self._refuse_foreign_objects()
-            return
-        with self.transaction():
-            version = self._pragma("user_version")  # read again: another process may have been faster
-            if not 1 <= version <= FORMAT:
-                raise StoreError(
-                    f"{self.path} has store format {version}, this memalpha reads 1 to {FORMAT}: upgrade memalpha"
-                )
-            self._refuse_foreign_objects(version)
-            for step in range(version, FORMAT):
-                for statement in split_statements(MIGRATIONS[step]):
-                    self._connection.execute(statement)
-            self._refuse_foreign_objects()
-            self._connection.execute(f"PRAGMA user_version = {FORMAT}")
-
-    def _refuse_foreign_objects(self, version: int = FORMAT) -> None:
-        """Raise `DamagedStore` if the file holds objects that no store of this format has."""
-        foreign = foreign_objects(self._connection, version)
-        can_inspect = self._inspect and version == FORMAT and not TABLES & foreign.keys()
-        if not foreign or can_inspect:
+    def _check_format(self) -> None:
+        """Raise `StoreError` for another format and `DamagedStore` for foreign objects."""
+        version = self._pragma("user_version")
+        if version != FORMAT:
+            raise StoreError(f"{self.path} has store format {version}, this memalpha reads {FORMAT}: upgrade memalpha")
+        foreign = foreign_objects(self._connection)
+        if not foreign or (self._inspect and not TABLES & foreign.keys()):
             return
         names = ", ".join(f"{kind} {name[:80]!r}" for name, kind in islice(foreign.items(), _MAX_LISTED))
         advice = "go back to a copy" if TABLES & foreign.keys() else "`memalpha doctor --repair` removes what is added"
@@ -331,7 +311,7 @@ def create_file(path: Path, meta: Mapping[str, str]) -> Iterator[SQLiteDatabase]
     _check_path(path, create=True)
     if path.exists():
         raise StoreError(f"{path} already exists: give another path")
-    remove_abandoned_files(path, older_names=True)
+    remove_abandoned_files(path)
     temporary = temporary_path(path)
     files = [temporary, *sqlite_logs(temporary)]
     with locked_file(temporary):

@@ -12,7 +12,6 @@ from urllib.parse import quote
 from memalpha.errors import StoreError
 from memalpha.store.backends.base import Clock, system_clock
 from memalpha.store.backends.sqlite import SQLiteDatabase
-from memalpha.store.backends.sqlite_schema import FORMAT
 
 
 class ReadOnlyDatabase(SQLiteDatabase):
@@ -31,7 +30,7 @@ class ReadOnlyDatabase(SQLiteDatabase):
             inspect: Open a file with foreign objects too, as in `SQLiteDatabase`.
 
         Raises:
-            StoreError: There is no such store, or its format is older and must be migrated by a writer first.
+            StoreError: There is no such store, or it has another format.
         """
         self._file_state: tuple[Any, ...] = ()
         self._is_private = False
@@ -57,12 +56,7 @@ class ReadOnlyDatabase(SQLiteDatabase):
             self._set_limits()
             if self._is_new():
                 raise StoreError(f"{self.path} is an empty database, not a memalpha store")
-            if self._pragma("user_version") != FORMAT:
-                raise StoreError(
-                    f"{self.path} has store format {self._pragma('user_version')}, not {FORMAT}: open it once without "
-                    "read_only"
-                )
-            self._refuse_foreign_objects()
+            self._check_format()
             self.meta = dict(self._connection.execute("SELECT key, value FROM meta"))
 
     @contextmanager

@@ -62,30 +62,21 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def abandoned_files(path: Path, *, older_names: bool = False) -> list[Path]:
-    """Return the temporary files of a target, with their logs, that a killed process left.
-
-    Args:
-        path: The target.
-        older_names: Also files named as earlier versions named them. Others may name files so: only for a target that
-            the caller chose, never for one that a store file names.
-    """
-    start = rf"\.{re.escape(path.name)}\.\d+"
-    names, older = re.compile(rf"{start}\.[0-9a-f]{{8}}\.partial"), re.compile(rf"{start}(-wal|-shm)?")
+def abandoned_files(path: Path) -> list[Path]:
+    """Return the temporary files of a target, with their logs, that a killed process left."""
+    names = re.compile(rf"\.{re.escape(path.name)}\.\d+\.[0-9a-f]{{8}}\.partial")
     try:
         files = list(path.parent.iterdir())
     except OSError:  # no folder any more
         return []
     abandoned = [file for file in files if names.fullmatch(file.name) and is_abandoned(file)]
     logs = [log for file in abandoned for log in sqlite_logs(file) if log.exists()]
-    if older_names:
-        abandoned += [file for file in files if older.fullmatch(file.name) and _is_old(file)]
     return [*logs, *abandoned]
 
 
-def remove_abandoned_files(path: Path, *, older_names: bool = False) -> None:
-    """Remove the temporary files of a target that a killed process left; see `abandoned_files`."""
-    for file in abandoned_files(path, older_names=older_names):
+def remove_abandoned_files(path: Path) -> None:
+    """Remove the temporary files of a target that a killed process left."""
+    for file in abandoned_files(path):
         with suppress(OSError):
             file.unlink(missing_ok=True)
 

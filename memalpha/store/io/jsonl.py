@@ -108,7 +108,7 @@ def atomic_writer(path: Path) -> Iterator[TextIO]:
     check_target(path)
     temporary = temporary_path(path)
     try:
-        remove_abandoned_files(path, older_names=True)
+        remove_abandoned_files(path)
         with locked_file(temporary) as descriptor:
             with open(descriptor, "w", encoding="utf-8", newline="\n", closefd=False) as file:
                 yield file
