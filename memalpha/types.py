@@ -369,8 +369,7 @@ class Completion:
     `text` is a view of the ids that reads the same for every model family: thoughts in `<think>` tags, tool calls as
     Hermes blocks. `forced` is the range of ids that were not sampled but written by the policy, to end a thought that
     was longer than its budget; nothing is learnt from them. `weights_step` is the training step whose weights sampled
-    its first token; None where sampler and learner share their weights. `weights_spans` holds (step, number of tokens)
-    in order if weights changed within the completion, else nothing.
+    it; None where sampler and learner share their weights.
     """
 
     text: str
@@ -381,7 +380,6 @@ class Completion:
     stop_reason: Literal["eos", "length"] = "eos"
     forced: tuple[int, int] = (0, 0)
     weights_step: int | None = None
-    weights_spans: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

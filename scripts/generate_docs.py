@@ -49,15 +49,8 @@ THEMES = {
         "vllm-check",
     ),
     "Speed and memory of training": (
-        "step-cost",
         "update-bench",
-        "rollout-bench",
-        "lora-step",
-        "overlap-bench",
         "plan-memory",
-        "sharded-memory",
-        "rollouts-ahead",
-        "group-bytes",
     ),
     "Evaluation": (
         "systems-locomo",

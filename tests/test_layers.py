@@ -369,9 +369,9 @@ def test_train_is_the_same_object_in_any_order() -> None:
     code = """
 import sys
 from memalpha import train as first
-import memalpha.train.rollouts.questions
+import memalpha.train.rollouts.epochs
 from memalpha import train as second
-assert first is second and callable(first) and first.rollouts.questions
+assert first is second and callable(first) and first.rollouts.epochs
 assert "torch" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -29,15 +29,17 @@ from typing import Any
 
 import torch
 from learning_speed import gold_rows
-from top_layers import FIGURES, Arm
 
 from memalpha import evaluate, load_policy
 from memalpha.agent.prompts import prompted_config
-from memalpha.config import AgentConfig, LoraConfig, ReaderConfig
+from memalpha.config import AgentConfig, LoraConfig, ReaderConfig, SFTConfig
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.reader import load_reader
 from memalpha.train.data.samples import TrainingSample
-from memalpha.train.learner.lora import add_tokens
+from memalpha.train.learner.engine import Engine
+from memalpha.train.learner.lora import add_lora, add_tokens
+from memalpha.train.learner.losses import LossSettings
+from memalpha.train.rollouts.epochs import shuffled_item
 from memalpha.types import Task
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -50,6 +52,50 @@ from smol_writer import VIEW, tasks_of
 SMOL_ARMS = {"hermes": "hermes", "hermes, added tokens": "hermes", "lines": "lines"}
 TINY_ARMS = ("hermes", "lines")
 TINY_ROWS = 12_000
+BATCH, WARMUP, DECAY, PEAK_RATE = 8, 0.05, 0.4, 1e-3
+FIGURES = ("valid_calls", "update_hit", "delete_hit", "accuracy", "se", "memory_tokens")
+
+
+class Arm:
+    """One set of adapters and what it has learnt.
+
+    Args:
+        policy: Policy that gets the adapters, in the style of the rows.
+        lora: Adapters; tokens that they train are added to the policy before rows are made (`token_ids`).
+        rows: Rows to learn.
+        dtype: Precision of the passes.
+        seed: Seed of adapters and order.
+        token_ids: Trained tokens.
+    """
+
+    def __init__(
+        self,
+        policy: TransformersPolicy,
+        lora: LoraConfig,
+        rows: Sequence[TrainingSample],
+        dtype: str,
+        seed: int,
+        token_ids: Sequence[int] = (),
+    ) -> None:
+        self.policy = policy
+        self.rows, self.seed, self.seconds, self.steps = rows, seed, 0.0, 0
+        self.losses: list[float] = []
+        compute = {"microbatch_tokens": 2048, "dtype": dtype}
+        optimizer = {"learning_rate": PEAK_RATE}
+        config = SFTConfig.model_validate({"out": "unused", "lora": lora, "compute": compute, "optimizer": optimizer})
+        adapted = add_lora(policy.model, lora, "model", seed, token_ids=token_ids)
+        self.engine = Engine(adapted, config, LossSettings(normalizer="token"))
+
+    def learn(self, until: float, budget: float) -> None:
+        """Take optimizer steps until `until` of `budget` CPU seconds are used."""
+        while self.seconds < until:
+            started, share = time.process_time(), self.seconds / budget
+            rate = PEAK_RATE * min(1.0, (share + 0.002) / WARMUP, (1.0 - share) / DECAY)
+            first = self.steps * BATCH
+            batch = [shuffled_item(self.rows, first + offset, str(self.seed)) for offset in range(BATCH)]
+            self.losses.append(self.engine.update(batch, rate)["loss"])
+            self.steps += 1
+            self.seconds += time.process_time() - started
 
 
 def figures_of(policy: TransformersPolicy, tasks: Sequence[Task]) -> dict[str, Any]:

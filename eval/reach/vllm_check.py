@@ -19,22 +19,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import numpy as np
 import torch
+from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "support"))
 
-import vllm_ahead
-import vllm_in_flight
 from common import make_parser, opening, read_metrics, save
-from gloo_transfer import GlooGroup
 
 from memalpha.config import TrainConfig, training_config
 from memalpha.environments.memory_writing import memory_engine
@@ -49,21 +48,14 @@ from memalpha.train.data.samples import policy_gradient_sample
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.rollouts.weight_sync import WeightSync, make_sampler
-from memalpha.train.rollouts.weight_transfer import WeightTransfer
 from memalpha.types import Completion, SampleRequest, Turn
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTENSION = "memalpha.policy.vllm.worker_extension.WeightsExtension"
 PROCESSED = ("--logprobs-mode", "processed_logprobs")
 TRAINING = (*PROCESSED, "--enable-lora", "--max-lora-rank", "16", "--worker-extension-cls", EXTENSION)
-GLOO = (
-    "--worker-extension-cls",
-    "eval.reach.vllm_gloo.GlooExtension",
-    "--weight-transfer-config",
-    '{"backend": "gloo"}',
-)
-TRANSFER = (*PROCESSED, *GLOO)
 REQUESTS = 32
+STEPS = 6
 
 
 @contextmanager
@@ -151,13 +143,7 @@ class Learner:
     def gaps(self, completions: Sequence[Completion]) -> np.ndarray:
         """Return |server - float64 forward| of all tokens."""
         model = self.local.model.double()
-        gaps = []
-        for completion in completions:
-            start, ids = len(completion.prompt_ids), completion.completion_ids
-            with torch.inference_mode():
-                logits = model(torch.tensor([completion.prompt_ids + ids])).logits[0, start - 1 : -1]
-            truth = torch.log_softmax(logits / (completion.temperature or 1.0), -1)
-            gaps.append(np.abs(truth.gather(1, torch.tensor(ids)[:, None])[:, 0].numpy() - completion.logprobs))
+        gaps = [logprob_gaps(model, asdict(completion)) for completion in completions]
         self.local.model.float()
         return np.concatenate(gaps)
 
@@ -166,6 +152,20 @@ class Learner:
         rows = [policy_gradient_sample(Turn(0, completion), 1.0) for completion in completions]
         self.engine.update(rows, 1e-2)
         self.engine.weights_step += 1
+
+
+def logprob_gaps(model: Any, record: Mapping[str, Any]) -> np.ndarray:
+    """Return |server - model| of a completion's tokens.
+
+    Args:
+        model: Model in float64.
+        record: Fields of a completion, or a line of turns.jsonl.
+    """
+    prompt, ids = list(record["prompt_ids"]), list(record["completion_ids"])
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+    truth = torch.log_softmax(logits / (record["temperature"] or 1.0), -1)
+    return np.abs(truth.gather(1, torch.tensor(ids)[:, None])[:, 0].numpy() - np.array(record["logprobs"]))
 
 
 def check_tokens(learner: Learner, record: dict[str, Any]) -> None:
@@ -270,21 +270,39 @@ def check_kill(vllm: Path, model: Path, work: Path, record: dict[str, Any]) -> N
     }
 
 
-def check_transfer(vllm: Path, model: Path, work: Path, count: int) -> dict[str, Any]:
-    """Return times and agreement of `count` syncs without files, through vLLM's transfer engine over gloo.
+def check_ahead(url: str, model: Path, work: Path) -> dict[str, Any]:
+    """Train with `staleness=1` and return what the run's files show.
+
+    Each turn's log-probs are computed again in float64 with the weights that its record names.
 
     Args:
-        vllm: The command `vllm`.
+        url: The `sampler.url`.
         model: Directory of the policy.
-        work: Folder for files; stays empty.
-        count: Syncs after the first.
+        work: Folder of the run.
     """
-    with serve(vllm, model, *TRANSFER) as (url, _):
-        learner = Learner(model, url, work / "transfer")
-        learner.sync.transfer = WeightTransfer(learner.policy.client, learner.engine, GlooGroup())
-        result = check_syncs(learner, count)
-        result["version"] = learner.sync.transfer.version() == learner.sync._version
-    return {**result, "files": len(list((work / "transfer").glob("**/*.safetensors")))}
+    out = work / "ahead"
+    settings: dict[str, Any] = {"policy": str(model), "out": str(out), "schedule_steps": STEPS, "eval_tasks": 1}
+    settings |= {"validation_tasks": 0, "tasks_per_step": 2, "group_size": 4, "minibatches": 1, "warmup_steps": 0}
+    settings["reader"] = {"kind": "extractive"}
+    sampling = {"dtype": None, "keep_tokens": True, "stop_unreadable": False, "staleness": 1, "sampler": {"url": url}}
+    train("demo", **settings, loss={"old_logprobs": "recomputed", "importance_cap": 2}, sampling=sampling)
+    metrics = read_metrics(out)
+    turns = [json.loads(line) for line in (out / "turns.jsonl").read_text(encoding="utf-8").splitlines()]
+    gap = 0.0
+    for step in sorted({turn["weights_step"] for turn in turns}):
+        weights = AutoModelForCausalLM.from_pretrained(out / "checkpoints" / f"step-{step}", dtype=torch.float64).eval()
+        named = [turn for turn in turns if turn["weights_step"] == step]
+        gap = max(gap, *(float(logprob_gaps(weights, turn).max()) for turn in named))
+    return {
+        "steps": [line["step"] for line in metrics],
+        "turns": len(turns),
+        "tokens": sum(len(turn["completion_ids"]) for turn in turns),
+        "turns by age": dict(sorted(Counter(turn["step"] - turn["weights_step"] for turn in turns).items())),
+        "tasks learned": len({turn["task"] for turn in turns}),
+        "dropped": int(sum(line["dropped_groups"] for line in metrics)),
+        "gap to named weights": gap,
+        "mismatch_max": max(line["mismatch_max"] for line in metrics),
+    }
 
 
 def page(record: dict[str, Any]) -> list[str]:
@@ -298,17 +316,10 @@ def page(record: dict[str, Any]) -> list[str]:
         "| sync | seconds with canary | canary's gap | max after, all tokens |",
         "|" + "---|" * 4,
     ]
-    for name in ("weights", "adapters", "transfer"):
-        if (row := record.get(name)) is None:
-            continue
+    for name in ("weights", "adapters"):
+        row = record[name]
         seconds = ", ".join(f"{value:.2f}" for value in row["seconds"])
         lines.append(f"| {name} | {seconds} | {row['canary']:.1e} | {row['max after']:.1e} |")
-    if "transfer" in record:
-        lines += [
-            "",
-            "`transfer`: all weights through vLLM's transfer engine, without files; gloo in place of NCCL. Versions "
-            f"agree: {record['transfer']['version']}; files written: {record['transfer']['files']}.",
-        ]
     lines += [
         "",
         f"- raw log-probs (the server's default): `{record['raw']}`",
@@ -321,10 +332,19 @@ def page(record: dict[str, Any]) -> list[str]:
             f"- checkpoints then: {', '.join(killed['checkpoints'])}; resumed on another server, steps in "
             f"metrics.jsonl: {killed['steps']}, mismatch_max {killed['mismatch']:.1e}",
         ]
-    lines += ["", *vllm_in_flight.page(record["in flight"])]
-    for name in ("ahead", "ahead in flight"):
-        lines += ["", *vllm_ahead.page(record[name])]
-    return lines
+    ahead = record["ahead"]
+    ages = ", ".join(f"{count} of age {age}" for age, count in ahead["turns by age"].items())
+    return [
+        *lines,
+        "",
+        "With `staleness=1`, 2 groups of 4 a step:",
+        "",
+        f"- steps in metrics.jsonl: {ahead['steps']}; {ahead['tasks learned']} groups learned from, {ahead['dropped']} "
+        "dropped as stale",
+        f"- {ahead['turns']:,} turns with {ahead['tokens']:,} tokens: {ages} in steps; log-probs against a float64 "
+        f"forward with the weights that each turn names: max {ahead['gap to named weights']:.1e}",
+        f"- `mismatch_max` of the steps: up to {ahead['mismatch_max']:.3f}",
+    ]
 
 
 def main() -> None:
@@ -347,15 +367,11 @@ def main() -> None:
     with serve(vllm, model, *TRAINING) as (url, _):
         adapters = Learner(model, url, work / "adapters", {"r": 8})
         record["adapters"] = check_syncs(adapters, arguments.syncs)
-        record["in flight"] = {"adapters": vllm_in_flight.check_in_flight(adapters)}
         learner = Learner(model, url, work / "whole")
         check_tokens(learner, record)
         record["weights"] = check_syncs(learner, arguments.syncs)
-        record["in flight"]["weights"] = vllm_in_flight.check_in_flight(learner)
         check_refusals(learner, work, record)
-        record["ahead"] = vllm_ahead.check_ahead(url, model, work)
-        record["ahead in flight"] = vllm_ahead.check_ahead(url, model, work, in_flight=True)
-    record["transfer"] = check_transfer(vllm, model, work, arguments.syncs)
+        record["ahead"] = check_ahead(url, model, work)
     if not arguments.skip_kill:
         check_kill(vllm, model, work, record)
     for name in ("raw", "bad folder", "bare reload"):
@@ -373,13 +389,13 @@ def main() -> None:
     ]
     save(arguments.results / "vllm-check", record, "\n".join(text) + "\n")
     passed = (
-        max(record[name]["max after"] for name in ("weights", "adapters", "transfer")) < 1e-4
-        and record["transfer"]["version"]
-        and not record["transfer"]["files"]
+        max(record[name]["max after"] for name in ("weights", "adapters")) < 1e-4
         and all(record[name] for name in ("raw", "bad folder", "bare reload"))
         and ("killed" not in record or record["killed"]["steps"] == [0, 1, 2])
-        and all(vllm_in_flight.has_passed(part) for part in record["in flight"].values())
-        and all(vllm_ahead.has_passed(record[name]) for name in ("ahead", "ahead in flight"))
+        and record["ahead"]["steps"] == list(range(STEPS))
+        and record["ahead"]["tasks learned"] == 2 * STEPS
+        and max(record["ahead"]["turns by age"]) == 1
+        and record["ahead"]["gap to named weights"] < 1e-4
     )
     print(json.dumps({"passed": passed}))
     raise SystemExit(not passed)

@@ -37,12 +37,6 @@ class LoraConfig(Config):
         description="adapt only this many last layers: those below keep no activations and get no backward pass "
         "(default: all)",
     )
-    frozen_cache_gb: float | None = Field(
-        default=None,
-        gt=0.0,
-        description="compute the layers below `layers` once per row and keep their hidden states, up to this many GB "
-        "of host memory in each process; further rows are computed every time (supervised and preference runs)",
-    )
     modules_to_save: tuple[str, ...] = Field(
         default=(),
         description="layers that are trained whole and saved with the adapters, such as norm; not the embeddings of a "
@@ -53,20 +47,6 @@ class LoraConfig(Config):
         description="tokens whose embeddings are trained beside the adapters; those that the tokenizer lacks are added "
         "(peft's trainable_token_indices)",
     )
-
-    @model_validator(mode="after")
-    def _check_frozen_cache(self) -> LoraConfig:
-        """Refuse a cache of hidden states where no layer is frozen or the embeddings change."""
-        if self.frozen_cache_gb is not None and self.layers is None:
-            raise ValueError(
-                "frozen_cache_gb: without lora.layers all layers are adapted and none is frozen: set it too"
-            )
-        if self.frozen_cache_gb is not None and self.trainable_tokens:
-            raise ValueError(
-                "frozen_cache_gb: trainable_tokens changes embeddings, which the frozen layers read: leave one of them "
-                "out"
-            )
-        return self
 
 
 class LearnerConfig(Config):
@@ -124,10 +104,6 @@ class LearnerConfig(Config):
         if sampling_dtype is not None and (compute.load_in_4bit or compute.device_map is not None):
             name = "load_in_4bit" if compute.load_in_4bit else "device_map"
             raise ValueError(f"sampling.dtype: no copy in another precision can be made with {name}; leave it out")
-        keeps_frozen = self.lora is not None and self.lora.frozen_cache_gb is not None
-        if keeps_frozen and (compute.device_map is not None or compute.sharding == "fsdp"):
-            name = "device_map" if compute.device_map is not None else "sharding=fsdp"
-            raise ValueError(f"lora.frozen_cache_gb: does not work with compute.{name}; leave one of them out")
         if compute.sharding == "fsdp":
             for name, is_set in (
                 ("load_in_4bit", compute.load_in_4bit),

@@ -86,6 +86,4 @@ class RewardModelConfig(PairsConfig):
             raise ValueError(
                 "compute.head_tokens: has no effect with algorithm=reward, which makes no logits; leave it out"
             )
-        if self.lora is not None and self.lora.frozen_cache_gb is not None:
-            raise ValueError("lora.frozen_cache_gb: has no effect with algorithm=reward; leave it out")
         return self

@@ -138,7 +138,6 @@ class ReinforcementConfig(RolloutConfig):
         curriculum = getattr(sampling, "curriculum", None) or getattr(self, "curriculum", None)
         impossible = {
             f"algorithm={self.algorithm}": self.algorithm in ("ppo", "erl"),
-            f"overlap={sampling.overlap}": sampling.overlap > 1,
             "a curriculum": curriculum is not None,
         }
         for setting, applies in impossible.items():
@@ -153,21 +152,12 @@ class ReinforcementConfig(RolloutConfig):
         curriculum = getattr(sampling, "curriculum", None) or getattr(self, "curriculum", None)
         impossible = {
             "algorithm=erl": self.algorithm == "erl",
-            f"overlap={sampling.overlap}": sampling.overlap > 1,
             "resample_flat": bool(sampling.resample_flat),
             "a curriculum": curriculum is not None,
         }
         for setting, applies in impossible.items():
             if sampling.staleness and applies:
                 raise ValueError(f"sampling.staleness: does not work with {setting}; leave one of them out")
-        if sampling.in_flight_updates and not sampling.staleness:
-            raise ValueError("sampling.in_flight_updates: has no effect with staleness=0; leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _check_lora(self) -> ReinforcementConfig:
-        if self.lora is not None and self.lora.frozen_cache_gb is not None:
-            raise ValueError("lora.frozen_cache_gb: each step samples new rows, so nothing can be kept: leave it out")
         return self
 
     @model_validator(mode="after")
@@ -189,28 +179,6 @@ class ReinforcementConfig(RolloutConfig):
         for setting, applies in local_settings.items():
             if applies:
                 raise ValueError(f"sampler: {setting} needs the sampler of this process; leave one of them out")
-        return self
-
-    @model_validator(mode="after")
-    def _check_overlap(self) -> ReinforcementConfig:
-        """Refuse settings that need all rewards of a step before any part of it is trained on."""
-        overlap, tasks, minibatches = self.sampling.overlap, self.sampling.tasks_per_step, self.optimizer.minibatches
-        if overlap == 1:
-            return self
-        if overlap > tasks:
-            raise ValueError(f"sampling.overlap: {overlap} parts need a task each, tasks_per_step is {tasks}")
-        if minibatches not in (1, overlap):
-            raise ValueError(
-                f"sampling.overlap: a minibatch is a part or the whole step: set minibatches={overlap} or minibatches=1"
-            )
-        needs_whole_step = {
-            f"algorithm={self.algorithm}": self.algorithm not in ("grpo", "rloo"),
-            f"num_iterations={self.optimizer.num_iterations}": self.optimizer.num_iterations > 1,
-            "scale_rewards=batch": self.loss.scale_rewards == "batch",
-        }
-        for setting, applies in needs_whole_step.items():
-            if applies:
-                raise ValueError(f"sampling.overlap: {setting} needs all rewards of a step at once: set overlap=1")
         return self
 
     def _loss_settings_without_effect(self) -> list[tuple[str, str]]:

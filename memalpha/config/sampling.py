@@ -62,11 +62,6 @@ class SamplerConfig(Config):
         description="largest mean gap of the server's log-probs to the learner's after a sync, over a few prompts "
         "(default: 1e-4, with compute.dtype=bfloat16 0.03)",
     )
-    transport: Literal["files", "nccl"] = Field(
-        default="files",
-        description="way of all weights to the server: files in FOLDER, or nccl from GPU to GPU by vLLM's own transfer "
-        "(never run on a GPU yet; adapters are small and go as files)",
-    )
     concurrency: int = Field(default=256, gt=0, description="requests under way at the server")
     timeout: float = Field(default=600.0, gt=0.0, description="seconds until a request counts as lost")
     retries: int = Field(
@@ -110,12 +105,6 @@ class RLSamplingConfig(SamplingConfig):
     dtype: Literal["bfloat16", "float32", "float64"] | None = Field(
         default=None, description="precision of the sampler (default: the policy's); float64: exact log-probs on CPU"
     )
-    overlap: int = Field(
-        default=1,
-        gt=0,
-        description="parts of a step's tasks; while a reader or judge behind an endpoint scores one part, "
-        "others are sampled and trained on (parts share one optimizer step with minibatches=1, else each is a step)",
-    )
     resample_flat: int = Field(
         default=0,
         ge=0,
@@ -131,11 +120,6 @@ class RLSamplingConfig(SamplingConfig):
         ge=0,
         description="most steps that the sampler's weights may lie behind the learner's; with a server (`sampler`) "
         "rollouts are sampled while the learner learns, without one they are sampled this many steps before",
-    )
-    in_flight_updates: bool = Field(
-        default=False,
-        description="with staleness: new weights reach completions under way, which go on with all keys and values "
-        "computed anew and record the weights of each span; without a server, episodes go on from step to step",
     )
     sampler: SamplerConfig | None = Field(
         default=None, description="a vLLM server that samples the rollouts (default: this process does)"

@@ -109,8 +109,6 @@ class SFTConfig(RunConfig):
             raise ValueError(
                 f"rounds: only source=best samples rows anew, {self.source!r} has the same ones every time"
             )
-        if self.rounds > 1 and self.lora is not None and self.lora.frozen_cache_gb is not None:
-            raise ValueError("lora.frozen_cache_gb: each round samples new rows: leave it out, or set rounds=1")
         if self.erl is not None and self.source != "erl":
             raise ValueError(f"erl: has no effect with source={self.source}; leave it out")
         for name in ("enable_reflection", "enable_internalization", "internalization_coef", "internalization_margin"):

@@ -79,7 +79,6 @@ class _Row:
         most: most tokens of the completion as known now; less than `limit` allows once a thought has ended.
         thinking: True while the reply is within a thought with a budget.
         forced: range of ids that were forced.
-        entries: (step of the weights, number of ids) whenever it entered, if the queue's weights have a step.
     """
 
     ticket: int
@@ -92,7 +91,6 @@ class _Row:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     forced: tuple[int, int] = (0, 0)
-    entries: list[tuple[int, int]] = field(default_factory=list)
 
     def forced_id(self, end: ThoughtEnd) -> int | None:
         """Return the id that comes next if it is not free: the end of a thought that has used up its budget."""
@@ -118,7 +116,7 @@ class DecodingQueue:
     """Queue of a model's requests; see `queue.SamplingQueue`.
 
     Requests enter in the order of `submit`, the longest prompts of one `submit` first. The weights must not change
-    while requests are under way, except after `break_off`.
+    while requests are under way.
 
     Args:
         encode: returns the prompt ids of requests; raises `PromptTooLong` for one beyond the model.
@@ -130,9 +128,6 @@ class DecodingQueue:
         batch_rows: most rows under way.
         batch_tokens: most rows x (prompt + new tokens of the longest) under way, unless one row alone needs more.
         stop_repeats: end replies that repeat themselves (`ends_in_repeats`) as if they had no tokens left.
-
-    Attributes:
-        weights_step: Training step of the current weights, which stands in completions; None: it is not recorded.
     """
 
     def __init__(
@@ -155,7 +150,6 @@ class DecodingQueue:
         self.batch_rows = batch_rows
         self.batch_tokens = batch_tokens
         self.stop_repeats = stop_repeats
-        self.weights_step: int | None = None
         self._submitted = 0
         self.close()
 
@@ -191,12 +185,8 @@ class DecodingQueue:
                 if not self._running:
                     self._rows = self._make_rows()
                 entering = [self._waiting.popleft() for _ in range(count)]
-                tokens = [(*row.prompt, *row.ids) for row in entering]
-                logits = self._rows.enter(tokens, [row.limit for row in entering])
+                logits = self._rows.enter([row.prompt for row in entering], [row.limit for row in entering])
                 self._running += entering
-                if self.weights_step is not None:
-                    for row in entering:
-                        row.entries.append((self.weights_step, len(row.ids)))
             else:
                 logits = self._rows.step([row.ids[-1] for row in self._running])
             drawing = self._running[first:]
@@ -205,11 +195,6 @@ class DecodingQueue:
             if ended:
                 return self._remove(ended)
         return []
-
-    def break_off(self) -> None:
-        """Drop all keys and values; requests go on from their tokens so far, with the weights of the next `collect`."""
-        self._waiting.extendleft(sorted(self._running, key=lambda row: (len(row.prompt) + len(row.ids), -row.ticket)))
-        self._running, self._rows = [], None
 
     def close(self) -> None:
         """Drop all requests under way."""
@@ -248,7 +233,6 @@ class DecodingQueue:
         self._running = [self._running[index] for index in order]
         self._rows.keep(order)
         texts = self._decode([CompletedIds(row.request, row.prompt, row.ids) for row in rows])
-        weights = [weights_of(row.entries, len(row.ids)) for row in rows]
         return [
             (
                 row.ticket,
@@ -260,29 +244,10 @@ class DecodingQueue:
                     temperature=row.request.temperature,
                     stop_reason="eos" if row.ids[-1] in self.eos_ids else "length",
                     forced=row.forced if row.forced[0] < len(row.ids) else (0, 0),
-                    weights_step=step,
-                    weights_spans=spans,
                 ),
             )
-            for row, text, (step, spans) in zip(rows, texts, weights, strict=True)
+            for row, text in zip(rows, texts, strict=True)
         ]
-
-
-def weights_of(starts: Sequence[tuple[int, int]], length: int) -> tuple[int | None, tuple[tuple[int, int], ...]]:
-    """Return the step of the weights that sampled the first token, and the spans if there are several.
-
-    Args:
-        starts: (step of the weights, index of the first token) in order; a span may be empty or repeat a step.
-        length: number of tokens.
-
-    Returns:
-        The step, None without `starts`; and (step, number of tokens) of each span in order, () for a single one.
-    """
-    counts: dict[int, int] = {}
-    for (step, first), end in zip(starts, [*(first for _, first in starts[1:]), length], strict=False):
-        if end > first:
-            counts[step] = counts.get(step, 0) + end - first
-    return next(iter(counts), None), tuple(counts.items()) if len(counts) > 1 else ()
 
 
 def _last_of(ids: Sequence[int], id: int) -> int:

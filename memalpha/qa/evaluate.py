@@ -39,27 +39,25 @@ ScoredGroups = tuple[list[TrajectoryGroup[AnyTask]], list[Record]]
 class Processes(Protocol):
     """Processes that share the tasks of an evaluation (`train.learner.distributed.World`)."""
 
-    def shard(self, values: Sequence[T], offset: int = 0) -> tuple[int, Sequence[T]]:
+    def shard(self, values: Sequence[T]) -> tuple[int, Sequence[T]]:
         """Return this process's items and the index of the first."""
         ...
 
-    def gather(self, values: Sequence[T], offset: int = 0) -> list[T]:
+    def gather(self, values: Sequence[T]) -> list[T]:
         """Return the items of all processes, in order."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BackgroundScoring:
-    """Score rollouts in another thread, in parallel with sampling and training (`train.trainers.overlap`).
+    """Score rollouts in another thread, in parallel with sampling and training (`train.rollouts.ahead`).
 
     Attributes:
-        has_endpoint: True if scoring waits for an endpoint.
         is_concurrent: True if several batches of rollouts may be scored at once.
         start: Takes some rollouts and returns the function that another thread calls to score them.
         cancel: Ends pending scoring with an error.
     """
 
-    has_endpoint: bool
     is_concurrent: bool
     start: Callable[[Sequence[TrajectoryGroup[Any]]], Callable[[], ScoredGroups[Any]]]
     cancel: Callable[[], None]
@@ -147,7 +145,7 @@ class MemoryScorer(RolloutScorer[Task]):
                 policy.client.give_up()
 
         side_by_side = all(map(is_endpoint, judge_policies))
-        return BackgroundScoring(bool(endpoints), side_by_side, start, cancel)
+        return BackgroundScoring(side_by_side, start, cancel)
 
     def report(self, name: str, groups: Sequence[TrajectoryGroup], records: Sequence[Record]) -> Report:
         """Return the report of scored groups, each record with its error class.

@@ -69,10 +69,7 @@ class TextScorer(RolloutScorer[TextTask]):
     def background(self) -> BackgroundScoring:
         """Return scoring for another thread; an environment of the user's own has scored the rollouts already."""
         return BackgroundScoring(
-            has_endpoint=is_single_turn(self.environment),
-            is_concurrent=False,
-            start=lambda groups: lambda: self.score(groups),
-            cancel=close_loop,
+            is_concurrent=False, start=lambda groups: lambda: self.score(groups), cancel=close_loop
         )
 
     def report(self, name: str, groups: Sequence[TrajectoryGroup[TextTask]], records: Sequence[Record]) -> Report:

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spans import span_gaps
 from tiny import SHAPE, nudged, tiny_llama, tiny_model, tiny_policy, tiny_tokenizer
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Lfm2Config, Lfm2ForCausalLM
 
@@ -221,34 +220,6 @@ def test_a_queue_closed_half_way_leaves_the_policy_usable(known):
     assert [list(completion.completion_ids) for completion in policy.sample(requests)] == [ids for ids, _ in expected]
     [ticket] = queue.submit(requests[:1])
     assert list(dict(queue.collect())[ticket].completion_ids) == expected[0][0]
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_requests_under_way_go_on_with_new_weights_without_old_keys(name):
-    models = dict(enumerate([MODELS[name](), *(nudged(MODELS[name](), seed, 0.1) for seed in (1, 2))]))
-    policy = TransformersPolicy(models[0], tiny_tokenizer())
-    policy.eos_ids = frozenset()
-    queue, completions = policy.open_queue(), {}
-    queue.submit(
-        [request(text, i, new=new) for i, (text, new) in enumerate(zip(TEXTS, (3, 12, 12, 7, 12), strict=True))]
-    )
-    for step, model in models.items():
-        policy.model, queue.weights_step = model.eval(), step
-        completions.update(queue.collect() if step < 2 else drain(queue))
-        queue.break_off()
-    assert [completions[i].weights_spans for i in range(5)] == [
-        (),
-        *2 * [((0, 3), (1, 4), (2, 5))],
-        ((0, 3), (1, 4)),
-        ((0, 3), (1, 4), (2, 5)),
-    ]
-    models = {step: model.double() for step, model in models.items()}
-    for completion in completions.values():
-        assert completion.weights_step == 0
-        spans = completion.weights_spans or ((0, 3),)
-        gaps = span_gaps(models, completion.prompt_ids, completion.completion_ids, completion.logprobs, spans)
-        for (own, _), gap in zip(spans, gaps, strict=True):
-            assert gap[own] < 1e-4 and all(gap[step] > 1e-2 for step in gap if step != own)
 
 
 def test_two_queues_of_one_policy_do_not_meet(known):

@@ -112,7 +112,7 @@ def shrunk(recipe: str, folder: Path, **changes: Any) -> TrainConfig | SFTConfig
         return training_config(shipped, merge(sizes, changes))
     sizes |= {
         "reader": {"max_new_tokens": 4},
-        "sampling": {"tasks_per_step": shipped.sampling.overlap, "group_size": 2, "stop_unreadable": False},
+        "sampling": {"tasks_per_step": 1, "group_size": 2, "stop_unreadable": False},
         "loss": {"mask_truncated_completions": False},
     }
     if shipped.data == "synthetic" and shipped.world.preset == "full":

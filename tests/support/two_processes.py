@@ -9,21 +9,16 @@ import os
 import pickle
 import signal
 import sys
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from gloo_transfer import GlooGroup, TransferWorker
 from tiny import VOCABULARY, tiny_model, tiny_policy
-from vllm_server import VllmServer
 
 from memalpha.config import LoraConfig, TrainConfig
-from memalpha.config.sampling import SamplerConfig
-from memalpha.errors import CheckpointError, PolicyError, TrainingError
-from memalpha.policy.vllm.client import VllmClient
+from memalpha.errors import CheckpointError, TrainingError
 from memalpha.train import api as loop
 from memalpha.train.algorithms.erl import ERL
 from memalpha.train.data.samples import TrainingSample
@@ -32,7 +27,6 @@ from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.loss_weights import normalize
 from memalpha.train.learner.losses import LossSettings
-from memalpha.train.rollouts.weight_transfer import WeightTransfer
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.checkpoint import load_checkpoint, load_weights, write_checkpoint
 
@@ -199,39 +193,6 @@ def exchange(folder: Path, world: World) -> dict[str, Any]:
     return result
 
 
-def send_to_a_failing_server(folder: Path, world: World) -> dict[str, Any]:
-    """Send sharded weights to a server that refuses, fails half-way, and takes them.
-
-    Returns:
-        This process's messages, and True if the server had the weights in the end (in the main process).
-    """
-    config = TrainConfig(out=Path("unused"), sharding="fsdp", microbatch_tokens=128)
-    engine = Engine(tiny_model(seed=5), config, world=world, keeps_whole=False)
-    server: Any = VllmServer(folder, transfer=TransferWorker()) if world.is_main else nullcontext()
-    with server:
-        url = world.run_on_main(lambda: server.url)
-        client = VllmClient(SamplerConfig(url=url, retries=0, timeout=30.0))
-        transfer = WeightTransfer(client, engine, GlooGroup())
-        messages = []
-        for refuses, breaks_at in (("/update_weights", None), ("", 3)):
-            if world.is_main:
-                server.transfer.refuses, server.transfer.breaks_at = refuses, breaks_at
-            try:
-                transfer.send("refused")
-            except PolicyError as error:
-                messages.append(str(error).replace(client.name, "SERVER"))
-            if world.is_main:  # vLLM is started again
-                server.transfer.refuses, server.transfer.breaks_at, server.transfer._is_open = "", None, False
-        transfer.send("taken")
-        weights = {name: full_tensor(parameter.detach()) for name, parameter in engine.model.named_parameters()}
-        client.close()
-        if not world.is_main:
-            return {"messages": messages, "taken": True}
-        there = dict(server.policy.model.named_parameters())
-        taken = all(torch.equal(there[name], weight) for name, weight in weights.items())
-        return {"messages": messages, "taken": taken and server.transfer.version == "taken"}
-
-
 def watch() -> tuple[list[int], list[dict[str, Any]]]:
     """Record the groups per call of `sample` and ERL's state after each step in the returned lists."""
     counts: list[int] = []
@@ -271,7 +232,6 @@ def main(folder: Path) -> None:
     results: dict[str, Any] = {"cases": {name: measure(case, world) for name, case in CASES.items()}}
     results["loaded"] = load_after_a_step(folder / "loaded", world)
     results["exchanged"] = exchange(folder, world)
-    results["sent"] = world.gather([send_to_a_failing_server(folder / "policy", world)])
     results["ranks"] = world.gather([world.rank])
     own = [b"", b"a" * 7, bytes(range(256))][: 3 - 2 * world.rank]
     results["bytes"] = [world.gather_bytes(own), world.gather_bytes([] if world.is_main else [b"b"])]

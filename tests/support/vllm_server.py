@@ -9,9 +9,8 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,7 +19,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from gloo_transfer import TransferWorker
 from transformers import AutoModelForCausalLM
 
 from memalpha.policy.load import load_policy
@@ -36,37 +34,24 @@ class VllmServer:
 
     Attributes:
         fault: raw (log-probs before the temperature), top-p (truncated sampling), stale-head (a load keeps the output
-            embedding), no-echo, no-end (the end of sequence is left out), no-abort (the route), hang, or none.
+            embedding), no-echo, no-end (the end of sequence is left out), hang, or none.
         faults: Number of completions that have the fault; None: all.
         kill_after: The process kills itself at this completion (second) after this load of weights (first).
-        delay: Takes a completion's body and its number of tokens; seconds that the answer waits, beside others.
-        in_flight: (time, completions under way) at each change.
-        hold: (tokens, seconds): the next completion waits that long behind so many tokens, unless it is broken off.
-        aborts: Calls of `/abort_requests` so far.
-        arrived: Completions asked for so far, those that wait behind another included.
-        transfer: Worker that receives weights without files; None: the server was started without.
     """
 
     folder: Path
     fault: str = ""
     faults: int | None = None
     kill_after: tuple[int, int] | None = None
-    delay: Callable[[dict[str, Any], int], float] | None = None
-    in_flight: list[tuple[float, int]] = field(default_factory=list)
-    hold: tuple[int, float] | None = None
-    aborts: int = 0
-    arrived: int = 0
     requests: list[dict[str, Any]] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
     adapters: dict[str, Any] = field(default_factory=dict)
-    transfer: TransferWorker | None = None
 
     def __post_init__(self) -> None:
         self.policy: Any = load_policy(self.folder)
         self._since_load = 0
         self._lock = threading.Lock()
         self._released = threading.Event()
-        self._aborted = threading.Condition()
         runner = SimpleNamespace(
             model_config=SimpleNamespace(hf_config=self.policy.model.config),
             reload_weights=self._reload,
@@ -88,25 +73,10 @@ class VllmServer:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"null")
-                if (
-                    self.path == "/abort_requests" and outer.fault != "no-abort"
-                ):  # reaches those that wait for the lock, too
-                    with outer._aborted:
-                        outer.aborts += 1
-                        outer._aborted.notify_all()
-                    self._send(200, {"status": "aborted"})
-                    return
-                is_completion = self.path == "/v1/completions"
-                with outer._aborted:
-                    aborts, outer.arrived = outer.aborts, outer.arrived + is_completion
-                outer._count(is_completion)
                 with outer._lock:
-                    status, answer = outer.answer(self.path, body, aborts)
+                    status, answer = outer.answer(self.path, body)
                 if answer == "hang":
                     outer._released.wait(10)
-                if outer.delay is not None and is_completion and status == 200:
-                    time.sleep(outer.delay(body, len(answer["choices"][0]["token_ids"])))
-                outer._count(-is_completion)
                 self._send(status, answer)
 
             def _send(self, status: int, answer: Any) -> None:
@@ -141,14 +111,9 @@ class VllmServer:
         self._thread.join()
         self._server.server_close()
 
-    def _count(self, change: int) -> None:
-        with self._lock:
-            if change:
-                self.in_flight.append((time.monotonic(), change + (self.in_flight[-1][1] if self.in_flight else 0)))
-
-    def answer(self, path: str, body: Any, aborts: int = 0) -> tuple[int, Any]:
+    def answer(self, path: str, body: Any) -> tuple[int, Any]:
         if path == "/v1/completions":
-            return self._complete(body, aborts)
+            return self._complete(body)
         if path == "/v1/load_lora_adapter":
             base = TransformersPolicy(copy.deepcopy(self.policy.model), self.policy.tokenizer)
             self.adapters[body["lora_name"]] = merge_adapter(base, body["lora_path"])
@@ -157,8 +122,6 @@ class VllmServer:
         elif path == "/collective_rpc":
             return 200, {"results": [getattr(self.worker, body["method"])(*body["args"])]}
         elif path != "/reset_prefix_cache":
-            if self.transfer is not None:
-                return self.transfer.answer(path, body, self.policy.model)
             return 404, {"detail": "Not Found"}
         return 200, "ok"
 
@@ -171,7 +134,7 @@ class VllmServer:
         if self.fault == "stale-head":
             self.policy.model.lm_head.weight = torch.nn.Parameter(head)
 
-    def _complete(self, body: dict[str, Any], aborts: int) -> tuple[int, Any]:
+    def _complete(self, body: dict[str, Any]) -> tuple[int, Any]:
         if body["model"] != "tiny" and body["model"] not in self.adapters:
             return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
         self.requests.append(body)
@@ -182,32 +145,26 @@ class VllmServer:
         if fault == "hang":
             return 200, "hang"
         policy = self.adapters.get(body["model"], self.policy)
-        ids, logprobs = self._sample(policy, body, fault, aborts)
-        has_end = bool(ids) and ids[-1] in body["stop_token_ids"]
+        ids, logprobs = self._sample(policy, body, fault)
+        has_end = ids[-1] in body["stop_token_ids"]
         if fault == "no-end" and has_end:
             ids, logprobs = ids[:-1], logprobs[:-1]
         choice = {
             "token_ids": ids,
             "prompt_token_ids": [] if fault == "no-echo" else body["prompt"],
             "logprobs": {"token_logprobs": logprobs},
-            "finish_reason": "stop" if has_end else "length" if len(ids) == body["max_tokens"] else "abort",
+            "finish_reason": "stop" if has_end else "length",
         }
         return 200, {"model": body["model"], "choices": [choice]}
 
     @torch.inference_mode()
-    def _sample(self, policy: Any, body: dict[str, Any], fault: str, aborts: int) -> tuple[list[int], list[float]]:
-        """Sample one completion until it is broken off, each token from a pass over all before it."""
+    def _sample(self, policy: Any, body: dict[str, Any], fault: str) -> tuple[list[int], list[float]]:
+        """Sample one completion, each token from a pass over all before it."""
         ids: list[int] = []
         logprobs: list[float] = []
         noise = sampling_uniforms((body.get("seed", 0),), body["max_tokens"])
         heat = body["temperature"] or 1.0
         while len(ids) < body["max_tokens"] and not (ids and ids[-1] in body["stop_token_ids"]):
-            if self.hold is not None and len(ids) == self.hold[0]:
-                seconds, self.hold = self.hold[1], None
-                with self._aborted:
-                    self._aborted.wait_for(lambda: self.aborts != aborts, seconds)
-            if self.aborts != aborts:
-                break
             logits = policy.model(torch.tensor([body["prompt"] + ids])).logits[0, -1].double()
             row = torch.log_softmax(logits / heat, -1)
             if fault == "top-p":

@@ -4,9 +4,8 @@ A request that gets no answer, a server error or an answer that cannot be true i
 `PolicyError` says what was wrong; a token that the server did not send never stands for one that it did.
 
 Routes (vLLM 0.32): `/v1/completions`, `/v1/models`, `/v1/load_lora_adapter` and `/v1/unload_lora_adapter` (the server
-needs `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`), `/collective_rpc`, `/reset_prefix_cache`, `/abort_requests` and those of
-`weight_transfer` (`VLLM_SERVER_DEV_MODE=1`).
-The development routes ask for no password: run the server on the loopback or a private network only.
+needs `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`), `/collective_rpc` and `/reset_prefix_cache` (`VLLM_SERVER_DEV_MODE=1`). The
+development routes ask for no password: run the server on the loopback or a private network only.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,7 +27,6 @@ from memalpha.config.sampling import SamplerConfig
 from memalpha.endpoint_calls import backoff, is_retryable, read_error
 from memalpha.errors import PolicyError
 from memalpha.policy.endpoints.loop import LoopThread
-from memalpha.policy.noise import request_seed
 
 
 class _LostRequest(Exception):
@@ -40,18 +38,14 @@ class SampledTokens:
     """Tokens of one completion, the end of sequence included, and their log-probs.
 
     Attributes:
-        ids: The tokens; none only if the completion was broken off.
+        ids: The tokens, at least one.
         logprobs: Their log-probs at the sampling temperature.
         is_complete: True if it ended with an end-of-sequence token.
-        is_broken_off: True if the server was told to end it before its last token.
-        starts: (step of the weights, index of the first token) of each span; () if all come from one request.
     """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     is_complete: bool
-    is_broken_off: bool = False
-    starts: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,21 +91,8 @@ class TokenRequest:
         }
         return body if self.seed is None else {**body, "seed": self.seed}
 
-    def rest(self, ids: tuple[int, ...]) -> TokenRequest:
-        """Return the request of what follows the first tokens of its completion, with noise of its own."""
-        seed = None if self.seed is None else request_seed((self.seed, len(ids)))
-        return replace(self, prompt=self.prompt + ids, max_tokens=self.max_tokens - len(ids), seed=seed)
-
-    def read(self, answer: Any, *, may_break_off: bool = False) -> SampledTokens:
-        """Return the completion of an answer.
-
-        Args:
-            answer: JSON of the answer.
-            may_break_off: Accept a completion that the server was told to end.
-
-        Raises:
-            ValueError: Something about the answer cannot be true.
-        """
+    def read(self, answer: Any) -> SampledTokens:
+        """Return the completion of an answer's JSON. Raises `ValueError` if something about it cannot be true."""
         try:
             choice = answer["choices"][0]
             ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
@@ -122,18 +103,16 @@ class TokenRequest:
             raise ValueError(f"the answer comes from model {model!r}, asked was {self.model!r}")
         if echo != list(self.prompt):
             raise ValueError("the answer does not repeat the ids of the prompt")
-        is_broken_off = may_break_off and reason == "abort"
-        if not _are_ids(ids) or not 0 < len(ids) + is_broken_off <= self.max_tokens:
+        if not _are_ids(ids) or not 0 < len(ids) <= self.max_tokens:
             raise ValueError(f"the answer's token_ids are not 1 to {self.max_tokens} ids")
         if not isinstance(logprobs, list) or len(logprobs) != len(ids) or not all(map(_is_logprob, logprobs)):
             raise ValueError("the answer does not have a log-prob for each token")
-        has_end = bool(ids) and ids[-1] in self.end_ids
+        has_end = ids[-1] in self.end_ids
         if self.end_ids.intersection(ids[:-1]) or (reason == "stop") != has_end:
             raise ValueError(f"the answer ends by {reason!r}, which its ids do not show")
-        is_whole = reason == "length" and len(ids) == self.max_tokens
-        if not (has_end or is_broken_off or is_whole):
+        if not has_end and not (reason == "length" and len(ids) == self.max_tokens):
             raise ValueError(f"the answer breaks off after {len(ids)} of {self.max_tokens} tokens ({reason!r})")
-        return SampledTokens(tuple(ids), tuple(map(float, logprobs)), has_end, is_broken_off)
+        return SampledTokens(tuple(ids), tuple(map(float, logprobs)), has_end)
 
 
 class VllmClient:
@@ -144,16 +123,14 @@ class VllmClient:
 
     Attributes:
         retries: Requests that were repeated so far.
-        thread: Runs all that the client does.
-        slots: One for each request that may be under way.
     """
 
     def __init__(self, config: SamplerConfig) -> None:
         self.config = config
         self.name = config.url.partition("#")[0]
         self.retries = 0
-        self.thread = LoopThread(self.name)
-        self.slots = asyncio.Semaphore(config.concurrency)
+        self._thread = LoopThread(self.name)
+        self._slots = asyncio.Semaphore(config.concurrency)
         self._http: httpx.AsyncClient | None = None
         self._rng = Random()
 
@@ -161,7 +138,7 @@ class VllmClient:
 
     def start(self, request: TokenRequest) -> Future[SampledTokens]:
         """Sample in the background; the future raises `PolicyError` after the last try."""
-        return self.thread.start(self._sample(request))
+        return self._thread.start(self._sample(request))
 
     def sample(self, requests: Sequence[TokenRequest]) -> list[SampledTokens]:
         """Return one completion per request, in order. Raises `PolicyError` after the last try of one."""
@@ -225,8 +202,8 @@ class VllmClient:
 
     def close(self) -> None:
         """Close the connections, which drops requests under way, and the thread."""
-        self.thread.cancel()
-        self.thread.close(None if self._http is None else self._http.aclose())
+        self._thread.cancel()
+        self._thread.close(None if self._http is None else self._http.aclose())
 
     def _extension(self, method: str, *arguments: str) -> list[Any]:
         """Call a method of the worker extension in all workers and return their results."""
@@ -258,44 +235,14 @@ class VllmClient:
         Raises:
             PolicyError: The server refuses, or gives no answer.
         """
-        return self.thread.run(self._with_retries(lambda: self._control(method, path, body, hint, absent)))
-
-    def start_call(self, path: str, body: Mapping[str, Any], hint: str = "") -> Future[Any]:
-        """Post to a control route in the background, once; the future raises `PolicyError`.
-
-        Args:
-            path: Route.
-            body: JSON object.
-            hint: What to change if the server refuses.
-        """
-
-        async def call() -> Any:
-            try:
-                return await self._control("POST", path, body, hint)
-            except _LostRequest as error:
-                raise PolicyError(f"{self.name} gave no answer to {path}: {error}") from error
-
-        return self.thread.start(call())
+        return self._thread.run(self._with_retries(lambda: self._control(method, path, body, hint, absent)))
 
     # ------------------------------------------------------------------------------------------------ in the loop
 
     async def _sample(self, request: TokenRequest) -> SampledTokens:
-        async with self.slots:
-            return await self.complete(request)
-
-    async def complete(self, request: TokenRequest, *, may_break_off: bool = False) -> SampledTokens:
-        """Sample in the loop, without a slot.
-
-        Args:
-            request: The request.
-            may_break_off: Accept a completion that `break_off` has ended.
-
-        Raises:
-            PolicyError: The last try gave no usable answer.
-        """
         body = request.body()
 
-        async def sample() -> SampledTokens:
+        async def attempt() -> SampledTokens:
             response = await self._send("POST", "/v1/completions", body)
             if response.status_code != 200:
                 reason = f"status {response.status_code}: {_error_text(response)}"
@@ -303,20 +250,12 @@ class VllmClient:
                     raise _LostRequest(reason)
                 raise PolicyError(f"{self.name} refused a request ({reason})")
             try:
-                return request.read(response.json(), may_break_off=may_break_off)
+                return request.read(response.json())
             except ValueError as error:
                 raise _LostRequest(str(error)) from error
 
-        return await self._with_retries(sample)
-
-    async def break_off(self) -> None:
-        """End all completions at the server, in the loop; each is answered with the tokens that it has.
-
-        Raises:
-            PolicyError: The server refuses, or gives no answer.
-        """
-        hint = "start the server with VLLM_SERVER_DEV_MODE=1, or set in_flight_updates=false"
-        await self._with_retries(lambda: self._control("POST", "/abort_requests", {}, hint))
+        async with self._slots:
+            return await self._with_retries(attempt)
 
     async def _control(
         self, method: str, path: str, body: Mapping[str, Any] | None, hint: str, absent: Sequence[int] = ()

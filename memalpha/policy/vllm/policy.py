@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 from memalpha.config.sampling import SamplerConfig
 from memalpha.errors import PolicyError
-from memalpha.policy.decoding import CompletedIds, weights_of
+from memalpha.policy.decoding import CompletedIds
 from memalpha.policy.noise import request_seed
 from memalpha.policy.vllm.client import SampledTokens, TokenRequest, VllmClient
-from memalpha.policy.vllm.in_flight import InFlightRequests
 from memalpha.types import Completion, SampleRequest
 
 if TYPE_CHECKING:
@@ -101,9 +100,6 @@ class VllmPolicy:
             for (request, tokens), reply in zip(requests, sampled, strict=True)
         ]
         texts = self.local.completion_texts(rows)
-        weights = [
-            weights_of(reply.starts, len(reply.ids)) if reply.starts else (self.version, ()) for reply in sampled
-        ]
         return [
             Completion(
                 text=text,
@@ -112,10 +108,9 @@ class VllmPolicy:
                 logprobs=reply.logprobs,
                 temperature=request.temperature,
                 stop_reason="eos" if reply.is_complete else "length",
-                weights_step=step,
-                weights_spans=spans,
+                weights_step=self.version,
             )
-            for (request, tokens), reply, text, (step, spans) in zip(requests, sampled, texts, weights, strict=True)
+            for (request, tokens), reply, text in zip(requests, sampled, texts, strict=True)
         ]
 
 
@@ -124,17 +119,16 @@ class VllmQueue:
 
     Args:
         policy: Policy whose client sends the requests.
-        in_flight: Starts requests that outlive new weights; its owner then calls `policy.confirm`. None: the client.
     """
 
-    def __init__(self, policy: VllmPolicy, in_flight: InFlightRequests | None = None) -> None:
-        self.policy, self.in_flight = policy, in_flight
+    def __init__(self, policy: VllmPolicy) -> None:
+        self.policy = policy
         self._submitted = 0
         self._reset()
 
     def _reset(self) -> None:
         self._flying: dict[Future[SampledTokens], tuple[int, SampleRequest, TokenRequest]] = {}
-        self._ended: SimpleQueue[Future[SampledTokens] | None] = SimpleQueue()
+        self._ended: SimpleQueue[Future[SampledTokens]] = SimpleQueue()
 
     def submit(self, requests: Sequence[SampleRequest]) -> list[int]:
         """Send requests, as the concurrency allows, and return their tickets."""
@@ -142,13 +136,13 @@ class VllmQueue:
         token_requests = self.policy.token_requests(requests)
         self._submitted += len(requests)
         for ticket, request, tokens in zip(tickets, requests, token_requests, strict=True):
-            future = (self.in_flight or self.policy.client).start(tokens)
+            future = self.policy.client.start(tokens)
             self._flying[future] = ticket, request, tokens
             future.add_done_callback(self._ended.put)
         return tickets
 
     def collect(self) -> list[tuple[int, Completion]]:
-        """Wait for a completion or `wake`; return all that have come as (ticket, completion), by ticket.
+        """Wait for a completion; return all that have come as (ticket, completion), by ticket.
 
         Raises:
             PolicyError: The server gave none, or lost the weights; requests under way are dropped.
@@ -156,10 +150,9 @@ class VllmQueue:
         ended: list[tuple[int, SampleRequest, TokenRequest, SampledTokens]] = []
         try:
             while self._flying and (not ended or not self._ended.empty()):
-                if (future := self._ended.get()) is None:
-                    break
+                future = self._ended.get()
                 ended.append((*self._flying.pop(future), future.result()))
-            if ended and not self._flying and self.in_flight is None:
+            if ended and not self._flying:
                 self.policy.confirm()
         except CancelledError:
             self.close()
@@ -174,10 +167,6 @@ class VllmQueue:
             [(request, tokens) for _, request, tokens, _ in ended], [reply for *_, reply in ended]
         )
         return [(ticket, completion) for (ticket, *_), completion in zip(ended, completions, strict=True)]
-
-    def wake(self) -> None:
-        """End the wait of a `collect` in another thread, or of the next one."""
-        self._ended.put(None)
 
     def cancel(self) -> None:
         """Cancel all requests under way; a `collect` that waits for them in another thread raises `PolicyError`."""

@@ -177,7 +177,6 @@ class MicroBatch:
         positions: Indices (N,) into the flattened hidden states that predict `targets`.
         sample: Index (N,) of the sample of each token.
         targets: Token ids (N,).
-        states: Hidden states (B, L, H) above the frozen layers; None where these layers are computed.
     """
 
     input_ids: torch.Tensor
@@ -197,7 +196,6 @@ class MicroBatch:
     vf: torch.Tensor | None
     values: torch.Tensor | None
     returns: torch.Tensor | None
-    states: torch.Tensor | None = None
 
 
 MAX_PADDING_RATIO = 1.05

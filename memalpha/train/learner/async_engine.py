@@ -127,11 +127,6 @@ class Learner:
 
         return self._pipeline.submit("optim_step", step)
 
-    @property
-    def idle_since(self) -> float | None:
-        """Time (`time.monotonic`) since which the worker has no requests; None while it has some."""
-        return self._pipeline.idle_since
-
     def close(self, *, drop: bool = False) -> None:
         """Wait for all requests; `drop=True` waits for the running one and drops the rest (`Pipeline.close`)."""
         self._pipeline.close(drop=drop)

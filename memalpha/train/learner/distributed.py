@@ -59,14 +59,9 @@ class World:
 
     # --------------------------------------------------------------------------------------------- assignment
 
-    def shard(self, values: Sequence[T], offset: int = 0) -> tuple[int, Sequence[T]]:
-        """Return the index of this process's first value and its contiguous shard of `values`.
-
-        `gather` with the same `offset` restores the order. Process `offset` (modulo `size`) gets the first shard, so
-        many short lists can start at different processes.
-        """
-        index = (self.rank - offset) % self.size
-        first, end = (len(values) * i // self.size for i in (index, index + 1))
+    def shard(self, values: Sequence[T]) -> tuple[int, Sequence[T]]:
+        """Return the index of this process's first value and its contiguous shard of `values`."""
+        first, end = (len(values) * i // self.size for i in (self.rank, self.rank + 1))
         return first, values[first:end]
 
     def assign_microbatches(self, parts: Sequence[list[int]]) -> list[tuple[list[int], bool]]:
@@ -86,8 +81,8 @@ class World:
 
     # --------------------------------------------------------------------------------------------- collectives
 
-    def gather(self, values: Sequence[T], offset: int = 0) -> list[T]:
-        """Return the values of all processes, in the order of processes from `offset` on.
+    def gather(self, values: Sequence[T]) -> list[T]:
+        """Return the values of all processes, in their order.
 
         Values are pickled, so they must not hold tensors on other devices.
         """
@@ -95,8 +90,7 @@ class World:
             return list(values)
         per_process: list[Any] = [None] * self.size
         dist.all_gather_object(per_process, list(values))
-        offset %= self.size
-        return [value for process_values in per_process[offset:] + per_process[:offset] for value in process_values]
+        return [value for process_values in per_process for value in process_values]
 
     def gather_bytes(self, values: Sequence[bytes]) -> list[bytes]:
         """Return the values of all processes, in their order; they travel as they are, nothing is pickled."""

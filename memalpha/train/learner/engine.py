@@ -8,7 +8,7 @@ first ratio of a step is 1.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -33,8 +33,7 @@ from memalpha.train.data.samples import (
     split_micro_batches,
 )
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
-from memalpha.train.learner.frozen_layers import GIGABYTE, FrozenLayers
-from memalpha.train.learner.loss_weights import StreamCount, has_weight, normalize
+from memalpha.train.learner.loss_weights import has_weight, normalize
 from memalpha.train.learner.losses import LOSS_SUMS, ImportanceMode, LossSettings, importance_weights, loss_sum
 from memalpha.train.learner.model_state import BaseEngine
 from memalpha.train.learner.token_logprobs import TokenScorer, check_head, check_trees
@@ -55,8 +54,6 @@ def scheduled_learning_rate(step: int, config: LearnerConfig) -> float:
 class Engine(BaseEngine):
     """Update the trainable weights of `model` in place.
 
-    With `lora.frozen_cache_gb` the layers below the adapters are computed once per row (`frozen`).
-
     Trained weights are float32 at least; with `dtype` bfloat16 the passes and the frozen weights are bfloat16. Rows are
     those of a whole step, the same in every process of `world`; each process computes its share, and all get the same
     results.
@@ -73,8 +70,7 @@ class Engine(BaseEngine):
 
     Raises:
         PolicyError: The model's logits are not those of its output embedding.
-        ConfigError: `share_prefixes` is set, and the model cannot attend along trees; or `lora.frozen_cache_gb` is set,
-            and a pass cannot start above the frozen layers.
+        ConfigError: `share_prefixes` is set, and the model cannot attend along trees.
     """
 
     def __init__(
@@ -93,11 +89,7 @@ class Engine(BaseEngine):
             check_trees(model)
         super().__init__(model, config, world, keeps_whole=keeps_whole)
         self.loss = loss
-        trained, lora = self.trained, config.lora
-        self.frozen: FrozenLayers | None = None
-        if lora is not None and lora.layers is not None and lora.frozen_cache_gb is not None:
-            limit, is_bfloat16 = int(lora.frozen_cache_gb * GIGABYTE), config.compute.dtype == "bfloat16"
-            self.frozen = FrozenLayers(trained, lora.layers, limit, autocast=is_bfloat16)
+        trained = self.trained
         self._reference_model = trained if reference and isinstance(model, PeftModel) else None
         frozen = copy.deepcopy(model).requires_grad_(False) if reference and self._reference_model is None else None
         scorer = self._make_scorer(trained, values=value_learning_rate is not None)
@@ -157,7 +149,6 @@ class Engine(BaseEngine):
         self,
         samples: Sequence[TrainingSample],
         cap: float | None = None,
-        old: Sequence[np.ndarray] | None = None,
         *,
         mode: ImportanceMode = "token_truncate",
     ) -> tuple[list[TrainingSample], dict[str, float]]:
@@ -169,7 +160,6 @@ class Engine(BaseEngine):
         Args:
             samples: Rows of the step.
             cap: Largest importance weight; None applies no weights.
-            old: The learner's log-probs, if already computed.
             mode: Level of the ratios, and what happens above the cap.
 
         Returns:
@@ -179,7 +169,7 @@ class Engine(BaseEngine):
         """
         policy_gradient_ratios, rows = [np.empty(0, dtype=np.float32)], []
         capped = 0
-        for sample, logprobs in zip(samples, self.forward(samples) if old is None else old, strict=True):
+        for sample, logprobs in zip(samples, self.forward(samples), strict=True):
             log_ratios = logprobs - sample.logprobs
             trained = sample.pg != 0
             policy_gradient_ratios.append(log_ratios[trained])
@@ -234,20 +224,9 @@ class Engine(BaseEngine):
         result["rows_without_weight"] = float(rows_given - len(samples))
         return result
 
-    def normalized(
-        self, samples: Sequence[TrainingSample], step_counts: Mapping[str, StreamCount] | None = None
-    ) -> list[TrainingSample]:
-        """Return the rows of ONE optimizer step with normalised weights, as the loss settings say.
-
-        `step_counts` are the counts of the whole step if `samples` are only a part of it.
-        """
-        return normalize(
-            samples,
-            self.loss.normalizer,
-            self.loss.constant,
-            ce_normalizer=self.loss.ce_normalizer,
-            step_counts=step_counts,
-        )
+    def normalized(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+        """Return the rows of ONE optimizer step with normalised weights, as the loss settings say."""
+        return normalize(samples, self.loss.normalizer, self.loss.constant, ce_normalizer=self.loss.ce_normalizer)
 
     def update(self, samples: Sequence[TrainingSample], rate: float) -> dict[str, float]:
         """Take one optimizer step on `samples`: normalise weights, accumulate the gradient, step.
@@ -278,8 +257,7 @@ class Engine(BaseEngine):
 
     def _pack(self, samples: Sequence[TrainingSample], trees: Sequence[PrefixTree]) -> MicroBatch:
         layout = tree_layout(samples, trees) if trees else padded_rows(samples)
-        batch = pack(samples, self._device, layout)
-        return batch if self.frozen is None else replace(batch, states=self.frozen.batch_states(samples, layout))
+        return pack(samples, self._device, layout)
 
     def _make_scorer(self, model: Any, *, values: bool = False) -> TokenScorer:
         config = self.config
@@ -289,13 +267,11 @@ class Engine(BaseEngine):
             autocast=config.compute.dtype == "bfloat16",
             checkpointing=config.compute.gradient_checkpointing,
             values=values,
-            frozen_layers=() if self.frozen is None else self.frozen.layers,
         )
 
 
 def _score(scorer: nn.Module, batch: MicroBatch) -> Any:
-    further = (batch.depths, batch.attended, batch.states)
-    return scorer(batch.input_ids, batch.positions, batch.targets, batch.temperature, *further)
+    return scorer(batch.input_ids, batch.positions, batch.targets, batch.temperature, batch.depths, batch.attended)
 
 
 def _cast_linear_layers(model: nn.Module) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 import weakref
 from collections.abc import Callable, Generator
 from concurrent import futures
@@ -142,11 +141,6 @@ class Pipeline:
             self.failure_reported = True
             raise TrainingError(f"{self._state.failed_label} failed ({failure})") from failure
 
-    @property
-    def idle_since(self) -> float | None:
-        """Time (`time.monotonic`) since which the worker has no requests; None while it has some."""
-        return self._state.idle_since
-
     def is_in_request(self) -> bool:
         """Return True if the caller runs inside a request."""
         return self._thread is not None and threading.current_thread() is self._thread
@@ -170,14 +164,12 @@ class _WorkerState:
         failure: Error of the first failed request.
         failed_label: Name of that request.
         dropped: True if queued requests are to be dropped.
-        idle_since: Time (`time.monotonic`) since which the queue is empty; None while it is not.
     """
 
     def __init__(self) -> None:
         self.failure: BaseException | None = None
         self.failed_label = ""
         self.dropped = False
-        self.idle_since: float | None = time.monotonic()
 
 
 def _run_request(future: Future[Any], work: Callable[[], Any], state: _WorkerState) -> BaseException | None:
@@ -205,11 +197,8 @@ def _run_request(future: Future[Any], work: Callable[[], Any], state: _WorkerSta
 
 def _run_worker(requests: SimpleQueue[_Request | None], state: _WorkerState) -> None:
     while (request := requests.get()) is not None:
-        state.idle_since = None
         _run_request(*request, state)
         del request  # drop the reference: an unused pipeline is finalized here
-        if requests.empty():
-            state.idle_since = time.monotonic()
 
 
 def _shut_down(requests: SimpleQueue[_Request | None], state: _WorkerState, thread: threading.Thread) -> None:

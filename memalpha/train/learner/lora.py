@@ -182,31 +182,17 @@ def last_layers(model: PreTrainedModel, count: int, name: str) -> tuple[str, int
     Raises:
         ConfigError: The model has fewer layers, or no single list of layers.
     """
-    attribute, stack = layer_stack(model, name)
-    if count > len(stack):
-        raise ConfigError(f"lora.layers: {name!r} has {len(stack)} layers, not {count}")
-    return attribute, len(stack) - count
-
-
-def layer_stack(model: PreTrainedModel, name: str) -> tuple[str, torch.nn.ModuleList]:
-    """Return the model's layers, and the name of the attribute that holds them.
-
-    Args:
-        model: The base model.
-        name: Name of the model in error messages.
-
-    Raises:
-        ConfigError: The model has no single list of layers.
-    """
-    count = model.config.get_text_config().num_hidden_layers
-    stacks = [
-        (path.rpartition(".")[2], part)
+    layers = model.config.get_text_config().num_hidden_layers
+    attributes = [
+        path.rpartition(".")[2]
         for path, part in model.named_modules()
-        if isinstance(part, torch.nn.ModuleList) and len(part) == count
+        if isinstance(part, torch.nn.ModuleList) and len(part) == layers
     ]
-    if len(stacks) != 1:
+    if len(attributes) != 1:
         raise ConfigError(f"lora.layers: {name!r} does not keep its layers in one list: leave it out")
-    return stacks[0]
+    if count > layers:
+        raise ConfigError(f"lora.layers: {name!r} has {layers} layers, not {count}")
+    return attributes[0], layers - count
 
 
 def _matches_any(path: str, targets: Sequence[str]) -> bool:

@@ -6,7 +6,7 @@ micro-batches, futures or processes gives the same gradient.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -56,7 +56,6 @@ def normalize(
     constant: float = 16.0,
     *,
     ce_normalizer: Literal["constant", "token", "row", "unit"] | None = None,
-    step_counts: Mapping[str, StreamCount] | None = None,
 ) -> list[TrainingSample]:
     """Divide each stream's weights, for the rows of ONE optimizer step.
 
@@ -64,20 +63,19 @@ def normalize(
     other streams train. The entropy bonus and the value loss are always means over tokens.
 
     Args:
-        samples: Rows of the step, or a part of them.
+        samples: Rows of the step.
         normalizer: Divisor of policy gradient and KL. "constant": rows x `constant` (Dr. GRPO, no length bias);
             "token": trained tokens of the stream (DAPO, TRL's `dapo`); "row": rows x trained tokens of the row (GRPO as
             published).
         constant: Tokens per row for "constant".
         ce_normalizer: Divisor of the cross-entropy, by default `normalizer`; "unit" divides by the number of units.
-        step_counts: Counts of the whole optimizer step if `samples` are a part of it.
 
     Returns:
         The rows with divided weights.
     """
     normalizers = {"pg": normalizer, "kl": normalizer, "ce": ce_normalizer or normalizer, "ent": "token", "vf": "token"}
     divided: list[dict[str, np.ndarray]] = [{} for _ in samples]
-    counts = count_streams(samples) if step_counts is None else step_counts
+    counts = count_streams(samples)
     for name in STREAMS:
         rows, tokens, units = max(1, counts[name].rows), counts[name].tokens, counts[name].units
         for streams_of_row, sample, row_tokens in zip(divided, samples, _trained_tokens(samples, name), strict=True):

@@ -7,8 +7,8 @@ are saved for the backward pass, which costs no extra memory; the others are pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -50,7 +50,6 @@ class TokenScorer(nn.Module):
         checkpointing: Recompute each layer's activations in the backward pass. Unlike transformers' own switch it
             leaves dropout off and the generation cache on.
         values: Add a value head.
-        frozen_layers: Lower layers that a pass may skip; their hidden states are given to it then.
     """
 
     def __init__(
@@ -61,7 +60,6 @@ class TokenScorer(nn.Module):
         autocast: bool = False,
         checkpointing: bool = False,
         values: bool = False,
-        frozen_layers: Sequence[nn.Module] = (),
     ) -> None:
         super().__init__()
         self.model = model
@@ -69,7 +67,6 @@ class TokenScorer(nn.Module):
         self.head_tokens = head_tokens
         self.autocast = autocast
         self._layers = checkpointed_layers(model) if checkpointing else []
-        self._frozen_layers = list(frozen_layers)
 
     def forward(
         self,
@@ -79,7 +76,6 @@ class TokenScorer(nn.Module):
         temperature: torch.Tensor,
         depths: torch.Tensor | None = None,
         attended: torch.Tensor | None = None,
-        states: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Compute log-probs, entropies and values of N target tokens; all carry a gradient.
 
@@ -90,7 +86,6 @@ class TokenScorer(nn.Module):
             temperature: Sampling temperature (N,) that divides the logits.
             depths: Positions (B, L) of the nodes of trees; None for plain rows.
             attended: True (B, 1, L, L) where a node attends to another; None for plain rows.
-            states: Hidden states (B, L, H) above the frozen layers; None computes these layers.
 
         Returns:
             Log-probs (N,), entropies (N,), and values (N,) before the targets, None without a value head. float32 at
@@ -98,8 +93,7 @@ class TokenScorer(nn.Module):
         """
         model = unwrap_peft(self.model)
         precision = torch.autocast(input_ids.device.type, torch.bfloat16) if self.autocast else nullcontext()
-        skips = nullcontext() if states is None else return_states(self._frozen_layers, states)
-        with precision, recompute_activations(self._layers), skips:
+        with precision, recompute_activations(self._layers):
             trees = {} if depths is None else {"position_ids": depths, "attention_mask": attended}
             hidden = find_trunk(model)(input_ids=input_ids, use_cache=False, **trees).last_hidden_state
         head: Any = model.get_output_embeddings()
@@ -125,33 +119,15 @@ def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
     return layers
 
 
-def recompute_activations(layers: Sequence[nn.Module]) -> AbstractContextManager[None]:
-    """Recompute these layers' activations in the backward pass of what runs inside, if gradients are on."""
-    return replace_forward(
-        layers if torch.is_grad_enabled() else [],
-        lambda forward: partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False),
-    )
-
-
-def return_states(layers: Sequence[nn.Module], states: torch.Tensor) -> AbstractContextManager[None]:
-    """Let these layers return `states` instead of computing anything, in what runs inside."""
-    return replace_forward(layers, lambda _: lambda *_args, **_kwargs: states)
-
-
 @contextmanager
-def replace_forward(
-    layers: Sequence[nn.Module], replacement: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> Iterator[None]:
-    """Replace the `forward` of layers inside the block.
-
-    Args:
-        layers: Layers whose calls are replaced.
-        replacement: Returns the new `forward` for the present one.
-    """
+def recompute_activations(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Recompute these layers' activations in the backward pass of what runs inside, if gradients are on."""
+    if not torch.is_grad_enabled():
+        layers = []
     own_forwards = [vars(layer).get("forward") for layer in layers]  # set by this function or a library's hooks
     try:
         for layer in layers:
-            layer.forward = replacement(layer.forward)
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
         yield
     finally:
         for layer, forward in zip(layers, own_forwards, strict=True):

@@ -16,7 +16,6 @@ from memalpha.config.sampling import SamplerConfig
 from memalpha.policy.flat_qwen3 import PACK_TOKENS
 from memalpha.policy.kv_cache import ROOM
 from memalpha.train.data.samples import balance_micro_batches, padded_tokens, split_micro_batches
-from memalpha.train.learner.frozen_layers import GIGABYTE
 from memalpha.train.learner.sharded_files import FILE_BYTES
 from memalpha.train.learner.token_logprobs import (
     checkpointed_layers,
@@ -299,9 +298,6 @@ def _learning_parts(
     )
     peak = max(gradients, gradients + activations)
     parts = {"gradients": gradients // shard, "activations": peak - gradients}
-    limit = None if config.lora is None else config.lora.frozen_cache_gb
-    if limit is not None and torch.device(config.compute.device).type == "cpu":  # they are in host memory
-        parts["states of frozen layers"] = int(limit * GIGABYTE)
     if is_sharded:
         parts["gathered weights"] = _gathered_bytes(config, model)
     return parts

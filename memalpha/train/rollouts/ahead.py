@@ -4,21 +4,32 @@ A step learns from the groups whose oldest token comes from the oldest weights. 
 most (k + 1) x `tasks_per_step` groups are sampled, scored, queued or learned from at any time. The queue is part of
 every checkpoint.
 
-On a server sampling goes on while the learner learns, and groups end at their own pace (`episode_sources`). In this
-process (`LocalSource`) sampler and learner share the weights and take turns: a step's groups are sampled k steps before
-they are learned from. That gains no time; it shows what staleness does to learning, and runs are reproducible bit for
-bit.
+On a server (`ServerSource`) sampling goes on while the learner learns, and groups end at their own pace. The server
+gets new weights between requests: no turn starts until all turns under way have ended. So each completion has one
+weight version, and the turns of an episode may have several. A group whose oldest token is more than k steps behind is
+dropped; it is counted and not sampled again.
+
+In this process (`LocalSource`) sampler and learner share the weights and take turns: a step's groups are sampled k
+steps before they are learned from. That gains no time; it shows what staleness does to learning, and runs are
+reproducible bit for bit.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any
 
 from memalpha.config import ReinforcementConfig
+from memalpha.environments.episode import RunningEpisode, Start
+from memalpha.environments.pool import EpisodePool, is_lock_step
+from memalpha.errors import ConfigError
+from memalpha.policy.base import Policy
+from memalpha.policy.vllm.policy import VllmPolicy, VllmQueue
 from memalpha.train.rollouts.curriculum import TrainingTasks
 from memalpha.train.rollouts.group_codec import (
     ScoredGroup,
@@ -28,9 +39,8 @@ from memalpha.train.rollouts.group_codec import (
     gather_groups,
     group_number,
 )
-from memalpha.train.rollouts.questions import draw_questions
-from memalpha.train.rollouts.worker import RolloutWorker
-from memalpha.types import AnyTask, Completion, TrajectoryGroup
+from memalpha.train.rollouts.worker import RolloutWorker, draw_questions
+from memalpha.types import AnyTask, TrajectoryGroup
 
 
 class GroupSource:
@@ -66,7 +76,6 @@ class GroupSource:
     def commit(self, step: int) -> dict[str, float]:
         """Remove the groups of a step that was learned and return the metrics of its staleness."""
         ages = [step - scored.oldest for scored in self._taken]
-        shares = self._token_ages(step) if self.config.sampling.in_flight_updates else {}
         for scored in self._taken:
             del self.scored[scored.number]
         self._learned += len(self._taken)
@@ -78,7 +87,6 @@ class GroupSource:
             "dropped_groups": float(dropped),
             "queued_groups": float(len(self.scored)),
             "wait_seconds": self.wait_seconds,
-            **shares,
         }
 
     def state(self) -> dict[str, Any]:
@@ -86,7 +94,7 @@ class GroupSource:
         return {
             "learned": self._learned,
             "next": self.next_number,
-            "unfinished": sorted([*self.unfinished, *self._under_way()]),
+            "unfinished": sorted(self.unfinished),
             "groups": [encode_group(scored) for scored in self.scored.values()],
         }
 
@@ -117,19 +125,6 @@ class GroupSource:
         self._taken = sorted(self.scored.values(), key=lambda scored: (scored.oldest, scored.number))[: self.step_size]
         return self._taken
 
-    def _token_ages(self, step: int) -> dict[str, float]:
-        """Return the share of the step's tokens by the age of their weights, in steps."""
-        counts: Counter[int] = Counter()
-        for scored in self._taken:
-            for trajectory in scored.group.trajectories:
-                for turn in trajectory.turns:
-                    counts.update({step - weights: tokens for weights, tokens in token_spans(turn.completion)})
-        total = sum(counts.values())
-        return {f"tokens_of_age_{age}": counts[age] / total for age in range(self.staleness + 1)}
-
-    def _under_way(self) -> list[int]:
-        return []
-
 
 class LocalSource(GroupSource):
     """Sample in this process, a whole step at a time, `staleness` steps before it is learned from."""
@@ -158,10 +153,217 @@ class LocalSource(GroupSource):
         self.next_number = first + self.step_size
 
 
-def token_spans(completion: Completion) -> Sequence[tuple[int, int]]:
-    """Return (step of the weights, number of tokens) of each span of a completion whose weights are recorded."""
-    assert completion.weights_step is not None
-    return completion.weights_spans or ((completion.weights_step, len(completion.completion_ids)),)
+class ServerSource(GroupSource):
+    """Sample on a server, in a thread of its own, while the learner learns.
+
+    That thread drives the episodes until none has a turn under way. Further threads score groups. What has ended goes
+    into a queue, from which the caller's thread takes it; nothing else is shared while they run.
+
+    Args:
+        config: Settings of the run.
+        tasks: Training tasks.
+        worker: Samples and scores rollouts.
+        policy: Policy on the server.
+    """
+
+    def __init__(
+        self,
+        config: ReinforcementConfig,
+        tasks: TrainingTasks[Any],
+        worker: RolloutWorker[Any],
+        policy: VllmPolicy,
+    ) -> None:
+        super().__init__(config, tasks, worker)
+        self.policy = policy
+        self._queue = VllmQueue(policy)
+        self._pool = EpisodePool(self._queue, config.sampling.temperature, config.seed)
+        self._running: dict[int, list[RunningEpisode]] = {}  # episodes of groups that are sampled or scored, by number
+        self._background = worker.scorer.background()
+        capacity = (self.staleness + 1) * self.step_size if self._background.is_concurrent else 1
+        self._sampler = ThreadPoolExecutor(1, thread_name_prefix="memalpha samples ahead")
+        self._scorers = ThreadPoolExecutor(capacity, thread_name_prefix="memalpha scores")
+        self._sampling: Future[None] | None = None  # None before the first step
+        self._ended: SimpleQueue[tuple[int | None, Future[Any]]] = SimpleQueue()  # (group, its scoring), or `_sampling`
+
+    def take(self, step: int) -> list[ScoredGroup[Any]]:
+        """Hand over the weights of the step, drop stale groups and wait until there are enough for the step.
+
+        Raises:
+            PolicyError: The server gives no answers, or refuses the weights.
+            RewardError: An environment or a reward function fails.
+        """
+        with self.paused():
+            self.policy.refresh()
+            self._drop_stale(step - self.staleness)
+        start = time.monotonic()
+        if self._sampling is None:
+            self._start_sampling()
+        while len(self.scored) < self.step_size:
+            self._enqueue(*self._ended.get())
+        self.wait_seconds = time.monotonic() - start
+        return self._choose()
+
+    def commit(self, step: int) -> dict[str, float]:
+        """Remove the groups of a step that was learned and return the metrics of its staleness."""
+        self._enqueue_ended()
+        return {**super().commit(step), "running_groups": float(len(self._running))}
+
+    def state(self) -> dict[str, Any]:
+        """Return the queue as JSON; groups under way are named by number only."""
+        self._enqueue_ended()
+        state = super().state()
+        return {**state, "unfinished": sorted([*state["unfinished"], *self._running])}
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Hold back new turns inside the block, which starts when none is under way; after an error for ever."""
+        was_paused, self._pool.is_paused = self._pool.is_paused, True
+        if self._sampling is not None:
+            self._sampling.result()
+        yield
+        self._pool.is_paused = was_paused
+        if self._sampling is not None:
+            self._start_sampling()
+
+    def close(self) -> None:
+        """Stop sampling and scoring, and drop what is under way."""
+        self._pool.is_paused = True
+        while self._sampling is not None and not self._sampling.done():
+            self._queue.cancel()  # again: the thread may have been about to send some
+            wait([self._sampling], timeout=0.05)
+        self._background.cancel()
+        for threads in (self._sampler, self._scorers):
+            threads.shutdown(cancel_futures=True)
+
+    def _start_sampling(self) -> None:
+        """Start the thread if there is anything to sample, and no pause."""
+        if self._pool.is_paused:
+            return
+        assert self.policy.version is not None
+        self._admit(self.policy.version)
+        if self._pool.waiting:
+            self._sampling = self._sampler.submit(self._sample)
+            self._sampling.add_done_callback(lambda sampling: self._ended.put((None, sampling)))
+
+    def _admit(self, version: int) -> list[int]:
+        """Start groups within the capacity and return their numbers; the thread asks for their turns.
+
+        All groups that were started and not dropped are at most those of the steps up to `staleness` after the
+        sampler's weights. So a group that is not overtaken is learned from in time.
+
+        Args:
+            version: Step of the sampler's weights.
+        """
+        limit = min((version + self.staleness + 1) * self.step_size, self.limit)
+        numbers = []
+        while self._learned + len(self.scored) + len(self._running) < limit:
+            if self.unfinished:
+                number = self.unfinished.pop(0)
+            else:
+                number, self.next_number = self.next_number, self.next_number + 1
+            task, (step, index) = self.task(number), divmod(number, self.step_size)
+            self._running[number] = [
+                RunningEpisode(self.worker.engine, Start(task, index, rollout), step)
+                for rollout in range(self.config.sampling.group_size)
+            ]
+            self._pool.waiting += self._running[number]
+            numbers.append(number)
+        return numbers
+
+    def _sample(self) -> None:
+        """Drive the episodes until no turn is under way; let groups be scored whose episodes have all ended."""
+        self._pool.submit()
+        while self._pool.in_flight:
+            ended = self._pool.collect()
+            for number in dict.fromkeys(episode.step * self.step_size + episode.start.number for episode in ended):
+                episodes = self._running[number]
+                if all(episode.done for episode in episodes):
+                    rollouts = tuple(episode.trajectory("attempt") for episode in episodes)
+                    score = self._background.start([TrajectoryGroup(episodes[0].start.task, rollouts)])
+                    scoring = self._scorers.submit(score)
+                    scoring.add_done_callback(lambda scoring, number=number: self._ended.put((number, scoring)))
+
+    def _enqueue(self, number: int | None, ended: Future[Any]) -> None:
+        """Put a scored group into the queue unless it has become stale, and sample on if nothing is under way.
+
+        Args:
+            number: Number of the group; None for the end of the sampling thread.
+            ended: Its scoring, or the thread's work; what it has raised is raised.
+        """
+        result = ended.result()
+        assert self._sampling is not None and self.policy.version is not None
+        if number is not None:
+            groups, records = result
+            [answers] = self.worker.scorer.group_records(groups, records)
+            oldest = _oldest_step(self._running.pop(number))
+            assert oldest is not None
+            if oldest < self.policy.version - self.staleness:
+                self._dropped += 1
+            else:
+                self.scored[number] = ScoredGroup(number, groups[0], answers, oldest)
+        if self._sampling.done() and self._sampling.exception() is None:
+            self._start_sampling()
+
+    def _enqueue_ended(self) -> None:
+        """Put all groups into the queue that are scored by now; errors wait for the next `take`."""
+        for number, ended in [self._ended.get() for _ in range(self._ended.qsize())]:
+            if ended.exception() is None:
+                self._enqueue(number, ended)
+            else:
+                self._ended.put((number, ended))
+
+    def _drop_stale(self, first: int) -> None:
+        """Drop groups with a token of weights before step `first`, unless they wait for their scores.
+
+        No turn may be under way.
+        """
+        stale = [number for number, scored in self.scored.items() if scored.oldest < first]
+        for number in stale:
+            del self.scored[number]
+        for number, episodes in list(self._running.items()):
+            oldest = _oldest_step(episodes)
+            if oldest is not None and oldest < first and not all(episode.done for episode in episodes):
+                self._pool.drop(episodes)
+                del self._running[number]
+                stale.append(number)
+        self._dropped += len(stale)
+
+
+def make_source(
+    config: ReinforcementConfig, tasks: TrainingTasks[Any], worker: RolloutWorker[Any], sampler: Policy
+) -> GroupSource | None:
+    """Return what samples ahead of learning; None with `sampling.staleness=0`.
+
+    Args:
+        config: Settings of the run.
+        tasks: Training tasks.
+        worker: Samples and scores rollouts.
+        sampler: Policy that samples: in this process, or on a server.
+
+    Raises:
+        ConfigError: The environment cannot run at its own pace, or several processes share what cannot be shared.
+    """
+    if not config.sampling.staleness:
+        return None
+    if not isinstance(sampler, VllmPolicy):
+        return LocalSource(config, tasks, worker)
+    if worker.world.size > 1:
+        raise ConfigError(
+            f"sampling.staleness: {worker.world.size} processes cannot learn beside a server yet: set staleness=0, or "
+            "start one process"
+        )
+    if is_lock_step(worker.engine.make_environment()):
+        raise ConfigError(
+            "sampling.staleness: the environment steps all its episodes together: set lock_step=False in its class, or "
+            "staleness=0"
+        )
+    return ServerSource(config, tasks, worker, sampler)
+
+
+def _oldest_step(episodes: Sequence[RunningEpisode]) -> int | None:
+    """Return the smallest step whose weights sampled a turn; None before the first turn has ended."""
+    steps = [turn.completion.weights_step for episode in episodes for turn in episode.turns]
+    return min((step for step in steps if step is not None), default=None)
 
 
 def _with_version(group: TrajectoryGroup[AnyTask], version: int) -> TrajectoryGroup[AnyTask]:

@@ -200,7 +200,6 @@ def _turn(value: Mapping[str, Any]) -> Turn:
     completion = dict(value["completion"])
     for name in ("prompt_ids", "completion_ids", "logprobs", "forced"):
         completion[name] = tuple(completion[name])
-    completion["weights_spans"] = tuple(map(tuple, completion.get("weights_spans", ())))
     return Turn(
         chunk=value["chunk"],
         completion=Completion(**completion),

@@ -2,9 +2,8 @@
 
 Before the first rollout after a change of the weights, `WeightSync.refresh` writes them to a folder that both sides
 see. With LoRA these are the adapters, which the server loads under a new name; otherwise a whole model, which our
-worker extension loads (`policy.vllm.worker_extension`), or which goes from GPU to GPU (`weight_transfer`). Then comes
-the canary: the server samples a few fixed prompts, the learner computes the log-probs of the same tokens, and a mean
-gap beyond the tolerance stops the run.
+worker extension loads (`policy.vllm.worker_extension`). Then comes the canary: the server samples a few fixed prompts,
+the learner computes the log-probs of the same tokens, and a mean gap beyond the tolerance stops the run.
 
 The first sync also probes what a client cannot see. Its prompts are sampled at temperature 0.5: log-probs that fit the
 learner only at temperature 1 are raw ones, and log-probs that are all too high come from truncated sampling.
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from peft import PeftModel
 
 from memalpha.config import ReinforcementConfig
@@ -32,7 +30,6 @@ from memalpha.policy.transformers import TransformersPolicy
 from memalpha.policy.vllm.policy import VllmPolicy
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
 from memalpha.train.learner.engine import Engine
-from memalpha.train.rollouts.weight_transfer import NcclGroup, WeightTransfer
 from memalpha.types import Completion, SampleRequest, Turn
 
 CANARY_PROMPTS = 4
@@ -52,12 +49,6 @@ class WeightSync:
         config: Settings of the run.
         prompts: Prompts of the canary, at least one.
         folder: Folder of the weights that are handed over; earlier ones in it are removed.
-
-    Attributes:
-        transfer: Sends whole weights without files; None uses the folder.
-
-    Raises:
-        ConfigError: `sampler.transport=nccl` does not fit the run.
     """
 
     def __init__(
@@ -77,10 +68,6 @@ class WeightSync:
             for index, prompt in enumerate(prompts)
         ]
         self.has_adapters = isinstance(engine.model, PeftModel)
-        self.transfer: WeightTransfer | None = None
-        if config.sampling.sampler.transport == "nccl":
-            self.transfer = self._make_transfer(config)
-        self.base = ""
         self._run = secrets.token_hex(3)
         self._count = 0
         self._version = ""
@@ -120,8 +107,7 @@ class WeightSync:
         """Raise `PolicyError` if the server was started again since the sync; adapters show it in every answer."""
         if self.has_adapters:
             return
-        version = self.policy.client.weights_version() if self.transfer is None else self.transfer.version()
-        if version != self._version:
+        if self.policy.client.weights_version() != self._version:
             raise PolicyError(
                 f"{self.policy.client.name} has lost the weights of step {self.policy.version}: it was started again, "
                 "or another run uses it"
@@ -134,25 +120,10 @@ class WeightSync:
         retries, self._retries = self.policy.client.retries - self._retries, self.policy.client.retries
         return {"sync_seconds": sum(seconds), "sync_gap": max(gaps, default=0.0), "sampler_retries": float(retries)}
 
-    def _make_transfer(self, config: ReinforcementConfig) -> WeightTransfer:
-        if self.has_adapters:
-            raise ConfigError("sampler.transport=nccl: adapters go to the server as files: leave it out with lora")
-        device = self.engine.model.device
-        if device.type != "cuda":
-            raise ConfigError(
-                f"sampler.transport=nccl: the learner is on {device.type}, and NCCL joins GPUs: leave it out"
-            )
-        dtype = getattr(torch, config.compute.dtype)
-        return WeightTransfer(self.policy.client, self.engine, NcclGroup(device), dtype)
-
     def _push(self) -> str:
         """Hand the weights over and return their name."""
         world, is_sharded = self.engine.world, self.engine.is_sharded
         self._count += 1
-        if self.transfer is not None:
-            version = world.run_on_main(lambda: f"memalpha-{self._run}-{self._count}")
-            self.transfer.send(version)
-            return version
         partial = world.run_on_main(lambda: self._prepare_folder(with_weights=not is_sharded))
         if is_sharded:
             self.engine.write_shards(partial)

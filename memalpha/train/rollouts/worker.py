@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any, Generic, Protocol
 
 from memalpha.config import ERLSettings
@@ -16,8 +17,7 @@ from memalpha.qa.records import Record
 from memalpha.store.embedding import Embedder
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.rollouts.group_codec import ScoredGroup, empty_memory, gather_groups
-from memalpha.train.rollouts.questions import draw_questions
-from memalpha.types import AnyTask, SampleRequest, Trajectory, TrajectoryGroup
+from memalpha.types import AnyTask, SampleRequest, Task, Trajectory, TrajectoryGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class RolloutWorker(Generic[AnyTask]):
         config: A `RolloutConfig`; each kind of tasks has its own.
         world: Processes that share the tasks.
         reflecting: Feedback and prompts for second attempts; None if the run makes none.
-        questions_per_task: Most questions of a task that a step asks (`rollouts.questions`); None: all.
+        questions_per_task: Most questions of a task that a step asks (`draw_questions`); None: all.
         scoring_seconds: Time spent on scoring; the trainer resets it every step.
     """
 
@@ -144,22 +144,19 @@ class RolloutWorker(Generic[AnyTask]):
         groups, records = self.gather(self.score(self.sample(tasks, step, first)), tasks, step)
         return drop_unscored(groups), records
 
-    def gather(
-        self, scored: ScoredGroups[AnyTask], tasks: Sequence[AnyTask], step: int, offset: int = 0
-    ) -> ScoredGroups[AnyTask]:
+    def gather(self, scored: ScoredGroups[AnyTask], tasks: Sequence[AnyTask], step: int) -> ScoredGroups[AnyTask]:
         """Return the groups and records of all processes, in the order of their tasks. Every process must call this.
 
         Args:
-            scored: Groups of this process's shard, with their records; without any if they are not scored yet.
-            tasks: Tasks of the step, or of a part of it.
+            scored: Groups of this process's shard, with their records.
+            tasks: Tasks of the step.
             step: Step number.
-            offset: Process that has the first shard, as in `World.shard`.
         """
         if self.world.size == 1:
             return scored
         groups, records = scored
-        by_group = self.scorer.group_records(groups, records) if records else [[] for _ in groups]
-        index, _ = self.world.shard(tasks, offset)
+        by_group = self.scorer.group_records(groups, records)
+        index, _ = self.world.shard(tasks)
         empty = empty_memory(self.engine.environment)
         gathered = gather_groups(
             self.world,
@@ -178,21 +175,18 @@ class RolloutWorker(Generic[AnyTask]):
         self.scoring_seconds += time.monotonic() - start
         return scored
 
-    def sample(
-        self, tasks: Sequence[AnyTask], step: int, first: int = 0, offset: int = 0
-    ) -> list[TrajectoryGroup[AnyTask]]:
+    def sample(self, tasks: Sequence[AnyTask], step: int, first: int = 0) -> list[TrajectoryGroup[AnyTask]]:
         """Sample this process's shard of the rollouts, without scoring them.
 
         Args:
             tasks: Tasks of the step, or of a part of it.
             step: Step number; keys the sampling noise.
             first: Index of `tasks[0]` within the step.
-            offset: Process that takes the first shard, as in `World.shard`.
 
         Returns:
             One group of `group_size` rollouts per task of the shard.
         """
-        index, shard = self.world.shard(tasks, offset)
+        index, shard = self.world.shard(tasks)
         sampling = self.config.sampling
         shard = [draw_questions(task, self.questions_per_task, self.config.seed, step) for task in shard]
         return self.engine.roll_out(
@@ -218,3 +212,22 @@ def drop_unscored(groups: Sequence[TrajectoryGroup[AnyTask]]) -> list[Trajectory
     if groups and not scored:
         raise RewardError("none of a step's replies has a reward: no reward function applies to any of them")
     return scored
+
+
+def draw_questions(task: AnyTask, count: int | None, seed: int, step: int) -> AnyTask:
+    """Return the task with at most `count` of its questions, in their order, so that reader calls stay affordable.
+
+    The idea is Mem-alpha's `sub_sample_question_ratio` (arXiv 2509.25911 and its code); here the limit is a number. The
+    draw depends on (seed, step, task) alone. So all rollouts of a group are asked the same questions, second attempts
+    included, on any number of processes and after a resume.
+
+    Args:
+        task: Task of the step; a task without more questions, or a text task, is returned unchanged.
+        count: Most questions; None keeps all.
+        seed: Seed of the run.
+        step: Step number.
+    """
+    if count is None or not isinstance(task, Task) or len(task.questions) <= count:
+        return task
+    indices = sorted(Random(f"questions|{seed}|{step}|{task.id}").sample(range(len(task.questions)), count))
+    return task.model_copy(update={"questions": tuple(task.questions[index] for index in indices)})

@@ -23,9 +23,9 @@ from memalpha.qa.report import Report, summarize
 from memalpha.qa.reporting.example import add_walks, choose_examples, write_examples
 from memalpha.store.embedding import load_embedder
 from memalpha.train.algorithms import build_algorithm
+from memalpha.train.rollouts.ahead import make_source
 from memalpha.train.rollouts.curriculum import Curriculum
 from memalpha.train.rollouts.early_stop import EarlyStop
-from memalpha.train.rollouts.episode_sources import make_source
 from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.rollouts.reflection import MemoryReflection
 from memalpha.train.rollouts.weight_sync import connect_sampler, make_sampler
@@ -33,7 +33,7 @@ from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.evaluations import FrozenPolicies, TaskEvaluations
 from memalpha.train.trainers.progress import Display
-from memalpha.train.trainers.rl import ReinforcementStep, build_algorithm_engine, build_overlap
+from memalpha.train.trainers.rl import ReinforcementStep, build_algorithm_engine
 from memalpha.train.trainers.start import load_start, settle_defaults
 from memalpha.train.trainers.trainer import Evaluations, Trainer
 from memalpha.types import Task, Trajectory
@@ -74,7 +74,6 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
     questions = config.sampling.questions_per_task
     worker = RolloutWorker(rollouts, training_scorer, config, directory.world, reflection, questions)
     engine = build_algorithm_engine(policy, config, algorithm, directory.world)
-    reason = "neither reader nor judge is behind an endpoint"
     training_step = ReinforcementStep(
         config,
         directory,
@@ -84,7 +83,6 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
         engine=engine,
         attempt_metrics=partial(_attempt_metrics, policy.count_tokens, training_reader),
         trajectory_fields=_trajectory_fields,
-        overlap=build_overlap(config, worker, algorithm, engine, display, reason),
         source=make_source(config, tasks, worker, sampler),
         sampler_metrics=connect_sampler(sampler, engine, config, rollouts, source.batch, directory.path),
         early_stop=EarlyStop(config, training_reader if isinstance(training_reader, PolicyReader) else None),

@@ -59,11 +59,7 @@ class PreferenceLearner(PairLearner[Pair]):
         return read_pairs(path, self.policy)
 
     def describe(self, training: Sequence[Pair]) -> str:
-        text = f"{len(training)} training pairs"
-        if self.engine.frozen is None:
-            return text
-        rows = [row for index, pair in enumerate(training) for row in pair.rows(str(index))]
-        return f"{text}; {self.engine.frozen.describe(rows)}"
+        return f"{len(training)} training pairs"
 
     def fingerprint(self, lines: Sequence[Pair]) -> str:
         return pairs_fingerprint(lines)

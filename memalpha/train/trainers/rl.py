@@ -26,8 +26,6 @@ from memalpha.train.rollouts.early_stop import EarlyStop
 from memalpha.train.rollouts.resampling import is_flat, resample_flat_groups
 from memalpha.train.rollouts.worker import RolloutWorker, drop_unscored
 from memalpha.train.trainers.directory import RunDirectory
-from memalpha.train.trainers.overlap import OverlapPipeline, Part
-from memalpha.train.trainers.progress import Display
 from memalpha.train.trainers.start import build_engine, check_sampling_dtype
 from memalpha.train.trainers.trainer import TrainingStep
 from memalpha.types import Trajectory, TrajectoryGroup
@@ -67,35 +65,6 @@ def build_algorithm_engine(
     return engine
 
 
-def build_overlap(
-    config: ReinforcementConfig,
-    worker: RolloutWorker[Any],
-    algorithm: Algorithm,
-    engine: Engine,
-    display: Display,
-    no_endpoint_reason: str,
-) -> OverlapPipeline | None:
-    """Build what runs a step in parts; None if `overlap` is 1.
-
-    Args:
-        config: Settings of the run.
-        worker: Samples and scores rollouts.
-        algorithm: Turns rollouts into rows to train on.
-        engine: Updates the weights.
-        display: Shows a message if the parts have nothing to wait for.
-        no_endpoint_reason: Reason in that message.
-    """
-    if config.sampling.overlap == 1:
-        return None
-    overlap = OverlapPipeline(worker, algorithm, engine, config)
-    if not overlap.has_endpoint:
-        display.log(
-            f"overlap={config.sampling.overlap}: {no_endpoint_reason}, so there is nothing to wait for: "
-            "the parts of a step are scored and trained on one after the other"
-        )
-    return overlap
-
-
 class ReinforcementStep(TrainingStep):
     """Sample rollouts of some tasks and reinforce those with a higher reward than their group.
 
@@ -109,7 +78,6 @@ class ReinforcementStep(TrainingStep):
         attempt_metrics: Takes records, attempts and number of tasks of a step and returns metrics; called once a step,
             in every process.
         trajectory_fields: Returns the extra fields of a trajectory's line in trajectories.jsonl.
-        overlap: Runs the step in parts; None runs it as a whole.
         component_prefix: Prefix of the reward components' names in metrics.jsonl.
         early_stop: Stops the run if its first steps cannot teach anything.
         source: Samples ahead of learning; None samples at the start of each step.
@@ -129,7 +97,6 @@ class ReinforcementStep(TrainingStep):
         engine: Engine,
         attempt_metrics: Callable[[Sequence[Record], Sequence[Trajectory[Any]], int], dict[str, Any]],
         trajectory_fields: Callable[[Trajectory[Any]], dict[str, Any]],
-        overlap: OverlapPipeline | None = None,
         component_prefix: str = "",
         early_stop: EarlyStop | None = None,
         source: GroupSource | None = None,
@@ -138,8 +105,7 @@ class ReinforcementStep(TrainingStep):
         self.config, self.directory, self.tasks = config, directory, tasks
         self.worker, self.algorithm, self.engine = worker, algorithm, engine
         self.attempt_metrics, self.trajectory_fields = attempt_metrics, trajectory_fields
-        self.overlap, self.component_prefix = overlap, component_prefix
-        self.early_stop = early_stop or EarlyStop(config)
+        self.component_prefix, self.early_stop = component_prefix, early_stop or EarlyStop(config)
         self.source, self.sampler_metrics = source, sampler_metrics
         self.scheduled_steps = config.optimizer.schedule_steps
         self.keeps_all_checkpoints = config.sampling.keep_tokens
@@ -149,13 +115,11 @@ class ReinforcementStep(TrainingStep):
         if source is not None and type(algorithm).collect is not Algorithm.collect:
             raise ConfigError(f"sampling.staleness: {type(algorithm).__name__} collects its rollouts itself")
 
-    def prepare(self, step: int) -> Collected | list[Part]:
-        """Sample and score the step's rollouts; in parts, wait for the rewards of the first one only."""
+    def prepare(self, step: int) -> Collected:
+        """Sample and score the step's rollouts, or take them from the queue."""
         if self.source is not None:
             return self._take_from(self.source, step)
         tasks = self.tasks.batch(self.position)
-        if self.overlap is not None:
-            return self.overlap.start_step(tasks, step)
         self.worker.scoring_seconds = 0.0
         groups, records = self.algorithm.collect(self.worker, tasks, step)
         chosen, count = groups, len(tasks)
@@ -165,31 +129,20 @@ class ReinforcementStep(TrainingStep):
             )
         return Collected(groups, records, annotate(self.algorithm, chosen, self.engine), count)
 
-    def train(self, batch: Collected | list[Part], step: int) -> dict[str, Any]:
+    def train(self, batch: Collected, step: int) -> dict[str, Any]:
         """Update the weights, write the trajectories and return the metrics."""
-        position, count = self.position, self.config.tasks_per_step
-        if isinstance(batch, list):
-            assert self.overlap is not None
-            result = self.overlap.learn(batch, scheduled_learning_rate(step, self.config))
-            groups, records, samples = result.groups, result.records, result.samples
-            self._check_start(step, groups, records)
-            metrics = {
-                **self._rollout_metrics(groups, records, count),
-                **_update_metrics(result.stats, result.mismatch, samples),
-            }
-            metrics["wait_seconds"] = self.overlap.wait_seconds
-        else:
-            groups, records, annotation, count = batch
-            samples = annotation.rows
-            self._check_start(step, groups, records)
-            metrics = {
-                **self._rollout_metrics(groups, records, count),
-                **self._update(samples, step),
-                "wait_seconds": self.worker.scoring_seconds,
-                **annotation.metrics,
-            }
-            if annotation.state is not None:
-                self.algorithm.state = annotation.state
+        groups, records, annotation, count = batch
+        position, samples = self.position, annotation.rows
+        attempts = [item for group in groups for item in group.trajectories if item.role == "attempt"]
+        self.early_stop.check(step, attempts, records)  # nothing of this step is on disk yet
+        metrics = {
+            **self._rollout_metrics(groups, records, count),
+            **self._update(samples, step),
+            "wait_seconds": self.worker.scoring_seconds,
+            **annotation.metrics,
+        }
+        if annotation.state is not None:
+            self.algorithm.state = annotation.state
         metrics |= self.sampler_metrics()
         if self.source is not None:
             metrics |= self.source.commit(step)
@@ -217,10 +170,9 @@ class ReinforcementStep(TrainingStep):
         return nullcontext() if self.source is None else self.source.paused()
 
     def close(self) -> None:
-        """Stop the threads of the overlap, or of the sampler that runs ahead."""
-        for background in (self.overlap, self.source):
-            if background is not None:
-                background.close()
+        """Stop the sampler that runs ahead."""
+        if self.source is not None:
+            self.source.close()
 
     def _take_from(self, source: GroupSource, step: int) -> Collected:
         """Return the step's groups from the queue, annotated with the current weights."""
@@ -228,11 +180,6 @@ class ReinforcementStep(TrainingStep):
         groups = drop_unscored([scored.group for scored in step_groups])
         records = [record for scored in step_groups for answers in scored.records for record in answers]
         return Collected(groups, records, annotate(self.algorithm, groups, self.engine), len(step_groups))
-
-    def _check_start(self, step: int, groups: Sequence[TrajectoryGroup[Any]], records: Sequence[Record]) -> None:
-        """Raise `TrainingError` if the first steps cannot teach anything; nothing of this step is on disk then."""
-        attempts = [item for group in groups for item in group.trajectories if item.role == "attempt"]
-        self.early_stop.check(step, attempts, records)
 
     def _update(self, samples: Sequence[TrainingSample], step: int) -> dict[str, Any]:
         """Run all optimizer steps on the samples of a step and return their metrics."""
@@ -361,7 +308,6 @@ class ReinforcementStep(TrainingStep):
                     "reward": reward,
                     "ok": all(result.ok for result in turn.results),
                     "weights_step": step if turn.completion.weights_step is None else turn.completion.weights_step,
-                    **({"weights_spans": spans} if (spans := turn.completion.weights_spans) else {}),
                 }
                 for sample, turn, reward in turns
             ),

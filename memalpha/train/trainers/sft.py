@@ -82,8 +82,6 @@ def sft_trainer(config: SFTConfig, directory: RunDirectory) -> Trainer:
         rows, held_out = world.run_on_main(
             lambda: load_fixed_rows(config, directory, policy, writing, source, scorer, display)
         )
-        if engine.frozen is not None:
-            display.log(engine.frozen.describe([*rows, *held_out]))
     tasks = None
     if source is not None and scorer is not None and (evaluates or is_rejection_sampling):
         tasks = TaskEvaluations(

@@ -21,8 +21,8 @@ from memalpha.qa.records import Record
 from memalpha.rewards.evaluate import TextScorer, check_rewards, text_summary
 from memalpha.train.algorithms import build_algorithm
 from memalpha.train.learner.distributed import World
+from memalpha.train.rollouts.ahead import make_source
 from memalpha.train.rollouts.curriculum import Curriculum
-from memalpha.train.rollouts.episode_sources import make_source
 from memalpha.train.rollouts.text_inputs import PythonInputs, build_environment
 from memalpha.train.rollouts.text_reflection import FeedbackFunction, TextReflection, check_feedback_function
 from memalpha.train.rollouts.text_tasks import TextTaskSource
@@ -31,7 +31,7 @@ from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.evaluations import TaskEvaluations
 from memalpha.train.trainers.progress import Display
-from memalpha.train.trainers.rl import ReinforcementStep, build_algorithm_engine, build_overlap
+from memalpha.train.trainers.rl import ReinforcementStep, build_algorithm_engine
 from memalpha.train.trainers.start import load_start, settle_defaults
 from memalpha.train.trainers.trainer import Trainer
 from memalpha.types import TextTask, Trajectory
@@ -66,7 +66,6 @@ def text_trainer(config: TextConfig, directory: RunDirectory, inputs: PythonInpu
     if config.curriculum is not None:
         tasks = Curriculum(config.curriculum, source.tasks_of_level, config.tasks_per_step, config.seed)
     engine = build_algorithm_engine(policy, config, algorithm, world)
-    reason = "the environment gives its rewards while it is played"
     training_step = ReinforcementStep(
         config,
         directory,
@@ -77,7 +76,6 @@ def text_trainer(config: TextConfig, directory: RunDirectory, inputs: PythonInpu
         attempt_metrics=partial(_attempt_metrics, rollouts, config, world),
         trajectory_fields=_trajectory_fields,
         component_prefix="rewards/",
-        overlap=build_overlap(config, worker, algorithm, engine, display, reason),
         source=make_source(config, tasks, worker, sampler),
         sampler_metrics=connect_sampler(sampler, engine, config, rollouts, source.batch, directory.path),
     )

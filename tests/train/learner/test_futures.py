@@ -276,18 +276,3 @@ def test_interpreter_exit_waits_for_the_running_request_only(last):
     ended = subprocess.run([sys.executable, "-c", END.format(last=last)], capture_output=True, text=True, timeout=50)
     assert ended.stdout == "ended what was begun\n"
     assert ended.stderr.count("Traceback") == ("Keyboard" in last)
-
-
-def test_idle_since():
-    gate = threading.Event()
-    with Pipeline() as pipeline:
-        before = pipeline.idle_since
-        assert before is not None
-        future = pipeline.submit("request", gate.wait)
-        while pipeline.idle_since is not None:
-            threading.Event().wait(0.001)
-        gate.set()
-        future.result(10)
-        while (after := pipeline.idle_since) is None:
-            threading.Event().wait(0.001)
-        assert after > before

@@ -286,12 +286,6 @@ def test_runs_on_pairs_are_planned_from_their_file(tmp_path: Path, name: str) ->
     assert not plan["step"]["sampled"]
     parts = plan["memory"]["phases"][0]["parts"]
     assert ("reference" in parts) == (name == "preferences")
-    assert "states of frozen layers" not in parts
-
-
-def test_the_limit_of_kept_hidden_states_is_planned(tmp_path: Path) -> None:
-    overrides = [f"data={_preference_file(tmp_path)}", "policy=tiny-text", "lora={layers: 1, frozen_cache_gb: 0.5}"]
-    assert _plan("preferences", *overrides)["memory"]["phases"][0]["parts"]["states of frozen layers"] == 500_000_000
 
 
 @pytest.mark.parametrize("name", ["sft", "arithmetic", "ppo"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
+from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -22,7 +23,7 @@ from memalpha.qa.evaluate import MemoryScorer
 from memalpha.store.state import MemoryState
 from memalpha.train.api import train
 from memalpha.train.learner.distributed import World
-from memalpha.train.rollouts.episode_sources import ServerSource, _RunningGroup, make_source
+from memalpha.train.rollouts.ahead import ServerSource, make_source
 from memalpha.train.rollouts.group_codec import ScoredGroup, decode_group, encode_group
 from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.rollouts.weight_sync import make_sampler
@@ -89,8 +90,8 @@ def test_a_server_samples_ahead_and_a_crash_loses_no_group(small, policy_path, t
     save = ServerSource.state
 
     def state_with_a_queue(self):  # the server would fill it in time; the test must not depend on when
-        with self._changed:
-            self._changed.wait_for(lambda: self._failure or self._thread is None or self.scored or not self._running)
+        while self._running and not self.scored:
+            self._enqueue(*self._ended.get())
         return save(self)
 
     with VllmServer(policy_path) as server:
@@ -155,38 +156,57 @@ def source(small, policy_path):
 
 
 def test_the_capacity_follows_the_servers_weights(source):
-    assert [group.number for group in source._admit(0)] == [0, 1, 2, 3] and source._admit(0) == []
+    assert source._admit(0) == [0, 1, 2, 3] and source._admit(0) == []
     for number in (1, 2):
         del source._running[number]
         source.scored[number] = ScoredGroup(number, None, [], 0)
     assert source._admit(0) == [], "queued groups count, too"
-    assert [group.number for group in source._admit(1)] == [4, 5]
+    assert source._admit(1) == [4, 5]
     source._choose()
     source.commit(0)
     assert source._admit(1) == [], "no group starts with weights that are too old for the step that would learn from it"
     source.unfinished = [1]
-    assert [group.number for group in source._admit(2)] == [1, 6], "unfinished groups come first"
+    assert source._admit(2) == [1, 6], "unfinished groups come first"
 
 
 def test_stale_groups_are_dropped_whole_and_counted(source):
     completion = SimpleNamespace(completion=SimpleNamespace(weights_step=0))
     source.scored = {number: ScoredGroup(number, None, [], oldest) for number, oldest in ((0, 0), (1, 1), (2, 2))}
     source.policy.version = 2
-    slow, fresh = source._admit(2)[:2]
-    slow.episodes[0].turns.append(completion)
-    for group in (slow, fresh):
-        source._pool.is_paused = True
-        source._pool.submit(group.episodes)
-    source._drop_scored(2)
-    source._drop_running(2)
-    assert list(source.scored) == [1, 2] and slow.number not in source._running and fresh.number in source._running
-    assert source._pool.waiting == fresh.episodes
+    slow, fresh, *others = source._admit(2)
+    source._running[slow][0].turns.append(completion)
+    source._drop_stale(1)
+    assert list(source.scored) == [1, 2] and list(source._running) == [fresh, *others]
+    assert source._pool.waiting == [episode for number in (fresh, *others) for episode in source._running[number]]
     source._choose()
     assert source.commit(2)["dropped_groups"] == 2 and source._dropped == 0
-    ended = _RunningGroup(9, [SimpleNamespace(turns=[completion], done=True)])
-    source._running[9] = ended
-    source._score(9, lambda: ([TrajectoryGroup(None, ())], []))
-    assert 9 not in source.scored and source._dropped == 1, "a group may become stale while it is scored"
+
+
+def test_a_group_that_becomes_stale_while_it_is_scored_is_dropped(source):
+    completion = SimpleNamespace(completion=SimpleNamespace(weights_step=0))
+    source.policy.version = 2
+    source._sampling = Future()  # sampling goes on
+    source._running[9] = [SimpleNamespace(turns=[completion], done=True)]
+    source._drop_stale(1)
+    assert 9 in source._running and not source._dropped, "it waits for its scores"
+    scoring = Future()
+    scoring.set_result(([TrajectoryGroup(None, ())], []))
+    source._ended.put((9, scoring))
+    source._enqueue_ended()
+    assert 9 not in source.scored and 9 not in source._running and source._dropped == 1
+    source._sampling.set_result(None)
+
+
+def test_an_error_waits_for_the_next_step(source):
+    """A step that was learned is recorded and saved, whatever has happened to the server."""
+    source.policy.version = 0
+    source._sampling = Future()
+    source._ended.put((None, source._sampling))
+    source._sampling.set_exception(PolicyError("no server"))
+    source._enqueue_ended()
+    assert source.state()["groups"] == [] and source._ended.qsize() == 1
+    with pytest.raises(PolicyError, match="no server"):
+        source.take(0)
 
 
 def test_a_group_is_the_same_after_a_checkpoint(small, policy_path):
@@ -209,7 +229,7 @@ def test_a_group_is_the_same_after_a_checkpoint(small, policy_path):
 
 
 def test_what_cannot_be_sampled_ahead_is_refused(small, source):
-    for changes in ({"algorithm": "erl"}, {"overlap": 2}, {"resample_flat": 1}):
+    for changes in ({"algorithm": "erl"}, {"resample_flat": 1}):
         with pytest.raises(ConfigError, match=r"sampling\.staleness: does not work with"):
             small(staleness=1, **changes)
     source.worker.world = World(0, 2)

@@ -103,11 +103,6 @@ def test_a_resumed_run_is_checked_again(small, monkeypatch):
     assert not (config.out / "stopped.json").exists()
 
 
-def test_a_stop_in_parts_leaves_the_same_files(small, monkeypatch):
-    written(monkeypatch, "no call")
-    assert_stopped(small(**CHECKED, overlap=2), "none of the writer's")
-
-
 @pytest.mark.parametrize(
     ("reply", "stop_reason", "message"),
     [

@@ -11,7 +11,7 @@ from memalpha.config import WorldConfig
 from memalpha.qa.evaluate import MemoryScorer
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.api import train
-from memalpha.train.rollouts.questions import draw_questions
+from memalpha.train.rollouts.worker import draw_questions
 
 TASKS = synthetic.tasks(WorldConfig(), 0, 0, 4)
 

@@ -88,7 +88,6 @@ def test_a_run_draws_further_tasks_and_trains_on_full_steps(policy_path, tmp_pat
 def test_what_cannot_be_resampled_is_refused(policy_path, tmp_path):
     for changes, reason in (
         ({"algorithm": "erl"}, "algorithm=erl"),
-        ({"overlap": 2, "minibatches": 2}, "overlap=2"),
         ({"curriculum": {"order": ["a", "b"]}}, "a curriculum"),
     ):
         with pytest.raises(ConfigError, match=f"resample_flat: has no use with {reason}"):

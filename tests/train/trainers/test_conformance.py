@@ -45,7 +45,6 @@ KINDS: dict[str, tuple[type[LearnerConfig], dict[str, Any]]] = {
     "text": (TextConfig, {"curriculum": {"order": list(LEVELS), "threshold": 0.3, "window": 8}}),
     "text, erl": (TextConfig, {"algorithm": "erl", "erl": {"reflection_tokens": 3}}),
     "text, resampled": (TextConfig, {"resample_flat": 2, "group_size": 2}),
-    "text, overlap": (TextConfig, {"overlap": 3, "minibatches": 3}),
     "sft": (SFTConfig, {}),
     "sft, best rollouts": (
         SFTConfig,

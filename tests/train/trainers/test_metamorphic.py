@@ -16,8 +16,6 @@ ALGORITHMS = {
     "grpo": {},
     "grpo, scaled over the step": {"scale_rewards": "batch"},
     "grpo, two epochs": {"num_iterations": 2, "minibatches": 3, "old_logprobs": "recomputed"},
-    "grpo, parts": {"overlap": 2, "minibatches": 1},
-    "grpo, a part an update": {"overlap": 2, "minibatches": 2},
     "rloo": {"algorithm": "rloo"},
     "dpo": {"algorithm": "dpo"},
     "erl": {"algorithm": "erl", "erl": {"reflection_tokens": 3}},
