@@ -19,11 +19,10 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Timer
 from typing import Any
 
-from memalpha.rewards.code.reward import parse_tests, run_tests
-from memalpha.rewards.code.sandbox import Limits, end_child, start_child
+from memalpha.rewards.code import parse_tests, run_tests
+from memalpha.rewards.sandbox import Limits, read_output, start_process
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 from attacks import ATTACKS, RIGHT, TESTS
@@ -65,7 +64,7 @@ def run_attacks(limits: Limits) -> list[dict[str, Any]]:
             program = program.replace("PORT", "9").replace("FOLDER", folder)
             outcomes = run_tests(program, parse_tests(TESTS), limits)
             seconds = time.perf_counter() - began
-            after = run_tests(RIGHT, parse_tests(TESTS), Limits())
+            after = run_tests.__wrapped__(RIGHT, parse_tests(TESTS), Limits())
             passed, right = sum(not failure for failure in outcomes), not any(after)
             rows.append(
                 {"attack": name, "outcome": outcomes[0], "passed": passed, "seconds": seconds, "next right": right}
@@ -86,12 +85,12 @@ def cost(tests: list[Any], program: str, count: int, group: Path | None) -> dict
     before = 0 if group is None else int((group / "cpuacct.usage").read_text())
     for _ in range(count):
         began = time.perf_counter()
-        assert not any(run_tests(program, compiled, Limits()))
+        assert not any(run_tests.__wrapped__(program, compiled, Limits()))
         times.append(1000 * (time.perf_counter() - began))
     spent = None if group is None else (int((group / "cpuacct.usage").read_text()) - before) / 1e6 / count
     began = time.perf_counter()
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda _: run_tests(program, compiled, Limits()), range(count)))
+        list(pool.map(lambda _: run_tests.__wrapped__(program, compiled, Limits()), range(count)))
     return {
         "cpu ms": spent,
         "wall ms, median": statistics.median(times),
@@ -103,13 +102,9 @@ def cost(tests: list[Any], program: str, count: int, group: Path | None) -> dict
 
 def residue(source: str) -> int:
     """Return the last number that a program prints before its limits end it."""
-    child = start_child("script", source.encode(), Limits(), output=True)
-    assert child.stdout is not None
-    clock = Timer(Limits().clock, child.kill)  # a thread without memory may never say that it began
-    clock.start()
-    words = child.stdout.read().split()
-    clock.cancel()
-    end_child(child)
+    deadline = time.monotonic() + Limits().clock  # a thread without memory may never say that it began
+    with start_process(Limits(), source=source, stdin=b"") as child:
+        words = read_output(child, deadline).split()
     return int(words[-1]) if words else 0
 
 

@@ -231,8 +231,8 @@ def _load(part: Any, location: str) -> RewardFunction:
 
                 return named(MathReward(part.column), part.name, part.weight)
             case CodePart():
-                from memalpha.rewards.code.reward import CodeReward
-                from memalpha.rewards.code.sandbox import Limits
+                from memalpha.rewards.code import CodeReward
+                from memalpha.rewards.sandbox import Limits
 
                 limits = Limits(part.seconds, part.megabytes)
                 reward = CodeReward(part.column, score=part.score, limits=limits, concurrency=part.concurrency)

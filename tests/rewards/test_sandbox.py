@@ -18,10 +18,10 @@ from attacks import ATTACKS, RIGHT, TESTS
 
 from memalpha.config.rewards import CodePart
 from memalpha.errors import ConfigError
+from memalpha.rewards import sandbox
 from memalpha.rewards.base import load_rewards
-from memalpha.rewards.code import sandbox
-from memalpha.rewards.code.reward import CodeReward, parse_tests, run_tests
-from memalpha.rewards.code.sandbox import Limits, check_sandbox, end_child, start_child
+from memalpha.rewards.code import CodeReward, parse_tests, run_tests
+from memalpha.rewards.sandbox import Limits, check_sandbox, read_output, start_process
 
 WHY = sandbox._find_problem(shutil.which("bwrap"), os.environ.get("PATH", ""))
 contained = pytest.mark.skipif(bool(WHY), reason=f"no sandbox here: {WHY}")
@@ -58,6 +58,7 @@ MARK = f"#{os.getpid()}"
 def marked(monkeypatch):
     command = sandbox._command
     command.cache_clear()
+    run_tests.cache_clear()
     monkeypatch.setattr(sandbox, "_BOOT", sandbox._BOOT + MARK)
     yield
     command.cache_clear()
@@ -99,17 +100,16 @@ def test_an_attack_earns_nothing_and_leaves_nothing(name, tmp_path, listener, mo
 @contained
 def test_what_a_program_sees(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMALPHA_SECRET", "155")
-    source = b"""
+    source = """
 import os, sys
 print(sorted(os.listdir("/")), sorted(os.listdir("/dev")), os.listdir("/tmp"), sorted(os.environ), os.getcwd())
 places = ("/home", "/proc", "/etc/passwd", "/sys", "/var", "/usr/bin/env", "/usr/share")
 print([place for place in places if os.path.exists(place)])
 print([fd for fd in range(3, 64) if os.path.exists(fd)])
 """
-    child = start_child("script", source, Limits(), output=True)
-    assert child.stdout is not None
-    said = child.stdout.read().decode()
-    assert end_child(child) == 0
+    with start_process(Limits(), source=source, stdin=b"") as child:
+        said = read_output(child, time.monotonic() + 60).decode()
+        assert child.wait(60) == 0
     root, seen, fds = said.splitlines()
     assert "PYTHONHASHSEED" in root and "MEMALPHA_SECRET" not in root and "['null', 'urandom', 'zero'] []" in root
     assert seen == "[]"
@@ -119,9 +119,9 @@ print([fd for fd in range(3, 64) if os.path.exists(fd)])
 @contained
 def test_all_ends_with_the_process_that_started_it():
     code = (
-        f"from memalpha.rewards.code import sandbox\nimport time\nsandbox._BOOT += {MARK!r}\n"
-        "sandbox.start_child('script', b'while True: pass', sandbox.Limits(seconds=60))\n"
-        "print('started', flush=True)\ntime.sleep(60)"
+        f"from memalpha.rewards import sandbox\nimport time\nsandbox._BOOT += {MARK!r}\n"
+        "with sandbox.start_process(sandbox.Limits(seconds=60), source='while True: pass', stdin=b''):\n"
+        "    print('started', flush=True)\n    time.sleep(60)"
     )
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None and child.stdout.readline() == "started\n"

@@ -5,8 +5,8 @@ of limited size in memory, and sees `/dev/null`, `/dev/zero` and `/dev/urandom`.
 
 It has no network, no other files (no home, `/etc` or `/proc`), no environment variables, no view of other processes and
 no capabilities. A seccomp filter refuses `fork`, so the process with its threads ends with the sandbox, and the sandbox
-with this process. The process sets rlimits on CPU time, memory, file size and open files before it reads the program
-(`child._set_limits`). The reader limits clock time and output.
+with this process. The process sets rlimits on CPU time, memory, file size and open files before it reads the program.
+The reader limits clock time and output.
 
 `check_sandbox` raises with the reason where bubblewrap is missing or ineffective. No program ever runs without it.
 
@@ -20,25 +20,30 @@ from __future__ import annotations
 import marshal
 import os
 import platform
+import select
 import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from memalpha.errors import ConfigError
 
-FOLDER_MEGABYTES = 16
+FOLDER_BYTES = 16 << 20
 """Size of the writable folder, and so of the largest file."""
+OUT_OF_TIME = (128 + 9, 128 + 24, -9)
+"""Exit statuses of a process that its CPU limit ended."""
 
 _BOOT = (
     "import os,sys,marshal\nn=int(sys.argv[1]);b=b''\nwhile len(b)<n:\n p=os.read(0,n-len(b))\n if not p:os._exit(9)\n"
-    " b+=p\nexec(marshal.loads(b))"
+    " b+=p\ncode,job=marshal.loads(b)\nexec(code)"
 )
 
 
@@ -64,34 +69,72 @@ class Limits:
         """Clock seconds after which a program is killed."""
         return self.patience * self.seconds
 
+    def rlimits(self) -> list[tuple[str, int]]:
+        """Return names and values of the process's rlimits."""
+        limits = [("RLIMIT_CPU", self.seconds), ("RLIMIT_AS", self.megabytes << 20), ("RLIMIT_FSIZE", FOLDER_BYTES)]
+        limits += [("RLIMIT_NOFILE", 64), ("RLIMIT_NPROC", 64)]
+        return limits + [(name, 0) for name in ("RLIMIT_CORE", "RLIMIT_MEMLOCK", "RLIMIT_MSGQUEUE")]
 
-def start_child(
-    kind: str, source: bytes, limits: Limits, fds: Sequence[int] = (), *, stdin: bytes = b"", output: bool = False
-) -> subprocess.Popen[bytes]:
-    """Start a sandboxed process that runs `child.main(kind, ...)`.
+
+@contextmanager
+def start_process(
+    limits: Limits,
+    fds: Sequence[int] = (),
+    *,
+    command: Sequence[str] = (),
+    stderr: int = subprocess.DEVNULL,
+    **job: Any,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a job of `sandbox_child` in a sandboxed process until the block ends.
 
     Args:
-        kind: "serve", "check" or "script".
-        source: The program, or the tests for "check".
         limits: Limits of the process.
-        fds: File descriptors that the process inherits.
-        stdin: Standard input of a script.
-        output: Connect standard output to a pipe; otherwise it is discarded.
+        fds: File descriptors for requests and replies between a program and its tests.
+        command: bubblewrap and its arguments (default: those of this machine, once it was checked).
+        stderr: What becomes of bubblewrap's own messages.
+        job: `source` with `stdin` for a script, `source` for a program that answers `tests`, or `tests`.
 
-    Returns:
-        The process; the caller must end it by `end_child`.
+    Yields:
+        The process, with a pipe of its output.
 
     Raises:
         ConfigError: There is no sandbox.
     """
-    command = [*_command(), *_child_arguments(kind, source, stdin, limits, fds)]
-    stdout = subprocess.PIPE if output else subprocess.DEVNULL
-    child = _spawn(command, fds, stdout, subprocess.DEVNULL)
-    assert child.stdin is not None
-    with suppress(BrokenPipeError):  # the child has ended; the reader will notice
-        child.stdin.write(_child_code() + source + stdin)
-        child.stdin.flush()
-    return child
+    job |= {"fds": tuple(fds), "limits": limits.rlimits()}
+    data = marshal.dumps((_child_code(), job))
+    read, write = os.pipe()
+    try:
+        os.write(write, _seccomp())
+        os.close(write)
+        words = [str(read) if word == "SECCOMP" else word for word in command or _command()] + [str(len(data))]
+        pipe = subprocess.PIPE
+        child = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=stderr, pass_fds=[read, *fds], env={})
+    finally:
+        os.close(read)
+    assert child.stdin is not None and child.stdout is not None
+    try:
+        with suppress(BrokenPipeError):  # the child has ended; the reader will notice
+            child.stdin.write(data)
+            child.stdin.flush()
+        yield child
+    finally:
+        child.kill()
+        child.stdout.close()
+        with suppress(BrokenPipeError):
+            child.stdin.close()
+        child.wait()
+
+
+def read_output(child: subprocess.Popen[bytes], deadline: float, most_bytes: int = 1 << 24) -> bytes:
+    """Read output until its end, the deadline (of `time.monotonic`), or more than `most_bytes`."""
+    assert child.stdout is not None
+    output = b""
+    while select.select([child.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        part = os.read(child.stdout.fileno(), 65536)
+        output += part
+        if not part or len(output) > most_bytes:
+            break
+    return output
 
 
 def check_sandbox() -> None:
@@ -103,19 +146,6 @@ def check_sandbox() -> None:
             "(apt install bubblewrap) on Linux, and allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, "
             "kernel.apparmor_restrict_unprivileged_userns=0; in Docker --security-opt seccomp=unconfined)"
         )
-
-
-def end_child(child: subprocess.Popen[bytes]) -> int:
-    """Kill a process with its sandbox and return its exit status."""
-    child.kill()
-    for pipe in (child.stdin, child.stdout):
-        if pipe is not None:
-            with suppress(BrokenPipeError):
-                pipe.close()
-    return child.wait()
-
-
-# --------------------------------------------------------------------------------------------------------- command
 
 
 @lru_cache(1)
@@ -144,7 +174,7 @@ def _bwrap_arguments(bwrap: str) -> tuple[str, ...]:
     words += ["--ro-bind", _python(), _python()]
     for device in ("/dev/null", "/dev/zero", "/dev/urandom"):
         words += ["--dev-bind", device, device]
-    words += ["--size", str(FOLDER_MEGABYTES << 20), "--tmpfs", "/tmp", "--remount-ro", "/", "--chdir", "/tmp"]
+    words += ["--size", str(FOLDER_BYTES), "--tmpfs", "/tmp", "--remount-ro", "/", "--chdir", "/tmp"]
     words += ["--seccomp", "SECCOMP", "--", _python(), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", _BOOT]
     return tuple(words)
 
@@ -155,15 +185,10 @@ def _python() -> str:
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
-def _child_arguments(kind: str, source: bytes, stdin: bytes, limits: Limits, fds: Sequence[int]) -> list[str]:
-    numbers = (limits.seconds, limits.megabytes, FOLDER_MEGABYTES << 20, len(source), len(stdin), *fds)
-    return [str(len(_child_code())), kind, *map(str, numbers)]
-
-
 @lru_cache(1)
-def _child_code() -> bytes:
-    source = (resources.files("memalpha") / "rewards" / "code" / "child.py").read_text(encoding="utf-8")
-    return marshal.dumps(compile(source, "child.py", "exec", optimize=2))
+def _child_code() -> Any:
+    source = (resources.files("memalpha") / "rewards" / "sandbox_child.py").read_text(encoding="utf-8")
+    return compile(source, "sandbox_child.py", "exec", optimize=2)
 
 
 _ATTEMPTS = """
@@ -191,59 +216,38 @@ def _find_problem(bwrap: str | None, path: str) -> str:
         return f"there is no system call filter for {platform.machine()}"
     if bwrap is None:
         return "bubblewrap (bwrap) is not installed"
-    source = _ATTEMPTS.encode()
-    command = [*_bwrap_arguments(bwrap), *_child_arguments("script", source, b"", Limits(), ())]
+    deadline = time.monotonic() + 60
     try:
-        child = _spawn(command, (), subprocess.PIPE, subprocess.PIPE)
+        with start_process(
+            Limits(), command=_bwrap_arguments(bwrap), stderr=subprocess.STDOUT, source=_ATTEMPTS, stdin=b""
+        ) as child:
+            output = read_output(child, deadline)
+            status = child.wait(max(1, deadline - time.monotonic()))
     except OSError as error:
         return f"{bwrap} cannot be run ({error})"
-    assert child.stdin is not None and child.stdout is not None and child.stderr is not None
-    try:
-        with suppress(BrokenPipeError):
-            child.stdin.write(_child_code() + source)
-            child.stdin.flush()
-        out, error_lines = child.stdout.read(), child.stderr.read().decode(errors="replace").strip().splitlines()
-        status = child.wait(60)
     except subprocess.TimeoutExpired:
         return f"{bwrap} does not end"
-    finally:
-        child.stderr.close()
-        end_child(child)
     if status:
-        return f"{bwrap} fails ({error_lines[-1] if error_lines else f'status {status}'})"
-    if out != _CONTAINED:
-        return f"{bwrap} does not contain programs: one in it found {out[:200]!r} instead of {_CONTAINED!r}"
+        lines = output.decode(errors="replace").strip().splitlines()
+        return f"{bwrap} fails ({lines[-1] if lines else f'status {status}'})"
+    if output != _CONTAINED:
+        return f"{bwrap} does not contain programs: one in it found {output[:200]!r} instead of {_CONTAINED!r}"
     return ""
-
-
-def _spawn(command: Sequence[str], fds: Sequence[int], out: int, error: int) -> subprocess.Popen[bytes]:
-    """Start the command with `SECCOMP` replaced by the descriptor of the filter."""
-    read, write = os.pipe()
-    try:
-        os.write(write, _seccomp())
-        os.close(write)
-        words = [str(read) if word == "SECCOMP" else word for word in command]
-        return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=out, stderr=error, pass_fds=[read, *fds], env={})
-    finally:
-        os.close(read)
 
 
 # --------------------------------------------------------------------------------------------------------- seccomp
 
 _ALLOW, _KILL, _EPERM, _ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
 _CLONE_THREAD = 0x00010000
-_REFUSED = (
-    *("ptrace", "process_vm_readv", "process_vm_writev", "unshare", "setns", "mount", "umount2", "pivot_root"),
-    *("keyctl", "add_key", "request_key", "bpf", "perf_event_open", "userfaultfd", "io_uring_setup", "memfd_create"),
-    *("memfd_secret", "shmget", "msgget", "semget", "mq_open", "socket", "fork", "vfork"),
-)
+# ptrace process_vm_readv process_vm_writev unshare setns mount umount2 pivot_root keyctl add_key request_key bpf
+# perf_event_open userfaultfd io_uring_setup memfd_create memfd_secret shmget msgget semget mq_open socket fork vfork
 _X86 = (
     *(101, 310, 311, 272, 308, 165, 166, 155, 250, 248, 249, 321, 298, 323, 425, 319),
     *(447, 29, 68, 64, 240, 41, 57, 58),
 )
 _ARM = (117, 270, 271, 97, 268, 40, 39, 41, 219, 217, 218, 280, 241, 282, 425, 279, 447, 194, 186, 190, 180, 198)
 _MACHINES = {"x86_64": (0xC000003E, 56, _X86), "aarch64": (0xC00000B7, 220, _ARM)}
-"""Audit architecture, the number of clone, and the numbers of `_REFUSED` (arm64 has neither fork nor vfork)."""
+"""Audit architecture, the number of clone, and the refused calls' numbers (arm64 has neither fork nor vfork)."""
 _CLONE3 = 435
 
 

@@ -26,27 +26,28 @@ import builtins
 import json
 import os
 import re
-import select
 import subprocess
 import symtable
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
 from memalpha.errors import RewardError
-from memalpha.rewards.code import child as inside
-from memalpha.rewards.code.sandbox import Limits, check_sandbox, end_child, start_child
 from memalpha.rewards.reply import read_column, reply_text
+from memalpha.rewards.sandbox import OUT_OF_TIME, Limits, check_sandbox, read_output, start_process
+from memalpha.rewards.sandbox_child import GONE, UNSENT
 
 CACHE_SIZE = 20_000  # programs whose outcomes are cached
 MAX_CHARACTERS = 100_000  # longest program that is run
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.MULTILINE | re.DOTALL)
 _PYTHON = ("python", "python3", "py")
+_LATE = "out of time"
 _EVALUATORS = ("eval", "exec", "compile", "__import__")
 
 
@@ -115,17 +116,13 @@ class CodeReward:
     def outcomes(self, completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> list[Outcomes | None]:
         """Return each completion's test outcomes; raise `RewardError` for tests that cannot be run."""
         jobs = [self._read_row(row, reply, columns) for row, reply in enumerate(completions)]
-        missing = [job for job in dict.fromkeys(jobs) if job is not None and (*job, self.limits) not in _CACHE]
+        distinct = [job for job in dict.fromkeys(jobs) if job is not None]
         with ThreadPoolExecutor(self.concurrency) as pool:
-            done = list(pool.map(lambda job: run_tests(job[0], job[1], self.limits), missing))
-        if len(_CACHE) > CACHE_SIZE:
-            _CACHE.clear()
-        new = {(*job, self.limits): outcomes for job, outcomes in zip(missing, done, strict=True)}
-        results = [None if job is None else new.get((*job, self.limits)) or _CACHE[*job, self.limits] for job in jobs]
-        _CACHE.update(new)
+            done = list(pool.map(lambda job: run_tests(*job, self.limits), distinct))
+        results = [None if job is None else done[distinct.index(job)] for job in jobs]
         for row, (job, outcomes) in enumerate(zip(jobs, results, strict=True)):
             for test, outcome in zip(job[1] if job else (), outcomes or (), strict=True):
-                if outcome.startswith("unsent "):
+                if outcome.startswith(f"{UNSENT} "):
                     raise RewardError(
                         f"row {row}: column {self.column!r}: {_test_text(test)!r} cannot be run: "
                         f"{outcome.removeprefix('unsent ')}; rewrite the test "
@@ -138,16 +135,13 @@ class CodeReward:
         if tests is None:
             return None
         try:
-            return extract_program(reply_text(reply, thinking=False)), parse_tests(tests, _entry(columns, row))
+            return extract_program(reply_text(reply, thinking=False)), parse_tests(tests, _entry_point(columns, row))
         except ValueError as error:
             raise RewardError(f"row {row}: column {self.column!r}: {error}") from error
 
     def _score(self, outcomes: Outcomes) -> float:
         passed = sum(not outcome for outcome in outcomes)
         return passed / len(outcomes) if self.score == "share" else float(passed == len(outcomes))
-
-
-_CACHE: dict[tuple[str, tuple[Test, ...], Limits], Outcomes] = {}
 
 
 def feedback(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[str]:
@@ -163,8 +157,7 @@ def feedback(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any)
     """
     lines = []
     for row, outcomes in enumerate(CodeReward().outcomes(completions, columns)):
-        entry_point = (columns.get("entry_point") or {row: None})[row]
-        tests = () if outcomes is None else parse_tests(columns["tests"][row], entry_point)
+        tests = () if outcomes is None else parse_tests(columns["tests"][row], _entry_point(columns, row))
         lines.append(next((_line(test, what) for test, what in zip(tests, outcomes or (), strict=True) if what), ""))
     return lines
 
@@ -185,31 +178,28 @@ def failing_solutions(
     Raises:
         ConfigError: There is no sandbox.
     """
-    reward, problems = CodeReward(tests), {}
+    problems = {}
     for row, (answer, row_tests) in enumerate(zip(columns[solution], columns[tests], strict=True)):
         if answer is None or row_tests is None:
             continue
-        row_columns = {name: [columns[name][row]] for name in (tests, "entry_point") if name in columns}
+        entry_points = {name: [columns[name][row]] for name in ("entry_point",) if name in columns}
         try:
-            [outcomes] = reward.outcomes([answer], row_columns)
+            [line] = feedback([None], [answer], tests=[row_tests], **entry_points)
         except RewardError as error:
-            problems[row] = str(error).removeprefix("row 0: ")
-            continue
-        parsed = parse_tests(row_tests, _entry(columns, row))
-        wrong = [(test, what) for test, what in zip(parsed, outcomes or (), strict=True) if what]
-        problems |= {row: _line(*wrong[0])} if wrong else {}
+            line = str(error).removeprefix("row 0: ")
+        problems |= {row: line} if line else {}
     return problems
 
 
-def _entry(columns: Mapping[str, Sequence[Any]], row: int) -> str | None:
+def _entry_point(columns: Mapping[str, Sequence[Any]], row: int) -> str | None:
     return columns["entry_point"][row] if "entry_point" in columns else None
 
 
 def _line(test: Test, outcome: str) -> str:
     if outcome.startswith("does not run: "):
         return f"The code does not run: {outcome.removeprefix('does not run: ')}."
-    if outcome in ("out of time", "ended"):
-        return "Out of time." if outcome == "out of time" else "The program ends itself."
+    if outcome in (_LATE, "ended"):
+        return "Out of time." if outcome == _LATE else "The program ends itself."
     return f"{_test_text(test)} {outcome}."
 
 
@@ -322,6 +312,7 @@ def _is_defined(symbol: symtable.Symbol) -> bool:
 # ---------------------------------------------------------------------------------------------------------- running
 
 
+@lru_cache(CACHE_SIZE)
 def run_tests(program: str, tests: tuple[Test, ...], limits: Limits) -> Outcomes:
     """Run a program's tests in sandboxes.
 
@@ -334,104 +325,56 @@ def run_tests(program: str, tests: tuple[Test, ...], limits: Limits) -> Outcomes
         One outcome per test: "" if passed, else the failure.
     """
     if not program.strip() or len(program) > MAX_CHARACTERS:
-        return ("does not run: there is no program" if program.strip() == "" else "does not run: too long",) * len(
-            tests
-        )
-    source = program.encode("utf-8", "surrogatepass")
-    if isinstance(tests[0], OutputTest):
-        outcomes = []
-        for test in tests:
-            late = outcomes[-1:] == ["out of time"]  # an endless loop would use up the time of every test
-            outcomes.append(
-                "out of time" if late or not isinstance(test, OutputTest) else _run_output_test(source, test, limits)
-            )
-        return tuple(outcomes)
-    return _run_assert_tests(source, [test for test in tests if isinstance(test, AssertTest)], limits)
+        problem = "too long" if program.strip() else "there is no program"
+        return (f"does not run: {problem}",) * len(tests)
+    if isinstance(tests[0], AssertTest):
+        return _run_assert_tests(program, tests, limits)
+    outcomes: list[str] = []
+    for test in tests:  # an endless loop would use up the time of every test
+        is_late = outcomes[-1:] == [_LATE]
+        outcomes.append(_LATE if is_late else _run_output_test(program, test, limits))
+    return tuple(outcomes)
 
 
-def _run_assert_tests(source: bytes, tests: list[AssertTest], limits: Limits) -> Outcomes:
-    """Run tests and program in two sandboxes, connected by two pipes for requests and replies."""
+def _run_assert_tests(program: str, tests: tuple[Any, ...], limits: Limits) -> Outcomes:
+    """Run program and tests in two sandboxes, connected by two pipes for requests and replies."""
+    deadline = time.monotonic() + limits.clock
     request_read, request_write = os.pipe()
     reply_read, reply_write = os.pipe()
-    children: list[subprocess.Popen[bytes]] = []
-    deadline = time.monotonic() + limits.clock
-    try:
+    plain = [(test.source, test.names, test.modules) for test in tests]
+    with ExitStack() as children:
         try:
-            children.append(start_child("serve", source, limits, (request_read, reply_write)))
-            plain = inside.dump([(test.source, test.names, test.modules) for test in tests], _refuse_object)
-            children.append(start_child("check", plain, limits, (request_write, reply_read), output=True))
+            child = children.enter_context(start_process(limits, (request_read, reply_write), source=program))
+            checker = children.enter_context(start_process(limits, (request_write, reply_read), tests=plain))
         finally:
             for fd in (request_read, request_write, reply_read, reply_write):
                 os.close(fd)
-        outcomes = _read_verdicts(children[1], len(tests), deadline)
-        if len(outcomes) < len(tests) or "gone" in outcomes:
-            ending = _ending(children[0], deadline)
-            outcomes = [ending if outcome == "gone" else outcome for outcome in outcomes]
-            outcomes += [ending] * (len(tests) - len(outcomes))
-        return tuple(outcomes)
-    finally:
-        for child in children:
-            end_child(child)
-
-
-def _refuse_object(value: object) -> int:
-    raise TypeError(f"{type(value)} in a test")
-
-
-def _read_verdicts(child: subprocess.Popen[bytes], count: int, deadline: float) -> list[str]:
-    """Read the verdicts of `child._check` until it ends or the deadline passes."""
-    outcomes: list[str] = []
-    buffer = b""
-    while len(outcomes) < count:
-        length = int(buffer[:8], 16) if len(buffer) >= 8 else 0
-        if len(buffer) >= 8 + length and len(buffer) >= 8:
-            outcomes.append(buffer[8 : 8 + length].decode("utf-8", "replace"))
-            buffer = buffer[8 + length :]
-            continue
-        if not (part := _read(child, deadline)):
-            break
-        buffer += part
-    return outcomes
-
-
-def _read(child: subprocess.Popen[bytes], deadline: float) -> bytes:
-    """Read the next bytes of output; b"" after its end or the deadline."""
-    assert child.stdout is not None
-    if not select.select([child.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        return b""
-    return os.read(child.stdout.fileno(), 65536)
+        verdicts = read_output(checker, deadline).decode("utf-8", "replace").split("\n")[:-1]
+        verdicts += [GONE] * (len(tests) - len(verdicts))
+        ending = _ending(child, deadline) if GONE in verdicts else ""
+        return tuple(ending if verdict == GONE else verdict for verdict in verdicts)
 
 
 def _ending(child: subprocess.Popen[bytes], deadline: float) -> str:
     """Return the reason why a program no longer answers."""
-    if time.monotonic() >= deadline:
-        return "out of time"
     try:
-        status = child.wait(1)
+        return _LATE if time.monotonic() >= deadline or child.wait(1) in OUT_OF_TIME else "ended"
     except subprocess.TimeoutExpired:
         return "ended"
-    return "out of time" if status in (128 + 9, 128 + 24, -9) else "ended"
 
 
-def _run_output_test(source: bytes, test: OutputTest, limits: Limits) -> str:
+def _run_output_test(program: str, test: Any, limits: Limits) -> str:
     deadline = time.monotonic() + limits.clock
-    child = start_child("script", source, limits, stdin=test.stdin.encode("utf-8", "surrogatepass"), output=True)
-    output = b""
-    try:
-        while part := _read(child, deadline):
-            output += part
-            if len(output) > limits.output_bytes:
-                return "prints too much"
-        if time.monotonic() >= deadline:
-            return "out of time"
+    with start_process(limits, source=program, stdin=test.stdin.encode("utf-8", "surrogatepass")) as child:
+        output = read_output(child, deadline, limits.output_bytes)
+        if len(output) > limits.output_bytes:
+            return "prints too much"
         try:
             status = child.wait(max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            return "out of time"
-    finally:
-        end_child(child)
+            return _LATE
     if status:
-        return "out of time" if status in (128 + 9, 128 + 24) else f"ends with status {status}"
+        return _LATE if status in OUT_OF_TIME else f"ends with status {status}"
     return "" if _lines(output.decode("utf-8", "replace")) == _lines(test.stdout) else "gives another output"
 
 
