@@ -62,7 +62,7 @@ def fill_memory(store: MemoryStore) -> None:
     with store.writing_as(speaker="Ana", key="chat-app"):
         store.delete(plan.id, source="chat-6")
         store.insert("semantic", "Ana wants short answers, with sources.", source="chat-6")
-    agent.read("Ana's city: Moscow", source="web-page", speaker="Mallory")
+    agent.read("Ana: my city is Moscow now.", source="web-page", speaker="Mallory")
     agent.read("Ana: my dog is called Rex.", source="chat-7")
 
 

@@ -23,7 +23,7 @@ from memalpha.agent.prompts import check_store_names, check_style, prompted_conf
 from memalpha.agent.reader import Answer, Reader, check_answers, default_reader
 from memalpha.agent.styles import parse_reply
 from memalpha.agent.trust.redact import redact_chunk
-from memalpha.agent.trust.rule import TrustJudge
+from memalpha.agent.trust.rule import TrustJudge, trusted_view
 from memalpha.arguments import brief_repr, check_count, check_flag, check_function, check_type
 from memalpha.config import AgentConfig, TrustConfig
 from memalpha.errors import ConfigError, DataError
@@ -128,7 +128,8 @@ class MemoryAgent:
         store: the memory to write, with its own categories and embedder.
         config: sizes, prompt style and the user's instructions; the default style is the policy's own.
         reader: answers questions; default: the policy itself, or `ExtractiveReader` for scripted policies.
-        trust: rule of what a speaker may change (`agent.trust.rule`); None lets all pass. Needs a `MemoryStore`.
+        trust: rule of what a speaker may change (`agent.trust.rule`); None lets all pass. Needs a `MemoryStore`. The
+            words of others then have their names before them, for the writer and the reader, and the owner's are first.
         redact: called with each text before anything reads it; what it removes reaches neither model nor memory.
 
     Raises:
@@ -162,6 +163,7 @@ class MemoryAgent:
         if trust is not None and not isinstance(store, MemoryStore):
             raise ConfigError(f"trust: a MemoryStore is needed, not {type(store).__name__}: it keeps a quarantine")
         self.trust, self.redact = trust, redact
+        self.view = trusted_view(store, trust)
         self.policy = load_policy(policy) if isinstance(policy, str | Path) else policy
         self.store = store
         self.config = prompted_config(config or AgentConfig(), self.policy)
@@ -342,17 +344,18 @@ class MemoryAgent:
         if not isinstance(self.store, MemoryStore):
             raise ConfigError(f"consolidate: a MemoryStore is needed, not {type(self.store).__name__}: it keeps a log")
         with self._turn:
-            proposal = propose_consolidation(self.store, self.policy, self.config)
+            owner = None if self.trust is None else self.trust.owner
+            proposal = propose_consolidation(self.store, self.policy, self.config, owner=owner)
         return proposal if dry_run else apply_consolidation(self.store, proposal)
 
     def ask(self, question: str, k: int = 8) -> Answer:
-        """Answer from the `k` nearest entries, which are listed in `Answer.hits`.
+        """Answer from the `k` nearest entries, which are listed in `Answer.hits` as the reader saw them.
 
         Raises `DataError` for a question that is no text, and `StoreError` for another `k` than a whole number.
         """
         check_type("question", question, str, error=DataError)
         check_count("k", k)
-        return check_answers(self.reader, 1, lambda: self.reader.answer([(question, self.store)], k=k))[0]
+        return check_answers(self.reader, 1, lambda: self.reader.answer([(question, self.view)], k=k))[0]
 
     async def aread(
         self,
@@ -429,7 +432,7 @@ class MemoryAgent:
             chunk = Chunk(text=chunk, timestamp=timestamp, index=self.chunks_read)
         if self.redact is not None:
             chunk = redact_chunk(chunk, self.redact)
-        observation = observe(self.store, chunk, self.config, partial(count_checked, self.policy))
+        observation = observe(self.view, chunk, self.config, partial(count_checked, self.policy))
         [completion] = sample_checked(self.policy, [build_request(observation, self.config, self.store.schema)])
         self.chunks_read += 1
         return observation, completion

@@ -38,7 +38,7 @@ def act(
         metadata: set on every entry that is written.
         visible: contents that the writer saw, by id ("" for the core memory). What has another content now is not
             changed: the call fails with the code "conflict".
-        judge: says on whose word each call rests, and which calls must wait for a review.
+        judge: says on whose word each call rests, which calls must wait for a review, and how the writer saw entries.
 
     Returns:
         The turn: calls, their results, and the operations that changed the memory.
@@ -69,7 +69,8 @@ def execute_calls(
     """
     # Before any call: the second of two calls may change what the first one wrote.
     ids = visible.keys() & {changed_id(call) for call in calls}
-    conflicts = {id for id in ids if _content(memory, id) not in (visible[id], None)}
+    seen = memory if judge is None else judge.view
+    conflicts = {id for id in ids if _content(seen, id) not in (visible[id], None)}
     for call in calls:
         if changed_id(call) in conflicts:
             yield ToolResult(call, False, "conflict", "was changed after the writer saw it; it stays as it is"), None

@@ -1,9 +1,11 @@
-"""Consolidate a stored memory: merge duplicates, end what is outdated, date what is relative, rewrite the core.
+"""Consolidate a stored memory: merge duplicates, end what is outdated, rewrite the core.
 
 Rules do what is certain without a language model. They end an entry that equals another but for case, spacing and
-closing marks, that was updated elsewhere, or whose own text says that it is outdated. They write the dates of
-`yesterday` or `last week` out. Raw turns stay as they were said. A model then sees the entries in groups of related
-ones. It may update and end entries and rewrite the core memory, with a reason for each change.
+closing marks, that was updated elsewhere, or whose own text says that it is outdated. Raw turns stay as they were said.
+A model then sees the entries in groups of related ones. It may update and end entries, write relative dates out and
+rewrite the core memory, with a reason for each change.
+
+With an `owner`, as an agent with a trust rule has, entries that another person said take no part.
 
 Nothing is written before `apply_consolidation`. Then all is written in one transaction, and every operation of the log
 carries its reason: an update in `metadata["consolidated"]`, others as their source.
@@ -12,7 +14,7 @@ carries its reason: an update in `metadata["consolidated"]`, others as their sou
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,11 +22,11 @@ import numpy as np
 
 from memalpha.agent.parsing import parse_calls
 from memalpha.agent.prompts import render_view
+from memalpha.agent.trust.speakers import is_same
 from memalpha.config import AgentConfig
 from memalpha.errors import ConfigError, MemalphaError, StoreError, UnknownEntry
 from memalpha.policy.base import Policy, sample_checked
 from memalpha.policy.chat.tool_text import describe_tools
-from memalpha.policy.rules.dates import resolve_dates
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.checks.audit import stale_findings
 from memalpha.store.checks.slot_checks import plain
@@ -84,7 +86,7 @@ class Consolidation:
 
 
 def propose_consolidation(
-    store: MemoryStore, policy: Policy | None = None, config: AgentConfig | None = None
+    store: MemoryStore, policy: Policy | None = None, config: AgentConfig | None = None, *, owner: str | None = None
 ) -> Consolidation:
     """Return the changes that would consolidate a memory; nothing is written.
 
@@ -92,26 +94,29 @@ def propose_consolidation(
         store: Memory to consolidate.
         policy: Model that decides what rules cannot; None or a scripted policy: rules alone.
         config: Size of the view, length of the reply and prompt style of the policy.
+        owner: Person whose entries are consolidated, with those of no speaker; None: all entries.
 
     Raises:
         ConfigError: The policy is not prompted in full style with tools.
         PolicyError: The policy does not answer.
     """
+
+    def takes_part(entry: MemoryEntry) -> bool:
+        return owner is None or entry.speaker is None or is_same(entry.speaker, owner)
+
     position, stale = store.snapshot(), stale_findings(store)
     draft = _Draft(WorkingMemory(store.state, store.load_embedder()))
-    for entry, reason in _superfluous(draft.memory.list()):
+    for entry, reason in _superfluous(filter(takes_part, draft.memory.list())):
         draft.end(entry, reason)
     unsure = []
     for finding in stale:
+        if not all(map(takes_part, (*finding.entries, *finding.against))):
+            continue
         entry, newer_ids = finding.entries[0], ", ".join(other.id for other in finding.against)
         if finding.reason not in CERTAIN:
             unsure.append(f"{entry.id} may be outdated: {newer_ids} has a later date")
         elif draft.has(entry):
             draft.end(entry, f"outdated since {newer_ids}" if newer_ids else "outdated by its own words")
-    for entry in draft.memory.list():
-        content = entry.content if entry.turn is not None else resolve_dates(entry.content, entry.timestamp)
-        if content != entry.content and draft.memory.find(entry.category, content) is None:
-            draft.update(entry, content, f"relative to {entry.timestamp}")
     if policy is not None and not isinstance(policy, ScriptedPolicy):
         config = config or AgentConfig()
         if config.prompt != "full" or config.form == "lines":
@@ -119,7 +124,8 @@ def propose_consolidation(
                 f"consolidation needs a model that is prompted in full and calls tools, and {policy.name} is prompted "
                 f"as {config.prompt}, {config.form}: name an instruction-tuned model, or leave the policy out"
             )
-        for entries in _groups(draft.memory, policy, config):
+        facts = [entry for entry in draft.memory.list() if entry.turn is None and takes_part(entry)]
+        for entries in _groups(facts, draft.memory, policy, config):
             _ask(draft, policy, config, [entry for entry in entries if draft.has(entry)], unsure)
     return Consolidation(tuple(draft.changes), tuple(unsure), tuple(draft.refused), position)
 
@@ -190,7 +196,7 @@ class _Draft:
         self._change(Operation("delete", id=entry.id), entry.content, reason)
 
     def update(self, entry: MemoryEntry, content: str, reason: str, timestamp: str | None = None) -> None:
-        """Replace what an entry says; its metadata and origin stay.
+        """Replace what an entry says; its metadata, origin and speaker stay.
 
         Args:
             entry: Live entry of the draft.
@@ -199,7 +205,7 @@ class _Draft:
             timestamp: ISO date of the fact; default: that of the entry.
         """
         stamp = timestamp or entry.timestamp or ""
-        origin = {"source": entry.source, "chunk": entry.chunk, "turn": entry.turn}
+        origin = {"source": entry.source, "chunk": entry.chunk, "turn": entry.turn, "speaker": entry.speaker}
         fields = {"timestamp": stamp, "metadata": entry.metadata, **origin}
         operation = Operation("update", id=entry.id, content=content, **fields)
         self._change(operation, entry.content, reason)
@@ -227,7 +233,7 @@ def _start_of(operation: Operation) -> int | None:
     return None if match is None else int(match[1])
 
 
-def _superfluous(entries: Sequence[MemoryEntry]) -> Iterator[tuple[MemoryEntry, str]]:
+def _superfluous(entries: Iterable[MemoryEntry]) -> Iterator[tuple[MemoryEntry, str]]:
     """Yield each entry whose text another one has, with the reason. The one with the latest date stays."""
     groups: dict[tuple[str, str], list[MemoryEntry]] = {}
     for entry in entries:
@@ -238,9 +244,10 @@ def _superfluous(entries: Sequence[MemoryEntry]) -> Iterator[tuple[MemoryEntry, 
         yield from ((entry, f"says the same as {latest.id}") for entry in group if entry is not latest)
 
 
-def _groups(memory: WorkingMemory, policy: Policy, config: AgentConfig) -> Iterator[list[MemoryEntry]]:
+def _groups(
+    entries: Sequence[MemoryEntry], memory: WorkingMemory, policy: Policy, config: AgentConfig
+) -> Iterator[list[MemoryEntry]]:
     """Yield the entries in groups of related ones, each as large as the view allows."""
-    entries = [entry for entry in memory.list() if entry.turn is None]
     vectors = memory.load_embedder().encode([entry.content for entry in entries])
     waiting = np.ones(len(entries), bool)
     while waiting.any():

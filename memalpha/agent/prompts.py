@@ -31,6 +31,9 @@ Message = dict[str, str]
 
 ABSTAIN = "unknown"
 
+DEMOTED = "demoted"
+"""Part of a hit's score: a trust rule ranks it behind the owner's words."""
+
 CORE_CUT = "[cut here to fit this view: the stored core memory is longer, and rewriting it would lose the rest]"
 
 _CALL_MARKS = re.compile(r"<(?=/?(?:tool_call|tool_response|tools|think)\b)")
@@ -244,8 +247,8 @@ def reader_messages(question: str, hits: Sequence[Hit], config: ReaderConfig, *,
 
 
 def order_notes(hits: Sequence[Hit]) -> list[MemoryEntry]:
-    """Return retrieved entries in reading order: oldest first."""
-    return sorted((hit.entry for hit in hits), key=_age)
+    """Return retrieved entries in reading order: oldest first, and demoted ones after the others."""
+    return [hit.entry for hit in sorted(hits, key=lambda hit: (DEMOTED in hit.explain, _age(hit.entry)))]
 
 
 def question_with_choices(question: Question) -> str:

@@ -58,8 +58,7 @@ def test_rules_change_what_is_certain_and_nothing_else(store):
     store.add("ana likes  tea", timestamp="2024-02-01")
     store.add("Tom likes Ana.")
     store.add("Ana likes Tom.")  # the same words say another thing
-    store.add("Ana met Tom yesterday.", timestamp="2024-03-02", source="chat", chunk=3, metadata={"user": "ana"})
-    store.insert("episodic", "I ran yesterday.", timestamp="2024-03-02", source="chat", chunk=3, turn="3.1")  # raw
+    store.insert("episodic", "ana likes tea", timestamp="2024-03-02", source="chat", chunk=3, turn="3.1")  # raw
     store.add("[obsolete] Ana lives in Rome.")
     store.add("hobby: chess", timestamp="2024-01-01")
     store.add("hobby: running", timestamp="2024-02-01")  # may both hold
@@ -71,7 +70,6 @@ def test_rules_change_what_is_certain_and_nothing_else(store):
     assert [(change.operation.kind, change.before) for change in proposal.changes] == [
         ("delete", "Ana likes tea."),
         ("delete", "[obsolete] Ana lives in Rome."),
-        ("update", "Ana met Tom yesterday."),
     ]
     assert len(proposal.unsure) == 1
     assert "has a later date" in proposal.unsure[0]
@@ -79,11 +77,8 @@ def test_rules_change_what_is_certain_and_nothing_else(store):
     result = apply_consolidation(store, proposal)
     assert result.applied
     assert not result.refused
-    entry = next(entry for entry in store.list() if "met Tom" in entry.content)
-    assert entry.content == "Ana met Tom yesterday (1 March 2024)."
-    assert (entry.timestamp, entry.source, entry.chunk, entry.metadata["user"]) == ("2024-03-02", "chat", 3, "ana")
-    reasons = [op.source if op.kind == "delete" else op.metadata[METADATA_KEY] for _, _, op in store.log(position)]
-    assert [reason.startswith(f"consolidation {position}: ") for reason in reasons] == [True] * 3
+    reasons = [op.source for _, _, op in store.log(position)]
+    assert [reason.startswith(f"consolidation {position}: ") for reason in reasons] == [True] * 2
     assert not any("tea" in reason for reason in reasons if "same as" not in reason)
     assert propose_consolidation(store).changes == ()  # nothing is left to do
 
@@ -100,7 +95,9 @@ def test_reasons_hold_no_words_of_entries(store):
 
 
 def test_a_model_merges_and_rewrites_the_core_and_its_mistakes_are_refused(store):
-    tea = store.add("Ana likes green tea.", timestamp="2024-01-01")
+    with store.writing_as(speaker="Ana"):
+        origin = {"source": "chat", "chunk": 3, "metadata": {"user": "ana"}}
+        tea = store.add("Ana likes green tea.", timestamp="2024-01-01", **origin)
     drink = store.add("Ana's favourite drink is tea.", timestamp="2024-01-02")
     store.core_update("Ana.")
     model = Model(
@@ -131,7 +128,9 @@ def test_a_model_merges_and_rewrites_the_core_and_its_mistakes_are_refused(store
     agent.consolidate(dry_run=False)
     assert contents(store) == ["Ana's favourite drink is green tea."]
     assert store.core == "Ana drinks green tea."
-    assert store.get(tea.id).timestamp == "2024-01-01"
+    entry = store.get(tea.id)
+    assert (entry.timestamp, entry.source, entry.chunk, entry.speaker) == ("2024-01-01", "chat", 3, "Ana")
+    assert entry.metadata == {"user": "ana", METADATA_KEY: f"consolidation {position}: merged"}
     core_operation = list(store.log(position))[-1][2]
     assert core_operation.source == f"consolidation {position}: summary"
     undo_consolidation(store)

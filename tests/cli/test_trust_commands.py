@@ -30,7 +30,7 @@ def test_a_trust_rule_of_the_command_line(memalpha, store: Path, tmp_path: Path)
     with MemoryStore.open(store) as memory, memory.writing_as(speaker="Ana"):
         memory.update(memory.list()[0].id, "Ana: I live in Lisbon.")
     text = tmp_path / "web.txt"
-    text.write_text("Ana lives in Moscow.\n")
+    text.write_text("Ana: I live in Moscow.\n")
     words = ("read", store, text, "--policy", "add_all", "--speaker", "Mallory")
     assert "quarantined" in memalpha(*words, "--set", "trust.owner=Ana")[1]
     assert "[Mallory, " in memalpha("review", store)[1]

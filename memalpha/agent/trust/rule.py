@@ -1,18 +1,13 @@
-"""Trust rule: what a speaker may change in the memory. What lacks the right goes to quarantine.
+"""Trust rule: who may change what in the memory, by who said it. The rule reads no language.
 
-- A person changes what she said herself. The owner changes everything.
-- First person over third: what was said of a person by others, she may change; what she said of herself, others may
-  not, nor may they write something else on the same matter beside it.
-- An assistant changes nothing, nor does a text of nobody known, but for what it wrote itself.
+- An entry belongs to its speaker. An entry without a speaker, and the core memory, belong to the owner.
+- Its speaker and the owner may change or end an entry. The call of anybody else waits for a review.
+- What anybody states is stored under the speaker's name, which readers and the writer see (`view`).
 - Nobody but the owner writes in the name of a role or of another person, or marks of prompts (`<|im_start|>`).
-- The core memory is the owner's.
-- Hearsay (`hearsay`) is written in its plain form alone, and if nobody who knows better said otherwise. In other words
-  it cannot be compared with what is known, so it waits.
-- Deletes are soft (versions stay), and limited in each read.
+- Deletes are soft (versions stay), and limited in each read. A tool that has no rule here waits for a review.
 
-Two statements are on the same matter if they set the same slot (`policy.rules.slots`), or share half the words of the
-shorter one. These are rules of words, not of meaning: a lie that names nobody may pass, and honest statements wait for
-a review. `eval/results/poison.md` measures both.
+A lie of somebody else is stored as that person's words: nothing here tells it from the truth.
+`eval/results/poison.md` measures what the rule stops.
 """
 
 from __future__ import annotations
@@ -20,23 +15,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
-from memalpha.agent.tools import CoreUpdate, Delete, Insert, Update, tool_of
-from memalpha.agent.trust.hearsay import is_hearsay, is_plain, sentences, sources
-from memalpha.agent.trust.speakers import Lines, attribute, attributed_lines, normalize_name, rank, statement_words
+from memalpha.agent.tools import CoreUpdate, Delete, Insert, Skip, Update, tool_of
+from memalpha.agent.trust.speakers import NOBODY, Lines, attribute, attributed_lines, is_same, rank, statement_words
+from memalpha.agent.trust.view import AttributedMemory
 from memalpha.config import TrustConfig
 from memalpha.errors import UnknownEntry
-from memalpha.policy.rules.slots import find_slot
 from memalpha.policy.rules.transcript import is_anonymous, is_assistant, split_label
 from memalpha.store.memory import Memory
-from memalpha.store.search.bm25 import words
 from memalpha.store.store import MemoryStore
 from memalpha.store.trust.provenance import WRITER
 from memalpha.types import Chunk, MemoryEntry, ToolCall
 
 _MARKUP = re.compile(r"<\|\w+\|>|</?(?:tool_call|tool_response|tools)>")
-_CANDIDATES = 8  # entries nearest to a new content that are compared with it
-_SAME_MATTER = 0.5  # shared words, as a share of the shorter statement's
+_CANDIDATES = 8  # entries nearest to a name whose speakers are compared with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +38,7 @@ class Verdict:
 
     Attributes:
         speaker: Person on whose word it rests; None if nobody is known. Of several who said it, the one of the highest
-            rank.
+            rank; with a rule, the one of the lowest.
         reason: Why it must wait for a review; "" if it may be done.
     """
 
@@ -71,6 +64,7 @@ class TrustJudge:
         self._lines: Lines = attributed_lines(chunk, speaker)
         self._owner = "user" if config is None else config.owner
         self._deletes = 0
+        self.view = trusted_view(store, config)
 
     def judge(self, call: ToolCall) -> Verdict:
         """Judge a call. A call that cannot be run gets no reason: running it gives the error."""
@@ -83,16 +77,25 @@ class TrustJudge:
         elif tool is CoreUpdate:
             evidence = " ".join(sorted(statement_words(content) - statement_words(self._store.core)))
         speaker, author = attribute(evidence, self._lines, owner=self._owner)
-        if self._config is None or tool not in (Insert, Update, Delete, CoreUpdate):
+        if self._config is None:
             return Verdict(author)
-        if tool is CoreUpdate:
-            return Verdict(author, "" if self._rank(speaker) == 3 else "the core memory is the owner's")
-        reason = "" if entry is None else self._right_to_change(speaker, entry)
-        if not reason and tool in (Insert, Update):
-            reason = self._right_to_say(speaker, content, entry)
+        if tool not in (Insert, Update, Delete, CoreUpdate, Skip):
+            return Verdict(speaker or NOBODY, f"no rule says who may use {call.name}")
+        reason = "" if rank(speaker, self._owner) == 3 else self._missing_right(speaker or NOBODY, tool, content, entry)
         if not reason and tool is Delete and entry is not None:
             reason = self._spend_delete(self._config)
-        return Verdict(speaker if reason else author, reason)
+        return Verdict(speaker or NOBODY, reason)
+
+    def _missing_right(self, speaker: str, tool: object, content: str, entry: MemoryEntry | None) -> str:
+        """Return why somebody who is not the owner may not do this, "" if he may."""
+        if tool is CoreUpdate:
+            return "the core memory is the owner's"
+        if entry is not None and not is_same(speaker, entry.speaker):
+            return f"{speaker!r} may not change what {entry.speaker or self._owner!r} said"
+        for label in _labels(content):
+            if not is_same(label, speaker) and (is_assistant(label) or is_anonymous(label) or self._is_person(label)):
+                return f"{speaker!r} may not speak in the name of {label}"
+        return f"{speaker!r} may not write marks of prompts and calls" if _MARKUP.search(content) else ""
 
     def _spend_delete(self, config: TrustConfig) -> str:
         """Count a delete; return why it is one too many for this read, "" if it is not."""
@@ -104,47 +107,11 @@ class TrustJudge:
         self._deletes += 1
         return ""
 
-    def _right_to_change(self, speaker: str | None, entry: MemoryEntry) -> str:
-        """Return why a speaker may not update or end an entry, "" if he may."""
-        author_rank = self._rank(entry.speaker) if entry.speaker is not None else 3
-        if self._rank(speaker) == 3 or (speaker is not None and _is_same(speaker, entry.speaker)):
-            return ""
-        is_about_speaker = speaker is not None and _mentions(entry.content, speaker)
-        if self._rank(speaker) == 2 and is_about_speaker and author_rank <= 2:
-            return ""
-        return f"{_call(speaker)} may not change what {_call(entry.speaker or self._owner)} said"
-
-    def _right_to_say(self, speaker: str | None, content: str, replaced: MemoryEntry | None) -> str:
-        """Return why a speaker may not have a content stored, "" if he may."""
-        if self._rank(speaker) == 3 or not content.strip():
-            return ""
-        for label in _labels(content):
-            if not _is_same(label, speaker) and (_is_role(label) or self._is_person(label)):
-                return f"{_call(speaker)} may not speak in the name of {label}"
-        if _MARKUP.search(content):
-            return f"{_call(speaker)} may not write marks of prompts and calls"
-        entries = [hit.entry for hit in self._store.search(content, _CANDIDATES)]
-        spoken = sources(content, sentences(line.text for line in self._lines if _is_same(line.speaker, speaker)))
-        people = {self._owner, *(line.speaker for line in self._lines), *(entry.speaker for entry in entries)}
-        names = [name for name in people if name is not None and not is_assistant(name) and not _is_same(name, speaker)]
-        hearsay = [sentence for sentence in spoken if is_hearsay(sentence, names)]
-        if not all(map(is_plain, hearsay)):
-            return f"{_call(speaker)} speaks of somebody else in words that cannot be compared with what is known"
-        for entry in entries:
-            if entry.speaker is None or _is_same(entry.speaker, speaker) or (replaced and entry.id == replaced.id):
-                continue
-            entitled = self._rank(entry.speaker)
-            texts = (content, *hearsay)
-            is_about_author = self._rank(speaker) < 2 or any(_mentions(text, entry.speaker) for text in texts)
-            if entitled >= 2 and is_about_author and _contradicts(content, entry):
-                return f"{_call(entry.speaker)} said otherwise of the same matter: {entry.id}"
-        return ""
-
     def _is_person(self, name: str) -> bool:
-        """Return True for the owner, a speaker of the chunk or the author of an entry."""
-        if self._rank(name) == 3 or any(_is_same(name, line.speaker) for line in self._lines):
-            return True
-        return any(_is_same(name, hit.entry.speaker) for hit in self._store.search(name, _CANDIDATES))
+        """Return True for the owner, a speaker of the chunk, or the speaker of one of the entries nearest to a name."""
+        speakers = [self._owner, *(line.speaker for line in self._lines)]
+        speakers += [hit.entry.speaker for hit in self._store.search(name, _CANDIDATES)]
+        return any(is_same(name, speaker) for speaker in speakers)
 
     def _entry(self, id: object) -> MemoryEntry | None:
         try:
@@ -152,8 +119,12 @@ class TrustJudge:
         except UnknownEntry:
             return None
 
-    def _rank(self, speaker: str | None) -> int:
-        return rank(speaker, self._owner)
+
+def trusted_view(store: Memory, config: TrustConfig | None) -> Memory:
+    """Return the memory as readers and the writer see it: itself without a rule."""
+    if config is None or not isinstance(store, MemoryStore):
+        return store
+    return cast(Memory, AttributedMemory(store, config.owner))
 
 
 def _labels(content: str) -> Iterator[str]:
@@ -163,31 +134,3 @@ def _labels(content: str) -> Iterator[str]:
         while label:
             yield label
             label, rest = split_label(rest)
-
-
-def _is_role(label: str) -> bool:
-    return is_assistant(label) or is_anonymous(label)
-
-
-def _call(speaker: str | None) -> str:
-    return "nobody known" if speaker is None else repr(speaker)
-
-
-def _is_same(left: str | None, right: str | None) -> bool:
-    name = normalize_name(left)
-    return name is not None and name == normalize_name(right)
-
-
-def _mentions(content: str, name: str) -> bool:
-    return set(words(name)) <= set(words(content))
-
-
-def _contradicts(content: str, entry: MemoryEntry) -> bool:
-    """Return True if a content says something else than an entry on the same matter."""
-    new, old = find_slot(content), find_slot(entry.content)
-    if new is not None and old is not None and new.attribute == old.attribute:
-        return new.value != old.value
-    names = set(words(entry.speaker or ""))
-    new_words, old_words = (set(statement_words(text)) - names for text in (content, entry.content))
-    shorter = min(len(new_words), len(old_words))
-    return new_words != old_words and shorter > 0 and len(new_words & old_words) >= _SAME_MATTER * shorter

@@ -16,6 +16,8 @@ from memalpha.types import Chunk
 
 USER = "user"
 """Name of a person without a name: the role of a chat."""
+NOBODY = "unknown"
+"""Name under which a trust rule stores what nobody known said."""
 
 
 class SpokenLine(NamedTuple):
@@ -34,6 +36,12 @@ def normalize_name(speaker: str | None) -> str | None:
     if speaker is None or not speaker.strip():
         return None
     return USER if is_anonymous(speaker) else " ".join(speaker.lower().split())
+
+
+def is_same(left: str | None, right: str | None) -> bool:
+    """Return True if two speakers are known and have the same name."""
+    name = normalize_name(left)
+    return name is not None and name == normalize_name(right)
 
 
 def attributed_lines(chunk: Chunk, speaker: str | None) -> Lines:

@@ -122,7 +122,8 @@ async def _call(
         return _result({"hits": [{**compact_entry(hit.entry), "score": round(hit.score, 4)} for hit in hits]})
     if name == "memory_list":
         page = await service.page(ListRequest.model_validate(arguments))
-        return _result({"core": page.core, "entries": list(map(compact_entry, page.entries)), "next": page.next})
+        entries = [compact_entry(service.as_read(entry)) for entry in page.entries]
+        return _result({"core": page.core, "entries": entries, "next": page.next})
 
     async def progress(done: int, chunks: int) -> None:
         await context.session.report_progress(done, chunks, f"{done} of {chunks} chunks read")

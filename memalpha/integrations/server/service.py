@@ -25,6 +25,7 @@ from weakref import WeakSet
 from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.reader import Answer, ExtractiveReader, Reading, check_answers, default_reader
 from memalpha.agent.tools import execute
+from memalpha.agent.trust.view import AttributedMemory
 from memalpha.config import AgentConfig, ReaderConfig, TrustConfig
 from memalpha.errors import (
     ConfigError,
@@ -54,6 +55,7 @@ from memalpha.integrations.server.schemas import (
 from memalpha.integrations.server.tracing import traced_store, work_span
 from memalpha.policy.base import Policy
 from memalpha.store.filters import Where, parse_filter
+from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.chunking import split_text
@@ -123,6 +125,11 @@ class MemoryService:
     def schema(self) -> MemorySchema:
         """Categories of the memory."""
         return self._store.schema
+
+    @property
+    def _view(self) -> Memory:
+        """The memory as the reader sees it: with a trust rule, the words of others after their names."""
+        return self._store if self._agent is None else self._agent.view
 
     @property
     def name(self) -> str:
@@ -267,10 +274,10 @@ class MemoryService:
     def _answer(self, question: str, k: int, where: Where) -> Answer:
         with self._policy_lock, work_span("model", "answer"):
             if where is not None:
-                hits = tuple(self._store.search(question, k, where=where))
+                hits = tuple(self._view.search(question, k, where=where))
                 readings = [Reading(question, hits, core=self._store.core)]
                 return check_answers(self._reader, 1, lambda: self._reader.read(readings))[0]
-            return check_answers(self._reader, 1, lambda: self._reader.answer([(question, self._store)], k=k))[0]
+            return check_answers(self._reader, 1, lambda: self._reader.answer([(question, self._view)], k=k))[0]
 
     # ------------------------------------------------------------------------------------------------ writes
 
@@ -354,7 +361,7 @@ class MemoryService:
     async def search(
         self, query: str, k: int, *, category: str | None = None, where: Where = None, as_of: int | str | None = None
     ) -> list[Hit]:
-        """Return the best entries, best first.
+        """Return the best entries, best first; with a trust rule named, the owner's before those of others.
 
         Args:
             query: A question or a few words.
@@ -364,10 +371,14 @@ class MemoryService:
             as_of: A past state; None is the current one.
         """
         self._check(category, where)
-        search = partial(self._store.search, query, k, category=category, where=where, as_of=as_of)
+        search = partial(self._view.search, query, k, category=category, where=where, as_of=as_of)
         hits = await self._run_in(None, search)
         check_answer_size((hit.entry for hit in hits), "ask for fewer hits (k)")
         return hits
+
+    def as_read(self, entry: MemoryEntry) -> MemoryEntry:
+        """Return an entry as the reader sees it."""
+        return self._view.name(entry) if isinstance(self._view, AttributedMemory) else entry
 
     async def page(self, request: ListRequest, *, as_of: int | str | None = None) -> EntryPage:
         """Return a page of entries, and the core memory."""

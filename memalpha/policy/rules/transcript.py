@@ -18,42 +18,15 @@ USERS = frozenset(
 """Labels in lower case of a person without a name."""
 
 _LABEL = re.compile(
-    r"\s*(?:[-*>]+\s*)?(?:\[[^\]]*\]\s*)?\**([^\W\d][\w.'\u2019-]*(?: [\w.'\u2019-]+){0,2}?)(?: said)?"
+    r"\s*(?:[-*>]+\s*)?(?:\[[^\]]*\]\s*)?\**([^\W\d][\w.'\u2019\u30fb-]*(?: [\w.'\u2019\u30fb-]+){0,2}?)(?: said)?"
     r"\**\s*[:\uff1a]\**\s*"
 )
-_NAME = re.compile(r"[A-Z][\w'\u2019-]*(?: [A-Z][\w.'\u2019-]*){0,2}")
+_NAME = re.compile(r"[^\W\d_][\w'\u2019\u30fb-]*(?: [^\W\d_][\w.'\u2019\u30fb-]*){0,2}")
 _NOT_SPEAKERS = frozenset(
     {"Note", "Notes", "Todo", "PS", "Warning", "Update", "Example", "Question", "Answer", "Reminder", "Edit", "Tip"}
-    | {
-        "Address",
-        "Phone",
-        "Email",
-        "Subject",
-        "Re",
-        "Date",
-        "Time",
-        "Summary",
-        "Context",
-        "Background",
-        "Input",
-        "Output",
-    }
-    | {
-        "Title",
-        "Name",
-        "Age",
-        "Job",
-        "City",
-        "Task",
-        "Error",
-        "Step",
-        "Result",
-        "Total",
-        "Price",
-        "FYI",
-        "TLDR",
-        "Fact",
-    }
+    | {"Address", "Phone", "Email", "Subject", "Re", "Date", "Time", "Summary", "Context", "Background", "Input"}
+    | {"Output", "Title", "Name", "Age", "Job", "City", "Task", "Error", "Step", "Result", "Total", "Price", "FYI"}
+    | {"TLDR", "Fact"}
 )
 
 
@@ -91,7 +64,12 @@ def split_label(line: str) -> tuple[str, str]:
     if match is None:
         return "", line.strip()
     label, words = match[1], line[match.end() :].strip()
-    is_role = label.lower() in ASSISTANTS or label.lower() in USERS
-    if not is_role and not (_NAME.fullmatch(label) and label.split()[0] not in _NOT_SPEAKERS and words):
-        return "", line.strip()
-    return label, words
+    if is_assistant(label) or is_anonymous(label) or (words and _is_name(label)):
+        return label, words
+    return "", line.strip()
+
+
+def _is_name(label: str) -> bool:
+    """Return True for up to three words that begin with a capital, or with a letter of a script without capitals."""
+    has_capitals = not any(word[0].islower() for word in label.split())
+    return bool(_NAME.fullmatch(label)) and has_capitals and label.split()[0] not in _NOT_SPEAKERS

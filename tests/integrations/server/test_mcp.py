@@ -24,6 +24,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from memalpha.agent.tools import execute, tool_schemas
 from memalpha.cli import app
+from memalpha.config import TrustConfig
 from memalpha.errors import ConfigError
 from memalpha.integrations.server.mcp import mcp_server
 from memalpha.integrations.server.run import check_token_needed, is_loopback, parse_address, read_token
@@ -57,6 +58,25 @@ def calls(store: MemoryStore, *requests: tuple[str, dict[str, Any]], policy: Any
 @pytest.fixture
 def store() -> MemoryStore:
     return MemoryStore.open(":memory:", embedder="hash")
+
+
+def test_a_trust_rule_names_others_and_puts_the_owner_first(store):
+    with store.writing_as(speaker="Mallory"):
+        store.insert("semantic", "Ana lives in Moscow, where Ana does live.")
+    store.insert("semantic", "Ana lives in Porto.")
+    requests = (("memory_search", {"query": "Where does Ana live?"}), ("memory_list", {}))
+    for trust, contents in (
+        (None, ["Ana lives in Moscow, where Ana does live.", "Ana lives in Porto."]),
+        (TrustConfig(owner="Ana"), ["Ana lives in Porto.", "Mallory: Ana lives in Moscow, where Ana does live."]),
+    ):
+        hits, entries = (result.structured_content for result in calls(store, *requests, trust=trust))
+        assert [hit["content"] for hit in hits["hits"]] == contents
+        assert sorted(entry["content"] for entry in entries["entries"]) == sorted(contents)
+        service = MemoryService(store, load_policy("add_all"), trust=trust)
+        answer = asyncio.run(service.ask("Where does Ana live?", 2))
+        assert [hit.entry.content for hit in answer.hits] == contents
+        filtered = asyncio.run(service.ask("Where does Ana live?", 2, where={"category": "semantic"}))
+        assert [hit.entry.content for hit in filtered.hits] == contents
 
 
 def listed(service: MemoryService) -> dict[str, Any]:
