@@ -13,7 +13,7 @@ from memalpha.tasks.load import load_tasks
 from memalpha.tasks.splits import load_evaluation_tasks, load_training_tasks
 
 EVALUATION_ONLY = {
-    *("locomo", "friendsqa", "hotpotqa", "musique", "xquad", "longmemeval", "memoryagentbench", "personamem"),
+    *("locomo", "friendsqa", "xquad", "longmemeval", "memoryagentbench", "personamem"),
     *("personamem_v2", "perltqa", "beam", "beam_10m", "halumem", "memalpha_mab"),
 }
 

@@ -6,7 +6,8 @@ import pytest
 from hub_layouts import FIRST, MEETING, MEMORY, PERSON, PROBES, THEN, USER, changed, ids, legal, point, row, write
 
 from memalpha.errors import DataError
-from memalpha.tasks.datasets import beam, booksum, halumem, memalpha_sets, perltqa, qmsum
+from memalpha.tasks.checks.contamination import find_overlap
+from memalpha.tasks.datasets import beam, halumem, memalpha_sets, perltqa, qmsum, single_turn
 
 
 def test_perltqa_orders_memories_by_time_and_points_at_them(tmp_path):
@@ -162,14 +163,32 @@ def test_qmsum_spans_are_evidence_with_both_ends(tmp_path):
     first, second = legal(qmsum.load(tmp_path), tmp_path)
     assert (first.id, second.id) == ("qmsum-test-0", "qmsum-test-1")
     assert [(q.id, q.category, q.answers, q.evidence) for q in first.questions] == [
-        ("general0", "general", ("They met.",), ()),
         ("specific0", "specific", ("Green won.",), ("t1", "t2", "t3")),
     ]
+    assert first.chunks[0].render() == "P0: Word 0 .\nP1: Word 1 .\nP2: Word 2 .\nP3: Word 3 ."
     bad = changed(["1"], "specific_query_list", 0, "relevant_text_span", 0)(MEETING)
     with pytest.raises(
         DataError, match=r"val\.jsonl:1: specific_query_list\[0\]: relevant_text_span: \['1'\] is no pair"
     ):
         qmsum.load(write(tmp_path / "val.jsonl", [bad]), "val")
+
+
+def test_qmsum_reads_the_official_folders_of_meetings(tmp_path):
+    other = changed("What of coffee?", "specific_query_list", 0, "query")(MEETING)
+    for file, meeting in (("train/Bed002.json", MEETING), ("train/Bed001.json", other), ("val/Bed003.json", MEETING)):
+        write(tmp_path / "data" / "ALL" / file, meeting)
+    (tmp_path / "data" / "ALL" / "test").mkdir()
+    train = qmsum.load(tmp_path, "train")
+    assert [task.id for task in train] == ["qmsum-Bed001", "qmsum-Bed002"]
+    assert [task.questions[0].question for task in train] == ["What of coffee?", "What of tea?"]
+    assert qmsum.load(tmp_path / "data" / "ALL", "train", 1) == train[:1]
+    assert qmsum.load(tmp_path / "data" / "ALL" / "train") == train
+    (validation,) = qmsum.load(tmp_path, "val")
+    assert qmsum.load(tmp_path / "data" / "ALL" / "val" / "Bed003.json") == [validation]
+    result = find_overlap(train, [validation], n=4)
+    assert (result.leaked, result.reasons["question"]) == (("qmsum-Bed003/specific0",), 1)
+    with pytest.raises(DataError, match=r"no file data/ALL/jsonl/test\.jsonl in this folder"):
+        qmsum.load(tmp_path, "test")
 
 
 def test_booksum_reads_a_chapter_over_days(tmp_path):
@@ -187,15 +206,15 @@ def test_booksum_reads_a_chapter_over_days(tmp_path):
         chapter(5, []),
     ]
     write(tmp_path / "chapters" / "test.jsonl", rows)
-    (task,) = legal(booksum.load(tmp_path), tmp_path)
+    (task,) = legal(single_turn.load_booksum(tmp_path), tmp_path)
     assert [chunk.timestamp for chunk in task.chunks] == [f"2024-01-0{day}" for day in range(1, 6)]
     (question,) = task.questions
     assert question.question == "Summarize what I read in the book from 2024-01-01 to 2024-01-05."
     assert question.answers == ("It rains.", "Rain\nfalls.")
     assert task.meta == {"book_title": "Emma", "chapter_id": "3"}
-    assert [len(task.chunks) for task in booksum.load(tmp_path, None, None, min_chunks=1)] == [5, 1]
+    assert [len(task.chunks) for task in single_turn.load_booksum(tmp_path, None, None, min_chunks=1)] == [5, 1]
     with pytest.raises(DataError, match=r"test\.jsonl:1: field 'summary' is missing"):
-        booksum.load(write(tmp_path / "test.jsonl", [{"text": "word " * 9000}]))
+        single_turn.load_booksum(write(tmp_path / "test.jsonl", [{"text": "word " * 9000}]))
 
 
 def test_memalpha_rows_keep_their_chunks_and_the_metric_of_their_source(tmp_path):

@@ -13,7 +13,7 @@ from official import turns, write
 
 from memalpha.errors import DataError
 from memalpha.tasks.catalog import load_set
-from memalpha.tasks.datasets import labels
+from memalpha.tasks.datasets import single_turn
 
 TREC = "".join(f"NUM:date When was {n} ?\nLOC:city Where {n} ?\n" for n in range(6))
 
@@ -113,7 +113,7 @@ def test_csv_rows_round_trip(tmp_path_factory, rows):
     with file.open("w", encoding="utf-8", newline="") as stream:
         csv.writer(stream).writerows([("text", "category"), *rows])
     try:
-        sentences = labels._rows(file, ",", "text", ("category",))
+        sentences = single_turn._read_csv(file, ",", "text", "category")
     except DataError as error:
         assert "an empty field" in str(error) and not all(a.strip() and b.strip() for a, b in rows)
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -22,8 +21,6 @@ from memalpha.types import SpeakerTurn, Task
 FOLDERS = {
     "locomo": "locomo",
     "friendsqa": "friendsqa",
-    "hotpotqa": "hotpotqa_small",
-    "musique": "hotpotqa_small",
     "xquad": "xquad_en",
     "banking77": "banking77",
     "clinc150": "clinc150",
@@ -50,15 +47,14 @@ def test_every_set_has_a_loader_and_a_description():
         ("trec", {"split": "dev"}, "split='dev': Input should be 'test' or 'train'"),
         ("trec", {"split": "train"}, "questions=100 leaves no training sentence as an example: ask fewer"),
         ("trec", {"examples": "many"}, "examples='many': Input should be a valid integer"),
-        ("hotpotqa", {"questions": 0}, "each must be at least 1"),
-        ("squad", {"paragraphs": 0}, "each must be at least 1"),
-        ("trec", {"colour": 1}, "no option 'colour'; its options are: examples, questions, split, seed, chunk"),
+        ("trec", {"questions": 0}, "each must be at least 1"),
+        ("squad", {"paragraphs": 0}, "must be at least 1"),
+        ("trec", {"colour": 1}, "no option 'colour'; its options are: examples, questions, split, seed"),
     ],
 )
 def test_unknown_names_variants_and_options_are_refused(tmp_path, name, options, says):
     write(tmp_path / "train.txt", "A:b Who ?\n")
     write(tmp_path / "test.txt", "A:b Who ?\n")
-    write(tmp_path / "hotpotqa_train.json", [hotpot()])
     write(tmp_path / "dev-v1.1.json", squad())
     arguments = options if name == "xquad" else {"data": tmp_path, **options}
     with pytest.raises(DataError, match=says):
@@ -127,92 +123,6 @@ def test_a_bad_scene_is_refused(tmp_path, value, says):
     with pytest.raises(DataError, match=says) as caught:
         load_set("friendsqa", data=file)
     assert str(file) in str(caught.value)
-
-
-def hotpot(id: str = "h1", **change: object) -> dict[str, object]:
-    context = [["Oslo", ["Oslo is a city.", " It lies by a fjord."]], ["Mira", ["Mira was born in Oslo.", " "]]]
-    facts = [["Mira", 0], ["Oslo", 1], ["Oslo", 1], ["Oslo", 9]]
-    question = {"_id": id, "question": "By what was Mira born?", "answer": "a fjord", "type": "bridge"}
-    return {**question, "level": "easy", "context": context, "supporting_facts": facts, **change}
-
-
-def musique(id: str = "2hop__1_2", **change: object) -> dict[str, object]:
-    paragraph_items = [
-        ("Oslo", "Oslo lies by a fjord.", True),
-        ("Oslo", "Oslo is a film.", False),
-        ("Mira", "Born in Oslo.", True),
-    ]
-    paragraphs = [
-        {"idx": n, "title": title, "paragraph_text": text, "is_supporting": gold}
-        for n, (title, text, gold) in enumerate(paragraph_items)
-    ]
-    question = {"id": id, "question": "By what was Mira born?", "answer": "a fjord", "answer_aliases": ["the fjord"]}
-    return {**question, "paragraphs": paragraphs, "answerable": True, **change}
-
-
-def test_hotpotqa_questions_share_a_pool_of_sentences(tmp_path):
-    write(tmp_path / "hotpotqa_train.json", [hotpot(), hotpot("h2"), hotpot("h3")])
-    first, second = load_set("hotpotqa", data=tmp_path, questions=2)
-    assert [len(task.questions) for task in (first, second)] == [2, 1]
-    assert Counter(turn.text for turn in turns(first).values()) == Counter(
-        ["Oslo is a city.", "It lies by a fjord.", "Mira was born in Oslo."]
-    )
-    question = first.questions[1]
-    assert [turns(first)[id].text for id in question.evidence] == ["Mira was born in Oslo.", "It lies by a fjord."]
-    assert (question.answers, question.category) == (("a fjord",), "bridge")
-    assert question.meta == {"metric": "f1", "unknown_evidence": ["Oslo:9"]}
-
-
-def test_musique_tells_paragraphs_apart_that_share_a_title(tmp_path):
-    full = write(
-        tmp_path / "musique_full.jsonl", "\n".join(map(json.dumps, [musique(), musique("3hop1__x", answerable=False)]))
-    )
-    (task,) = load_set("musique", data=full)
-    assert len(turns(task)) == 3
-    question, unanswerable = task.questions
-    assert question.answers == ("a fjord", "the fjord")
-    assert {turns(task)[id].text for id in question.evidence} == {"Oslo lies by a fjord.", "Born in Oslo."}
-    assert (question.category, unanswerable.category) == ("2hop", "3hop")
-    assert (unanswerable.answers, unanswerable.evidence) == ((), ())
-
-
-def test_pools_are_shuffled_by_the_seed_alone(tmp_path):
-    context = [[f"Town {n}", [f"Town {n} has {n} gates."]] for n in range(12)]
-    write(tmp_path / "hotpotqa_train.json", [hotpot(context=context, supporting_facts=[["Town 3", 0]])])
-
-    def order(seed: int) -> list[str]:
-        (task,) = load_set("hotpotqa", data=tmp_path, seed=seed)
-        assert turns(task)[task.questions[0].evidence[0]].text == "Town 3 has 3 gates."
-        return [turn.text for turn in turns(task).values()]
-
-    assert order(0) == order(0)
-    assert order(0) != order(1)
-    assert sorted(order(0)) == sorted(order(1))
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "says"),
-    [
-        ("hotpotqa", [hotpot(context=[["Oslo", "Oslo is a city."]])], r"question 0: context: a paragraph is \[title"),
-        ("hotpotqa", [hotpot(), hotpot(supporting_facts=["Oslo"])], "question 1: supporting_facts: each is"),
-        ("hotpotqa", {"data": []}, "a JSON list of questions is needed"),
-        ("musique", [musique(answer=3)], "question 0: field 'answer' is missing or not str"),
-        ("musique", [musique(paragraphs=[])], "paragraphs: a JSON list of paragraphs"),
-        (
-            "musique",
-            [musique(paragraphs=[{"title": "T", "paragraph_text": " ", "is_supporting": True}])],
-            r"paragraphs\[0\]: it supports the answer and is empty",
-        ),
-    ],
-)
-def test_a_bad_question_is_refused(tmp_path, name, value, says):
-    file = write(tmp_path / "questions.json", value)
-    with pytest.raises(DataError, match=says) as caught:
-        load_set(name, data=file)
-    assert str(file) in str(caught.value)
-    lines = write(tmp_path / "questions.jsonl", json.dumps(musique()) + "\n{")
-    with pytest.raises(DataError, match=r"questions\.jsonl:2: not a JSON value"):
-        load_set("musique", data=lines)
 
 
 def squad(paragraphs: int = 3, **change: object) -> dict[str, object]:
@@ -297,8 +207,6 @@ LOCOMO = Path(__file__).parents[2] / "data" / "locomo_like.json"
 
 LAYOUTS = {
     "friendsqa": ("friendsqa_dev.json", friends(scene("s01_e01_c01"), scene("s01_e01_c02")), {"variant": "dev"}),
-    "hotpotqa": ("hotpotqa_train.json", [hotpot()], {}),
-    "musique": ("musique_train.json", [musique()], {}),
     "squad": ("dev-v1.1.json", squad(), {}),
     "clinc150": (
         "data_full.json",
@@ -368,17 +276,8 @@ def test_the_real_labelled_sets_have_their_labels_and_sentences(name, variant, l
     assert max(len(chunk.render()) for chunk in task.chunks) <= 4 * 2048
 
 
-@needs("hotpotqa_small")
 @needs("friendsqa")
-def test_the_real_questions_are_of_the_known_kinds():
-    kinds = {
-        name: Counter(question.category for task in load_real(name) for question in task.questions)
-        for name in ("hotpotqa", "musique")
-    }
-    assert kinds == {
-        "hotpotqa": {"bridge": 78, "comparison": 22},
-        "musique": {"2hop": 68, "3hop": 27, "4hop": 5},
-    }
+def test_the_real_scenes_have_the_known_notes_and_speakers():
     utterances = [turn for task in load_real("friendsqa") for turn in turns(task).values()]
     assert sum(turn.speaker == "#NOTE#" for turn in utterances) == 543
     assert sum(", " in turn.speaker for turn in utterances) == 22

@@ -180,8 +180,7 @@ def test_tasks_from_the_cache_say_which_commit_they_are_of(tmp_path):
     folder = tmp_path / "snapshots" / COMMIT
     folder.mkdir(parents=True)
     meeting = {
-        "general_query_list": [{"query": "Summarize.", "answer": "They met."}],
-        "specific_query_list": [],
+        "specific_query_list": [{"query": "What of tea?", "answer": "Green won.", "relevant_text_span": [["0", "0"]]}],
         "meeting_transcripts": [{"speaker": "A", "content": "Hello."}],
     }
     for snapshot in (folder, tmp_path):

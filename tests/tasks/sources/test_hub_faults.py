@@ -26,7 +26,6 @@ from official import JSON, replace_at, value_paths
 from memalpha.errors import DataError
 from memalpha.tasks.datasets import (
     beam,
-    booksum,
     halumem,
     longmemeval,
     memalpha_sets,
@@ -34,6 +33,7 @@ from memalpha.tasks.datasets import (
     perltqa,
     personamem,
     qmsum,
+    single_turn,
 )
 
 CHAPTER = {"text": "It rained. " * 4000, "summary": [{"source": "a", "text": "Rain."}], "book_title": "Emma"}
@@ -85,7 +85,7 @@ LOADERS = {
     "longmemeval": (LONGMEMEVAL, lambda value, folder: longmemeval.load(write(folder / "x.json", value))),
     "halumem": (USER, lambda value, folder: halumem.load(write(folder / "x.jsonl", [value]))),
     "qmsum": (MEETING, lambda value, folder: qmsum.load(write(folder / "x.jsonl", [value]))),
-    "booksum": (CHAPTER, lambda value, folder: booksum.load(write(folder / "x.jsonl", [value]))),
+    "booksum": (CHAPTER, lambda value, folder: single_turn.load_booksum(write(folder / "x.jsonl", [value]))),
     "perltqa": ([MEMORY, [{"Xia": PERSON}]], as_characters),
     "personamem": ({"c1": PERSONAMEM_MESSAGES}, as_contexts),
     "personamem_v2": ({"chat_history": PERSONAMEM_MESSAGES}, as_history),

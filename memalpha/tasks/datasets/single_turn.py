@@ -1,0 +1,328 @@
+"""Raw sets without a conversation: passages (SQuAD, XQuAD), labels (Banking77, CLINC150, NLU, TREC), BookSum.
+
+Passages: 24 paragraphs in the order of the file are a task, with all questions on them. A paragraph is a turn: its
+article's title is the speaker, `<article>:<paragraph>` (both from 0) its id and the evidence of its questions. A
+question of SQuAD 2.0 that its paragraph does not answer has no answer: the right one is to abstain.
+
+Labels, as learning at test time: a task is a stream of labelled examples and questions for the labels of other
+sentences. Labels are numbers in an order that set and seed decide, so that nobody knows one by its name; "12" and
+"label 12" are both right. Every task has a new sample of examples, shuffled, one a turn: `label 12: <sentence>`. The
+evidence of a question are the examples of its label. All test sentences are asked, in an order that the seed shuffles.
+With `split="train"` the questions are training sentences, without the examples of their task. Test sentences that also
+stand in the training file, apart from capitals and punctuation, have `meta["leak"]` true.
+
+BookSum: a chapter or book is split into chunks of at most 2,048 tokens, one a day from 2024-01-01, and summarized. The
+answers are the row's summaries. Mem-alpha's questions, scored by keywords, come with its own data (`memalpha_sets`).
+
+Papers: SQuAD (Rajpurkar et al., EMNLP 2016; 2.0: ACL 2018), XQuAD (Artetxe et al., ACL 2020), BookSum (Kryściński et
+al. 2021). The cards of the sets are in `memalpha/data/single_turn.yaml`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from datetime import date, timedelta
+from importlib import resources
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+import yaml
+
+from memalpha.errors import DataError
+from memalpha.tasks.checks.contamination import words
+from memalpha.tasks.chunking import split_text
+from memalpha.tasks.dataset_info import DataSet, File
+from memalpha.tasks.sources import files
+from memalpha.tasks.sources.files import find_file, require_field, require_items
+from memalpha.tasks.sources.streaming import iter_csv_rows, iter_json_lines
+from memalpha.types import Chunk, Question, SpeakerTurn, Task
+
+OUT_OF_SCOPE = "out-of-scope"
+"""Variant of CLINC150 with sentences that no label fits, and the category of their questions."""
+
+_EXAMPLES = {"nlu": 40, "trec-coarse": 400, "trec-fine": 60}
+_TREC_LINE = re.compile(r"(?P<fine>(?P<coarse>[^\s:]+):\S*) (?P<text>.+)")
+
+Sentences = list[tuple[str, str]]
+"""Pairs of a sentence and the name of its label."""
+
+
+def _load_cards() -> tuple[DataSet, ...]:
+    text = (resources.files("memalpha") / "data" / "single_turn.yaml").read_text(encoding="utf-8")
+    for card in (cards := yaml.safe_load(text)):
+        card["files"] = [File(**{**file, "variants": tuple(file.get("variants", ()))}) for file in card["files"]]
+    fields = (
+        {key: tuple(value) if isinstance(value, list) else value for key, value in card.items()} for card in cards
+    )
+    return tuple(DataSet(**card) for card in fields)
+
+
+DATA = _load_cards()
+_CARDS = {dataset.name: dataset for dataset in DATA}
+
+# ------------------------------------------------------------------------------------------------------------ passages
+
+
+def load_squad(path: Path, variant: str | None = None, limit: int | None = None, *, paragraphs: int = 24) -> list[Task]:
+    """Load tasks of SQuAD.
+
+    Args:
+        path: Official file, or its folder.
+        variant: Official file by split and version, such as "dev-v1.1".
+        limit: Return the first `limit` tasks only.
+        paragraphs: Paragraphs of a task.
+
+    Raises:
+        DataError: The file does not fit; the message names file, location and field.
+    """
+    return _passage_tasks(_CARDS["squad"], path, variant, limit, paragraphs)
+
+
+def load_xquad(path: Path, variant: str | None = None, limit: int | None = None, *, paragraphs: int = 24) -> list[Task]:
+    """Load tasks of XQuAD; the variant is a language, the rest as in `load_squad`."""
+    return _passage_tasks(_CARDS["xquad"], path, variant, limit, paragraphs)
+
+
+def _passage_tasks(card: DataSet, path: Path, variant: str | None, limit: int | None, paragraphs: int) -> list[Task]:
+    if paragraphs < 1:
+        raise DataError(f"{card.name}: paragraphs={paragraphs}: must be at least 1")
+    file = find_file(path, card.files_for(variant)[0].path)
+    articles = require_field(files.read_json(file), "data", list, str(file))
+    passages = list(_passages(require_items(articles, "articles", f"{file}: data"), str(file)))
+    tasks: list[Task] = []
+    for start in range(0, len(passages), paragraphs)[:limit]:
+        turns, questions = zip(*passages[start : start + paragraphs], strict=True)
+        chunks, questions = tuple(files.pack_turns(turns)), tuple(question for part in questions for question in part)
+        tasks.append(files.build_task(str(file), id=f"{card.name}-{len(tasks)}", chunks=chunks, questions=questions))
+    return tasks
+
+
+def _passages(articles: list[Any], file: str) -> Iterator[tuple[SpeakerTurn, list[Question]]]:
+    for a, article in enumerate(articles):
+        title = require_field(article, "title", str, f"{file}: data[{a}]").replace("_", " ")
+        for p, item in enumerate(require_field(article, "paragraphs", list, f"{file}: data[{a}]")):
+            location = f"{file}: data[{a}].paragraphs[{p}]"
+            turn = SpeakerTurn(speaker=title, text=require_field(item, "context", str, location), id=f"{a}:{p}")
+            questions = require_field(item, "qas", list, location)
+            yield turn, [_passage_question(question, f"{a}:{p}", location) for question in questions]
+
+
+def _passage_question(item: Any, turn: str, location: str) -> Question:
+    id = require_field(item, "id", str, location)
+    location = f"{location}: question {id}"
+    official_answers = require_field(item, "answers", list, location)
+    answers = tuple(dict.fromkeys(require_field(answer, "text", str, location) for answer in official_answers))
+    impossible = item.get("is_impossible", False)
+    if bool(answers) == impossible:
+        raise DataError(f"{location}: {'answers to an impossible question' if impossible else 'no answer'}")
+    return Question(
+        id=id,
+        question=require_field(item, "question", str, location).strip(),
+        answers=answers,
+        category="unanswerable" if impossible else "extraction",
+        evidence=() if impossible else (turn,),
+        meta={"metric": "f1"},
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- labels
+
+
+def _read_banking77(path: Path, variant: str | None) -> list[Sentences]:
+    folder = path if path.is_dir() else path.parent
+    return [_read_csv(find_file(folder, file.path), ",", "text", "category") for file in _CARDS["banking77"].files]
+
+
+def _read_clinc150(path: Path, variant: str | None) -> list[Sentences]:
+    file = find_file(path, _CARDS["clinc150"].files[0].path)
+    splits: list[Sentences] = []
+    for name in ("train", "test", "oos_test"):
+        location = f"{file}: {name}"
+        pairs = require_items(require_field(files.read_json(file), name, list, str(file)), "sentences", location)
+        for n, pair in enumerate(pairs):
+            if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) and text for text in pair)):
+                raise DataError(f"{location}[{n}]: [sentence, label] is needed")
+        splits.append([(text, label) for text, label in pairs])
+    train, test, outside = splits
+    return [train, test + [(text, OUT_OF_SCOPE) for text, _ in outside] if variant == OUT_OF_SCOPE else test]
+
+
+def _read_nlu(path: Path, variant: str | None) -> list[Sentences]:
+    splits: list[Sentences] = []
+    for folder in (path / "trainset", path / "testset" / "csv"):
+        tables = sorted(folder.glob("*.csv"))
+        if not tables:
+            raise DataError(f"{folder}: no CSV files; give the folder of one fold (it holds trainset and testset)")
+        splits.append(
+            [row for file in tables for row in _read_csv(file, ";", "answer_from_anno", "scenario", "intent")]
+        )
+    return splits
+
+
+def _read_trec(path: Path, variant: str | None) -> list[Sentences]:
+    folder = path if path.is_dir() else path.parent
+    splits: list[Sentences] = []
+    for file in (find_file(folder, info.path) for info in _CARDS["trec"].files):
+        splits.append([])
+        for number, line in enumerate(files.read_text(file).split("\n"), 1):
+            if match := _TREC_LINE.fullmatch(line.strip()):
+                splits[-1].append((match["text"], match["fine" if variant == "fine" else "coarse"]))
+            elif line.strip():
+                raise DataError(f"{file}:{number}: not like 'DESC:manner How did ... ?'")
+    return splits
+
+
+def _read_csv(file: Path, separator: str, text: str, *label: str) -> Sentences:
+    """Read a CSV file with a header; underlines join the columns of a label."""
+    sentences: Sentences = []
+    for location, row in iter_csv_rows(file, (text, *label), separator):
+        values = [row[column].strip() for column in (text, *label)]
+        if not all(values):
+            raise DataError(f"{location}: an empty field: {text} and {', '.join(label)} are needed")
+        sentences.append((values[0], "_".join(values[1:])))
+    return sentences
+
+
+def _label_loader(name: str, read: Callable[[Path, str | None], list[Sentences]]) -> Callable[..., list[Task]]:
+    """Return the loader of a labelled set; `read` returns its training and its test sentences."""
+
+    def load(
+        path: Path,
+        variant: str | None = None,
+        limit: int | None = None,
+        *,
+        examples: int | None = None,
+        questions: int = 100,
+        split: Literal["test", "train"] = "test",
+        seed: int = 0,
+    ) -> list[Task]:
+        """Load tasks of a labelled set.
+
+        Args:
+            path: Official folder, or a file in it.
+            variant: One of the set's variants.
+            limit: Return the first `limit` tasks only.
+            examples: Examples of each label; default 20 (nlu 40; trec 400 of a coarse label, 60 of a fine one).
+            questions: Questions of a task.
+            split: Sentences that are asked.
+            seed: Seed of labels, order and examples.
+
+        Raises:
+            DataError: A file does not fit; the message names file, line and field.
+        """
+        prefix = f"{name}-{variant or 'coarse'}" if name == "trec" else name
+        examples = _EXAMPLES.get(prefix, 20) if examples is None else examples
+        if examples < 1 or questions < 1:
+            raise DataError(f"{name}: examples={examples}, questions={questions}: each must be at least 1")
+        train, test = read(path, variant)
+        labels = sorted({label for _, label in train})
+        Random(f"{prefix}|labels|{seed}").shuffle(labels)
+        numbers = {label: str(number) for number, label in enumerate(labels)}
+        if unknown := sorted({label for _, label in test} - {*numbers, OUT_OF_SCOPE}):
+            raise DataError(f"{path}: test label {unknown[0]!r} has no training sentence")
+        copies: dict[tuple[str, ...], list[int]] = defaultdict(list)  # indices of training sentences by their words
+        for index, (text, _) in enumerate(train):
+            copies[tuple(words(text))].append(index)
+        asked = list(enumerate(train if split == "train" else test))
+        Random(f"{prefix}|{split}|{seed}").shuffle(asked)
+        tasks: list[Task] = []
+        for start in range(0, len(asked), questions)[:limit]:
+            batch = asked[start : start + questions]
+            repeated = [copies.get(tuple(words(text)), []) for _, (text, _) in batch]
+            excluded = {index for indices in repeated for index in indices} if split == "train" else set()
+            sample = _sample(train, examples, excluded, Random(f"{prefix}|{split}|{seed}|{len(tasks)}"))
+            if not sample:
+                raise DataError(f"{name}: questions={questions} leaves no training sentence as an example: ask fewer")
+            evidence: dict[str, list[str]] = defaultdict(list)
+            turns: list[SpeakerTurn] = []
+            for index in sample:
+                text, label = train[index]
+                evidence[label].append(f"e{index}")
+                turns.append(SpeakerTurn(speaker=f"label {numbers[label]}", text=text, id=f"e{index}"))
+            task = files.build_task(
+                str(path),
+                id=f"{prefix}-{split}-{seed}-{len(tasks)}",
+                chunks=tuple(files.pack_turns(turns)),
+                questions=tuple(
+                    Question(
+                        id=f"{split}{i}",
+                        question=f'Label of "{text}"?',  # a longer frame costs search up to a third of its hits on TREC
+                        answers=(numbers[label], f"label {numbers[label]}") if label in numbers else (),
+                        category="label" if label in numbers else OUT_OF_SCOPE,
+                        evidence=tuple(evidence[label]),
+                        meta={"metric": "exact", "text": text, **({"leak": True} if same and split == "test" else {})},
+                    )
+                    for (i, (text, label)), same in zip(batch, repeated, strict=True)
+                ),
+                meta={"labels": numbers, "examples": len(sample)},
+            )
+            tasks.append(task)
+        return tasks
+
+    return load
+
+
+load_banking77 = _label_loader("banking77", _read_banking77)
+load_clinc150 = _label_loader("clinc150", _read_clinc150)
+load_nlu = _label_loader("nlu", _read_nlu)
+load_trec = _label_loader("trec", _read_trec)
+
+
+def _sample(train: Sentences, examples: int, excluded: set[int], rng: Random) -> list[int]:
+    """Draw the indices of `examples` sentences of each label, shuffled, without `excluded` indices."""
+    by_label: dict[str, list[int]] = defaultdict(list)
+    for index, (_, label) in enumerate(train):
+        if index not in excluded:
+            by_label[label].append(index)
+    sample = [i for _, indices in sorted(by_label.items()) for i in rng.sample(indices, min(examples, len(indices)))]
+    rng.shuffle(sample)
+    return sample
+
+
+# ------------------------------------------------------------------------------------------------------------ chapters
+
+
+def load_booksum(
+    path: Path, variant: str | None = None, limit: int | None = None, min_chunks: int = 5, max_chunks: int = 20
+) -> list[Task]:
+    """Load the rows of a part of BookSum.
+
+    Args:
+        path: Folder or file of the part.
+        variant: Level and split, such as "chapters-test".
+        limit: Return the first `limit` rows only.
+        min_chunks: Leave out rows with fewer chunks.
+        max_chunks: Leave out rows with more chunks.
+
+    Raises:
+        DataError: The file does not fit; the message names file, line and field.
+    """
+    file = find_file(path, _CARDS["booksum"].files_for(variant)[0].path)
+    rows = enumerate(iter_json_lines(file))
+    tasks = (_chapter_task(row, f"booksum-{file.stem}-{number}", location) for number, (location, row) in rows)
+    return list(islice((task for task in tasks if task and min_chunks <= len(task.chunks) <= max_chunks), limit))
+
+
+def _chapter_task(row: Any, id: str, location: str) -> Task | None:
+    pieces = split_text(require_field(row, "text", str, location))
+    summaries: list[str] = []
+    for n, item in enumerate(require_field(row, "summary", list, location)):
+        text = item if isinstance(item, str) else require_field(item, "text", (str, list), f"{location}: summary[{n}]")
+        summaries.append((text if isinstance(text, str) else "\n".join(map(str, text))).strip())
+    if not pieces or not any(summaries):
+        return None
+    days = [(date(2024, 1, 1) + timedelta(days=n)).isoformat() for n in range(len(pieces))]
+    question = Question(
+        id="summary",
+        question=f"Summarize what I read in the book from {days[0]} to {days[-1]}.",
+        answers=tuple(filter(None, dict.fromkeys(summaries))),
+        category="summary",
+        meta={"metric": "rouge"},
+    )
+    chunks = tuple(Chunk(text=piece, timestamp=day) for piece, day in zip(pieces, days, strict=True))
+    meta = {key: str(row[key]) for key in ("book_title", "title", "chapter_id", "bid") if row.get(key)}
+    return Task(id=id, chunks=chunks, questions=(question,), meta=meta)
