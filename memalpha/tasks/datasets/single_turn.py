@@ -53,12 +53,11 @@ Sentences = list[tuple[str, str]]
 
 def _load_cards() -> tuple[DataSet, ...]:
     text = (resources.files("memalpha") / "data" / "single_turn.yaml").read_text(encoding="utf-8")
-    for card in (cards := yaml.safe_load(text)):
-        card["files"] = [File(**{**file, "variants": tuple(file.get("variants", ()))}) for file in card["files"]]
-    fields = (
-        {key: tuple(value) if isinstance(value, list) else value for key, value in card.items()} for card in cards
-    )
-    return tuple(DataSet(**card) for card in fields)
+    cards: list[dict[str, Any]] = yaml.safe_load(text)
+    for card in cards:
+        card.update({key: tuple(value) for key, value in card.items() if isinstance(value, list)})
+        card["files"] = tuple(File(**{**file, "variants": tuple(file.get("variants", ()))}) for file in card["files"])
+    return tuple(DataSet(**card) for card in cards)
 
 
 DATA = _load_cards()
