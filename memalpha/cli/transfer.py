@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from memalpha.cli.options import AsJson, EmbedderName, Namespace, SchemaName, StoreFile, open_store, print_result
-from memalpha.errors import StoreError
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from memalpha.store.io.importers.base import ImportReport
 
-Source = Literal["jsonl", "markdown", "mem0", "langgraph"]
+Source = Literal["jsonl", "markdown"]
 _MARKDOWN = (".md", ".markdown")
-_MAX_SKIPPED = 20
 
 
 def export(
@@ -46,11 +43,10 @@ def export(
 
 def import_(
     store: StoreFile,
-    file: Annotated[Path, typer.Argument(metavar="PATH", help="An export, or another library's file or folder.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An export, or facts of your own.")],
     source: Annotated[
-        Source | None, typer.Option("--from", help="Format of PATH (default: by its name and content).")
+        Source | None, typer.Option("--from", help="Format of FILE (default: Markdown if it ends in .md).")
     ] = None,
-    history: Annotated[Path | None, typer.Option(help="mem0's history.db, if it is not in PATH.")] = None,
     schema: SchemaName = None,
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
@@ -58,35 +54,25 @@ def import_(
 ) -> None:
     """Import memories into STORE.
 
-    An exported log, facts of your own (one JSON object per line with a category and a content), Markdown, or the
-    storage of mem0 (FAISS or Qdrant in a local folder) or of LangGraph's SqliteStore. mem0's users, agents and runs
-    and LangGraph's prefixes become namespaces. All is imported or nothing; a missing STORE is created.
+    An exported log, facts of your own (one JSON object per line with a category and a content), or Markdown. All is
+    imported or nothing; a missing STORE is created.
 
-    Example: memalpha import audited.db qdrant-folder --from mem0 --history history.db
+    Example: memalpha import copy.db ana.jsonl
 
     Raises:
         DataError: The file does not fit; nothing is imported then.
         StoreError: The store cannot be opened.
     """
-    from memalpha.store.io.importers.replay import detect_format, import_memories, read_events
     from memalpha.store.io.jsonl import read_jsonl
 
-    form = source or ("markdown" if file.suffix in _MARKDOWN else detect_format(file) or "jsonl")
-    if history is not None and form != "mem0":
-        raise StoreError(f"--history belongs to mem0, but {file} is read as {form}")
+    is_markdown = source == "markdown" or (source is None and file.suffix in _MARKDOWN)
     # Refuse an unreadable file before a store is created.
-    if form == "markdown":
+    if is_markdown:
         _markdown().read_markdown(file)
-    elif form == "jsonl":
-        read_jsonl(file)
     else:
-        read_events(file, form, namespace, history=history)
+        read_jsonl(file)
     with open_store(store, embedder, namespace, schema=schema, create=True) as memory:
-        if form in ("mem0", "langgraph"):
-            imported = import_memories(memory, file, form, history=history)
-            print_result(imported, as_json, "\n".join(_format_imported(imported, store)))
-            return
-        count = _markdown().import_markdown(memory, file) if form == "markdown" else memory.import_jsonl(file)
+        count = _markdown().import_markdown(memory, file) if is_markdown else memory.import_jsonl(file)
     print_result({"operations": count, "path": str(store)}, as_json, f"{count} operations: {store}")
 
 
@@ -119,13 +105,3 @@ def _markdown() -> ModuleType:
     from memalpha.store.io import markdown
 
     return markdown
-
-
-def _format_imported(imported: ImportReport, store: Path | str) -> list[str]:
-    lines = [f"{count} operations: namespace {name} of {store}" for name, count in imported.operations.items()]
-    for item in imported.left_out[:_MAX_SKIPPED]:
-        reason = f"the same as {item.same_as}" if item.same_as else "no text"
-        lines.append(f"left out, {reason}: {item.id} of {item.namespace}  {item.content}")
-    if len(imported.left_out) > _MAX_SKIPPED:
-        lines.append(f"left out: {len(imported.left_out) - _MAX_SKIPPED} more")
-    return lines + [f"note: {note}" for note in imported.notes]

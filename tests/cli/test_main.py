@@ -169,29 +169,20 @@ def test_serve_refuses_invalid_options(memalpha, tmp_path: Path, monkeypatch) ->
     assert not path.exists()
 
 
-def test_import_of_markdown_and_other_libraries(memalpha, store: Path, tmp_path: Path) -> None:
-    notes, copy, peers = (
-        tmp_path / "notes.md",
-        tmp_path / "copy.db",
-        Path(__file__).parents[1] / "store" / "data" / "peers",
-    )
+def test_import_of_markdown(memalpha, store: Path, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.md"
     assert memalpha("export", store, notes) == (0, f"1 entries: {notes}\n", "")
     notes.write_text(notes.read_text().replace("Lisbon", "Porto") + "\n- Ana has a cat.\n")
     assert memalpha("import", store, notes) == (0, f"2 operations: {store}\n", "")
     assert "Porto" in memalpha("show", store)[1] and "Lisbon" in memalpha("show", store, "--as-of", 1)[1]
-    code, out, _ = memalpha("import", copy, peers / "mem0-faiss", "--embedder", "hash")
-    assert code == 0 and f"4 operations: namespace user:ana of {copy}\n" in out and "left out, the same as " in out
-    assert "Porto" in memalpha("show", copy, "--namespace", "user:ana")[1]
-    done = json.loads(memalpha("import", copy, peers / "langgraph.db", "--from", "langgraph", "--json")[1])
-    assert done["operations"] == {"users.ana": 1, "users.tom": 2} and done["left_out"][0]["id"] == "tea-too"
     for words, says in [
-        ((peers / "langgraph.db", "--history", "x.db"), "--history belongs to mem0"),
-        ((peers / "langgraph.db", "--from", "mem0"), "langgraph.db: no table history"),
-        ((peers / "mem0-qdrant", "--history", "x.db"), "x.db: no such file"),
         ((tmp_path / "none.md",), "none.md: cannot be read"),
+        ((tmp_path / "none.jsonl",), "none.jsonl: cannot be read"),
+        ((notes, "--from", "jsonl"), "notes.md:1: not JSON"),
+        ((store,), "not UTF-8"),
     ]:
         code, out, err = memalpha("import", tmp_path / "new.db", *words)
-        assert (code, out) == (2, "") and says in err and not (tmp_path / "new.db").exists()
+        assert (code, out) == (2, "") and says in err and not (tmp_path / "new.db").exists(), err
 
 
 def test_audit(memalpha, tmp_path: Path) -> None:

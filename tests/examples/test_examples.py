@@ -134,10 +134,31 @@ def test_ten_line_chat_remembers_with_a_model_on_a_socket(run_example: Run) -> N
     assert output.splitlines() == ["bot: Noted.", "bot: In Porto.", "memory: ['The user lives in Porto.']"]
 
 
-def test_the_page_for_users_of_mem0_shows_the_example() -> None:
-    page = (ROOT / "docs" / "start" / "from-mem0.md").read_text(encoding="utf-8")
-    [block] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert block in (EXAMPLES / "ten_line_chat.py").read_text(encoding="utf-8")
+def test_the_recipes_for_mem0_and_langgraph_copy_memories() -> None:
+    langgraph = pytest.importorskip("langgraph.store.memory")
+    page = (ROOT / "docs" / "guides" / "coming-from.md").read_text(encoding="utf-8")
+    recipes: dict[str, Any] = {}
+    exec(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[-1], recipes)
+
+    class Mem0:
+        """Stand-in with what `get_all` of mem0 2 takes and returns."""
+
+        def get_all(self, *, filters: Mapping[str, str], top_k: int) -> dict[str, list[dict[str, Any]]]:
+            times = {"created_at": "2024-05-01T10:00:00-07:00", "updated_at": None}
+            memory = {"id": "x", "memory": f"{filters['user_id']} likes tea.", "hash": "", **times}
+            return {"results": [memory, {**memory, "memory": "I ran.", "metadata": {"topic": "sport"}}][:top_k]}
+
+    items = langgraph.InMemoryStore()
+    items.put(("users", "ana"), "home", {"text": "Ana lives in Porto.", "topic": "home"})
+    with MemoryStore.open(":memory:", embedder="hash") as store:
+        recipes["copy_mem0"](Mem0(), ["ana", "tom"], store)
+        assert [entry.content for entry in store.namespace("tom").list()] == ["tom likes tea.", "I ran."]
+        entry = store.namespace("ana").list()[1]
+        assert (entry.timestamp, entry.metadata) == ("2024-05-01T10:00:00-07:00", {"topic": "sport"})
+        recipes["copy_langgraph"](items, store)
+        assert [entry.content for entry in store.list()] == ["Ana lives in Porto."]
+        copied = recipes["LangGraphStore"](store).get(("users", "ana"), "home")
+        assert copied.value == {"text": "Ana lives in Porto.", "topic": "home"}
 
 
 def test_langgraph_agent_keeps_users_apart(run_example: Run) -> None:

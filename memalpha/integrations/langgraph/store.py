@@ -2,9 +2,9 @@
 
 An item is an entry; its id is made of namespace and key (`users.ana/prefs`). Every version stays in the history, and
 `undo`, `as_of`, audit and export work. The content is the text that searches use: `fields`, or else the text under
-`text`, `content`, `memory` or `data`, or the value as JSON (the same as `memalpha import` takes from LangGraph's own
-store). `metadata["item"]` has namespace, key, value and creation time; the timestamp is that of the last change. All
-items are in one namespace of the `MemoryStore`: `MemoryStore.namespace` separates tenants.
+`text`, `content`, `memory` or `data`, or the value as JSON. `metadata["item"]` has namespace, key, value and creation
+time; the timestamp is that of the last change. All items are in one namespace of the `MemoryStore`:
+`MemoryStore.namespace` separates tenants.
 
 Differences to LangGraph's own stores: values must be JSON. A search with a query is the store's default search, by
 words and vectors. Filters compare numbers with numbers and texts with texts. Refreshing a time to live is a write.
@@ -14,6 +14,7 @@ Needs langgraph-checkpoint (tested with 4.3), a dependency of langgraph.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -21,7 +22,6 @@ from typing import Any
 
 from memalpha.errors import ConfigError, DuplicateContent, InvalidContent
 from memalpha.store.filters import format_utc
-from memalpha.store.io.importers.langgraph import split_content
 from memalpha.store.keyed_entries import KeyedEntries, escape_key
 from memalpha.store.search.ranking import Route
 from memalpha.store.store import MemoryStore
@@ -48,6 +48,7 @@ except ModuleNotFoundError as missing:
     raise ConfigError(f"LangGraphStore needs {missing.name}: pip install langgraph") from missing
 
 Path = tuple[str, ...]
+_TEXT_KEYS = ("text", "content", "memory", "data")
 
 
 class LangGraphStore(BaseStore):
@@ -173,7 +174,7 @@ class LangGraphStore(BaseStore):
         """Return the text that searches use."""
         fields = self._fields if index is None else index
         texts = [text for path in fields or () for text in get_text_at_path(value, tokenize_path(path))]
-        return "\n".join(texts) or split_content(value)[0]
+        return "\n".join(texts) or _find_text(value)
 
     def _refresh(self, entries: Iterable[MemoryEntry]) -> None:
         """Restart the time to live of entries that have one.
@@ -191,6 +192,17 @@ class LangGraphStore(BaseStore):
                     expires = _expiry(self._items.now(), minutes)
                     with suppress(DuplicateContent):  # it already expires at that time
                         self.store.change(Operation("update", id=id, content=entry.content, expires=expires))
+
+
+def _find_text(value: Mapping[str, Any]) -> str:
+    """Return the text of an item, which LangMem writes into a mapping under `content`; else the value as JSON."""
+    for name in _TEXT_KEYS:
+        text = value.get(name)
+        if isinstance(text, str) and text.strip():
+            return text
+        if name == "content" and isinstance(text, Mapping):
+            return _find_text(text)
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _expiry(time: datetime, minutes: float) -> str:

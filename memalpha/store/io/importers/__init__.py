@@ -1,1 +1,0 @@
-"""Import the memories of mem0 and LangGraph."""
