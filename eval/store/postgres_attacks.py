@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import psycopg
 
-TABLES = ("operations", "versions", "vectors", "postings")
+TABLES = ("operations", "versions", "vectors")
 SECRET = "zyxomma"  # stands in every content of the namespaces that are not the role's
 
 
@@ -50,19 +50,15 @@ def settings(schema: str, tenant: str, number: int, victim: str) -> list[str]:
     ]
 
 
-def statements(schema: str, number: int, own_namespace: str, partitions: int) -> list[str]:
+def statements(schema: str, number: int, own_namespace: str) -> list[str]:
     """Return statements that read or change rows outside the role's own namespace.
 
     Args:
         schema: Schema of the store.
         number: Id of the attacked namespace.
         own_namespace: Name of the namespace that the role may use.
-        partitions: Number of partitions of each table to attack.
     """
     attacks = [f"SELECT * FROM {schema}.{table} WHERE ns = {number}" for table in TABLES]
-    attacks += [
-        f"SELECT * FROM {schema}.{table}_{part} WHERE ns = {number}" for table in TABLES for part in range(partitions)
-    ]
     attacks += [
         f"SELECT * FROM {schema}.{table} WHERE ns <> "
         f"(SELECT ns FROM {schema}.namespaces WHERE name = '{own_namespace}')"

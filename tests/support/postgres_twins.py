@@ -1,18 +1,12 @@
-"""Random calls on a store in PostgreSQL and on its twin in SQLite, compared after each call.
-
-Between the calls hostile sessions attack the store.
-"""
+"""Random calls on a store in PostgreSQL and on its twin in SQLite, compared after each call."""
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
-
-from postgres_attacks import SECRET, attempt, settings, statements
 
 from memalpha.errors import StoreError
 from memalpha.store.embedding import HashEmbedder
@@ -85,14 +79,11 @@ FIELDS: dict[str, list[Any]] = {
 class Twins:
     """Namespaces of a store on PostgreSQL, opened several times, and the same ones in SQLite, with one clock.
 
-    Every call runs on both and the answers are compared; `states` follows each log by `MemoryState`. Between calls a
-    role admitted to the first namespace attacks the others, if its URL is given. Successful attacks are in `leaks`.
+    Every call runs on both and the answers are compared; `states` follows each log by `MemoryState`.
     """
 
-    def __init__(self, url: str, names: Sequence[str], seed: int, tenant: str = "") -> None:
+    def __init__(self, url: str, names: Sequence[str], seed: int) -> None:
         self.rng, self.names, self.now = random.Random(seed), names, NOW
-        self.url, self.tenant, self.attempts = url, tenant, 0
-        self.leaks: list[str] = []
         store_options: Any = {"embedder": HashEmbedder(32), "clock": lambda: self.now}
         self.stores = [MemoryStore.open(url, **store_options) for _ in range(3)]
         self.file = MemoryStore.open(":memory:", **store_options)
@@ -123,20 +114,6 @@ class Twins:
         self.steps += 1
         if self.steps % 10 == 0:
             self.compare_namespace(name)
-        if self.tenant and self.steps % 5 == 0 and name != self.names[0]:
-            self.attack(name)
-
-    def attack(self, name: str) -> None:
-        """Let the tenant run one attack on another namespace."""
-        scope = self.scopes[name][1]
-        with scope._namespace.transaction(write=False):
-            number = scope._namespace.scope.namespace_id
-        user, schema = self.tenant.partition("//")[2].partition("@")[0], self.url.partition("schema=")[2]
-        setting = self.rng.choice(settings(schema, user, number, name))
-        statement = self.rng.choice(statements(schema, number, self.names[0], 16))
-        self.attempts += 1
-        if attempt(self.tenant.partition("&schema")[0], setting, statement):
-            self.leaks.append(f"{setting} | {statement}")
 
     def compare_call(self, name: str, kind: str, file: MemoryStore, postgres: MemoryStore, call: Call) -> None:
         """Run a call on both stores, compare the outcomes, and follow the log.
@@ -187,22 +164,22 @@ class Twins:
         """
         rng, id = self.rng, self.random_id(file)
         if kind == "insert":
-            fact = self.random_fact(name)
+            fact = self.random_fact()
             if rng.random() < 0.1:  # under an id, as what brings an entry back does
                 return lambda store: store.change(Operation("insert", id=id, **fact)).entry
             return lambda store: store.insert(**fact)
         if kind == "many":
-            facts = [self.random_fact(name) for _ in range(rng.randrange(1, 160))]
+            facts = [self.random_fact() for _ in range(rng.randrange(1, 160))]
             return lambda store: store.insert_many(facts)
         if kind == "update":
-            fact = self.random_fact(name)
+            fact = self.random_fact()
             kept_fields = {key: value for key, value in fact.items() if key in KEPT_FIELDS and rng.random() < 0.6}
             return lambda store: store.update(id, fact["content"], **kept_fields)
         if kind == "restore":
             position = max(0, self.states[name].position - rng.randrange(40))
             return lambda store: store.restore(position)
         if kind == "core":
-            text = self.random_text(name)
+            text = self.random_text()
             return lambda store: store.core_update(text)
         if kind == "fork":
             fork_name = rng.choice(self.names)
@@ -242,14 +219,14 @@ class Twins:
         live = self.states[self.rng.choice(self.names) if self.rng.random() < 0.03 else file._namespace.name].entries
         return self.rng.choice(sorted(live)) if live and self.rng.random() < 0.95 else "nobody#x"
 
-    def random_text(self, name: str) -> str:
+    def random_text(self) -> str:
         rng = self.rng
-        words = rng.choices(WORDS, k=rng.randrange(1, 9)) + [SECRET] * (name != self.names[0])
+        words = rng.choices(WORDS, k=rng.randrange(1, 9))
         return " ".join([*words, "\0" if rng.random() < 0.005 else f"{rng.randrange(500)}"])
 
-    def random_fact(self, name: str) -> dict[str, Any]:
+    def random_fact(self) -> dict[str, Any]:
         rng = self.rng
-        fact: dict[str, Any] = {"category": rng.choice(CATEGORIES), "content": self.random_text(name)}
+        fact: dict[str, Any] = {"category": rng.choice(CATEGORIES), "content": self.random_text()}
         if rng.random() < 0.4:
             fact |= {
                 "importance": rng.choice([0.0, 0.1, 3.0]),
@@ -286,79 +263,45 @@ def call_outcome(call: Call, store: MemoryStore) -> Any:
 
 
 def results_match(actual: Any, expected: Any) -> bool:
-    """Return True if two searches agree; hits with scores equal to 1e-3 may be swapped."""
+    """Return True if two searches agree; hits with scores equal to 1e-6 may be swapped."""
     if isinstance(actual, tuple) or isinstance(expected, tuple) or len(actual) != len(expected):
         return actual == expected
     expected_by_id = {hit.entry.id: hit for hit in expected}
     for hit, expected_hit in zip(actual, expected, strict=True):
-        if abs(hit.score - expected_hit.score) > 1e-3:
+        if abs(hit.score - expected_hit.score) > 1e-6:
             return False
         matching_hit = expected_by_id.get(hit.entry.id)
         if matching_hit is None:  # the last ones may be others that score the same
-            if abs(hit.score - expected[-1].score) > 1e-3:
+            if abs(hit.score - expected[-1].score) > 1e-6:
                 return False
         elif (
             hit.entry != matching_hit.entry
             or hit.around != matching_hit.around
             or hit.explain.keys() != matching_hit.explain.keys()
-            or any(abs(hit.explain[part] - matching_hit.explain[part]) > 1e-3 for part in hit.explain)
+            or any(abs(hit.explain[part] - matching_hit.explain[part]) > 1e-6 for part in hit.explain)
         ):
             return False
     return True
 
 
-def run_random_calls(url: str, number: int, namespaces: int, *, seed: int = 0, tenant: str = "") -> dict[str, Any]:
+def run_random_calls(url: str, number: int, namespaces: int, *, seed: int = 0) -> dict[str, Any]:
     """Run random calls until the logs hold `number` operations.
 
     Args:
         url: Database URL with its schema.
         number: Operations to reach over all namespaces.
         namespaces: Number of namespaces.
-        seed: Seed of the calls, and part of the namespaces' names.
-        tenant: URL of a role admitted to the first namespace, "s<seed> n0"; empty for no attacks.
+        seed: Seed of the calls.
     """
-    twins = Twins(url, [f"s{seed} n{index}" for index in range(namespaces)], seed, tenant)
+    twins = Twins(url, [f"n{index}" for index in range(namespaces)], seed)
     try:
         while twins.operation_count < number:
             twins.step()
         for name in twins.names:
             twins.compare_namespace(name)
-        listed = [name for name in twins.stores[0].namespaces() if name in twins.states]
-        if listed != sorted(name for name in twins.names if twins.states[name].position):
+        if twins.stores[0].namespaces() != sorted(name for name in twins.names if twins.states[name].position):
             twins.differences.append("the list of namespaces")
-        summary = {
-            "operations": twins.operation_count,
-            "calls": sum(twins.calls.values()),
-            "searches": twins.calls["search"],
-        }
-        summary |= {"lists": twins.calls["list"], "namespaces": namespaces, "differences": twins.differences}
-        return summary | {"attempts": twins.attempts, "leaks": twins.leaks}
+        calls = {"operations": twins.operation_count, "searches": twins.calls["search"]}
+        return {**calls, "differences": twins.differences}
     finally:
         twins.close()
-
-
-def side_by_side(url: str, number: int, namespaces: int, tenants: Sequence[str]) -> dict[str, Any]:
-    """Run `run_random_calls` in one process per tenant on one schema, and return the totals.
-
-    Args:
-        url: Database URL with its schema.
-        number: Operations to reach over all processes.
-        namespaces: Number of namespaces over all processes.
-        tenants: URLs of the admitted roles.
-    """
-    context = multiprocessing.get_context("spawn")
-    process_count = len(tenants)
-    with context.Pool(process_count) as pool:
-        pending = [
-            pool.apply_async(
-                run_random_calls,
-                (url, number // process_count, namespaces // process_count),
-                {"seed": seed, "tenant": tenant},
-            )
-            for seed, tenant in enumerate(tenants)
-        ]
-        summaries = [summary.get() for summary in pending]
-    total: dict[str, Any] = {"processes": process_count}
-    for key, value in summaries[0].items():
-        total[key] = sum((summary[key] for summary in summaries), [] if isinstance(value, list) else 0)
-    return total
