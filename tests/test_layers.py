@@ -68,6 +68,7 @@ OPTIONAL_LIBRARIES = MODEL_LIBRARIES | {
         "math_verify",
         "mcp",
         "mem0",
+        "nltk",
         "openai",
         "opentelemetry",
     ),

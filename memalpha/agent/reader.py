@@ -24,7 +24,7 @@ from memalpha.policy.base import Policy, reader_style, sample_checked
 from memalpha.policy.reply_cache import cache_frozen
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.memory import Memory
-from memalpha.store.search.stemmer import stem
+from memalpha.store.search.bm25 import stem
 from memalpha.store.slots import key_value
 from memalpha.types import Completion, Hit, MemoryEntry, Question, SampleRequest
 

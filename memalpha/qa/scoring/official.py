@@ -21,12 +21,11 @@ import math
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from memalpha.errors import DataError, install_command
-from memalpha.store.search.stemmer import nltk_stem
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -54,6 +53,7 @@ def locomo_f1(prediction: str, gold: str, category: int | str) -> float:
 
     Raises:
         ValueError: The category is unknown.
+        DataError: nltk is not installed.
     """
     number = LOCOMO_CATEGORIES.get(category) if isinstance(category, str) else category
     if number == 5:
@@ -71,7 +71,17 @@ def locomo_f1(prediction: str, gold: str, category: int | str) -> float:
 
 def _locomo_tokens(text: str) -> list[str]:
     plain = text.lower().translate(_PUNCTUATION)
-    return [nltk_stem(word) for word in _LOCOMO_ARTICLES.sub(" ", plain).split()]
+    stem = _nltk_stem()
+    return [stem(word) for word in _LOCOMO_ARTICLES.sub(" ", plain).split()]
+
+
+@lru_cache(maxsize=1)
+def _nltk_stem() -> Callable[[str], str]:
+    try:
+        from nltk.stem.porter import PorterStemmer  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError as error:
+        raise DataError(f"LoCoMo's F1 needs nltk, which comes with rouge-score: {install_command('eval')}") from error
+    return lru_cache(maxsize=65536)(PorterStemmer().stem)
 
 
 def bag_f1(predicted: Sequence[str], gold: Sequence[str]) -> float:

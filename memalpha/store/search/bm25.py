@@ -3,6 +3,9 @@
 Scores follow Lucene's variant (Kamphuis et al., "Which BM25 do you mean?", ECIR 2020): a query term t gives document d
 `idf(t) * tf / (tf + k1 * (1 - b + b * |d| / mean |d|))` with `idf = ln(1 + (N - df + 0.5) / (df + 0.5))`. Document
 counts and lengths are those of the selection alone, so documents outside it have no influence on a score.
+
+English words are stemmed by Porter's algorithm (M. F. Porter, "An algorithm for suffix stripping", Program 14(3), 1980)
+with the two rules of the author's later reference program that Snowball lacks: `bli -> ble` and `logi -> log`.
 """
 
 from __future__ import annotations
@@ -13,11 +16,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
+import Stemmer
 
-from memalpha.store.search.stemmer import stem
 from memalpha.store.search.string_table import StringTable
 
 K1 = 1.5
@@ -39,6 +43,10 @@ _TOKEN = re.compile(rf"[{_UNSPACED}]+|(?:(?![{_UNSPACED}_])[\w{_SIGNS}])+(?:['\u
 _RUN = re.compile(rf"[{_UNSPACED}]")
 _WORD_ALONE = re.compile(rf"[{_ALONE}]")
 _ASCII_TOKEN = re.compile(r"[a-z0-9]+(?:'[a-z0-9]\w*)*")  # what _TOKEN finds in lower-case ASCII, four times as fast
+
+_PORTER, _PORTER_LOCK = Stemmer.Stemmer("porter"), Lock()  # not safe for concurrent use
+_BLI_LOGI = re.compile(r"(bl|log)(?:y|i(?:e?s|ed)?)$")
+_MEASURE = re.compile(r"[aeiou][^aeiou]|[^aeiouy]y[^aeiou]")  # a vowel and a consonant: Porter's m is above 0
 
 # Function words carry no topic; most of a question consists of them. Names of months, numbers and negations stay.
 _STOP_WORDS = """
@@ -80,6 +88,17 @@ def _word(token: str) -> str:
     """Return the term of a token: a word's stem, "" for a stop word, a bigram itself."""
     token = token.replace("\u2019", "'").removesuffix("'s")
     return "" if token in STOP_WORDS else stem(token)
+
+
+def stem(word: str) -> str:
+    """Return the Porter stem of one lower-case word; only a-z words of three letters or more are changed."""
+    if len(word) < 3 or not (word.isascii() and word.isalpha()):
+        return word
+    ending = _BLI_LOGI.search(word)
+    if ending and _MEASURE.search(word, 0, ending.start()):
+        word = word[: ending.end(1)] + ("e" if ending[1] == "bl" else "")
+    with _PORTER_LOCK:
+        return _PORTER.stemWord(word)
 
 
 @lru_cache(maxsize=65536)

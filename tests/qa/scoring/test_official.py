@@ -3,6 +3,7 @@ that part from them."""
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from memalpha.qa.scoring.metrics import (
     official_scores,
     score_question,
 )
-from memalpha.store.search.stemmer import nltk_stem, stem
+from memalpha.store.search import bm25
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
 CASES = json.loads((Path(__file__).parent / "data" / "official_cases.json").read_text(encoding="utf-8"))
@@ -46,14 +47,19 @@ def test_locomo_f1():
 
 
 def test_the_stemmer_is_nltks_and_that_matters():
-    assert [nltk_stem(case["word"]) for case in CASES["nltk_stem"]] == [case["stem"] for case in CASES["nltk_stem"]]
-    assert sum(stem(case["word"]) != case["stem"] for case in CASES["nltk_stem"]) > 15
+    stem = official._nltk_stem()
+    assert [stem(case["word"]) for case in CASES["nltk_stem"]] == [case["stem"] for case in CASES["nltk_stem"]]
+    assert sum(bm25.stem(case["word"]) != case["stem"] for case in CASES["nltk_stem"]) > 15
 
 
-def test_nltk_itself_where_it_is_installed():
-    porter = pytest.importorskip("nltk.stem", reason="nltk comes with memalpha[eval]").PorterStemmer()
-    words = re.findall(r"\w+", Path(official.__file__).read_text(encoding="utf-8").lower())
-    assert [nltk_stem(word) for word in words] == [porter.stem(word) for word in words]
+def test_locomo_f1_without_nltk_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nltk.stem.porter", None)
+    official._nltk_stem.cache_clear()
+    try:
+        with pytest.raises(DataError, match=r"nltk, which comes with rouge-score.*\[eval\]"):
+            official.locomo_f1("Porto", "Porto", 4)
+    finally:
+        official._nltk_stem.cache_clear()
 
 
 def test_longmemeval_table():
