@@ -15,8 +15,8 @@ from typing import Any
 
 from memalpha import load_policy
 from memalpha.agent.agent import build_request
+from memalpha.agent.forms import format_calls
 from memalpha.agent.parsing import parse_calls
-from memalpha.agent.styles import format_calls
 from memalpha.config import AgentConfig, WorldConfig
 from memalpha.environments.memory_writing import memory_engine
 from memalpha.policy.scripted import ScriptedPolicy

@@ -18,10 +18,10 @@ from typing import Any, TypeVar, cast
 
 from memalpha.agent.apply import act, execute_calls
 from memalpha.agent.consolidate import Consolidation, apply_consolidation, propose_consolidation
+from memalpha.agent.forms import parse_reply
 from memalpha.agent.observe import observe
 from memalpha.agent.prompts import check_store_names, check_style, prompted_config, writer_messages
 from memalpha.agent.reader import Answer, Reader, check_answers, default_reader
-from memalpha.agent.styles import parse_reply
 from memalpha.agent.trust.redact import redact_chunk
 from memalpha.agent.trust.rule import TrustJudge, trusted_view
 from memalpha.arguments import brief_repr, check_count, check_flag, check_function, check_type
@@ -326,7 +326,7 @@ class MemoryAgent:
                     yield operation
 
     def consolidate(self, *, dry_run: bool = True) -> Consolidation:
-        """Merge duplicates, end what is outdated, write relative dates out and rewrite the core memory.
+        """Merge duplicates, end what is outdated and rewrite the core memory.
 
         Rules do what is certain; a model decides the rest (`agent.consolidate`).
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from memalpha.agent.styles import parse_reply
+from memalpha.agent.forms import parse_reply
 from memalpha.agent.tools import changed_id, execute
 from memalpha.agent.trust.rule import TrustJudge, Verdict
 from memalpha.errors import UnknownEntry

@@ -12,8 +12,8 @@ from typing import Any
 
 from memalpha.agent import mem_alpha
 from memalpha.agent.agent import build_request
+from memalpha.agent.forms import format_calls, parse_reply
 from memalpha.agent.prompts import LINE_TOOLS
-from memalpha.agent.styles import format_calls, parse_reply
 from memalpha.agent.tools import tool_schemas
 from memalpha.config import AgentConfig
 from memalpha.errors import PolicyError

@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 from memalpha.agent import mem_alpha
-from memalpha.agent.citations import INSTRUCTION
 from memalpha.agent.tools import tool_schemas
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.errors import ConfigError
@@ -87,6 +86,13 @@ _READER_SYSTEM = f"""\
 You answer a question from the memory notes given, and from nothing else. Each note may carry the date it was made; \
 where notes disagree, say what holds now. Answer with the shortest exact phrase, without a sentence around it. If the \
 notes do not hold the answer, reply with the single word {ABSTAIN}.\
+"""
+
+_CITE_INSTRUCTION = """\
+Reply with three lines:
+Answer: the answer (of a choice, its letter in brackets)
+Evidence: the numbers of the notes that it rests on, as in [2], [5]; none where no note helps
+Reasoning: why, in one sentence\
 """
 
 
@@ -239,7 +245,7 @@ def reader_messages(question: str, hits: Sequence[Hit], config: ReaderConfig, *,
     lines = [f"- core memory: {core}"] if core else []
     lines += [f"{mark} {fact}" for mark, fact in zip(marks, facts, strict=True)]
     note_lines = "\n".join(lines) or "(none)"
-    form = f"\n\n{INSTRUCTION}" if config.cite else ""
+    form = f"\n\n{_CITE_INSTRUCTION}" if config.cite else ""
     return (
         {"role": "system", "content": _READER_SYSTEM},
         {"role": "user", "content": f"Memory notes:\n{note_lines}\n\nQuestion: {question}{form}"},

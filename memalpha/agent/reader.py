@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, Protocol
 
-from memalpha.agent.citations import Cited, parse_cited
 from memalpha.agent.conflict_rule import answer_slot, in_conflict, keep_newest
 from memalpha.agent.parsing import after_thinking
 from memalpha.agent.prompts import ABSTAIN, order_notes, question_with_choices, reader_messages
@@ -29,6 +28,21 @@ from memalpha.store.slots import key_value
 from memalpha.types import Completion, Hit, MemoryEntry, Question, SampleRequest
 
 Conflicts = Literal["keep", "refuse", "newest"]
+
+_CITED_LINE = re.compile(r"^[ \t]*(answer|evidence|reasoning)[ \t]*:(.*)$", re.IGNORECASE | re.MULTILINE)
+_BETWEEN_NUMBERS = re.compile(r"[\[\](),;.]|\band\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Cited:
+    """Three parts of a reply; None for a missing or invalid part.
+
+    `evidence` holds the cited note numbers without duplicates.
+    """
+
+    answer: str | None
+    evidence: tuple[int, ...] | None
+    reasoning: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +226,31 @@ class PolicyReader:
         answer = cited.answer or ""
         ids = tuple(entry.id for entry in order_notes(item.hits))
         return Answer(answer, is_abstention(answer), False, item.hits, prompt, cited, ids, truncated)
+
+
+def parse_cited(text: str) -> Cited:
+    """Parse a reply that cites evidence.
+
+    It has three lines: `Answer: ...`, `Evidence: [2], [5]` (numbers of the notes, or `none`) and `Reasoning: ...`. Each
+    stands at most once, in any order. A line that is missing, empty or repeated is None, and so is evidence
+    that is no list of numbers. No text raises.
+    """
+    lines_by_part: dict[str, list[str]] = {}
+    for match in _CITED_LINE.finditer(text):
+        lines_by_part.setdefault(match[1].lower(), []).append(match[2].strip())
+    parts = {name: lines[0] for name, lines in lines_by_part.items() if len(lines) == 1 and lines[0]}
+    return Cited(parts.get("answer"), _cited_numbers(parts.get("evidence")), parts.get("reasoning"))
+
+
+def _cited_numbers(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    words = _BETWEEN_NUMBERS.sub(" ", text).split()
+    if [word.lower() for word in words] == ["none"]:
+        return ()
+    if not all(word.isascii() and word.isdecimal() and len(word) < 5 for word in words):
+        return None
+    return tuple(dict.fromkeys(map(int, words)))
 
 
 class ExtractiveReader:

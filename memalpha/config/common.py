@@ -92,7 +92,7 @@ class AgentConfig(ChatConfig):
     form: Literal["native", "hermes", "lines"] = Field(
         default="native",
         description="form of its calls: native, as the model's chat template writes them; hermes, JSON blocks that the "
-        "prompt spells out; lines, one short line a call (agent.lines)",
+        "prompt spells out; lines, one short line a call (agent.forms)",
     )
     prompt_file: Path | None = Field(
         default=None,
@@ -164,7 +164,7 @@ class ReaderConfig(ChatConfig):
     )
     cite: bool = Field(
         default=False,
-        description="kind=policy: ask for answer, evidence and reasoning, one line each (agent.citations)",
+        description="kind=policy: ask for answer, evidence and reasoning, one line each (agent.reader)",
     )
     max_new_tokens: int = Field(default=32, gt=0, description="tokens of an answer, at most")
 

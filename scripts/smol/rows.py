@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memalpha.agent.lines import format_lines
+from memalpha.agent.forms import format_lines
 from memalpha.agent.prompts import reader_messages, writer_messages
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.store.schema import load_schema

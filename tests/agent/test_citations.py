@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memalpha.agent.citations import Cited, parse_cited
 from memalpha.agent.prompts import order_notes, question_with_choices
-from memalpha.agent.reader import ExtractiveReader, PolicyReader, Reading
+from memalpha.agent.reader import Cited, ExtractiveReader, PolicyReader, Reading, parse_cited
 from memalpha.config import ReaderConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.scripted import ScriptedPolicy

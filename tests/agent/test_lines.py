@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from memalpha.agent.agent import build_request
 from memalpha.agent.apply import act
-from memalpha.agent.lines import format_lines, parse_lines
+from memalpha.agent.forms import format_calls, format_lines, parse_lines
 from memalpha.agent.policy_check import check_policy
-from memalpha.agent.styles import format_calls
 from memalpha.config import AgentConfig, WorldConfig
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.base import with_prompt_style

@@ -21,7 +21,7 @@ from smol.passages import Passage, gold_sentence, load_passages, passage_rows
 from smol.rows import SmolRow
 from smol.worlds import DEMO_WORLD, PHRASES, held_out_tasks, select_phrases
 
-from memalpha.agent.lines import parse_lines
+from memalpha.agent.forms import parse_lines
 from memalpha.errors import DataError
 from memalpha.tasks.load import load_tasks
 from memalpha.tasks.synthetic.worlds import generate

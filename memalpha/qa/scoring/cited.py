@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from memalpha.agent.citations import Cited
+from memalpha.agent.reader import Cited
 from memalpha.qa.systems.base import Passage
 from memalpha.types import Question, Task
 

@@ -22,7 +22,7 @@ def content_spans(text: str, form: str) -> list[tuple[int, int]]:
     """Return the ranges of characters that hold contents.
 
     Args:
-        text: Reply as `agent.styles.format_calls` writes it.
+        text: Reply as `agent.forms.format_calls` writes it.
         form: Form of the reply (`config.reply_form`).
     """
     is_lines = form == "lines" and not text.lstrip().startswith(OPEN)

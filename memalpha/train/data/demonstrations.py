@@ -19,8 +19,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from memalpha.agent.agent import build_request
+from memalpha.agent.forms import format_calls
 from memalpha.agent.parsing import parse_calls
-from memalpha.agent.styles import format_calls
 from memalpha.config import AgentConfig
 from memalpha.errors import DataError
 from memalpha.policy.scripted import ScriptedPolicy

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memalpha.agent.citations import Cited, parse_cited
-from memalpha.agent.reader import ExtractiveReader, PolicyReader
+from memalpha.agent.reader import Cited, ExtractiveReader, PolicyReader, parse_cited
 from memalpha.config import AgentConfig, ReaderConfig, TrainConfig, load_config
 from memalpha.environments import memory_engine
 from memalpha.errors import ConfigError, DataError

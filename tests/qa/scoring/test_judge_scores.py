@@ -9,9 +9,8 @@ import pytest
 from hostile import HostileServer
 
 from memalpha.agent.apply import act
-from memalpha.agent.citations import parse_cited
 from memalpha.agent.parsing import format_call
-from memalpha.agent.reader import ExtractiveReader
+from memalpha.agent.reader import ExtractiveReader, parse_cited
 from memalpha.config import RewardConfig, build_config
 from memalpha.errors import ConfigError, PolicyError
 from memalpha.qa.memory_reward import MemoryReward

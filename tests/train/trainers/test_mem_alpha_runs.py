@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from memalpha import evaluate, load_policy, train
 from memalpha.agent.agent import MemoryAgent
+from memalpha.agent.forms import parse_reply
 from memalpha.agent.qwen_agent import ARGS, FUNCTION, RESULT, format_block
-from memalpha.agent.styles import parse_reply
 from memalpha.cli import app
 from memalpha.config import AgentConfig, SFTConfig, TrainConfig, WorldConfig
 from memalpha.config.common import MEM_ALPHA_AGENT

@@ -1,4 +1,6 @@
-r"""Line form of the writer's calls: one call a line. SmolLM2 needs a fifth of the tokens of Hermes JSON for it.
+r"""Read and write replies in a form: Mem-alpha's protocol, Hermes calls (the common text of all families), or lines.
+
+The line form has one call a line; SmolLM2 needs a fifth of the tokens of Hermes JSON for it:
 
 | line | call |
 |---|---|
@@ -11,18 +13,19 @@ r"""Line form of the writer's calls: one call a line. SmolLM2 needs a fifth of t
 Inside contents `\n` and `\r` are line breaks, `\\` is a backslash, and `\@` begins a content with an at sign. Blank
 lines are ignored, any other line is one `ToolCall` with error "malformed". No text raises.
 
-A reply that begins with a Hermes block is read as Hermes: scripted writers and endpoints reply so.
+A reply in lines that begins with a Hermes block is read as Hermes: scripted writers and endpoints reply so.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from memalpha.agent.parsing import after_thinking, malformed_call, parse_calls
+from memalpha.agent import mem_alpha
+from memalpha.agent.parsing import after_thinking, format_call, malformed_call, parse_calls
 from memalpha.errors import DataError
 from memalpha.policy.hermes import OPEN
-from memalpha.types import ToolCall, is_iso_time
+from memalpha.types import ToolCall, ViewEntry, is_iso_time
 
 SKIP = "."
 
@@ -30,8 +33,37 @@ _ESCAPE = re.compile(r"\\([nr\\@])")
 _ESCAPED = {"n": "\n", "r": "\r", "\\": "\\", "@": "@"}
 
 
+def parse_reply(text: str, form: str) -> tuple[ToolCall, ...]:
+    """Return the calls of a reply as calls of `agent.tools`; `()` if it has none.
+
+    Args:
+        text: The writer's reply; no text raises.
+        form: Form of the reply (`config.reply_form`).
+    """
+    parsers = {"mem-alpha": mem_alpha.parse_reply, "lines": parse_lines, "hermes": parse_calls}
+    return parsers[form](text)
+
+
+def format_calls(calls: Sequence[ToolCall], form: str, entries: Iterable[ViewEntry] = ()) -> str:
+    """Return the reply that makes these calls.
+
+    Args:
+        calls: Calls of `agent.tools`.
+        form: Form of the reply (`config.reply_form`).
+        entries: Entries in the writer's view; they give the kind of an id, which `mem-alpha` writes.
+
+    Raises:
+        DataError: The line form cannot write a call.
+    """
+    if form == "mem-alpha":
+        return mem_alpha.format_reply(calls, {entry.id: entry.category for entry in entries}.get)
+    if form == "lines":
+        return format_lines(calls)
+    return "".join(format_call(call.name, call.arguments) for call in calls)
+
+
 def parse_lines(text: str) -> tuple[ToolCall, ...]:
-    """Return the calls of a reply in order; `()` if it has none.
+    """Return the calls of a reply in the line form, in order; `()` if it has none.
 
     A leading `<think>` part is skipped.
     """
