@@ -1,4 +1,4 @@
-"""Compare the error classes of three systems on each of two data sets with labels read by hand.
+"""Compare the error classes of two systems on each of two data sets with labels read by hand.
 
     python eval/qa/error_class_agreement.py DATA            # agreement, to --results
     python eval/qa/error_class_agreement.py DATA --show     # the sampled answers without their classes, to label
@@ -33,8 +33,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from common import command, make_parser, opening, save
 
 SYSTEMS = {
-    "locomo": ("append-only", "sentence-rules", "rag"),  # the tiny policy cannot read LoCoMo's long turns
-    "synthetic": ("append-only", "sentence-rules", "tiny"),
+    "locomo": ("append-only", "rag"),  # the tiny policy cannot read LoCoMo's long turns
+    "synthetic": ("append-only", "tiny"),
 }
 COUNT = 10
 LABELS = "error-class-labels.json"

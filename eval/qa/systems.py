@@ -36,7 +36,7 @@ from memalpha.qa.reporting.tables import provenance
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from common import make_parser
 
-BASELINES = ("empty", "append-only", "sentence-rules", "rag", "rag:chunks", "full", "window", "oracle")
+BASELINES = ("empty", "append-only", "rag", "rag:chunks", "full", "window", "oracle")
 REFERENCES = ("scripted:append-only", "scripted:oracle")
 LENGTHS = (8_000, 30_000, 120_000, 400_000)
 FIGURES = (

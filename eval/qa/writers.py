@@ -1,7 +1,7 @@
 """Writers of one evaluation in one table: evidence kept and shown, score, tokens, and where answers were lost.
 
     memalpha eval locomo data=DATA/locomo/locomo10.json limit=2 chunk_tokens=120 \\
-        'systems=[append-only,sentence-rules,rag,smol]' agent.view_tokens=256 agent.max_new_tokens=160 out=RUNS/locomo
+        'systems=[append-only,rag,smol]' agent.view_tokens=256 agent.max_new_tokens=160 out=RUNS/locomo
     memalpha eval friendsqa data=DATA/friendsqa limit=2 (the same) out=RUNS/friendsqa
     python eval/qa/writers.py RUNS/locomo RUNS/friendsqa
 

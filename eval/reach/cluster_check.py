@@ -53,7 +53,7 @@ def check_ray(count: int, folder: Path) -> dict[str, Any]:
     tasks, whole, on_ray = folder / "tasks.jsonl", folder / "whole.db", folder / "ray.db"
     save_jsonl(load_tasks("synthetic", count), tasks)
     start = time.monotonic()
-    read_conversations(whole, tasks, "sentence_rules")
+    read_conversations(whole, tasks, "add_all")
     seconds = time.monotonic() - start
     ended, killed = 0, 0
 
@@ -65,7 +65,7 @@ def check_ray(count: int, folder: Path) -> dict[str, Any]:
             os.kill(killed, signal.SIGKILL)
 
     start = time.monotonic()
-    summary = read_conversations(on_ray, tasks, "sentence_rules", run=partial(run_on_ray, workers=2), progress=kill_one)
+    summary = read_conversations(on_ray, tasks, "add_all", run=partial(run_on_ray, workers=2), progress=kill_one)
     return {
         "count": count,
         "killed": killed > 0,

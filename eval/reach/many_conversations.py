@@ -67,7 +67,7 @@ class Reading:
     """One run of the command; CPU-seconds and resident memory of its processes by the conversations read so far."""
 
     def __init__(self, store: Path, tasks: Path, workers: int) -> None:
-        command = [sys.executable, "-m", "memalpha", "read", str(store), str(tasks), "--policy", "sentence_rules"]
+        command = [sys.executable, "-m", "memalpha", "read", str(store), str(tasks), "--policy", "add_all"]
         self.store, self.start = store, time.monotonic()
         self.process = subprocess.Popen(
             [*command, "--namespaces", "task", "--workers", str(workers)], stdout=subprocess.DEVNULL

@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="locomo10.json")
     parser.add_argument("--conversation", type=int, default=0, help="which of the ten")
     parser.add_argument("--sessions", type=int, default=None, help="only the first so many")
-    parser.add_argument("--policy", default="sentence_rules")
+    parser.add_argument("--policy", default="add_all")
     parser.add_argument("--chunk", type=int, default=4000, help="longest chunk in characters")
     parser.add_argument("--results", type=Path, default=Path(__file__).parents[1] / "results")
     options = parser.parse_args()
@@ -60,9 +60,7 @@ def main() -> None:
             task, options.policy, options.chunk
         )
     settings = {"--policy": options.policy, "--chunk": options.chunk, "--sessions": options.sessions}
-    extra_arguments = [
-        f"{name} {value}" for name, value in settings.items() if value not in (None, "sentence_rules", 4000)
-    ]
+    extra_arguments = [f"{name} {value}" for name, value in settings.items() if value not in (None, "add_all", 4000)]
     command = " ".join(["python eval/reach/mcp_host.py --data locomo10.json", *extra_arguments])
     record |= {"command": command, "conversation": task.id, "chunk": options.chunk, "memalpha": __version__}
     file = options.results / "mcp-host.json"

@@ -31,7 +31,7 @@ from memalpha.store.store import MemoryStore
 from memalpha.tasks.synthetic.worlds import generate
 from memalpha.types import Task
 
-WRITERS = ("add-all", "sentence-rules", "oracle")
+WRITERS = ("add-all", "oracle")
 MEMORIES = ("store", "memory")
 LENGTHS = (8_000, 30_000, 120_000, 400_000)
 

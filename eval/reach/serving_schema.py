@@ -72,7 +72,7 @@ def run(folder: Path, examples: int) -> dict[str, Any]:
     key_file = KeyFile(world.key_path)
     names = [f"user-{OWNER}-*", f"team-{OWNER}/*"]
     reader = key_file.add("reader", ["read"], names)[1]
-    service = MemoryService(MemoryStore.open(world.path, durability="normal"), load_policy("scripted:sentence-rules"))
+    service = MemoryService(MemoryStore.open(world.path, durability="normal"), load_policy("scripted:add-all"))
     app = http_app(service, token=TOKEN, keys=key_file, local=False)
     config = SchemathesisConfig.from_dict({"generation": {"allow-x00": False}})
     admin = {"Authorization": f"Bearer {TOKEN}"}

@@ -83,7 +83,7 @@ def consolidate(
     namespace: Namespace = "default",
     as_json: AsJson = False,
 ) -> None:
-    """Merge duplicates in STORE, end what is outdated, write relative dates out, rewrite the core.
+    """Merge duplicates in STORE, end what is outdated, rewrite the core.
 
     Lists the changes with their reasons. With --apply they are written in one transaction, and the log keeps each
     reason. Rules do what is certain: equal texts, updated or labelled entries, dates such as "yesterday". A model is

@@ -30,7 +30,7 @@ NAMED_POLICIES = (*SHIPPED_POLICIES, "smol", "smol-base")
 """Names that never stand for a directory; smol and its base need `memalpha fetch smol`."""
 
 
-RULE_POLICIES = {"add_all": "scripted:add-all", "sentence_rules": "scripted:sentence-rules"}
+RULE_POLICIES = {"add_all": "scripted:add-all"}
 """Scripted policies that work without gold operations, by their short names."""
 
 

@@ -45,7 +45,7 @@ def load_policy(
 
     Args:
         name: "tiny", "tiny-text" or "babi" (shipped weights); "smol" (a shipped adapter) or "smol-base", which need
-            `memalpha fetch smol` once; "add_all", "sentence_rules" or "scripted:KIND"; a transformers directory or
+            `memalpha fetch smol` once; "add_all" or "scripted:KIND"; a transformers directory or
             hub id; a run directory; or an endpoint (`http://host:port/v1#model`, `openai:MODEL`). An endpoint is
             contacted to check that it serves the model.
         dtype: torch dtype of the weights.
@@ -65,8 +65,6 @@ def load_policy(
     check_type("loading", loading, (LoadingConfig, NoneType), error=PolicyError)
     check_type("batching", batching, (BatchConfig, NoneType), error=PolicyError)
     text = RULE_POLICIES.get(str(name), str(name))
-    if text in ("heuristic", "scripted:heuristic"):
-        raise PolicyError(f"policy {text!r}: its rules were rewritten and are now named sentence_rules")
     if text.startswith("scripted:"):
         from memalpha.policy.scripted import ScriptedPolicy
 

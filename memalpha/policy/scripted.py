@@ -13,10 +13,9 @@ from typing import Any
 
 from memalpha.errors import PolicyError, did_you_mean
 from memalpha.policy.hermes import format_call
-from memalpha.policy.rules.writer import sentence_rule_calls
 from memalpha.types import Chunk, Completion, GoldOperation, Observation, SampleRequest
 
-KINDS = ("add-all", "sentence-rules", "oracle", "append-only", "fixed")
+KINDS = ("add-all", "oracle", "append-only", "fixed")
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 _ASSISTANT_ROLES = ("assistant", "system", "tool")
 
@@ -25,7 +24,6 @@ class ScriptedPolicy:
     """Rule-based writer.
 
     - `add-all`: insert every line of the chunk that no assistant said;
-    - `sentence-rules`: drop small talk and update attributes by rules (see `policy.rules.writer`);
     - `oracle`: do each gold operation with the probability of its kind, and insert each other line with probability
       `noise`;
     - `append-only`: do gold inserts, insert the new value of gold updates, and skip deletes;
@@ -86,9 +84,7 @@ class ScriptedPolicy:
         if observation is None:
             raise PolicyError(f"{self.name} only writes memory: answer questions with another reader")
         category = _raw_line_category(request.tools)
-        if self.kind == "sentence-rules":
-            calls = sentence_rule_calls(observation, request.tools)
-        elif self.kind == "add-all":
+        if self.kind == "add-all":
             calls = [_insert(category, line) for _, line in _user_lines(observation.chunk)]
         else:
             calls = self._gold_calls(observation, category, Random(f"{self.seed}|{request.key}"))

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from memalpha.agent.text_match import contains, is_same
-from memalpha.policy.rules.statements import split_sentences
 from memalpha.qa.systems.base import Passage, Retrieval
 from memalpha.store.search.bm25 import term_counts
 from memalpha.store.slots import key_value, normalize
@@ -22,6 +22,8 @@ Rule = Literal["facts", "turns", "chunks", "answers"]
 MIN_OVERLAP = 0.5
 """Smallest share of a sentence's terms that a turn of its chunk has to contain to be its source."""
 
+_BOUNDARY = re.compile(r"(?<=[.!?])[\"')\]]*\s+|(?<=[\u3002\uff01\uff1f])\s*")
+_ABBREVIATION = re.compile(r"(?:\b(?:Mr|Mrs|Ms|Dr|St|vs|e\.g|i\.e|etc|No|[A-Z]))\.$")
 _NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve"
 _UNSPECIFIC = frozenset(["yes", "no", "true", "false", "none", *_NUMBER_WORDS.split()])
 
@@ -102,6 +104,19 @@ def source_sentences(text: str, turns: Mapping[str, TurnTerms]) -> dict[str, fro
                 if share == best >= MIN_OVERLAP:
                     sources[turn] = sources.get(turn, frozenset()) | terms
     return sources
+
+
+def split_sentences(line: str) -> Iterator[str]:
+    """Yield the sentences of a line; a full stop of an abbreviation or a number ends none."""
+    start = 0
+    for match in _BOUNDARY.finditer(line):
+        if _ABBREVIATION.search(line[start : match.start()]):
+            continue
+        if sentence := line[start : match.end()].strip():
+            yield sentence
+        start = match.end()
+    if sentence := line[start:].strip():
+        yield sentence
 
 
 def _shared(terms: frozenset[str], turn: TurnTerms) -> int:

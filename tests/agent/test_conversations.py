@@ -47,13 +47,13 @@ def logs(store: Path | str) -> dict[str, list[Operation]]:
 def expected(tasks: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Operation]]:
     """Logs of an uninterrupted reading by one process."""
     store = tmp_path_factory.mktemp("whole") / "store.db"
-    summary = read_conversations(store, tasks, "sentence_rules")
+    summary = read_conversations(store, tasks, "add_all")
     assert (summary.read, summary.present, summary.failed) == (COUNT, 0, [])
     return logs(store)
 
 
 def test_each_conversation_gets_the_log_of_reading_it_alone(tasks: Path, expected, tmp_path: Path) -> None:
-    policy = load_policy("sentence_rules")
+    policy = load_policy("add_all")
     assert sorted(expected) == sorted(task.id for task in load_jsonl(tasks))
     for task in load_jsonl(tasks)[:8]:
         with MemoryStore.open(tmp_path / f"{task.id}.db") as store:
@@ -67,9 +67,9 @@ def test_reading_again_reads_nothing_and_more_lines_are_added(tasks: Path, expec
     store, part = tmp_path / "store.db", tmp_path / "part.jsonl"
     part.write_bytes(b"".join(tasks.read_bytes().splitlines(keepends=True)[:10]))
     results: list[ConversationResult] = []
-    assert read_conversations(store, part, "sentence_rules", progress=results.append).read == 10
+    assert read_conversations(store, part, "add_all", progress=results.append).read == 10
     assert {result.status for result in results} == {"read"} and len({result.task for result in results}) == 10
-    summary = read_conversations(store, tasks, "sentence_rules")
+    summary = read_conversations(store, tasks, "add_all")
     assert (summary.read, summary.present) == (COUNT - 10, 10)
     assert logs(store) == expected and not examine(store).problems
 
@@ -77,21 +77,21 @@ def test_reading_again_reads_nothing_and_more_lines_are_added(tasks: Path, expec
 def test_shards_share_the_conversations(tasks: Path, expected, tmp_path: Path) -> None:
     shards = [tmp_path / f"{index}.db" for index in range(3)]
     for index, store in enumerate(shards):
-        read_conversations(store, tasks, "sentence_rules", shard=(index, 3))
+        read_conversations(store, tasks, "add_all", shard=(index, 3))
     parts = [logs(store) for store in shards]
     assert all(parts) and sum(map(len, parts)) == COUNT
     assert {name: log for part in parts for name, log in part.items()} == expected
     assert [shard_of(f"task-{number}", 4) for number in range(6)] == [0, 3, 0, 2, 2, 1]  # the same on every machine
     with pytest.raises(ConfigError, match="shard 3/3: 0/3 to 2/3"):
-        read_conversations(tmp_path / "none.db", tasks, "sentence_rules", shard=(3, 3))
+        read_conversations(tmp_path / "none.db", tasks, "add_all", shard=(3, 3))
 
 
 def test_one_postgres_holds_all_shards(tasks: Path, expected, postgres_url: str, tmp_path: Path) -> None:
     part = tmp_path / "part.jsonl"
     part.write_bytes(b"".join(tasks.read_bytes().splitlines(keepends=True)[:6]))
-    shards = [read_conversations(postgres_url, part, "sentence_rules", shard=(index, 2)) for index in range(2)]
+    shards = [read_conversations(postgres_url, part, "add_all", shard=(index, 2)) for index in range(2)]
     assert sum(summary.read for summary in shards) == 6 and not any(summary.present for summary in shards)
-    assert read_conversations(postgres_url, part, "sentence_rules").present == 6
+    assert read_conversations(postgres_url, part, "add_all").present == 6
     names = [task.id for task in load_jsonl(part)]
     assert logs(postgres_url) == {name: expected[name] for name in sorted(names)}
 
@@ -141,7 +141,7 @@ def test_a_policy_that_cannot_be_loaded_creates_no_store(tasks: Path, tmp_path: 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the workers in /proc")
 def test_killed_workers_and_a_killed_reading_lose_and_double_nothing(tasks: Path, expected, tmp_path: Path) -> None:
     store = tmp_path / "store.db"
-    command = [sys.executable, "-m", "memalpha", "read", str(store), str(tasks), "--policy", "sentence_rules"]
+    command = [sys.executable, "-m", "memalpha", "read", str(store), str(tasks), "--policy", "add_all"]
     command += ["--namespaces", "task", "--workers", "2"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     wait_for(lambda: count_namespaces(store) >= 5)
@@ -152,7 +152,7 @@ def test_killed_workers_and_a_killed_reading_lose_and_double_nothing(tasks: Path
     process.wait()
     wait_for(lambda: not any(map(is_running, workers)))  # they end by themselves
     assert 20 <= count_namespaces(store) < COUNT, "the kill came too late to interrupt anything"
-    summary = read_conversations(store, tasks, "sentence_rules")
+    summary = read_conversations(store, tasks, "add_all")
     assert summary.read + summary.present == COUNT and summary.present >= 20 and not summary.failed
     assert logs(store) == expected and not examine(store).problems
 

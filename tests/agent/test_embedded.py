@@ -31,11 +31,7 @@ def contents(memory: MemoryStore) -> list[str]:
 def test_scripts_by_their_short_names_work_on_any_text(store):
     agent = MemoryAgent(policy="add_all", store=store)
     assert len(agent.read(TALK).operations) == 3 and agent.policy.name == "scripted:add-all"
-    other = store.namespace("b")
-    MemoryAgent("sentence_rules", other).read(TALK)
-    assert contents(other) == ["Tom: I live in Rome.", "Tom: My dog is called Rex."]
-    MemoryAgent("sentence_rules", other).read("Tom: I live in Oslo now.")
-    assert contents(other)[0] == "Tom: I live in Oslo now."
+    assert contents(store) == TALK.splitlines()
 
 
 def test_what_a_script_needs_is_said(store):
@@ -144,7 +140,7 @@ def test_awaited_reads_happen_in_order_and_off_the_loop(store):
 
 def test_a_question_is_awaited(store):
     store.insert("semantic", "Ana's city: Porto")
-    assert asyncio.run(MemoryAgent("sentence_rules", store).aask("What is Ana's city?")).text == "Porto"
+    assert asyncio.run(MemoryAgent("add_all", store).aask("What is Ana's city?")).text == "Porto"
 
 
 def test_positional_and_turns_as_before(store):

@@ -81,7 +81,7 @@ def test_only_the_configuration_is_needed(tmp_path):
 
 
 def test_scripted_and_shipped_policies():
-    assert check_policy(load_policy("sentence_rules")).calls_read_back
+    assert check_policy(load_policy("add_all")).calls_read_back
     assert check_policy(load_policy("tiny", device="meta")).format == "compact"
 
 

@@ -153,7 +153,7 @@ def test_export_and_import_of_a_log(memalpha, store: Path, tmp_path: Path) -> No
 def test_serve_refuses_invalid_options(memalpha, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.delenv("MEMALPHA_TOKEN", raising=False)
     (tmp_path / "token").write_text("short")
-    path, rules = tmp_path / "new.db", ("--policy", "scripted:sentence-rules")
+    path, rules = tmp_path / "new.db", ("--policy", "scripted:add-all")
     for words, says in [
         ((*rules,), "--mcp, --http HOST:PORT, or both"),
         (("--mcp",), "--policy RUN or MODEL, or use --read-only"),

@@ -129,9 +129,6 @@ def test_oracle_updates_by_the_id_in_view_and_inserts_what_was_never_stored():
 def test_errors_say_what_to_do():
     with pytest.raises(PolicyError, match="scripted:oracle"):
         load_policy("scripted:magic")
-    for former in ("heuristic", "scripted:heuristic"):
-        with pytest.raises(PolicyError, match="now named sentence_rules"):
-            load_policy(former)
     with pytest.raises(PolicyError, match="another reader"):
         ScriptedPolicy("add-all").sample([SampleRequest(({"role": "user", "content": "Where?"},))])
     with pytest.raises(PolicyError, match="gold operations"):

@@ -23,6 +23,7 @@ from memalpha.qa.error_analysis import (
 )
 from memalpha.qa.evaluate import evaluate
 from memalpha.qa.records import Record
+from memalpha.qa.support import split_sentences
 from memalpha.qa.systems.base import Passage, Retrieval
 from memalpha.store.embedding import HashEmbedder
 from memalpha.tasks.synthetic.worlds import tasks
@@ -280,6 +281,15 @@ def test_a_sentence_of_an_entry_belongs_to_the_turn_that_shares_most_words():
     right, other = of_chunk("The user lives in Oslo with a cat.", chunk=0), of_chunk("Tom lives in Rome.", chunk=0)
     assert error_of(retrieval(pet, right, right, right), FREE) == "answered_wrong"
     assert error_of(retrieval(pet, other, other, other), FREE) == "never_written"
+
+
+def test_sentences_end_at_stops_but_not_at_abbreviations():
+    assert list(split_sentences("Dr. Weber paid 3.50 euros. Good! 我很好。再见。")) == [
+        "Dr. Weber paid 3.50 euros.",
+        "Good!",
+        "我很好。",
+        "再见。",
+    ]
 
 
 def test_free_text_of_the_chunk_states_a_gold_fact_by_its_value():

@@ -191,7 +191,12 @@ def test_workers_give_the_result_of_one_process(tmp_path):
     calls: dict[int, list[tuple[str, int, int]]] = {1: [], 2: []}
     reports = {}
     for workers, calls_of in calls.items():
-        settings = {"data": data, "systems": "sentence-rules", "workers": workers, "out": str(tmp_path / f"{workers}")}
+        settings = {
+            "data": data,
+            "systems": "scripted:add-all",
+            "workers": workers,
+            "out": str(tmp_path / f"{workers}"),
+        }
         config = load_config(EvalConfig, "tasks", settings)
         reports[workers] = run_evaluation(config, lambda *call, calls_of=calls_of: calls_of.append(call))
     for one, two in zip(reports[1], reports[2], strict=True):

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import cast
 
 from memalpha.agent.tools import CoreUpdate, Delete, Insert, Skip, Update, tool_of
+from memalpha.agent.transcript import is_anonymous, is_assistant, split_label
 from memalpha.agent.trust.speakers import NOBODY, Lines, attribute, attributed_lines, is_same, rank, statement_words
 from memalpha.agent.trust.view import AttributedMemory
 from memalpha.config import TrustConfig
 from memalpha.errors import UnknownEntry
-from memalpha.policy.rules.transcript import is_anonymous, is_assistant, split_label
 from memalpha.store.memory import Memory
 from memalpha.store.store import MemoryStore
 from memalpha.store.trust.provenance import WRITER

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from memalpha.policy.rules.transcript import is_anonymous, is_assistant, split_label, spoken_lines
+from memalpha.agent.transcript import is_anonymous, is_assistant, split_label, spoken_lines
 from memalpha.store.search.bm25 import words
 from memalpha.types import Chunk
 

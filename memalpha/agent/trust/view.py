@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from memalpha.agent.prompts import DEMOTED
+from memalpha.agent.transcript import split_label
 from memalpha.agent.trust.speakers import is_same
-from memalpha.policy.rules.transcript import split_label
 from memalpha.store.store import MemoryStore
 from memalpha.types import Hit, MemoryEntry
 

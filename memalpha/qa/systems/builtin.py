@@ -10,7 +10,6 @@
 | `window`      | the last turns that fit into the budget, newest first                                               |
 | `oracle`      | the evidence turns of the question: the reader's accuracy on them is its ceiling                    |
 | `facts`       | a task's own facts (`Task.meta["observations"]`) as an imported memory; the k best                  |
-| `sentence-rules` | a writer by rule (`policy.rules.writer`)                                                     |
 | a policy      | a writer: "smol", "tiny", "scripted:KIND", a checkpoint's directory, a hub id, an endpoint          |
 | `a.module:factory` | a custom system: the factory returns an object with the three methods of `System`              |
 
@@ -56,7 +55,7 @@ from memalpha.store.embedding import Embedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.types import Chunk, Question, Task, TrajectoryGroup
 
-BUILT_IN = ("empty", "append-only", "rag", "rag:chunks", "full", "window", "oracle", "facts", "sentence-rules")
+BUILT_IN = ("empty", "append-only", "rag", "rag:chunks", "full", "window", "oracle", "facts")
 
 Progress = Callable[[int, int], None]
 
@@ -352,26 +351,20 @@ def load_system(
         return Oracle()
     if _is_factory(name):
         return Streamed(name, load_factory(name))
-    if (
-        name != "sentence-rules"
-        and re.fullmatch(r"[\w.-]+", name)
-        and name not in (*NAMED_POLICIES, *RULE_POLICIES)
-        and not Path(name).exists()
-    ):
+    if re.fullmatch(r"[\w.-]+", name) and name not in (*NAMED_POLICIES, *RULE_POLICIES) and not Path(name).exists():
         near = did_you_mean(name, (*BUILT_IN, *NAMED_POLICIES, *RULE_POLICIES))
         raise ConfigError(
             f"no system {name!r}{near}: there are {', '.join(BUILT_IN)}; a policy: "
             f"{', '.join((*NAMED_POLICIES, *RULE_POLICIES))}, "
             "scripted:KIND, a directory, owner/name on a hub, an endpoint; and your own as package.module:factory"
         )
-    policy = "scripted:sentence-rules" if name == "sentence-rules" else name
-    loaded = load_policy(policy, device=device, dtype=dtype, endpoint=endpoint, loading=loading, batching=batching)
+    loaded = load_policy(name, device=device, dtype=dtype, endpoint=endpoint, loading=loading, batching=batching)
     return Writer(name, keep_replies(loaded, replies))
 
 
 def is_writer(name: str) -> bool:
     """Return True if a system's name means a policy that writes a memory."""
-    return name == "sentence-rules" or not (name in BUILT_IN or _is_factory(name))
+    return not (name in BUILT_IN or _is_factory(name))
 
 
 def _is_factory(name: str) -> bool:

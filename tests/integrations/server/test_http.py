@@ -32,7 +32,7 @@ BEARER = {"Authorization": f"Bearer {TOKEN}"}
 def served(store: MemoryStore, policy: Policy | None = None, **options: Any) -> TestClient:
     """Return a client of an application over `store`; server errors are responses, as over a network."""
     read_only = options.pop("read_only", False)
-    service = MemoryService(store, policy or load_policy("scripted:sentence-rules"), read_only=read_only)
+    service = MemoryService(store, policy or load_policy("scripted:add-all"), read_only=read_only)
     return TestClient(http_app(service, **options), "http://localhost:8765", raise_server_exceptions=False)
 
 
@@ -338,7 +338,7 @@ def described() -> Any:
 
     store = MemoryStore.open(":memory:", embedder="hash")
     store.insert("semantic", "Ana lives in Lisbon.", metadata={"user": "ana"})
-    app = http_app(MemoryService(store, load_policy("scripted:sentence-rules")), token=TOKEN, local=False)
+    app = http_app(MemoryService(store, load_policy("scripted:add-all")), token=TOKEN, local=False)
     config = SchemathesisConfig.from_dict({"generation": {"allow-x00": False}})  # no schema can say that NUL is refused
     api = schemathesis.openapi.from_asgi("/v1/openapi.json", app, config=config, headers=BEARER)
     return {result.ok().label: result.ok() for result in api.get_all_operations()}

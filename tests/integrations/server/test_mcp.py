@@ -40,7 +40,7 @@ CHAT = "\n".join(f"Tom: I have {number} cats." for number in range(400))
 
 def calls(store: MemoryStore, *requests: tuple[str, dict[str, Any]], policy: Any = None, **options: Any) -> list[Any]:
     """Call tools with a client in this process and return the results."""
-    service = MemoryService(store, policy or load_policy("scripted:sentence-rules"), **options)
+    service = MemoryService(store, policy or load_policy("scripted:add-all"), **options)
 
     async def ask() -> list[Any]:
         async with Client(mcp_server(service)) as client:
@@ -251,7 +251,7 @@ ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": 
 
 
 def command(store: Path | str, *words: str) -> list[str]:
-    return ["-m", "memalpha", "serve", str(store), "--policy", "scripted:sentence-rules", "--embedder", "hash", *words]
+    return ["-m", "memalpha", "serve", str(store), "--policy", "scripted:add-all", "--embedder", "hash", *words]
 
 
 def test_stdio_and_a_restart(tmp_path):

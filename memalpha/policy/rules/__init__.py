@@ -1,1 +1,0 @@
-"""Rules of the writer `sentence_rules`: speakers of a transcript, statements, attributes and dates."""
