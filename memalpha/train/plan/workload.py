@@ -1,7 +1,7 @@
 """Work of one training step: prompts, replies, answers and rows, in tokens.
 
 Lengths come from the run's own tasks, prompts and tokenizer. Where only a reply would tell, the bound of the settings
-is taken; what a script with the gold operations (or without them, the sentence rules) would write gives the expected
+is taken; what a script with the gold operations (or without them, every line of a user) would write gives the expected
 length beside it.
 """
 
@@ -168,11 +168,11 @@ def _measure_tasks(
         tasks: Tasks to write a memory over.
         agent: Prompt settings.
         policy: Policy that renders and counts.
-        script: Kind of scripted policy (default: the oracle, or the sentence rules without gold operations).
+        script: Kind of scripted policy (default: the oracle, or add-all without gold operations).
     """
     writing = MemoryWriting(agent, policy.count_tokens, load_embedder("hash"))
     has_gold = all(task.gold_operations for task in tasks)
-    recorder = _LengthRecorder(ScriptedPolicy(script or ("oracle" if has_gold else "sentence-rules")), policy)
+    recorder = _LengthRecorder(ScriptedPolicy(script or ("oracle" if has_gold else "add-all")), policy)
     groups = RolloutEngine(recorder, writing).roll_out(tasks)
     contents = [
         entry.content
