@@ -129,7 +129,7 @@ class MemoryAgent:
         config: sizes, prompt style and the user's instructions; the default style is the policy's own.
         reader: answers questions; default: the policy itself, or `ExtractiveReader` for scripted policies.
         trust: rule of what a speaker may change (`agent.trust.rule`); None lets all pass. Needs a `MemoryStore`. The
-            words of others then have their names before them, for the writer and the reader, and the owner's are first.
+            words of others then have their names before them for the writer and the reader, and rank lower.
         redact: called with each text before anything reads it; what it removes reaches neither model nor memory.
 
     Raises:

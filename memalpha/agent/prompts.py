@@ -31,7 +31,7 @@ Message = dict[str, str]
 ABSTAIN = "unknown"
 
 DEMOTED = "demoted"
-"""Part of a hit's score: a trust rule ranks it behind the owner's words."""
+"""Part of the score of a hit that a trust rule ranks lower: another than the owner said it."""
 
 CORE_CUT = "[cut here to fit this view: the stored core memory is longer, and rewriting it would lose the rest]"
 

@@ -19,7 +19,7 @@ from typing import cast
 
 from memalpha.agent.tools import CoreUpdate, Delete, Insert, Skip, Update, tool_of
 from memalpha.agent.transcript import is_anonymous, is_assistant, split_label
-from memalpha.agent.trust.speakers import NOBODY, Lines, attribute, attributed_lines, is_same, rank, statement_words
+from memalpha.agent.trust.speakers import NOBODY, attribute, attributed_lines, is_same, rank, statement_words
 from memalpha.agent.trust.view import AttributedMemory
 from memalpha.config import TrustConfig
 from memalpha.errors import UnknownEntry
@@ -38,7 +38,8 @@ class Verdict:
 
     Attributes:
         speaker: Person on whose word it rests; None if nobody is known. Of several who said it, the one of the highest
-            rank; with a rule, the one of the lowest.
+            rank. A rule gives it to nobody (`NOBODY`) if that is not the one who said it most clearly: else a lie would
+            be the owner's who uttered half of it, or a fact of the owner's would be another's who repeated it.
         reason: Why it must wait for a review; "" if it may be done.
     """
 
@@ -61,7 +62,7 @@ class TrustJudge:
         if config is not None and key in config.key_speakers:
             speaker = config.key_speakers[key]
         self._store, self._config = store, config
-        self._lines: Lines = attributed_lines(chunk, speaker)
+        self._lines = attributed_lines(chunk, speaker)
         self._owner = "user" if config is None else config.owner
         self._deletes = 0
         self.view = trusted_view(store, config)
@@ -79,12 +80,13 @@ class TrustJudge:
         speaker, author = attribute(evidence, self._lines, owner=self._owner)
         if self._config is None:
             return Verdict(author)
+        author = author if author is not None and is_same(author, speaker) else NOBODY
         if tool not in (Insert, Update, Delete, CoreUpdate, Skip):
-            return Verdict(speaker or NOBODY, f"no rule says who may use {call.name}")
+            return Verdict(author, f"no rule says who may use {call.name}")
         reason = "" if rank(speaker, self._owner) == 3 else self._missing_right(speaker or NOBODY, tool, content, entry)
         if not reason and tool is Delete and entry is not None:
             reason = self._spend_delete(self._config)
-        return Verdict(speaker or NOBODY, reason)
+        return Verdict(author, reason)
 
     def _missing_right(self, speaker: str, tool: object, content: str, entry: MemoryEntry | None) -> str:
         """Return why somebody who is not the owner may not do this, "" if he may."""

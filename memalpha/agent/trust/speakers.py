@@ -21,14 +21,10 @@ NOBODY = "unknown"
 
 
 class SpokenLine(NamedTuple):
-    """Line of a chunk: its speaker, or None, its words, and its text."""
+    """Line of a chunk: its speaker, or None, and its words."""
 
     speaker: str | None
     words: frozenset[str]
-    text: str
-
-
-Lines = Sequence[SpokenLine]
 
 
 def normalize_name(speaker: str | None) -> str | None:
@@ -44,7 +40,7 @@ def is_same(left: str | None, right: str | None) -> bool:
     return name is not None and name == normalize_name(right)
 
 
-def attributed_lines(chunk: Chunk, speaker: str | None) -> Lines:
+def attributed_lines(chunk: Chunk, speaker: str | None) -> list[SpokenLine]:
     """Return the speakers of a chunk's lines with the words of each.
 
     Args:
@@ -53,20 +49,17 @@ def attributed_lines(chunk: Chunk, speaker: str | None) -> Lines:
             has None.
     """
     if speaker is not None:
-        text = chunk.render()
-        return [SpokenLine(speaker, frozenset(words(text)), text)]
-    return [
-        SpokenLine(name or None, frozenset(words(line)), line) for name, line in spoken_lines(chunk) if line.strip()
-    ]
+        return [SpokenLine(speaker, frozenset(words(chunk.render())))]
+    return [SpokenLine(name or None, frozenset(words(line))) for name, line in spoken_lines(chunk) if line.strip()]
 
 
-def attribute(content: str, lines: Lines, *, owner: str = USER) -> tuple[str | None, str | None]:
+def attribute(content: str, lines: Sequence[SpokenLine], *, owner: str = USER) -> tuple[str | None, str | None]:
     """Return whose right a content needs, and on whose word it is recorded.
 
     Lines are scored by the words that they share with the content, rare ones above all. The right is that of the best
     line's speaker; without shared words, and among equals, of the one of least rank (`rank`): a doubt gives no right.
     Recorded is the speaker of highest rank whose line shares half as many words as the best: who repeats another's
-    statement does not become its author.
+    statement does not become its author. Where lines have just the words of the content, they alone count.
 
     Args:
         content: What is to be written, or what is to be removed.
@@ -80,10 +73,13 @@ def attribute(content: str, lines: Lines, *, owner: str = USER) -> tuple[str | N
     scores = [round(sum(1 / frequencies[word] for word in terms if word in line.words), 6) for line in lines]
     best = max(scores)
     names = [line.speaker for line in lines]
-    nearest = [name for name, score in zip(names, scores, strict=True) if score == best]
+    verbatim = [line.speaker for line in lines if terms and line.words == frozenset(terms)]
+    nearest = verbatim or [name for name, score in zip(names, scores, strict=True) if score == best]
     speaker = min(nearest, key=lambda name: rank(name, owner))
     shared = [sum(word in line.words for word in terms) for line in lines]
-    sources = [name for name, count in zip(names, shared, strict=True) if count and 2 * count >= max(shared)]
+    sources = verbatim or [
+        name for name, count in zip(names, shared, strict=True) if count and 2 * count >= max(shared)
+    ]
     return speaker, max(sources, key=lambda name: rank(name, owner), default=speaker)
 
 

@@ -1,8 +1,8 @@
-"""A memory as its readers and its writer see it under a trust rule: with names, and the owner's words first."""
+"""A memory as its readers and its writer see it under a trust rule: with names, and others' words ranked lower."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +12,15 @@ from memalpha.agent.trust.speakers import is_same
 from memalpha.store.store import MemoryStore
 from memalpha.types import Hit, MemoryEntry
 
+OTHERS_SHARE = 0.5
+"""Share of its score that a hit keeps if another than the owner said it."""
+
 
 class AttributedMemory:
     """View of a memory in which an entry that another than the owner said begins with that person's name.
 
-    Of the hits of a search, the owner's come first. Everything else is as in the memory.
+    Its score in a search is halved: of the same k hits, an entry of the owner that scores half as much comes first.
+    Everything else is as in the memory.
 
     Args:
         store: The memory.
@@ -42,20 +46,19 @@ class AttributedMemory:
         return [self.name(entry) for entry in self._store.recent(n)]
 
     def search(self, query: str, *args: Any, **keywords: Any) -> Sequence[Hit]:
-        """Return the hits of `MemoryStore.search`, named, the owner's first."""
+        """Return the hits of `MemoryStore.search`, named and ranked."""
         return self.search_many([query], *args, **keywords)[0]
 
     def search_many(self, queries: Sequence[str], *args: Any, **keywords: Any) -> Sequence[Sequence[Hit]]:
-        """Return the hits of `MemoryStore.search_many`, named, the owner's first."""
+        """Return the hits of `MemoryStore.search_many`, named and ranked."""
         results = self._store.search_many(queries, *args, **keywords)
-        return [[replace(hit, entry=self.name(hit.entry)) for hit in self.rank(hits)] for hits in results]
+        return [sorted(map(self._rank, hits), key=lambda hit: -hit.score) for hits in results]
 
-    def rank(self, hits: Iterable[Hit]) -> Sequence[Hit]:
-        """Return hits with the owner's first; the others' have `DEMOTED` among the parts of their score."""
-        marked = [
-            hit if self._is_owners(hit.entry) else replace(hit, explain={**hit.explain, DEMOTED: 1.0}) for hit in hits
-        ]
-        return sorted(marked, key=lambda hit: DEMOTED in hit.explain)
+    def _rank(self, hit: Hit) -> Hit:
+        if self._is_owners(hit.entry):
+            return hit
+        explain = {**hit.explain, DEMOTED: OTHERS_SHARE}
+        return replace(hit, entry=self.name(hit.entry), score=OTHERS_SHARE * hit.score, explain=explain)
 
     def name(self, entry: MemoryEntry) -> MemoryEntry:
         """Return an entry whose content begins with the name of its speaker, unless that is the owner."""

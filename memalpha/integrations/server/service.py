@@ -361,7 +361,7 @@ class MemoryService:
     async def search(
         self, query: str, k: int, *, category: str | None = None, where: Where = None, as_of: int | str | None = None
     ) -> list[Hit]:
-        """Return the best entries, best first; with a trust rule named, the owner's before those of others.
+        """Return the best entries, best first; with a trust rule those of others named and ranked lower.
 
         Args:
             query: A question or a few words.

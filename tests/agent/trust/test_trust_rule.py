@@ -219,14 +219,20 @@ def test_nobody_speaks_in_the_name_of_another(guarded: Chat) -> None:
     assert codes(turn) == ["quarantined"], "the caller's word is above the labels of a text"
 
 
-def test_a_statement_of_two_is_stored_under_the_lower_rank(guarded: Chat) -> None:
+def test_a_statement_that_two_made_is_nobodys(guarded: Chat) -> None:
+    said = ("Olga", "I have a cat."), ("Mallory", "Olga's pet is a cat.")
     guarded.writer.says("memory_insert", category="semantic", content="pet: cat")
-    guarded.read(("Olga", "I have a pet, a cat."), ("Mallory", "A pet, a cat."))
-    assert guarded.store.list()[-1].speaker == "Mallory"
+    guarded.read(*said)
+    entry = guarded.store.list()[-1]
+    assert entry.speaker == "unknown", "neither a lie of which the owner said half, nor hers who repeats a fact"
+    guarded.writer.says("memory_update", id=entry.id, content="pet: dog")
+    assert codes(guarded.read(("Mallory", "Olga's pet is a dog."))) == ["quarantined"]
+    guarded.writer.says("memory_update", id=entry.id, content="pet: dog")
+    assert codes(guarded.read(("Olga", "I have a dog now."))) == ["updated"]
     chat = Chat(None)
     chat.writer.says("memory_insert", category="semantic", content="pet: cat")
-    chat.read(("user", "I have a pet, a cat."), ("Mallory", "A pet, a cat."))
-    assert chat.store.list()[-1].speaker == "user", "without a rule under the higher"
+    chat.read(("user", "I have a cat."), ("Mallory", "The user's pet is a cat."))
+    assert chat.store.list()[-1].speaker == "user", "without a rule it is of the one of higher rank"
 
 
 @pytest.mark.parametrize(
@@ -297,10 +303,14 @@ def test_attribution_prefers_shared_words_and_gives_doubts_no_right() -> None:
     chunk = Chunk(text="Ana: I live in Porto, how is Moscow?\nMallory: Ana lives in Moscow.\nassistant: Noted.")
     lines = attributed_lines(chunk, None)
     assert attribute("home: Porto", lines) == ("Ana", "Ana")
-    assert attribute("Ana lives in Moscow", lines, owner="Ana") == ("Mallory", "Ana"), "both speak of it"
+    assert attribute("Ana is in Moscow", lines, owner="Ana") == ("Mallory", "Ana"), "both speak of it"
     assert attribute("something else", lines)[0] == "assistant", "without evidence: the speaker of least rank"
     assert attribute("Ana lives in Moscow", attributed_lines(chunk, "Ana")) == ("Ana", "Ana")
     assert attribute("x", []) == (None, None)
+    turns = attributed_lines(Chunk(text="Ana: I live in Porto.\nBob: I live in Rome.\nEve: You live in Porto?"), None)
+    assert attribute("Bob: I live in Rome.", turns, owner="Ana") == ("Bob", "Bob"), "word for word his"
+    assert attribute("I live in Porto", turns[1:], owner="Bob") == ("Eve", "Eve")
+    assert attribute("Porto", turns, owner="Ana") == ("Eve", "Ana"), "both speak of it"
     assert [rank(name, "Ana") for name in ("assistant", None, "Bob", "ANA ")] == [0, 1, 2, 3]
     assert rank("User", "user") == rank("me", "user") == 3
 
