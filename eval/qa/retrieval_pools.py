@@ -41,9 +41,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import locomo_search as locomo
 import numpy as np
 
-from memalpha.qa import locomo_search as locomo
 from memalpha.qa.scoring.recall import EvidenceQuestion, EvidenceRanks, rank_evidence, search_function, summarize_ranks
 from memalpha.store.embedding import CachedEmbedder, Embedder, load_embedder
 from memalpha.store.search.corpus import Corpus

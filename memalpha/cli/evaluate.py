@@ -49,15 +49,11 @@ def evaluate(
     from memalpha.qa.from_config import load_settings, run_evaluation
 
     settings = load_settings(config, keys)
-    if settings.benchmark in ("search", "locomo-search", "poison"):
-        from memalpha.qa import poison_benchmark, search_benchmark
+    if settings.benchmark == "search":
+        from memalpha.qa.search_benchmark import format_search, run_search
 
-        if settings.benchmark == "poison":
-            result = poison_benchmark.run_poison(settings)
-            print_result(result, as_json, poison_benchmark.format_poison(result))
-        else:
-            result = search_benchmark.run_search(settings)
-            print_result(result, as_json, search_benchmark.format_search(result))
+        result = run_search(settings)
+        print_result(result, as_json, format_search(result))
         return
     try:
         reports = run_evaluation(settings)

@@ -29,7 +29,7 @@ class EvalConfig(Config):
 
     benchmark: str = Field(
         default="tasks",
-        description="a data set (memalpha data list), tasks (a task file), search, locomo-search, or poison",
+        description="a data set (memalpha data list), tasks (a task file), or search",
     )
     data: str | None = Field(default=None, description="the data set's file or folder, or a task file (JSON Lines)")
     variant: str | None = Field(default=None, description="part or size of the data set (default: its first)")
@@ -67,7 +67,7 @@ class EvalConfig(Config):
         default=ReaderConfig(k=EVAL_K), description="reader.k: passages that a searching system shows (default 20)"
     )
     embedders: tuple[str, ...] = Field(
-        default=("static",), min_length=1, description="search, locomo-search: embedders to compare"
+        default=("static",), min_length=1, description="search: embedders to compare"
     )
 
     @field_validator("systems", mode="before")

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from memalpha.config import EvalConfig
 from memalpha.errors import ConfigError, DataError
-from memalpha.qa.locomo_search import run_locomo_search
 from memalpha.qa.progress import show_progress
 from memalpha.qa.report import make_result_folder
 from memalpha.qa.scoring.recall import EvidenceQuestion, EvidenceRanks, rank_evidence, summarize_ranks
@@ -44,7 +43,7 @@ class _Group(NamedTuple):
 
 
 def run_search(config: EvalConfig) -> dict[str, Any]:
-    """Run the benchmark on `config.data`, or the one of LoCoMo's turns (`locomo_search`) where `config` names that.
+    """Run the benchmark on `config.data`.
 
     With `config.out` the result is also written to its `eval/search.json`.
 
@@ -58,8 +57,6 @@ def run_search(config: EvalConfig) -> dict[str, Any]:
         ConfigError: `config.workers` is above 1.
         DataError: `config.data` is missing, or no question names evidence, or one names a turn that its task lacks.
     """
-    if config.benchmark == "locomo-search":
-        return run_locomo_search(config)
     if config.workers > 1:
         raise ConfigError("workers: search runs in one process: leave it out")
     if config.data is None:

@@ -1,31 +1,20 @@
-"""Routes of search on LoCoMo: figures by hand on our small conversation, the promised recall on the real file."""
+"""Recall of evidence by hand, and the promised recall of the default search on the real file of LoCoMo."""
 
-import json
+from __future__ import annotations
+
 import math
 from pathlib import Path
+from runpy import run_path
 
 import pytest
 
-from memalpha.config import EvalConfig, load_config
-from memalpha.errors import DataError
-from memalpha.qa.locomo_search import run_locomo_search, turn_entries
 from memalpha.qa.scoring.recall import EvidenceQuestion, EvidenceRanks, rank_evidence, recall_metrics
-from memalpha.qa.search_benchmark import format_search
 from memalpha.tasks.datasets.locomo import load_locomo
 from memalpha.types import MemoryEntry
 
-FIXTURE = Path(__file__).parents[1] / "data" / "locomo_like.json"
-REAL = Path(__file__).parents[3] / "shared" / "data" / "locomo" / "locomo10.json"
-
-
-def test_turns_are_spans_of_their_conversation():
-    (task,) = load_locomo(FIXTURE)
-    facts = turn_entries(task)
-    assert [fact["chunk"] for fact in facts] == [0] * 4 + [1] * 2 + [2] * 3
-    assert {fact["source"] for fact in facts} == {task.id}
-    assert facts[4]["content"] == "1 June 2024 Tom: I moved into a flat by the harbour."
-    assert facts[4]["turn"] == task.chunks[1].turns[0].id
-    assert facts[4]["timestamp"] == task.chunks[1].timestamp
+REAL = Path(__file__).parents[4] / "shared" / "data" / "locomo" / "locomo10.json"
+FIXTURE = Path(__file__).parents[2] / "data" / "locomo_like.json"
+SCRIPT = run_path(str(Path(__file__).parents[3] / "eval" / "qa" / "locomo_search.py"))
 
 
 def test_a_unit_of_several_entries_is_found_with_the_first():
@@ -54,43 +43,21 @@ def test_figures_by_hand():
     }
 
 
-def test_shape_of_the_result(tmp_path):
-    settings = load_config(EvalConfig, "locomo-search", {"data": str(FIXTURE), "out": str(tmp_path / "run")})
-    result = run_locomo_search(settings)
-    assert [(row["method"], row["embedder"]) for row in result["retrieval"]] == [
-        ("dense", "static"),
-        ("bm25", "none"),
-        ("flat", "static"),
-        ("soft", "static"),
-    ]
-    for row in result["retrieval"]:
-        assert set(row) == {
-            "method", "embedder", "questions", "recall@5", "recall@10", "recall@20", "mrr", "tokens@10", "by_type"
-        }  # fmt: skip
+def test_rows_of_methods_and_embedders():
+    rows = SCRIPT["measure"](load_locomo(FIXTURE), ["hash", "static"])["retrieval"]
+    assert len({(row["method"], row["embedder"]) for row in rows}) == len(rows) == 7
+    for row in rows:
         assert row["questions"] == 5  # the sixth has no evidence, the seventh is adversarial
         assert row["by_type"]["temporal"]["questions"] == 2
         assert 0 < row["tokens@10"] < 200
         assert row["recall@10"] == 1.0  # there are nine turns
-    assert json.loads((tmp_path / "run" / "eval" / "locomo-search.json").read_text()) == result
-    assert "soft" in format_search(result)
-
-
-def test_several_embedders_share_one_bm25_row():
-    config = load_config(EvalConfig, "locomo-search", {"data": str(FIXTURE), "embedders": ["hash", "static"]})
-    rows = [(row["method"], row["embedder"]) for row in run_locomo_search(config)["retrieval"]]
-    assert len(rows) == len(set(rows)) == 7
-
-
-def test_without_data_the_message_says_what_to_give():
-    with pytest.raises(DataError, match="data=PATH"):
-        run_locomo_search(load_config(EvalConfig, "locomo-search"))
 
 
 @pytest.mark.skipif(
     not REAL.exists(), reason="LoCoMo may not be shipped, and ../shared/data/locomo/locomo10.json is absent"
 )
 def test_the_default_search_beats_flat_on_the_real_file():
-    result = run_locomo_search(load_config(EvalConfig, "locomo-search", {"data": str(REAL)}))
+    result = SCRIPT["measure"](load_locomo(REAL), ["static"])
     rows = {row["method"]: row for row in result["retrieval"]}
     assert rows["soft"]["questions"] == 1536
     assert rows["soft"]["recall@10"] >= 0.75
