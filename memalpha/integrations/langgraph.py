@@ -48,7 +48,6 @@ except ModuleNotFoundError as missing:
     raise ConfigError(f"LangGraphStore needs {missing.name}: pip install langgraph") from missing
 
 Path = tuple[str, ...]
-_TEXT_KEYS = ("text", "content", "memory", "data")
 
 
 class LangGraphStore(BaseStore):
@@ -174,7 +173,7 @@ class LangGraphStore(BaseStore):
         """Return the text that searches use."""
         fields = self._fields if index is None else index
         texts = [text for path in fields or () for text in get_text_at_path(value, tokenize_path(path))]
-        return "\n".join(texts) or _find_text(value)
+        return "\n".join(texts) or _content_text(value)
 
     def _refresh(self, entries: Iterable[MemoryEntry]) -> None:
         """Restart the time to live of entries that have one.
@@ -194,14 +193,14 @@ class LangGraphStore(BaseStore):
                         self.store.change(Operation("update", id=id, content=entry.content, expires=expires))
 
 
-def _find_text(value: Mapping[str, Any]) -> str:
-    """Return the text of an item, which LangMem writes into a mapping under `content`; else the value as JSON."""
-    for name in _TEXT_KEYS:
+def _content_text(value: Mapping[str, Any]) -> str:
+    """Return the text under the first of the usual keys, also inside `content`; else the value as JSON."""
+    for name in ("text", "content", "memory", "data"):
         text = value.get(name)
         if isinstance(text, str) and text.strip():
             return text
         if name == "content" and isinstance(text, Mapping):
-            return _find_text(text)
+            return _content_text(text)
     return json.dumps(value, ensure_ascii=False)
 
 

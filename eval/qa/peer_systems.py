@@ -1,8 +1,13 @@
-"""mem0 as a system under evaluation: `memalpha eval … 'systems=[rag,memalpha.integrations.mem0:Mem0System]'`.
+"""Stores of other libraries as systems under evaluation, in an environment that has the library.
 
-Uses mem0's `Memory` with local Qdrant in a temporary folder and `infer=False`: every turn is stored verbatim, no
-language model runs, and nothing leaves the machine. memalpha's embedder replaces mem0's, so that only its store and
-search differ from `append-only`. Needs mem0ai (tested with 2.2) and qdrant-client.
+    python eval/qa/systems.py locomo --data locomo10.json --outside peer_systems:Mem0System peer_systems:LangGraphSystem
+
+mem0: a `Memory` with local Qdrant in a temporary folder and `infer=False`. Every turn is stored verbatim, no language
+model runs, and nothing leaves the machine. memalpha's embedder replaces mem0's, so that only its store and search
+differ from `append-only`. Needs mem0ai (tested with 2.2) and qdrant-client.
+
+LangGraph: every turn is a value in an `InMemoryStore`, embedded by memalpha's embedder and found by the store's own
+search. Needs langgraph-checkpoint (tested with 4.3), a dependency of langgraph.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from memalpha.store.embedding import Embedder
 from memalpha.types import Chunk
 
 _SCOPE = {"user_id": "conversation"}
+_NAMESPACE = ("conversation",)
 _NO_LIMIT = 1_000_000
 
 
@@ -33,7 +39,7 @@ class Mem0System:
         os.environ.setdefault("MEM0_TELEMETRY", "False")  # read on import
         os.environ.setdefault("MEM0_DIR", self._folder.name)
         try:
-            from mem0 import Memory  # pyright: ignore
+            from mem0 import Memory
         except ModuleNotFoundError as error:
             raise ConfigError(f"system mem0 needs {error.name}: pip install mem0ai qdrant-client") from error
         unused = {"provider": "openai", "config": {"api_key": "none"}}  # required by mem0, but never called
@@ -91,3 +97,59 @@ class _Embedding:
     def embed_batch(self, texts: Sequence[str], memory_action: str | None = None) -> list[list[float]]:
         """Embed several texts."""
         return self._embedder.encode(list(texts)).tolist()
+
+
+class LangGraphSystem:
+    """One conversation in an `InMemoryStore`; a question gets the `k` values of its search."""
+
+    name = "langgraph"
+
+    def __init__(self, *, embedder: Embedder, k: int = 20) -> None:
+        try:
+            from langgraph.store.base import PutOp
+            from langgraph.store.memory import InMemoryStore
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"system langgraph needs {error.name}: pip install langgraph") from error
+        embed = lambda texts: embedder.encode(list(texts)).tolist()  # noqa: E731
+        self._store: Any = InMemoryStore(index={"dims": embedder.dim, "embed": embed, "fields": ["text"]})
+        self._put, self._k = PutOp, k
+        self._count = self._tokens = 0
+
+    def read(self, chunk: Chunk) -> None:
+        """Put the turns of a chunk, embedded in one batch."""
+        puts = []
+        for turn in turn_passages(chunk):
+            value = {"text": turn.text, "timestamp": turn.timestamp, "turns": list(turn.turns), "order": self._count}
+            puts.append(self._put(_NAMESPACE, f"{chunk.index}-{turn.id}", value))
+            self._count += 1
+            self._tokens += passage_tokens((turn,))
+        self._store.batch(puts)
+
+    def context(self, question: str) -> Sequence[Passage]:
+        """Return the values of LangGraph's search."""
+        return self._passages(self._store.search(_NAMESPACE, query=question, limit=self._k))
+
+    def size(self) -> int:
+        """Return the tokens of all turns put."""
+        return self._tokens
+
+    def entries(self) -> Sequence[Passage]:
+        """Return the values that LangGraph lists."""
+        return self._passages(self._store.search(_NAMESPACE, limit=max(1, self._count)))
+
+    def history(self) -> Sequence[Passage]:
+        """Return `entries`: nothing is ever deleted."""
+        return self.entries()
+
+    def _passages(self, items: Sequence[Any]) -> list[Passage]:
+        return [
+            Passage(
+                item.value["text"],
+                item.key,
+                None,
+                item.value["timestamp"],
+                tuple(item.value["turns"]),
+                item.value["order"],
+            )
+            for item in items
+        ]

@@ -1,9 +1,10 @@
-"""Systems of other libraries: they run if installed, and name the missing package otherwise."""
+"""The systems in eval/qa/peer_systems.py: they run if their library is installed, and name the missing package."""
 
 from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -30,11 +31,17 @@ TASK = Task(
         Question(id="c", question="What does Ana work as?", answers=("baker",), evidence=("3",), asked_after_chunk=0),
     ),
 )
+EVAL = Path(__file__).parents[2] / "eval" / "qa"
 INSTALLED = [name for name in ("mem0", "langgraph") if find_spec(name) is not None]
 SYSTEMS = (
-    ("mem0", "memalpha.integrations.mem0:Mem0System"),
-    ("langgraph.store.memory", "memalpha.integrations.langgraph.system:LangGraphSystem"),
+    ("mem0", "peer_systems:Mem0System"),
+    ("langgraph.store.memory", "peer_systems:LangGraphSystem"),
 )
+
+
+@pytest.fixture(autouse=True)
+def import_path(monkeypatch):
+    monkeypatch.syspath_prepend(str(EVAL))
 
 
 @pytest.mark.parametrize(("library", "name"), SYSTEMS, ids=["mem0", "langgraph"])

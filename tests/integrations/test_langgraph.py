@@ -27,7 +27,7 @@ from langgraph.store.base import (
 )
 from langgraph.store.memory import InMemoryStore
 
-from memalpha.integrations.langgraph.store import LangGraphStore
+from memalpha.integrations.langgraph import LangGraphStore
 
 NAMESPACES = st.sampled_from([("a",), ("a", "b"), ("a", "b", "c"), ("a/b",), ("x y", "b"), ("c",)])
 KEYS = st.sampled_from(["k", "k/l", "b/k", "K k", "z" * 200])
@@ -275,7 +275,7 @@ def test_a_graph_with_the_store(store):
 
 
 def test_without_langgraph_the_error_names_the_package(monkeypatch):
-    monkeypatch.delitem(sys.modules, "memalpha.integrations.langgraph.store")
+    monkeypatch.delitem(sys.modules, "memalpha.integrations.langgraph")
     monkeypatch.setitem(sys.modules, "langgraph.store.base", None)
     with pytest.raises(ConfigError, match="pip install langgraph"):
-        import memalpha.integrations.langgraph.store  # noqa: F401
+        import memalpha.integrations.langgraph  # noqa: F401

@@ -10,7 +10,7 @@ from standin import StandIn
 
 from memalpha import MemoryStore
 from memalpha.errors import InvalidContent
-from memalpha.integrations.openai.agents_session import MemorySession
+from memalpha.integrations.agents_session import MemorySession
 
 
 def user(text: str) -> dict:
