@@ -1,7 +1,7 @@
 """Check the SmolLM2 writer's rows against the test sets: `python eval/learning/smol_contamination.py ROWS DATA`.
 
 ROWS is a file of `scripts/make_smol_rows.py`, DATA the folder with `locomo` and `friendsqa`. Texts are compared by
-`memalpha.tasks.checks.contamination`. Test sets: the demo world's test split, tasks in held-out phrasings, bAbI's test
+`memalpha.tasks.overlap`. Test sets: the demo world's test split, tasks in held-out phrasings, bAbI's test
 streams, LoCoMo, and FriendsQA's test episodes. Writes `smol-contamination.md` to --results.
 """
 
@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from memalpha.config import WorldConfig
-from memalpha.tasks.checks.contamination import find_overlap
 from memalpha.tasks.load import load_tasks
+from memalpha.tasks.overlap import find_overlap
 from memalpha.tasks.synthetic.worlds import tasks
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 

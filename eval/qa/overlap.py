@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Measure the overlap of training sets and test sets in a folder (`memalpha.tasks.checks.contamination`):
+"""Measure the overlap of training sets and test sets in a folder (`memalpha.tasks.overlap`):
 
     python eval/qa/overlap.py DATA --out eval/results/overlap.json
 
@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memalpha.tasks.checks.contamination import find_overlap
 from memalpha.tasks.load import load_tasks
+from memalpha.tasks.overlap import find_overlap
 
 FOLDERS = {
     "babi": None,

@@ -16,9 +16,9 @@ from memalpha.tasks.catalog import get_data_set, list_data_sets, loader_options
 from memalpha.tasks.formats.jsonl import save_jsonl, summarize_tasks
 
 if TYPE_CHECKING:
-    from memalpha.tasks.checks.contamination import Overlap
-    from memalpha.tasks.checks.verify import DataCheck
     from memalpha.tasks.dataset_info import DataSet
+    from memalpha.tasks.overlap import Overlap
+    from memalpha.tasks.verify import DataCheck
 
 _MAX_PROBLEMS = 20
 
@@ -110,7 +110,7 @@ def check(name: Name, overrides: DataOptions = None, as_json: AsJson = False) ->
         DataError: The set is unknown, or its files are missing.
         typer.Exit: A check failed (exit code 1).
     """
-    from memalpha.tasks.checks.verify import check_data_set as check_data
+    from memalpha.tasks.verify import check_data_set as check_data
 
     with _status(f"checking {name}"):
         result = check_data(name, **_load_options(parse_overrides(overrides or [])))
@@ -145,8 +145,8 @@ def overlap(
     from rich.console import Console
     from rich.progress import Progress
 
-    from memalpha.tasks.checks.contamination import find_overlap
     from memalpha.tasks.load import load_tasks
+    from memalpha.tasks.overlap import find_overlap
 
     keys = parse_overrides(overrides or [])
     side_options = {side: keys.pop(side, {}) for side in ("train", "test")}
@@ -259,7 +259,7 @@ def _format_check(result: DataCheck) -> list[str]:
 
 
 def _format_overlap(result: Overlap, train: str, test: str) -> list[str]:
-    from memalpha.tasks.checks.contamination import INSIDE, LEAKED, RESTING
+    from memalpha.tasks.overlap import INSIDE, LEAKED, RESTING
 
     lines = [
         f"{side:<6} {name}: " + ", ".join(f"{count:,} {key}" for key, count in result.sizes[side].items())

@@ -27,7 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 from memalpha.arguments import brief_repr
 from memalpha.errors import DataError, did_you_mean
 from memalpha.tasks.dataset_info import DataSet
-from memalpha.tasks.sources.hub import obtain, snapshot_commit
+from memalpha.tasks.formats.hub import obtain, snapshot_commit
 from memalpha.types import Task
 
 MODULES = {

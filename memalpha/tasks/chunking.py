@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from memalpha.errors import DataError
-from memalpha.tasks.sources.files import CHUNK_TOKENS, pack_turns
+from memalpha.tasks.formats.files import CHUNK_TOKENS, pack_turns
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
 CHUNK = CHUNK_TOKENS * 4

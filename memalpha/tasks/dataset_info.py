@@ -13,7 +13,7 @@ class File:
 
     Attributes:
         path: Path inside the source. A path that ends in `/` is a folder, one with a `*` all files that match.
-        sha256: Hexadecimal checksum, None if unknown; of a folder that of `sources.files.compute_sha256`.
+        sha256: Hexadecimal checksum, None if unknown; of a folder that of `formats.files.compute_sha256`.
         size: Bytes, None if unknown.
         variants: Variants that need the file; empty: all.
     """

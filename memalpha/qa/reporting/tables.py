@@ -16,7 +16,7 @@ from memalpha.config import EvalConfig
 from memalpha.errors import ConfigError
 from memalpha.qa.report import Report, file_stem, format_cell
 from memalpha.tasks.catalog import get_data_set, locate
-from memalpha.tasks.sources.files import compute_sha256
+from memalpha.tasks.formats.files import compute_sha256
 from memalpha.types import Task
 
 LOW_CEILING = 0.5

@@ -14,7 +14,7 @@ from typing import Any
 
 from memalpha.errors import DataError
 from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.sources.files import build_task, find_file, read_json, require_field, require_items
+from memalpha.tasks.formats.files import build_task, find_file, read_json, require_field, require_items
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
 DATA = DataSet(

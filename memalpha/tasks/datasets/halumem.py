@@ -15,8 +15,8 @@ from typing import Any
 
 from memalpha.tasks.chunking import TaskBuilder, parse_answers, require_iso_time, require_objects, to_iso_time
 from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.sources.files import find_file, require_field
-from memalpha.tasks.sources.streaming import iter_json_lines
+from memalpha.tasks.formats.files import find_file, require_field
+from memalpha.tasks.formats.streaming import iter_json_lines
 from memalpha.types import GoldOperation, Question, SpeakerTurn, Task
 
 DATA = DataSet(

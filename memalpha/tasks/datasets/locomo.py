@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 from memalpha.errors import DataError
 from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.sources.files import build_task, find_file, read_json, require_field, require_items, require_strings
+from memalpha.tasks.formats.files import build_task, find_file, read_json, require_field, require_items, require_strings
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
 DATA = DataSet(

@@ -16,8 +16,8 @@ from typing import Any
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder, parse_answers, to_iso_time
 from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.sources.files import find_file, require_field
-from memalpha.tasks.sources.streaming import iter_parquet_rows
+from memalpha.tasks.formats.files import find_file, require_field
+from memalpha.tasks.formats.streaming import iter_parquet_rows
 from memalpha.types import Chunk, Question, Task
 
 _FAULTS = (

@@ -19,8 +19,8 @@ from typing import Any
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import BORDERS, TaskBuilder, parse_answers, require_iso_time, require_objects, to_iso_time
 from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.sources.files import find_file, read_json, require_field
-from memalpha.tasks.sources.streaming import iter_parquet_rows
+from memalpha.tasks.formats.files import find_file, read_json, require_field
+from memalpha.tasks.formats.streaming import iter_parquet_rows
 from memalpha.types import Question, SpeakerTurn, Task
 
 DATA = DataSet(

@@ -18,7 +18,7 @@ from typing import Any
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder, parse_answers, require_objects, to_iso_time
 from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.sources.files import find_file, read_json, require_field, require_items
+from memalpha.tasks.formats.files import find_file, read_json, require_field, require_items
 from memalpha.types import Question, SpeakerTurn, Task
 
 DATA = DataSet(

@@ -17,8 +17,8 @@ from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder
 from memalpha.tasks.dataset_info import DataSet, File
 from memalpha.tasks.datasets.personamem import parse_literal, shuffle_choices
-from memalpha.tasks.sources.files import find_file, require_field
-from memalpha.tasks.sources.streaming import iter_csv_rows
+from memalpha.tasks.formats.files import find_file, require_field
+from memalpha.tasks.formats.streaming import iter_csv_rows
 from memalpha.types import Question, SpeakerTurn, Task
 
 _FILES = {"train": "train.csv", "val": "val.csv", "benchmark": "benchmark.csv"}

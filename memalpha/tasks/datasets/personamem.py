@@ -25,8 +25,8 @@ from typing import Any
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder
 from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.sources.files import find_file, read_json, require_field
-from memalpha.tasks.sources.streaming import iter_csv_rows, iter_json_lines
+from memalpha.tasks.formats.files import find_file, read_json, require_field
+from memalpha.tasks.formats.streaming import iter_csv_rows, iter_json_lines
 from memalpha.types import Question, SpeakerTurn, Task
 
 _V1_SIZES = ("32k", "128k", "1M")

@@ -17,8 +17,8 @@ from typing import Any
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder, parse_answers, require_objects
 from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.sources.files import find_file, read_json, require_field
-from memalpha.tasks.sources.streaming import iter_json_lines
+from memalpha.tasks.formats.files import find_file, read_json, require_field
+from memalpha.tasks.formats.streaming import iter_json_lines
 from memalpha.types import Question, SpeakerTurn, Task
 
 DATA = DataSet(

@@ -33,12 +33,12 @@ from typing import Any, Literal
 import yaml
 
 from memalpha.errors import DataError
-from memalpha.tasks.checks.contamination import words
 from memalpha.tasks.chunking import split_text
 from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.sources import files
-from memalpha.tasks.sources.files import find_file, require_field, require_items
-from memalpha.tasks.sources.streaming import iter_csv_rows, iter_json_lines
+from memalpha.tasks.formats import files
+from memalpha.tasks.formats.files import find_file, require_field, require_items
+from memalpha.tasks.formats.streaming import iter_csv_rows, iter_json_lines
+from memalpha.tasks.overlap import words
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
 OUT_OF_SCOPE = "out-of-scope"

@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import CHUNK, split_text
-from memalpha.tasks.sources.files import pack_turns
+from memalpha.tasks.formats.files import pack_turns
 from memalpha.types import Chunk, SpeakerTurn, is_iso_time
 
 Messages = Sequence[Mapping[str, Any]]

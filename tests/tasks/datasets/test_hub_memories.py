@@ -6,8 +6,8 @@ import pytest
 from hub_layouts import FIRST, MEETING, MEMORY, PERSON, PROBES, THEN, USER, changed, ids, legal, point, row, write
 
 from memalpha.errors import DataError
-from memalpha.tasks.checks.contamination import find_overlap
 from memalpha.tasks.datasets import beam, halumem, memalpha_sets, perltqa, qmsum, single_turn
+from memalpha.tasks.overlap import find_overlap
 
 
 def test_perltqa_orders_memories_by_time_and_points_at_them(tmp_path):

@@ -14,8 +14,8 @@ from official import DATA, JSON, needs, replace_at, turns, value_paths, write
 from memalpha.errors import DataError
 from memalpha.qa.scoring.metrics import QUESTION_METRICS
 from memalpha.tasks.catalog import MODULES, get_data_set, list_data_sets, load_set
+from memalpha.tasks.formats.files import pack_turns
 from memalpha.tasks.formats.jsonl import load_jsonl, save_jsonl
-from memalpha.tasks.sources.files import pack_turns
 from memalpha.types import SpeakerTurn, Task
 
 FOLDERS = {

@@ -13,7 +13,7 @@ from official import DATA, needs
 
 from memalpha.errors import DataError
 from memalpha.tasks.catalog import load_set
-from memalpha.tasks.checks.contamination import COMMON, LEAKED, REASONS, RESTING, WITHIN, find_overlap
+from memalpha.tasks.overlap import COMMON, LEAKED, REASONS, RESTING, WITHIN, find_overlap
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
 LONG = "the old lighthouse keeper of Karvik paints his boat in green and white every spring before Easter"

@@ -11,9 +11,9 @@ from typing import Any
 from memalpha.errors import DataError
 from memalpha.tasks.catalog import MODULES, get_data_set, load_set, locate, resolve_variant, validate_options
 from memalpha.tasks.dataset_info import DataSet, File
+from memalpha.tasks.formats.files import compute_sha256
 from memalpha.tasks.formats.jsonl import find_problems
 from memalpha.tasks.load import load_tasks
-from memalpha.tasks.sources.files import compute_sha256
 from memalpha.types import Task
 
 

@@ -10,7 +10,7 @@ from typing import cast
 from memalpha.errors import DataError, install_command
 from memalpha.hub import hub_reachable
 from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.sources.files import compute_sha256
+from memalpha.tasks.formats.files import compute_sha256
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 

@@ -1,1 +1,0 @@
-"""Check task files, and training sets for overlap with test sets."""
