@@ -53,7 +53,6 @@ class EvalConfig(Config):
     metric: str | None = Field(
         default=None, description="metric of all questions (default: the benchmark's official one)"
     )
-    workers: int = Field(default=1, ge=1, description="processes that read the conversations, each with its system")
     device: str = Field(default="cpu", description="torch device of writers and reader")
     endpoint: EndpointConfig = Field(
         default=EndpointConfig(), description="calls of a writer or reader behind an endpoint"

@@ -23,7 +23,6 @@ from memalpha.config import (
 )
 from memalpha.config.groups import LoadingConfig
 from memalpha.config.sampling import EvalSamplingConfig
-from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.errors import ConfigError, did_you_mean
 from memalpha.policy.base import with_prompt_style
 from memalpha.policy.endpoints.cache import AnswerCache
@@ -38,7 +37,6 @@ from memalpha.qa.reporting.tables import check_folder, check_names, provenance, 
 from memalpha.qa.scoring.gold import check_categories
 from memalpha.qa.scoring.judge import Judge, load_judge
 from memalpha.qa.systems.builtin import EvaluatedSystem, is_writer, load_system
-from memalpha.qa.systems.over_workers import OverWorkers, SystemLoading
 from memalpha.qa.unfinished import MARKER, UnfinishedEvaluation
 from memalpha.store.embedding import load_embedder
 from memalpha.store.schema import load_schema
@@ -194,32 +192,14 @@ def run_evaluation(config: EvalConfig, progress: Callable[[str, int, int], None]
 
 
 def _load_config_system(config: EvalConfig, name: str, replies: AnswerCache | None) -> EvaluatedSystem:
-    if config.workers == 1:
-        return load_system(
-            name,
-            device=config.device,
-            dtype=config.dtype,
-            endpoint=config.endpoint.kept_in(config.out),
-            loading=config.compute,
-            batching=config.sampling,
-            replies=replies,
-        )
-    if name.startswith(ENDPOINT_PREFIXES):
-        raise ConfigError(
-            f"workers: {name} is behind an endpoint, whose calls are counted in one process: leave workers out; "
-            "endpoint.concurrency is the number of calls at a time"
-        )
-    return OverWorkers(
-        SystemLoading(
-            name,
-            config.agent.embedder,
-            device=config.device,
-            dtype=config.dtype,
-            loading=config.compute,
-            batching=config.sampling,
-            replies=None if replies is None else replies.path,
-        ),
-        config.workers,
+    return load_system(
+        name,
+        device=config.device,
+        dtype=config.dtype,
+        endpoint=config.endpoint.kept_in(config.out),
+        loading=config.compute,
+        batching=config.sampling,
+        replies=replies,
     )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from memalpha.config import EvalConfig
-from memalpha.errors import ConfigError, DataError
+from memalpha.errors import DataError
 from memalpha.qa.progress import show_progress
 from memalpha.qa.report import make_result_folder
 from memalpha.qa.scoring.recall import EvidenceQuestion, EvidenceRanks, rank_evidence, summarize_ranks
@@ -54,11 +54,8 @@ def run_search(config: EvalConfig) -> dict[str, Any]:
         `{"retrieval": [row, ...], "questions_without_evidence": number}`.
 
     Raises:
-        ConfigError: `config.workers` is above 1.
         DataError: `config.data` is missing, or no question names evidence, or one names a turn that its task lacks.
     """
-    if config.workers > 1:
-        raise ConfigError("workers: search runs in one process: leave it out")
     if config.data is None:
         raise DataError("search: name a task file whose questions have evidence, data=PATH (see data/README.md)")
     folder = None if config.out is None else make_result_folder(config.out)

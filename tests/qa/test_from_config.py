@@ -183,36 +183,3 @@ def test_seeds_are_asked_together():
     ]
     with pytest.raises(DataError, match="is there twice"):
         run_evaluation(EvalConfig(benchmark="synthetic", seeds=(3, 3), limit=1))
-
-
-def test_workers_give_the_result_of_one_process(tmp_path):
-    data = str(tmp_path / "mine.jsonl")
-    save_jsonl(synthetic.tasks(WorldConfig(), 0, 0, 5), tmp_path / "mine.jsonl")
-    calls: dict[int, list[tuple[str, int, int]]] = {1: [], 2: []}
-    reports = {}
-    for workers, calls_of in calls.items():
-        settings = {
-            "data": data,
-            "systems": "scripted:add-all",
-            "workers": workers,
-            "out": str(tmp_path / f"{workers}"),
-        }
-        config = load_config(EvalConfig, "tasks", settings)
-        reports[workers] = run_evaluation(config, lambda *call, calls_of=calls_of: calls_of.append(call))
-    for one, two in zip(reports[1], reports[2], strict=True):
-        assert (one.name, one.summary, one.records) == (two.name, two.summary, two.records)
-        assert [group.trajectories for group in one.groups] == [group.trajectories for group in two.groups]
-    assert calls[2][-1] == calls[1][-1] and len(calls[2]) == 5
-    files = [sorted(path.name for path in (tmp_path / f"{workers}" / "eval").iterdir()) for workers in (1, 2)]
-    assert files[0] == files[1]
-
-
-def test_workers_refuse_an_endpoint_and_pass_on_errors(tmp_path):
-    save_jsonl(synthetic.tasks(WorldConfig(), 0, 0, 1), tmp_path / "mine.jsonl")
-    settings = {"data": str(tmp_path / "mine.jsonl"), "workers": 2}
-    for system, message in (
-        ("http://127.0.0.1:9/v1#model", "workers: http.* is behind an endpoint.*endpoint.concurrency"),
-        ("nobody", "no system 'nobody'"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            run_evaluation(load_config(EvalConfig, "tasks", {**settings, "systems": system}))

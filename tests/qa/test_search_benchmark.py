@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from memalpha.cli.main import app
 from memalpha.config import EvalConfig, load_config
-from memalpha.errors import ConfigError, DataError
+from memalpha.errors import DataError
 from memalpha.qa.search_benchmark import format_search, run_search
 
 TURNS = [
@@ -68,8 +68,6 @@ def test_what_cannot_be_measured_is_refused(tmp_path):
     question = {"id": "q9", "question": "?", "evidence": ["7.7"]}
     with pytest.raises(DataError, match=r"task 'ana', question 'q9': its evidence '7.7' is the id of no turn"):
         run_search(settings(tmp_path, {**TASK, "chunks": [*TASK["chunks"], blank], "questions": [question]}))
-    with pytest.raises(ConfigError, match="one process"):
-        run_search(settings(tmp_path, TASK, workers=2))
 
 
 def test_the_command_prints_json(tmp_path):

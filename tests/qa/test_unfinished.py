@@ -91,8 +91,7 @@ def test_the_same_command_resumes_with_the_systems_that_are_left(settings, tmp_p
     assert len(names) == 3
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_local_model_goes_on_within_a_system(tmp_path, monkeypatch, workers):
+def test_a_local_model_goes_on_within_a_system(tmp_path, monkeypatch):
     """After Ctrl-C no reply that a local writer or reader gave is sampled again, and the report is the same."""
     submit, collect, sampled, stop_after = DecodingQueue.submit, DecodingQueue.collect, [], [10**9]
 
@@ -123,9 +122,8 @@ def test_a_local_model_goes_on_within_a_system(tmp_path, monkeypatch, workers):
         kept = len(file)
     assert 0 < kept < count
     stop_after[0], sampled[:] = 10**9, []
-    again = run_evaluation(evaluation("run", workers=workers))
-    if workers == 1:  # other processes sample for workers; here only the reader's questions are counted
-        assert len(sampled) == count - kept
+    again = run_evaluation(evaluation("run"))
+    assert len(sampled) == count - kept
     assert [report.records for report in again] == [report.records for report in whole]
     assert not list(replies.parent.glob(f"{REPLIES}*")), "removed with the mark"
 

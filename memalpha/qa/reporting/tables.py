@@ -238,7 +238,7 @@ def provenance(config: EvalConfig, tasks: Sequence[Task]) -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return {
-        "config": config.model_dump(mode="json", exclude={"workers"}),  # it changes no figure
+        "config": config.model_dump(mode="json"),
         "versions": versions,
         "data_sha256": {str(path): compute_sha256(path) for path in dict.fromkeys(_data_files(config))},
         "tasks_sha256": digest.hexdigest(),
