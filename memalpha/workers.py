@@ -1,210 +1,291 @@
-"""Run many independent jobs over worker processes, each restarted if it is killed.
+"""Run work in processes that may be killed: by the machine, by what they do, or because they exceed a limit.
 
-A worker is a process started with `spawn`, with one thread for numerical libraries. It gets one job at a time, so a
-killed worker loses at most the job it was doing; that job is given to its replacement. Jobs and results are pickled.
+The processes are those of Pebble, which replaces one that dies. Each has one thread for numerical libraries. None
+imports the caller's script, which therefore needs no guard `if __name__ == "__main__":`.
+
+This is no sandbox: the functions are trusted, only their running time and memory are not.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import signal
+import sys
+import threading
+import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
-from typing import Any, Generic, Protocol, TypeVar
+from multiprocessing import util
+from multiprocessing.context import SpawnContext, SpawnProcess
+from typing import Any, Protocol, TypeVar
 
-from memalpha.errors import MemalphaError, WorkerError
+from memalpha.errors import MemalphaError, RewardError, WorkerError
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
-Work = Callable[[Job], Result]
-StartWork = Callable[[], AbstractContextManager[Work[Job, Result]]]
+StartWork = Callable[[], AbstractContextManager[Callable[[Job], Result]]]
 """Called once in each worker; the context yields the function that does one job. Must be picklable."""
 
 MAX_ATTEMPTS = 2
 """Workers that one job may take with it before it counts as lost."""
-MAX_FAILED_STARTS = 3
-"""Workers killed one after another before they were ready, after which the run stops."""
-_THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_STOP_SECONDS = 5.0  # time that stopped workers get before they are killed
+PATIENCE = 15.0
+"""Clock seconds of a limited call for each second of its CPU limit."""
 
 
 @dataclass(frozen=True, slots=True)
-class LostJob:
-    """Result of a job whose workers were all killed: the reason in words."""
+class Killed:
+    """Result of work whose process was killed, or that exceeded a limit; `reason` says which."""
 
     reason: str
 
 
-class RunJobs(Protocol):
-    """Function that runs jobs: `run_jobs` with its number of workers set, or an adapter to a cluster."""
+class _Process(SpawnProcess):
+    """Process that does not import the script that started it."""
 
-    def __call__(
-        self, start: StartWork[Job, Result], jobs: Iterable[Job]
-    ) -> Generator[tuple[Job, Result | LostJob]]: ...
+    def start(self) -> None:
+        main = sys.modules["__main__"].__dict__
+        saved = {name: main[name] for name in ("__file__", "__spec__") if name in main}
+        main.pop("__file__", None)
+        main["__spec__"] = None
+        try:
+            super().start()
+        finally:
+            main.update(saved)
+
+
+class _Context(SpawnContext):
+    Process = _Process
+
+
+def _start_pool(workers: int, initializer: Callable[..., None], *arguments: Any) -> Any:
+    from pebble import ProcessPool
+
+    return ProcessPool(workers, initializer=initializer, initargs=arguments, context=_Context())
+
+
+# ------------------------------------------------------------------------------------------------------- many jobs
+
+
+class Pool(Protocol):
+    """Processes for `run_jobs`, on this machine or a cluster.
+
+    Attributes:
+        workers: Jobs done at the same time.
+        died: Raised by the future of a call whose process died.
+    """
+
+    workers: int
+    died: type[Exception]
+
+    def schedule(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Call a function in one of the processes."""
+        ...
+
+    def stop(self) -> None:
+        """End the processes and what they do."""
+        ...
+
+
+class LocalPool:
+    """Processes of this machine."""
+
+    def __init__(self, workers: int) -> None:
+        from pebble import ProcessExpired
+
+        self.workers = workers
+        self.died: type[Exception] = ProcessExpired
+        self._pool = _start_pool(workers, limit_threads)
+
+    def schedule(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Call a function in one of the processes."""
+        return self._pool.schedule(function, args)
+
+    def stop(self) -> None:
+        """End the processes and what they do."""
+        self._pool.stop()
+        self._pool.join()
 
 
 def run_jobs(
-    start: StartWork[Job, Result], jobs: Iterable[Job], workers: int = 1
-) -> Generator[tuple[Job, Result | LostJob]]:
+    start: StartWork[Job, Result], jobs: Iterable[Job], pool: Pool | None = None
+) -> Generator[tuple[Job, Result | Killed]]:
     """Yield every job with its result, in the order in which they end.
 
-    With one worker, jobs run in this process. Closing the iterator stops the workers. A script that calls this with
-    more needs the guard `if __name__ == "__main__":`, as everything that starts processes with `spawn`.
+    A process that dies loses the job it was doing, which another process does. Closing the iterator stops the pool.
 
     Args:
-        start: Makes a worker ready; with more than one worker a picklable function, such as a `partial` of one of a
-            module.
-        jobs: Jobs, fetched when a worker is free.
-        workers: Number of processes, 1 or more.
+        start: Makes a process ready; for a pool a picklable function, such as a `partial` of one of a module.
+        jobs: Jobs, fetched when a process is free.
+        pool: Processes; None does the jobs in this one.
 
     Yields:
-        The job and its result, or `LostJob` if `MAX_ATTEMPTS` workers were killed while doing it.
+        The job and its result, or `Killed` if `MAX_ATTEMPTS` processes died while doing it.
 
     Raises:
-        MemalphaError: `start` raised it in a worker.
-        WorkerError: `MAX_FAILED_STARTS` workers in a row were killed before they were ready, or a worker raised another
-            error.
+        MemalphaError: `start` or a job raised it.
+        WorkerError: Processes die before they are ready, or raised another error.
     """
-    if workers > 1:
-        yield from _Pool(start, jobs, workers).run()
-        return
-    with start() as work:
-        for job in jobs:
-            yield job, work(job)
-
-
-@dataclass(slots=True)
-class _Attempt(Generic[Job]):
-    job: Job
-    number: int = 1
-
-
-class _Worker(Generic[Job]):
-    """One process, the parent's end of its pipe, and the job it is doing."""
-
-    def __init__(self, payload: bytes) -> None:
-        context = get_context("spawn")
-        self.connection, child_end = context.Pipe()
-        self.process: SpawnProcess = context.Process(target=_serve, args=(child_end, payload), daemon=True)
-        self.process.start()
-        child_end.close()  # the parent then reads the end of the pipe as soon as the process is gone
-        self.is_ready = False
-        self.attempt: _Attempt[Job] | None = None
-
-
-class _Pool(Generic[Job, Result]):
-    """Workers, and the jobs that wait for them."""
-
-    def __init__(self, start: StartWork[Job, Result], jobs: Iterable[Job], workers: int) -> None:
-        self._payload = pickle.dumps(start)
-        self._jobs, self._retries = iter(jobs), deque[_Attempt[Job]]()
-        self._count = workers
-        self._failed_starts = 0
-        self._workers: list[_Worker[Job]] = []
-
-    def run(self) -> Iterator[tuple[Job, Result | LostJob]]:
-        try:
-            self._workers = [_Worker(self._payload) for _ in range(self._count)]
-            while self._workers:
-                for connection in wait([worker.connection for worker in self._workers]):
-                    worker = next(item for item in self._workers if item.connection is connection)
-                    yield from self._receive(worker)
-        finally:
-            self._stop()
-
-    def _receive(self, worker: _Worker[Job]) -> Iterator[tuple[Job, Result | LostJob]]:
-        """Take a message from a worker, or its death, and give it the next job."""
-        try:
-            kind, value = worker.connection.recv()
-        except (EOFError, OSError):  # OSError: killed in the middle of a message
-            yield from self._replace(worker)
-            return
-        if kind == "error":
-            raise value
-        worker.is_ready, self._failed_starts = True, 0
-        attempt, worker.attempt = worker.attempt, None
-        self._give_job(worker)
-        if attempt is not None:
-            yield attempt.job, value
-
-    def _give_job(self, worker: _Worker[Job]) -> None:
-        """Give a worker the next job, or let it end if there is none."""
-        attempt = self._retries.popleft() if self._retries else next(map(_Attempt, self._jobs), None)
-        if attempt is None:
-            self._workers.remove(worker)
-            worker.connection.close()  # the worker reads the end of the pipe and ends
-            worker.process.join()
-            return
-        worker.attempt = attempt
-        with suppress(OSError):  # the worker is gone: the next wait says so
-            worker.connection.send(attempt.job)
-
-    def _replace(self, worker: _Worker[Job]) -> Iterator[tuple[Job, LostJob]]:
-        """Start another worker instead of one that ended, and let it do the same job."""
-        worker.process.join()
-        worker.connection.close()
-        self._workers.remove(worker)
-        code = worker.process.exitcode or 0
-        if code >= 0:
-            raise WorkerError(f"a worker process ended with exit code {code}: its error is above")
-        reason = f"its worker was killed by {_signal_name(-code)}"
-        self._failed_starts += not worker.is_ready
-        if self._failed_starts >= MAX_FAILED_STARTS:
-            raise WorkerError(f"worker processes do not start: the last was killed by {_signal_name(-code)}: {_REMEDY}")
-        attempt = worker.attempt
-        if attempt is not None and attempt.number >= MAX_ATTEMPTS:
-            yield attempt.job, LostJob(f"{reason}, {attempt.number} times: {_REMEDY}")
-        elif attempt is not None:
-            self._retries.append(_Attempt(attempt.job, attempt.number + 1))
-        self._workers.append(_Worker(self._payload))
-
-    def _stop(self) -> None:
-        """End all workers at once; their jobs are lost."""
-        for worker in self._workers:
-            worker.process.terminate()
-        for worker in self._workers:
-            worker.process.join(_STOP_SECONDS)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
-            worker.connection.close()
-        self._workers.clear()
-
-
-_REMEDY = "look at the memory of the machine, or take fewer workers"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _serve(connection: Connection, payload: bytes) -> None:
-    """Do jobs from a pipe until its other end is closed: the main function of a worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent stops its workers
-    limit_threads()
-    try:
-        # Unpickling imports the libraries that read the number of threads.
-        start: StartWork[Any, Any] = pickle.loads(payload)
+    if pool is None:
         with start() as work:
-            connection.send(("ready", None))
-            while True:
-                connection.send(("done", work(connection.recv())))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the parent needs this worker no longer, or is gone
+            for job in jobs:
+                yield job, work(job)
+        return
+    remaining, retries = iter(jobs), deque[tuple[Job, int]]()
+    running: dict[Future[Any], tuple[Job, int]] = {}
+
+    def give_job() -> None:
+        attempt = retries.popleft() if retries else next(((job, 1) for job in remaining), None)
+        if attempt is not None:
+            running[pool.schedule(_do, start, attempt[0])] = attempt
+
+    try:
+        if isinstance(problem := _result(pool.schedule(_do, start), pool), Killed):
+            raise WorkerError(f"worker processes do not start: {problem.reason}")
+        for _ in range(pool.workers):
+            give_job()
+        while running:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                job, number = running.pop(future)
+                result = _result(future, pool)
+                is_lost = isinstance(result, Killed)
+                if is_lost and number < MAX_ATTEMPTS:
+                    retries.append((job, number + 1))
+                give_job()
+                if not is_lost or number == MAX_ATTEMPTS:
+                    yield job, result
+    finally:
+        pool.stop()
+
+
+def _result(future: Future[Any], pool: Pool) -> Any:
+    try:
+        result = future.result()
+    except pool.died as error:
+        remedy = "look at the memory of the machine, or take fewer workers"
+        return Killed(f"its worker died ({error}), {MAX_ATTEMPTS} times: {remedy}")
+    except RuntimeError as error:
+        raise WorkerError(f"worker processes do not start, or cannot be reached: {error}") from error
+    if isinstance(result, MemalphaError):
+        raise result
+    return result
+
+
+_STARTED: list[Any] = []
+"""In a worker: the context that makes it ready, and the function that does one job."""
+
+
+def _do(start: StartWork[Any, Any], *jobs: Any) -> Any:
+    """Do a job in a worker, which the first one makes ready, or return the error that the caller is to raise."""
+    try:
+        if not _STARTED:
+            context = start()
+            work = context.__enter__()
+            _STARTED.extend((context, work))
+            util.Finalize(None, context.__exit__, (None, None, None), exitpriority=0)
+        return _STARTED[1](*jobs) if jobs else None
     except MemalphaError as error:
-        connection.send(("error", error))
+        return error
+    except Exception as error:  # noqa: BLE001 - a bug: the traceback may not be picklable
+        traceback.print_exc()
+        return WorkerError(f"a worker process raised {error!r}: its traceback is above")
 
 
 def limit_threads() -> None:
     """Set one thread for numerical libraries that are not loaded yet, unless the environment sets a number."""
-    for name in _THREAD_SETTINGS:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")
+
+
+# --------------------------------------------------------------------------------------------------- limited calls
+
+
+class KillableFunction:
+    """Run a function in processes with limits of time and memory.
+
+    Comparing `9^{9^{9^9}}` with 5, or checking a list of thousands for duplicates, happens in libraries that cannot be
+    interrupted in every thread. A call that exceeds a limit loses its process, and another takes its place. CPU seconds
+    are counted, so the limit holds on a busy machine too. The processes start with the first call.
+
+    Args:
+        function: Function of a module, of picklable values.
+        seconds: CPU seconds of each call.
+        megabytes: Memory of a process.
+        count: Processes (default: one per core, at most 4).
+        warm: Arguments of an unlimited first call in each new process, if not empty.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        seconds: float,
+        megabytes: int = 2048,
+        count: int | None = None,
+        warm: Sequence[Any] = (),
+    ) -> None:
+        self.function, self.seconds, self.count = function, seconds, count or max(1, min(4, os.cpu_count() or 1))
+        self._name, self._arguments = f"{function.__module__}:{function.__qualname__}", (function, megabytes, warm)
+        self._pool, self._pid, self._lock = None, 0, threading.Lock()
+
+    def map(self, arguments: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return the function's result for each argument list, or `Killed`.
+
+        Raises:
+            RewardError: The function raised, or its processes do not start.
+        """
+        with self._lock:
+            if self._pool is None or os.getpid() != self._pid or not self._pool.active:
+                self._pool, self._pid = _start_pool(self.count, _limit_memory, *self._arguments), os.getpid()
+            pool, patience = self._pool, PATIENCE * self.seconds
+        calls = [pool.schedule(_call, (self.function, self.seconds, args), timeout=patience) for args in arguments]
+        return [self._outcome(call) for call in calls]
+
+    def close(self) -> None:
+        """End the processes; the next call starts new ones."""
+        if self._pool is not None and os.getpid() == self._pid:
+            self._pool.stop()
+            self._pool.join()
+        self._pool = None
+
+    def _outcome(self, call: Future[Any]) -> Any:
+        from pebble import ProcessExpired
+
+        try:
+            return call.result()
+        except TimeoutError:
+            return Killed(f"no answer in {PATIENCE * self.seconds:g} s")
+        except ProcessExpired as error:
+            if error.exitcode == -signal.SIGPROF:
+                return Killed(f"over {self.seconds:g} s of CPU time")
+            return Killed(f"ended with status {error.exitcode}")
+        except (MemoryError, RecursionError) as error:
+            return Killed("too much memory" if isinstance(error, MemoryError) else "nested too deep")
+        except BrokenProcessPool as error:
+            raise RewardError(f"{self._name}: its processes do not start: {error}") from error
+        except Exception as error:
+            raise RewardError(f"{self._name} raised {type(error).__name__}: {error}") from error
+
+
+def _limit_memory(function: Callable[..., Any], megabytes: int, warm: Sequence[Any]) -> None:
+    import resource
+
+    devnull = os.open(os.devnull, os.O_RDWR)  # what libraries say is not for the caller's output
+    os.dup2(devnull, 1)
+    os.dup2(devnull, 2)
+    limit_threads()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
+    if warm:
+        function(*warm)
+
+
+def _call(function: Callable[..., Any], seconds: float, arguments: Sequence[Any]) -> Any:
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends the process even inside native code
+    try:
+        return function(*arguments)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)

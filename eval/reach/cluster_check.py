@@ -1,9 +1,9 @@
-"""Read conversations on a local Ray, kill an actor, and validate the Kubernetes manifest of the page.
+"""Read conversations on a local Ray, kill a worker, and validate the Kubernetes manifest of the page.
 
     scripts/check-cluster
 
-The store of two Ray actors, one of which is killed with SIGKILL, must hold the same logs as that of one process. The
-manifest in docs/guides/many-conversations.md is checked by kubernetes-validate against the OpenAPI schema of
+The store of two workers of Ray, one of which is killed with SIGKILL, must hold the same logs as that of one process.
+The manifest in docs/guides/many-conversations.md is checked by kubernetes-validate against the OpenAPI schema of
 Kubernetes, strictly: unknown keys are errors.
 """
 
@@ -15,7 +15,6 @@ import signal
 import sys
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,10 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import make_parser, opening, save
-from many_conversations import differing_namespaces
 
 from memalpha.agent.conversations import ConversationResult, read_conversations
-from memalpha.integrations.ray_jobs import run_on_ray
+from memalpha.integrations.ray_pool import RayPool
+from memalpha.store.store import MemoryStore
 from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.tasks.load import load_tasks
 
@@ -35,21 +34,21 @@ PAGE = Path("docs/guides/many-conversations.md")
 KUBERNETES = "1.37"
 
 
-def find_actors() -> list[int]:
-    """Return the processes of this user's Ray actors that read conversations."""
+def find_workers() -> list[int]:
+    """Return this user's processes of Ray that read a conversation."""
     pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = path.read_bytes()
         except OSError:
             continue
-        if command.startswith(b"ray::") and b"_Actor" in command and path.stat().st_uid == os.getuid():
+        if command.startswith(b"ray::_do") and path.stat().st_uid == os.getuid():
             pids.append(int(path.parent.name))
     return pids
 
 
 def check_ray(count: int, folder: Path) -> dict[str, Any]:
-    """Read conversations with one process and on Ray, killing an actor at a third; return the figures."""
+    """Read conversations with one process and on Ray, killing a worker at a third; return the figures."""
     tasks, whole, on_ray = folder / "tasks.jsonl", folder / "whole.db", folder / "ray.db"
     save_jsonl(load_tasks("synthetic", count), tasks)
     start = time.monotonic()
@@ -61,11 +60,11 @@ def check_ray(count: int, folder: Path) -> dict[str, Any]:
         nonlocal ended, killed
         ended += 1
         if ended == count // 3:
-            killed = find_actors()[0]
+            killed = find_workers()[0]
             os.kill(killed, signal.SIGKILL)
 
     start = time.monotonic()
-    summary = read_conversations(on_ray, tasks, "add_all", run=partial(run_on_ray, workers=2), progress=kill_one)
+    summary = read_conversations(on_ray, tasks, "add_all", pool=RayPool(workers=2), progress=kill_one)
     return {
         "count": count,
         "killed": killed > 0,
@@ -75,6 +74,15 @@ def check_ray(count: int, folder: Path) -> dict[str, Any]:
         "differing": len(differing_namespaces(whole, on_ray)),
         "seconds": {"one process": seconds, "Ray, start included": time.monotonic() - start},
     }
+
+
+def differing_namespaces(first: Path, second: Path) -> list[str]:
+    """Return the namespaces whose logs differ, times aside, or that only one store has."""
+    logs: list[dict[str, Any]] = []
+    for path in (first, second):
+        with MemoryStore.open(path, create=False) as store:
+            logs.append({name: [line[::2] for line in store.namespace(name).log()] for name in store.namespaces()})
+    return [name for name in logs[0] | logs[1] if logs[0].get(name) != logs[1].get(name)]
 
 
 def check_manifest() -> list[str]:
@@ -110,9 +118,9 @@ def main() -> None:
     times = ", ".join(f"{seconds:.1f} s with {name}" for name, seconds in record["seconds"].items())
     lines += [
         "",
-        f"{record['count']} conversations of the demo world, a local Ray with two actors, one killed with SIGKILL at a "
-        f"third: {record['read']} read, {record['present']} found written by the killed actor, {len(record['failed'])} "
-        f"failed, {record['differing']} with another log than in the store of one process. {times}; other processes "
+        f"{record['count']} conversations of the demo world, a local Ray with two workers, one killed with SIGKILL at "
+        f"a third: {record['read']} read, {record['present']} found written by the killed worker, "
+        f"{len(record['failed'])} failed, {record['differing']} with another log than in the store of one process. {times}; other processes "
         "shared the cores.",
         "",
         f"kubernetes-validate, strict, schemas of Kubernetes {KUBERNETES}: valid: "

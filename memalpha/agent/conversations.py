@@ -1,4 +1,4 @@
-"""Read many conversations of a task file, each into a namespace of its own, over worker processes.
+"""Read many conversations of a task file, each into a namespace of its own, here or over worker processes.
 
 A worker reads a conversation into a memory in RAM and writes its whole log in one transaction. So the store is the
 ledger: a namespace is there if its conversation was read to the end, and nothing of an interrupted one remains. Running
@@ -14,15 +14,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from memalpha.agent.agent import MemoryAgent, prompted_config
 from memalpha.config import AgentConfig
-from memalpha.errors import ConfigError, DataError, MemalphaError, PolicyError, StoreError
+from memalpha.errors import ConfigError, DataError, PolicyError, StoreError
 from memalpha.policy.load import load_policy
 from memalpha.store.backends.base import system_clock
 from memalpha.store.in_memory import WorkingMemory
@@ -30,8 +30,8 @@ from memalpha.store.io.whole_log import is_written, write_log
 from memalpha.store.open import is_url, open_database
 from memalpha.store.state import MemoryState
 from memalpha.tasks.formats.jsonl import iterate_lines, parse_task
-from memalpha.types import Operation, Task
-from memalpha.workers import LostJob, RunJobs, run_jobs
+from memalpha.types import Operation
+from memalpha.workers import Killed, Pool, run_jobs
 
 MAX_ERRORS = 100
 """Failed conversations after which reading stops."""
@@ -134,7 +134,7 @@ def read_conversations(
     schema: str | None = None,
     embedder: str | None = None,
     shard: tuple[int, int] = (0, 1),
-    run: RunJobs = run_jobs,
+    pool: Pool | None = None,
     progress: Callable[[ConversationResult], None] | None = None,
     max_errors: int = MAX_ERRORS,
 ) -> ReadingSummary:
@@ -151,8 +151,8 @@ def read_conversations(
         schema: Categories of a new store.
         embedder: Embedder of a new store, or of an existing one that records a model.
         shard: Index and number of shards; only the conversations of this shard are read (`shard_of`).
-        run: Runs the jobs: `run_jobs`, with `partial(run_jobs, workers=N)` over N processes of this machine, or
-            `integrations.ray_jobs.run_on_ray`.
+        pool: Processes that read: `LocalPool(workers)` of this machine, `integrations.ray_pool.RayPool` of a cluster;
+            None reads in this process.
         progress: Called with the result of each conversation of this shard, as it ends.
         max_errors: Failed conversations after which reading stops.
 
@@ -180,20 +180,21 @@ def read_conversations(
 
     def pending() -> Iterator[ConversationLine]:
         """Create the store, once the first worker has loaded the policy, and yield what it lacks."""
-        with closing(_StoreFile(settings, create=True)) as file:
+        with ExitStack() as files:
+            database, _, schema = _open_store(settings, files, create=True)
             for item in _iterate_shard(Path(tasks), index, count):
                 if isinstance(item, ConversationResult):
                     record(item)
-                elif is_written(file.database, item.task, file.schema):
+                elif is_written(database, item.task, schema):
                     record(ConversationResult(item.task, "present"))
                 else:
                     yield item
                 if summary.stopped:
                     return
 
-    with closing(run(partial(start_reading, settings), pending())) as results:
+    with closing(run_jobs(partial(start_reading, settings), pending(), pool)) as results:
         for line, result in results:
-            if isinstance(result, LostJob):
+            if isinstance(result, Killed):
                 result = ConversationResult(line.task, "failed", error=f"{line.location}: {result.reason}")
             record(result)
             if summary.stopped:
@@ -241,70 +242,21 @@ def _invalid_line(raw: bytes, location: str) -> str:
     raise AssertionError("a task without an id is not valid")
 
 
-class _StoreFile:
-    """The store of a reading, open in one process."""
-
-    def __init__(self, settings: ReadingSettings, *, create: bool) -> None:
-        # Whatever a power failure loses is read again.
-        self.database, self.schema, self.embedder = open_database(
-            settings.store, settings.schema, settings.embedder, create=create, durability="normal", clock=system_clock
-        )
-
-    def close(self) -> None:
-        self.database.close()
-
-
-class _ConversationReader:
-    """Reads conversations with one policy.
-
-    The store is opened by the first conversation: before that the parent may yet have to create it.
-    """
-
-    def __init__(self, settings: ReadingSettings) -> None:
-        self._settings = settings
-        self._policy = load_policy(settings.policy)
-        self._config = prompted_config(settings.config, self._policy, settings.schema)
-        self._file: _StoreFile | None = None
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    def read(self, line: ConversationLine) -> ConversationResult:
-        """Read one conversation into RAM and write it in one transaction."""
-        if self._file is None:
-            self._file = _StoreFile(self._settings, create=False)
-        try:
-            task = parse_task(line.raw, line.location)
-            return self._read_task(task, line.location, self._file)
-        except (DataError, StoreError) as error:
-            return ConversationResult(line.task, "failed", error=_with_location(error, line.location))
-
-    def _read_task(self, task: Task, location: str, file: _StoreFile) -> ConversationResult:
-        memory = WorkingMemory(MemoryState.empty(file.schema), file.embedder.load_checked())
-        agent = MemoryAgent(self._policy, memory, self._config)
-        operations: list[Operation] = []
-        failed_calls = 0
-        for index, chunk in enumerate(task.chunks):
-            try:
-                turn = agent.read(chunk, source=task.id)
-            except (PolicyError, StoreError) as error:
-                where = f"{location}: chunk {index + 1} of {len(task.chunks)}"
-                return ConversationResult(task.id, "failed", error=f"{where}: {error}")
-            operations += turn.operations
-            failed_calls += sum(not result.ok for result in turn.results)
-        if not write_log(file.database, task.id, file.schema, operations, file.embedder):
-            return ConversationResult(task.id, "present")
-        return ConversationResult(task.id, "read", len(task.chunks), len(operations), failed_calls)
-
-
-def _with_location(error: MemalphaError, location: str) -> str:
-    return str(error) if str(error).startswith(location) else f"{location}: {error}"
+def _open_store(settings: ReadingSettings, files: ExitStack, *, create: bool) -> tuple[Any, Any, Any]:
+    """Return database, embedder and schema; `files` closes the database."""
+    # Whatever a power failure loses is read again.
+    database, schema, embedder = open_database(
+        settings.store, settings.schema, settings.embedder, create=create, durability="normal", clock=system_clock
+    )
+    files.callback(database.close)
+    return database, embedder, schema
 
 
 @contextmanager
 def start_reading(settings: ReadingSettings) -> Iterator[Callable[[ConversationLine], ConversationResult]]:
     """Load the writer and yield the function that reads one conversation.
+
+    The store is opened by the first conversation: before that the parent may yet have to create it.
 
     Args:
         settings: Writer and store.
@@ -313,5 +265,30 @@ def start_reading(settings: ReadingSettings) -> Iterator[Callable[[ConversationL
         ConfigError: The writer cannot use its settings.
         PolicyError: The policy cannot be loaded.
     """
-    with closing(_ConversationReader(settings)) as reader:
-        yield reader.read
+    policy = load_policy(settings.policy)
+    config = prompted_config(settings.config, policy, settings.schema)
+
+    def read(line: ConversationLine) -> ConversationResult:
+        """Read one conversation into RAM and write it in one transaction."""
+        database, embedder, schema = open_once()
+        operations: list[Operation] = []
+        failed_calls, location = 0, line.location
+        try:
+            task = parse_task(line.raw, location)
+            agent = MemoryAgent(policy, WorkingMemory(MemoryState.empty(schema), embedder.load_checked()), config)
+            for index, chunk in enumerate(task.chunks):
+                location = f"{line.location}: chunk {index + 1} of {len(task.chunks)}"
+                turn = agent.read(chunk, source=task.id)
+                operations += turn.operations
+                failed_calls += sum(not result.ok for result in turn.results)
+            location = line.location
+            if not write_log(database, task.id, schema, operations, embedder):
+                return ConversationResult(task.id, "present")
+        except (DataError, PolicyError, StoreError) as error:
+            problem = str(error) if str(error).startswith(location) else f"{location}: {error}"
+            return ConversationResult(line.task, "failed", error=problem)
+        return ConversationResult(task.id, "read", len(task.chunks), len(operations), failed_calls)
+
+    with ExitStack() as files:
+        open_once = cache(lambda: _open_store(settings, files, create=False))
+        yield read

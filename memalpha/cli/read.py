@@ -6,7 +6,6 @@ import re
 import sys
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -31,7 +30,7 @@ from memalpha.cli.options import (
 )
 from memalpha.config import AgentConfig
 from memalpha.errors import ConfigError, PolicyError, PromptTooLong
-from memalpha.workers import RunJobs, run_jobs
+from memalpha.workers import LocalPool, Pool
 
 if TYPE_CHECKING:
     from memalpha.agent.conversations import ConversationResult, ReadingSummary
@@ -103,9 +102,9 @@ def read(
         single_options |= {"--speaker": speaker is not None, "--set trust": bool(split_settings(settings, "trust")[0])}
         single_options["--chunk"] = chunk_size != DEFAULT_CHUNK_SIZE
         _refuse(single_options, "belongs to a single text, not to --namespaces")
-        run = partial(run_jobs, workers=workers or 1) if on is None else _run_on(on, store, workers)
         config = parse_store_writer(settings, instructions)
-        _read_conversations(store, file, policy, config, schema, embedder, shard, run, max_errors, as_json=as_json)
+        pool = _start_pool(on, store, workers)
+        _read_conversations(store, file, policy, config, schema, embedder, shard, pool, max_errors, as_json=as_json)
         return
     many_options = {"--workers": workers, "--shard": shard, "--on": on, "--max-errors": max_errors}
     _refuse({name: value is not None for name, value in many_options.items()}, "needs --namespaces task")
@@ -146,7 +145,7 @@ def _read_conversations(
     schema: str | None,
     embedder: str | None,
     shard: str | None,
-    run: RunJobs,
+    pool: Pool | None,
     max_errors: int | None,
     *,
     as_json: bool,
@@ -164,7 +163,7 @@ def _read_conversations(
         schema=schema,
         embedder=embedder,
         shard=_parse_shard(shard),
-        run=run,
+        pool=pool,
         progress=reporter,
         max_errors=max_errors or MAX_ERRORS,
     )
@@ -174,17 +173,19 @@ def _read_conversations(
         raise typer.Exit(1)
 
 
-def _run_on(address: str, store: str, workers: int | None) -> RunJobs:
-    """Return the function that runs jobs on a Ray cluster."""
-    from memalpha.integrations.ray_jobs import run_on_ray
+def _start_pool(address: str | None, store: str, workers: int | None) -> Pool | None:
+    """Return the processes that read: of a Ray cluster, of this machine, or None for this process."""
+    if address is None:
+        return LocalPool(workers) if workers is not None and workers > 1 else None
+    from memalpha.integrations.ray_pool import RayPool
 
     if address != "ray" and not address.startswith("ray://"):
         raise ConfigError(f"--on {address}: give ray://HOST:PORT of a cluster, or ray for this machine")
     if workers is None:
-        raise ConfigError("--on: say with --workers how many actors are to read")
+        raise ConfigError("--on: say with --workers how many conversations are to be read at the same time")
     if address != "ray" and "://" not in store:
         raise ConfigError(f"{store}: workers on other machines need a store that all reach: give postgresql://...")
-    return partial(run_on_ray, address=None if address == "ray" else address, workers=workers)
+    return RayPool(None if address == "ray" else address, workers)
 
 
 def _parse_shard(text: str | None) -> tuple[int, int]:

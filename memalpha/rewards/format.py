@@ -1,7 +1,7 @@
 """Rewards for the form of a reply: a regular expression, or a JSON schema.
 
 Generated text can make a pattern backtrack or a schema run almost without end. The `regex` library therefore limits
-the time of a pattern, and schemas run in a process that can be killed (`subprocess_call`). A reply that takes longer
+the time of a pattern, and schemas run in a process that can be killed (`memalpha.workers`). A reply that takes longer
 than `TIMEOUT` seconds gets 0 with a warning, and the run continues.
 
 The format reward of DeepSeek-R1 (Guo et al. 2025, arXiv 2501.12948) is the pattern `(?s)<think>.*?</think>.*`.
@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from memalpha.errors import ConfigError, install_command
 from memalpha.rewards.reply import reply_text
-from memalpha.rewards.subprocess_call import KillableFunction, Killed
+from memalpha.workers import KillableFunction, Killed
 
 TIMEOUT = 1.0
 """Seconds for one reply: clock time of a pattern, CPU time of a schema."""
@@ -104,9 +104,6 @@ class SchemaReward:
         return [float(outcome is True) for outcome in outcomes]
 
 
-_PROCESSES = KillableFunction(f"{__name__}:fits", seconds=TIMEOUT)
-
-
 def fits(schema: str, reply: str) -> bool:
     """Return True if a reply's JSON value is valid under a schema (JSON text).
 
@@ -115,6 +112,9 @@ def fits(schema: str, reply: str) -> bool:
     validator = _validator(schema)
     value = first_json(reply)
     return value is not NO_VALUE and validator.is_valid(value)
+
+
+_PROCESSES = KillableFunction(fits, seconds=TIMEOUT)
 
 
 @lru_cache(8)

@@ -17,7 +17,7 @@ them equal. It compares fractions, roots, sets, intervals, matrices, equations a
   6 in `between 5 and 6`.
 
 math-verify limits its time by a signal, which works only in the main thread and cannot interrupt a large power. It
-therefore runs in a process of its own (`subprocess_call`) with `CPU_SECONDS` per pair. A comparison that exceeds the
+therefore runs in a process of its own (`memalpha.workers`) with `CPU_SECONDS` per pair. A comparison that exceeds the
 limit (`9^{9^{9^9}}`) counts as not equal.
 """
 
@@ -34,8 +34,8 @@ from typing import Any
 
 from memalpha.errors import ConfigError, RewardError, install_command
 from memalpha.rewards.reply import read_column, reply_text
-from memalpha.rewards.subprocess_call import KillableFunction, Killed
 from memalpha.tasks.text_tasks import last_boxed
+from memalpha.workers import KillableFunction, Killed
 
 CPU_SECONDS = 2.0
 """CPU seconds for the comparison of one pair."""
@@ -267,7 +267,6 @@ def _plain_words(text: str) -> set[str]:
     return set(_WORD.findall(text.casefold()))
 
 
-_PROCESSES = KillableFunction(f"{__name__}:verify", seconds=CPU_SECONDS, warm=("1", "2"))
 _VERDICTS: dict[tuple[str, str], bool] = {}
 
 
@@ -295,3 +294,6 @@ def verify(answer: str, truth: str) -> bool:
 
     answer_formula, gold = (parse(f"${text.replace('$', '')}$", parsing_timeout=0) for text in (answer, truth))
     return bool(compare(gold, answer_formula, timeout_seconds=None))
+
+
+_PROCESSES = KillableFunction(verify, seconds=CPU_SECONDS, warm=("1", "2"))

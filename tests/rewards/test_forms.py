@@ -13,7 +13,7 @@ from memalpha.errors import ConfigError, RewardError
 from memalpha.rewards import format
 from memalpha.rewards.base import load_rewards, score_texts
 from memalpha.rewards.format import NO_VALUE, FormatReward, SchemaReward, first_json
-from memalpha.rewards.subprocess_call import KillableFunction
+from memalpha.workers import KillableFunction
 
 ANSWER = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
 
@@ -113,7 +113,7 @@ def test_schemas_that_are_none_are_refused_at_the_start(tmp_path):
 
 
 def test_what_a_schema_never_ends_on_fits_nothing(monkeypatch):
-    monkeypatch.setattr(format, "_PROCESSES", KillableFunction("memalpha.rewards.format:fits", seconds=0.3, count=1))
+    monkeypatch.setattr(format, "_PROCESSES", KillableFunction(format.fits, seconds=0.3, count=1))
     function = SchemaReward({"patternProperties": {"^(a|a|aa)+$": {"type": "string"}}})
     with pytest.warns(RuntimeWarning, match=r"the schema took over 0.3 s of CPU time on a reply of \d+ char"):
         assert function(["p"] * 2, [json.dumps({"a" * 60 + "b": 1}), '{"a": "b"}']) == [0, 1]

@@ -190,7 +190,7 @@ HOSTILE = [
 
 
 def test_what_would_never_end_is_wrong_and_the_next_is_right(monkeypatch):
-    processes = maths.KillableFunction("memalpha.rewards.math:verify", seconds=0.5, count=1, warm=("1", "2"))
+    processes = maths.KillableFunction(verify, seconds=0.5, count=1, warm=("1", "2"))
     monkeypatch.setattr(maths, "_PROCESSES", processes)
     maths._VERDICTS.clear()
     with pytest.warns(RuntimeWarning, match=r"1 answers count as wrong: .*over 0\.5 s of CPU time"):
