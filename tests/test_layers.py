@@ -70,6 +70,7 @@ OPTIONAL_LIBRARIES = MODEL_LIBRARIES | {
         "mem0",
         "nltk",
         "openai",
+        "pebble",
         "opentelemetry",
     ),
     *("pandas", "pyarrow", "ray", "referencing", "regex", "rich", "rouge_score", "uvicorn", "vllm", "wandb"),

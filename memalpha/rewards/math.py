@@ -3,21 +3,20 @@ r"""Reward of a correct answer to a mathematical problem: 1 if it equals the tru
 The answer is the content of the reply's last closed `\boxed{...}`, else its last number. A leading `<think>` part is
 ignored. The truth comes from a column: the text behind GSM8K's `####`, MATH's last box, or the whole text.
 
-An answer is equal if the texts match, the numbers have exactly the same value, or math-verify (Kydlíček 2025) finds
-them equal. It compares fractions, roots, sets, intervals, matrices, equations and formulas. Further rules:
+math-verify (Kydlíček 2025) decides whether two answers are equal: numbers, fractions, roots, sets, intervals, matrices,
+equations and formulas. Before it is asked:
 
-- Percent: `50%` equals `50%`, `0.5` and `50`. Thousands may be separated (`1,234`, `1{,}234`, in a box `1 234`).
-- Units and currencies are ignored: `18 dollars`, `\$18`, `18\text{ cm}` and `18\text{ m}` all equal `18`.
-- Number words count: `3 million`, `5k`, `2 dozen` are 3,000,000, 5,000 and 24.
-- `am` differs from `pm`, and a number differs from the same digits in another base.
-- A decimal equals its fraction from six digits on (math-verify's rounding). `0.33` is not 1/3, `3.14` is not pi.
-- A mixed number `2 1/2` is 2.5. Words (`Monday`) equal only themselves, in any case.
-- `x = 5` equals `5`; `4 = 5`, `\geq 5` and `\approx 5` do not.
-- Several answers (`5 or 6`) in a box are a set and equal only the same set. Without a box the last number counts:
-  6 in `between 5 and 6`.
+- Equal texts and numbers are equal, in any case of letters. Words (`Monday`) equal only themselves.
+- Currencies, thousands separators and units are removed: `18 dollars`, `\$18` and `18\text{ cm}` all equal `18`.
+- Number words count: `3 million`, `5k`, `2 dozen` are 3,000,000, 5,000 and 24. `2 1/2` is 2.5.
+- A number differs from the same digits in another base, and `4 = 5`, `\geq 5` and `\approx 5` are not `5`.
+
+Of math-verify's rules: `50%` equals `50%`, `0.5` and `50`. A decimal equals its fraction from six digits on: `0.33` is
+not 1/3. Several answers (`5 or 6`) in a box are a set and equal only the same set. Without a box the last number
+counts: 6 in `between 5 and 6`.
 
 math-verify limits its time by a signal, which works only in the main thread and cannot interrupt a large power. It
-therefore runs in a process of its own (`memalpha.workers`) with `CPU_SECONDS` per pair. A comparison that exceeds the
+therefore runs in processes of its own (`memalpha.workers`) with `CPU_SECONDS` per pair. A comparison that exceeds the
 limit (`9^{9^{9^9}}`) counts as not equal.
 """
 
@@ -46,36 +45,32 @@ CACHE_SIZE = 100_000
 
 _INTEGER = r"(?:\d{1,3}(?:(?:,|\{,\})\d{3})+(?!\d)|\d+)"
 _DECIMAL = rf"(?:{_INTEGER}(?:\.\d+)?|\.\d+)"
-_TIMES = {"hundred": 2, "thousand": 3, "k": 3, "million": 6, "billion": 9, "trillion": 12}
-"""Exponents of ten by number word."""
+_TIMES = {"dozen": "12", "k": "10^{3}", "hundred": "10^{2}", "thousand": "10^{3}"}
+_TIMES |= {"million": "10^{6}", "billion": "10^{9}", "trillion": "10^{12}"}
 _TIMES_WORD = r"(?:dozen|(?<=\d)k|(?:hundred|thousand|million|billion|trillion)s?)(?!\w)"
 _NUMBER = re.compile(
-    rf"""(?P<sign>(?<![\w)\]}}.])[-+\u2212])?\s?
-    (?:(?:(?P<mixed>(?<![\w.,/])\d+)\s?)?\\[dt]?frac\{{(?P<over>\s*-?{_DECIMAL}\s*)\}}\{{(?P<under>\s*{_DECIMAL}\s*)\}}
-     |(?:(?P<whole>(?<![\w.,/])\d+)\s+)?(?P<top>(?<![\w.]){_INTEGER})\s?/\s?(?P<bottom>{_INTEGER})(?![\w/]|\.\d)
-     |(?P<plain>(?<![\d.]){_DECIMAL})(?:(?P<e>[eE][-+]?\d{{1,3}})(?!\w)
-       |\s?(?:\\times|\\cdot|[\u00d7*])\s?10\^\{{?(?P<ten>[-+]?\d{{1,3}})\}}?)?
-    )(?:(?P<percent>\s?\\?%)|\s?(?P<times>{_TIMES_WORD}))?""",
+    rf"""(?:(?<![\w)\]}}.])[-+\u2212])?\s?
+    (?:(?:(?<![\w.,/])\d+\s?)?\\[dt]?frac\{{\s*-?{_DECIMAL}\s*\}}\{{\s*{_DECIMAL}\s*\}}
+     |(?:(?<![\w.,/])\d+\s+)?(?<![\w.]){_INTEGER}\s?/\s?{_INTEGER}(?![\w/]|\.\d)
+     |(?<![\d.]){_DECIMAL}(?:[eE][-+]?\d{{1,3}}(?!\w)|\s?(?:\\times|\\cdot|[\u00d7*])\s?10\^\{{?[-+]?\d{{1,3}}\}}?)?
+    )(?:\s?\\?%|\s?{_TIMES_WORD})?""",
     re.VERBOSE | re.IGNORECASE,
 )
-_SPACED = re.compile(r"([-+]?\d{1,3}(?: \d{3})+)(\.\d+)?(?!\d)")
-_SCALES = {"half", "halves", "third", "thirds", "quarter", "quarters", "score", "plus", "minus", "times", "over"}
-_SCALES |= {"squared", "cubed", "root", "and", "not"}
-"""Words that change the value of the number beside them."""
+_NOISE = re.compile(r"\\?[$€£¥₹₩₽]|\\[!,]|(?<=\d)(?:\{,\}|,(?=\d{3}(?!\d)))")
+_SPACE = re.compile(r"(?<!\\)\\ |\s|~")
+_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mbox)\{([^{}]*)\}")
+_SPACED = re.compile(r"[-+]?\d{1,3}(?: \d{3})+(?:\.\d+)?")
+_MIXED = re.compile(r"([-+]?\d+)\s+(\d+)\s?/\s?(\d+)")
+_TIMES_NUMBER = re.compile(rf"(?<=\d)\s?({_TIMES_WORD})", re.IGNORECASE)
+_WITH_UNITS = re.compile(r"(?:[^\W\d_]{3,}[\s:]+)*([-+]?[\d.,/ ]*\d\s?%?)(?:[\s-]+[^\W\d_]{3,}\.?)+")
+_SCALES = re.compile(
+    r"\b(?:half|halves|thirds?|quarters?|score|plus|minus|times|over|squared|cubed|root|and|not)\b", re.IGNORECASE
+)
+"""Words that change the value of the number beside them, unlike units."""
 _BASE = re.compile(r"\d\s*_\s*\{?\s*(\d+)")
 _RELATION = re.compile(r"\\(?:not|neq?|geq?|leq?|gt|lt|approx|sim|equiv|pm)(?![a-z])|[<>\u2248\u2260\u2264\u2265~]")
 _NAMED, _NAME = re.compile(r"[A-Za-z)](?:_\{?\w+\}?)?\s*$"), re.compile(r"\s*[A-Za-z](?![A-Za-z])")
 """A variable name before an equals sign, or after one."""
-_HALVES = re.compile(r"(?<![a-z])([ap])\.?\s?m(?![a-z])", re.IGNORECASE)
-_WORD = re.compile(r"[^\W\d_]+")
-_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mbox)\{([^{}]*)\}")
-_WITH_UNITS = re.compile(
-    rf"(?:[^\W\d_]{{3,}}[\s:]+)*(?P<number>[-+]?[\d.,/ ]*\d\s?(?:%|{_TIMES_WORD})?)"
-    rf"(?:[\s-]+(?!{_TIMES_WORD})[^\W\d_]{{3,}}\.?)+",
-    re.IGNORECASE,
-)
-_SPACE = re.compile(r"(?<!\\)\\ |\s|~")
-_CURRENCY = re.compile(r"\\?[$€£¥₹₩₽]")
 
 
 class MathReward:
@@ -146,145 +141,59 @@ def extract_truth(text: str) -> str:
     return (text if boxed is None else boxed).strip()
 
 
-def parse_number(text: str) -> tuple[Fraction, bool] | None:
-    """Parse a text that is a single number, in the forms of `last_number`.
-
-    Returns:
-        (value, True if in percent), or None for any other text.
-    """
-    text = (
-        _SPACED.sub(lambda match: match[0].replace(" ", ""), text.strip()) if _SPACED.fullmatch(text.strip()) else text
-    )
-    match = _NUMBER.fullmatch(text.strip()) if len(text) <= MAX_CHARACTERS else None
-    if match is None or len(text) > MAX_CHARACTERS:
-        return None
-    if match["plain"] is not None:
-        value = _fraction(match["plain"])
-        power = int((match["e"] or "e0")[1:]) if match["ten"] is None else int(match["ten"])
-        value *= Fraction(10) ** power
-    elif match["over"] is not None:
-        value = _ratio(match["over"], match["under"], match["mixed"])
-    else:
-        value = _ratio(match["top"], match["bottom"], match["whole"])
-    if value is None:
-        return None
-    if times := (match["times"] or "").casefold().removesuffix("s"):
-        value *= 12 if times == "dozen" else 10 ** _TIMES[times]
-    return (-value if match["sign"] in ("-", "\u2212") else value), match["percent"] is not None
-
-
-def _fraction(text: str) -> Fraction:
-    return Fraction(text.replace("{,}", "").replace(",", "").replace(" ", "").strip())
-
-
-def _ratio(numerator: str, denominator: str, integer: str | None) -> Fraction | None:
-    bottom = _fraction(denominator)
-    return _fraction(numerator) / bottom + int(integer or 0) if bottom else None
-
-
 # -------------------------------------------------------------------------------------------------------- comparing
 
 
 def are_equal(pairs: Sequence[tuple[str, str]]) -> list[bool]:
     """Compare each (answer, truth) pair; math-verify runs in limited processes, once per distinct pair."""
-    verdicts = {pair: _compare_plain(*pair) for pair in set(pairs)}
-    undecided = [pair for pair, equal in verdicts.items() if equal is None]
-    if undecided:
-        verdicts |= _compare_formulas(undecided)
-    return [bool(verdicts[pair]) for pair in pairs]
+    if len(_VERDICTS) > CACHE_SIZE:
+        _VERDICTS.clear()
+    missing = [pair for pair in dict.fromkeys(pairs) if pair not in _VERDICTS]
+    _VERDICTS.update((pair, _compare_texts(*map(_normalize, pair))) for pair in missing)
+    undecided = [pair for pair in missing if _VERDICTS[pair] is None]
+    outcomes = dict(zip(undecided, _PROCESSES.map([tuple(map(_normalize, pair)) for pair in undecided]), strict=True))
+    _VERDICTS.update((pair, outcome is True) for pair, outcome in outcomes.items())
+    if killed := [(pair[0], outcome.reason) for pair, outcome in outcomes.items() if isinstance(outcome, Killed)]:
+        message = (
+            f"{len(killed)} answers count as wrong: comparing them did not end ({killed[0][0][:80]!r}: {killed[0][1]})"
+        )
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+    return [_VERDICTS[pair] is True for pair in pairs]
+
+
+def _normalize(text: str) -> str:
+    r"""Remove currencies, separators, units, `\text{}` and the brackets of `(A)`; multiply out number words."""
+    text = _SPACE.sub(" ", _NOISE.sub("", text.replace("\u2212", "-")))
+    text = re.sub(r"\s?\bpercent$", "%", _TEXT.sub(r"\1", text).strip().rstrip(".").strip())
+    text = text.replace(" ", "") if _SPACED.fullmatch(text) else text
+    text = _MIXED.sub(r"\1\\frac{\2}{\3}", text) if _MIXED.fullmatch(text) else text
+    text = _TIMES_NUMBER.sub(lambda match: rf" \times {_TIMES[match[1].casefold().removesuffix('s')]}", text)
+    if not _SCALES.search(text) and (match := _WITH_UNITS.fullmatch(text)):
+        text = match[1].strip()
+    return text[1] if re.fullmatch(r"\([A-Za-z]\)", text) else text
 
 
 @lru_cache(CACHE_SIZE)
-def _compare_plain(answer: str, truth: str) -> bool | None:
+def _compare_texts(answer: str, truth: str) -> bool | None:
     """Compare without math-verify: True, False, or None if math-verify has to decide."""
-    answer, truth = _plain(answer), _plain(truth)
-    if not answer:
+    if not answer or answer.casefold() == truth.casefold():
+        return bool(answer)
+    is_word = re.fullmatch(r"[^\W\d_]{2,}(?:[\s'-]+[^\W\d_]+)*", truth)
+    if is_word or len(answer) > MAX_CHARACTERS or _has_other_form(answer, truth):
         return False
-    if answer.casefold() == truth.casefold():
-        return True
-    if _is_words(truth) or len(answer) > MAX_CHARACTERS or _has_other_form(answer, truth):
-        return False
-    number = parse_number(truth)
-    if number is not None:
-        if _SCALES.intersection(_plain_words(answer)):
-            return False
-        answer_number = parse_number(answer) or parse_number(_without_units(answer))
-        if answer_number is not None:
-            if answer_number == number or ((answer_number[1] or number[1]) and _percent_equal(answer_number, number)):
-                return True
-            if answer_number[0].denominator == number[0].denominator == 1:
-                return False
-    return None
+    try:
+        difference = Fraction(answer) - Fraction(truth)
+    except (ValueError, ZeroDivisionError):
+        return None
+    return True if difference == 0 else False if difference.denominator == 1 else None
 
 
 def _has_other_form(answer: str, truth: str) -> bool:
-    """Return True for differences that math-verify ignores: number base, am or pm, relation, equation of numbers."""
-    if _BASE.findall(answer) != _BASE.findall(truth):
+    """Return True for differences that math-verify ignores: number base, relation, equation of numbers."""
+    if _BASE.findall(answer) != _BASE.findall(truth) or (_RELATION.search(answer) and not _RELATION.search(truth)):
         return True
-    if {half.casefold() for half in _HALVES.findall(answer)} != {half.casefold() for half in _HALVES.findall(truth)}:
-        return bool(_HALVES.search(answer) and _HALVES.search(truth))
-    if _RELATION.search(answer) and not _RELATION.search(truth):
-        return True
-    return "=" not in truth and not all(_NAMED.search(answer, 0, sign.start()) or _NAME.match(answer, sign.end())
-                                        for sign in re.finditer("=", answer))  # fmt: skip
-
-
-def _percent_equal(left: tuple[Fraction, bool], right: tuple[Fraction, bool]) -> bool:
-    if left[1] and right[1]:
-        return left[0] == right[0]
-    percent, plain = (left[0], right[0]) if left[1] else (right[0], left[0])
-    return plain in (percent, percent / 100)
-
-
-def _plain(text: str) -> str:
-    r"""Strip currencies, outer spaces, `\text{}` around words, and the brackets of a choice `(A)`."""
-    text = _CURRENCY.sub("", text).replace("\u2212", "-").replace(r"\!", "").replace(r"\,", "")
-    text = _SPACE.sub(" ", text)
-    text = _TEXT.sub(
-        lambda match: match[1] if match[1].strip().casefold().removesuffix("s") in _TIMES else match[0], text
-    )
-    text = re.sub(r"\s?\bpercent$", "%", text.strip().rstrip(".").strip())
-    inner = _TEXT.fullmatch(text)
-    text = inner[1].strip() if inner else text
-    choice = re.fullmatch(r"\(([A-Za-z])\)", text)
-    return choice[1] if choice else text
-
-
-def _is_words(text: str) -> bool:
-    return len(text) > 1 and bool(re.fullmatch(r"[^\W\d_]{2,}(?:[\s'-]+[^\W\d_]+)*", text))
-
-
-def _without_units(text: str) -> str:
-    """Return the number alone if only words of at least three letters surround it, else the text."""
-    match = _WITH_UNITS.fullmatch(text)
-    return match["number"].strip() if match else text
-
-
-def _plain_words(text: str) -> set[str]:
-    r"""Return the words of a text; of a text in LaTeX only those inside `\text{}`."""
-    if "\\" in text:
-        text = " ".join(_TEXT.findall(text))
-    return set(_WORD.findall(text.casefold()))
-
-
-_VERDICTS: dict[tuple[str, str], bool] = {}
-
-
-def _compare_formulas(pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], bool]:
-    verdicts = {pair: _VERDICTS[pair] for pair in pairs if pair in _VERDICTS}
-    missing = [pair for pair in pairs if pair not in verdicts]
-    outcomes = _PROCESSES.map([tuple(map(_plain, pair)) for pair in missing])
-    verdicts |= {pair: outcome is True for pair, outcome in zip(missing, outcomes, strict=True)}
-    if killed := [(pair[0], out) for pair, out in zip(missing, outcomes, strict=True) if isinstance(out, Killed)]:
-        answer, outcome = killed[0]
-        message = (
-            f"{len(killed)} answers count as wrong: comparing them did not end ({answer[:80]!r}: {outcome.reason})"
-        )
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
-    if len(_VERDICTS) > CACHE_SIZE:
-        _VERDICTS.clear()
-    _VERDICTS.update(verdicts)
-    return verdicts
+    signs = list(re.finditer("=", answer)) if "=" not in truth else []
+    return not all(_NAMED.search(answer, 0, sign.start()) or _NAME.match(answer, sign.end()) for sign in signs)
 
 
 def verify(answer: str, truth: str) -> bool:
@@ -297,3 +206,4 @@ def verify(answer: str, truth: str) -> bool:
 
 
 _PROCESSES = KillableFunction(verify, seconds=CPU_SECONDS, warm=("1", "2"))
+_VERDICTS: dict[tuple[str, str], bool | None] = {}
