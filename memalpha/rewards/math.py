@@ -11,7 +11,7 @@ equations and formulas. Before it is asked:
 - Number words count: `3 million`, `5k`, `2 dozen` are 3,000,000, 5,000 and 24. `2 1/2` is 2.5.
 - A number differs from the same digits in another base, and `4 = 5`, `\geq 5` and `\approx 5` are not `5`.
 
-Of math-verify's rules: `50%` equals `50%`, `0.5` and `50`. A decimal equals its fraction from six digits on: `0.33` is
+`50%` equals `0.5` and `50`. Of math-verify's rules: a decimal equals its fraction from six digits on: `0.33` is
 not 1/3. Several answers (`5 or 6`) in a box are a set and equal only the same set. Without a box the last number
 counts: 6 in `between 5 and 6`.
 
@@ -67,6 +67,7 @@ _SCALES = re.compile(
     r"\b(?:half|halves|thirds?|quarters?|score|plus|minus|times|over|squared|cubed|root|and|not)\b", re.IGNORECASE
 )
 """Words that change the value of the number beside them, unlike units."""
+_PERCENT = re.compile(r"\s?\\?%$")
 _BASE = re.compile(r"\d\s*_\s*\{?\s*(\d+)")
 _RELATION = re.compile(r"\\(?:not|neq?|geq?|leq?|gt|lt|approx|sim|equiv|pm)(?![a-z])|[<>\u2248\u2260\u2264\u2265~]")
 _NAMED, _NAME = re.compile(r"[A-Za-z)](?:_\{?\w+\}?)?\s*$"), re.compile(r"\s*[A-Za-z](?![A-Za-z])")
@@ -197,12 +198,19 @@ def _has_other_form(answer: str, truth: str) -> bool:
 
 
 def verify(answer: str, truth: str) -> bool:
-    """Compare two formulas by math-verify without a time limit; `are_equal` runs it in a limited process."""
+    """Compare two formulas by math-verify without a time limit; `are_equal` runs it in a limited process.
+
+    With a percent sign, they are compared without it too.
+    """
     from math_verify import parse
     from math_verify import verify as compare
 
-    answer_formula, gold = (parse(f"${text.replace('$', '')}$", parsing_timeout=0) for text in (answer, truth))
-    return bool(compare(gold, answer_formula, timeout_seconds=None))
+    pairs = dict.fromkeys([(answer, truth), (_PERCENT.sub("", answer), _PERCENT.sub("", truth))])
+    for pair in pairs:
+        answer_formula, gold = (parse(f"${text.replace('$', '')}$", parsing_timeout=0) for text in pair)
+        if compare(gold, answer_formula, timeout_seconds=None):
+            return True
+    return False
 
 
 _PROCESSES = KillableFunction(verify, seconds=CPU_SECONDS, warm=("1", "2"))
