@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -111,35 +112,26 @@ class PreferenceComparison(TextGeneration):
         ask = getattr(judge, "judge", judge)
         if not callable(ask):
             raise ConfigError(f"judge: {judge!r} is not callable, and has no method judge")
-        parameters = None if inspect.isbuiltin(ask) else inspect.signature(ask).parameters
-        kwargs = {"shuffle_order": False} if parameters is not None and "shuffle_order" in parameters else {}
+        parameters = {} if inspect.isbuiltin(ask) else inspect.signature(ask).parameters
+        self._ask = partial(ask, shuffle_order=False) if "shuffle_order" in parameters else ask
+        self._reference = reference
+        super().__init__([RewardFunction(name, self._compare, columns=(reference,))])
 
-        def prepare(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> Any:
-            replies = [_text(completion) for completion in completions]
-            references = [
-                None if reference_text is None else str(reference_text) for reference_text in columns[reference]
-            ]
-            rows = [row for row, text in enumerate(references) if text is not None]
-            pairs = [[replies[row], references[row]] for row in rows]
-            both_orders = pairs + [pair[::-1] for pair in pairs]
-            texts = [_text(prompts[row]) for row in rows] * 2
-            return rows, len(replies), ask(texts, both_orders, **kwargs) if rows else []
+    def _compare(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> Any:
+        """Return each reply's preference; awaitable if the judge is async."""
+        references = columns[self._reference]
+        rows = [row for row, text in enumerate(references) if text is not None]
+        pairs = [[_text(completions[row]), str(references[row])] for row in rows]
+        verdicts: Any = (
+            self._ask([_text(prompts[row]) for row in rows] * 2, pairs + [pair[::-1] for pair in pairs]) if rows else []
+        )
+        if not inspect.isawaitable(verdicts):
+            return _preferences(rows, len(completions), verdicts)
 
-        if inspect.iscoroutinefunction(ask):
+        async def finish() -> list[float | None]:
+            return _preferences(rows, len(completions), await verdicts)
 
-            async def score_async(
-                prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
-            ) -> list[float | None]:
-                rows, count, verdicts = prepare(prompts, completions, columns)
-                return _preferences(rows, count, await verdicts if rows else [])
-
-            super().__init__([RewardFunction(name, score_async, columns=(reference,))])
-            return
-
-        def score(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-            return _preferences(*prepare(prompts, completions, columns))
-
-        super().__init__([RewardFunction(name, score, columns=(reference,))])
+        return finish()
 
 
 def _preferences(rows: Sequence[int], count: int, verdicts: Sequence[Any]) -> list[float | None]:
