@@ -26,16 +26,8 @@ OF_PROGRAM = "of_program"  # attribute of an exception with its name in the prog
 GONE, UNSENT = "gone", "unsent"  # outcomes of tests: the program has ended, a test cannot be run
 
 
-class UnsupportedValue(BaseException):
-    """A test passes the program a value that cannot be sent, so the test cannot be run."""
-
-
-class ProgramEnded(BaseException):
-    """The program's process has ended, or writes no lines."""
-
-
-class InvalidValue(Exception):
-    """An answer of the program that is not plain data."""
+class Outcome(BaseException):
+    """Ends a test with an outcome; no `except Exception` of the test's catches it."""
 
 
 # ------------------------------------------------------------------------------------------------------ plain data
@@ -65,7 +57,7 @@ def encode(value: Any, refer: Callable[[Any], int]) -> str:
 
 
 def decode(text: str, resolve: Callable[[int], Any]) -> Any:
-    """Return the value of `encode`'s literal, or raise `InvalidValue`; `resolve` returns the object of a number."""
+    """Return the value of `encode`'s literal, or raise `Outcome`; `resolve` returns the object of a number."""
     calls = {**_CALLS, "object": resolve}
 
     def build(node: Any) -> Any:
@@ -84,7 +76,7 @@ def decode(text: str, resolve: Callable[[int], Any]) -> Any:
         tree: Any = compile(text, "value", "eval", ONLY_AST)
         return build(tree.body)
     except Exception as error:
-        raise InvalidValue from error
+        raise Outcome("gives no plain value") from error
 
 
 def send(fd: int, line: str) -> None:
@@ -95,10 +87,10 @@ def send(fd: int, line: str) -> None:
 
 
 def receive(file: Any) -> str:
-    """Read the next line; raise `ProgramEnded` if there is none or it is too long."""
+    """Read the next line; raise `Outcome` if there is none or it is too long."""
     line = file.readline(MAX_LINE_BYTES)
     if not line.endswith(b"\n"):
-        raise ProgramEnded
+        raise Outcome(GONE)
     return line.decode("utf-8", "replace")
 
 
@@ -127,7 +119,7 @@ def serve(requests: Any, replies: int, source: str) -> None:
             changed = operands[1:2] if name == "call" and value is None else ()
             return encode(["value", value, *changed], number_of)
         except BaseException as error:  # noqa: BLE001 - the program can raise anything
-            return encode(["error", type(error).__name__, _error_text(error)], number_of)
+            return encode(["error", type(error).__name__, str(error)[:200]], number_of)
 
     send(replies, answer("run", source, space))
     while True:  # until the tests' process ends: a program that does not run gets no request
@@ -145,13 +137,6 @@ def _new_module(name: str) -> dict[str, Any]:
     return module.__dict__
 
 
-def _error_text(error: BaseException) -> str:
-    try:
-        return str(error)[:200]
-    except BaseException:  # noqa: BLE001 - str() of the program's exception can raise
-        return ""
-
-
 # ------------------------------------------------------------------------------------------------------- the tests
 
 
@@ -159,8 +144,7 @@ class Remote:
     """Stand-in for an object of the program; equal only to itself."""
 
     def __init__(self, program: Program, number: int) -> None:
-        object.__setattr__(self, "_program", program)
-        object.__setattr__(self, "_number", number)
+        self.__dict__.update(_program=program, _number=number)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         return self._program.ask("call", self, list(args), named)
@@ -196,17 +180,17 @@ class Program:
         try:
             send(self.requests, line)
         except OSError:
-            raise ProgramEnded from None
+            raise Outcome(GONE) from None
         return self.answer(operands[1] if name == "call" else [])
 
     def answer(self, args: list[Any]) -> Any:
         """Read the next answer; a call that returned None may have changed containers among its arguments."""
         answer = decode(receive(self.replies), lambda number: self.remotes.setdefault(number, Remote(self, number)))
         if not isinstance(answer, list) or len(answer) < 2:
-            raise InvalidValue
+            raise Outcome("gives no plain value")
         if answer[0] == "error":
             raise make_exception(*map(str, answer[1:]))
-        for old, new in zip(args, answer[2] if len(answer) > 2 else [], strict=False):
+        for old, new in zip(args, answer[2] if answer[1] is None and len(answer) > 2 else [], strict=False):
             if type(old) in (list, dict, set) and type(new) is type(old):
                 old.clear()
                 (old.extend if type(old) is list else old.update)(new)
@@ -215,7 +199,7 @@ class Program:
     def _number_of(self, value: Any) -> int:
         if type(value) is Remote:
             return value._number
-        raise UnsupportedValue(f"it gives the program a {type(value).__name__}, which is no plain data")
+        raise Outcome(f"{UNSENT} it gives the program a {type(value).__name__}, which is no plain data")
 
 
 def make_exception(name: str, text: str = "") -> Exception:
@@ -253,12 +237,8 @@ def _run_test(program: Program, source: str, names: Any, modules: Any) -> None:
 def _outcome(work: Callable[..., Any], *args: Any) -> str:
     try:
         work(*args)
-    except ProgramEnded:
-        return GONE
-    except UnsupportedValue as error:
-        return f"{UNSENT} {error}"
-    except InvalidValue:
-        return "gives no plain value"
+    except Outcome as outcome:
+        return str(outcome)
     except BaseException as error:  # noqa: BLE001 - a test can raise anything
         name = getattr(error, OF_PROGRAM, None)
         if name is None and isinstance(error, ImportError):

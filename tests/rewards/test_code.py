@@ -233,6 +233,25 @@ def place(x): return Place(x)
 
 
 @contained
+def test_only_a_call_that_returns_nothing_changes_its_arguments():
+    """A program that writes answers itself cannot empty the list with which the test compares."""
+    program = """
+import os
+def f(values):
+    for fd in range(3, 64):
+        try:
+            os.write(fd, b"['value',[],[[]]]\\n")
+        except OSError:
+            pass
+    os._exit(0)
+"""
+    tests = parse_tests("values = [3, 1]\nassert f(values) == sorted(values)")
+    assert run_tests(program, tests, Limits()) == ("fails",)
+    honest = "def f(values):\n    values.sort()"
+    assert run_tests(honest, parse_tests("v = [3, 1]\nassert f(v) is None and v == [1, 3]"), Limits()) == ("",)
+
+
+@contained
 def test_a_test_that_cannot_be_run_is_no_nought():
     function = CodeReward()
     for test, said in {
@@ -342,7 +361,7 @@ LITERALS = st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
 def test_no_text_makes_anything_but_data(text):
     try:
         value = inside.decode(text, Handle)
-    except inside.InvalidValue:
+    except inside.Outcome:
         return
     known = (type(None), bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, range, Handle)
     assert type(value) in (*known, type(...))
@@ -360,12 +379,12 @@ def test_texts_that_are_too_deep_or_no_literals_are_no_values():
         "{**{}}",
     )
     for text in ("[" * 500 + "]" * 500, "-" * 100_000 + "1", "set([[]])", "", "1 2", "object()", "\0", *code):
-        with pytest.raises(inside.InvalidValue):
+        with pytest.raises(inside.Outcome):
             inside.decode(text, Handle)
     nested = []
     for _ in range(300):
         nested = [nested]
-    with pytest.raises(inside.InvalidValue):
+    with pytest.raises(inside.Outcome):
         inside.decode(inside.encode(nested, no_other), no_other)
 
 
