@@ -185,7 +185,7 @@ def _do(start: StartWork[Any, Any], *jobs: Any) -> Any:
             context = start()
             work = context.__enter__()
             _STARTED.extend((context, work))
-            util.Finalize(None, context.__exit__, (None, None, None), exitpriority=0)
+            util.Finalize(None, context.__exit__, (None, None, None), exitpriority=0)  # if there is time to
         return _STARTED[1](*jobs) if jobs else None
     except MemalphaError as error:
         return error
