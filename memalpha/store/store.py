@@ -2,7 +2,7 @@
 
 It adds history, undo, restore, past states and namespaces to `Memory`. Every operation is one transaction that appends
 to the log, under the same rules as `MemoryState`. An SQLite store keeps its search index in memory and updates it from
-the log, so writes of other processes are seen. PostgreSQL searches on the server.
+the log, so writes of other processes are seen.
 """
 
 from __future__ import annotations
@@ -76,8 +76,7 @@ class MemoryStore(StoreReviewer):
 
         Args:
             path: File path, ":memory:" (lives as long as the object), or `postgresql://user:password@host/database`.
-                The database needs pgvector; the store lies in its schema "memalpha" unless the URL ends in
-                `?schema=name`. `postgresql+shards://…` is a store on several servers.
+                The store lies in the database's schema "memalpha" unless the URL ends in `?schema=name`.
             schema: Name, YAML path or `MemorySchema` of a new store; "mem-alpha" by default.
             embedder: Name or object of a new store's embedder; "static" by default.
             namespace: Namespace to open.

@@ -334,6 +334,24 @@ def test_every_statement_names_its_namespace(postgres_url: str, monkeypatch, tmp
         assert names >= references, sql
 
 
+def test_a_store_works_prepared_for_a_cluster(postgres_url: str, postgres) -> None:
+    """The statements of the page that precede the cluster's own leave a store that works."""
+    page = (Path(__file__).parents[3] / "docs" / "guides" / "postgres.md").read_text()
+    script = page.partition("```sql\nSET search_path = memalpha, public;\n")[2].partition("SELECT create_")[0]
+    statements = [line.rstrip(";") for line in script.splitlines()]
+    assert len(statements) == 13
+    with new(postgres_url) as store:
+        entry = store.insert("semantic", "pet: cat")
+        postgres.run(f"SET search_path = {postgres_url.rpartition('=')[2]}", *statements, user="memalpha")
+        store.update(entry.id, "pet: dog")
+        store.namespace("other").insert("semantic", "pet: bird")
+        assert [hit.entry.content for hit in store.search("pet")] == ["pet: dog"]
+        assert store.drop_namespace("other") == 1 and store.namespaces() == ["default"]
+    report = examine(postgres_url)
+    assert report.counts["operations"] == 2 and {problem.part for problem in report.problems} == {"file"}
+    assert "row-level security of the table versions is switched off" in str(report.problems)
+
+
 @pytest.mark.postgres
 def test_a_killed_server_loses_nothing_acknowledged(check) -> None:
     from postgres_server import server

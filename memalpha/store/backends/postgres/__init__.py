@@ -1,1 +1,1 @@
-"""PostgreSQL databases with pgvector."""
+"""PostgreSQL databases."""

@@ -15,7 +15,8 @@ from __future__ import annotations
 import re
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from threading import local
 from typing import Any, NoReturn
@@ -51,13 +52,12 @@ class PostgresStatements:
         """Execute a statement for each row of values, without waiting for each."""
         self._connection.cursor().executemany(_translate(sql), rows)
 
-    @contextmanager
-    def pipeline(self) -> Iterator[None]:
+    def pipeline(self) -> AbstractContextManager[Any]:
         """Send the statements of the block without waiting for each; they return no rows."""
-        with self._connection.pipeline():
-            yield
+        return self._connection.pipeline()
 
 
+@dataclass(slots=True)
 class Transaction:
     """Open transaction of a thread.
 
@@ -70,17 +70,12 @@ class Transaction:
         is_atomic: True while a caller's transaction is open.
     """
 
-    def __init__(
-        self,
-        statements: PostgresStatements,
-        namespace_ids: MutableMapping[str, int],
-        is_writing: bool,
-        namespaces: set[str],
-    ) -> None:
-        self.statements, self.namespace_ids = statements, namespace_ids
-        self.is_writing, self.namespaces = is_writing, namespaces
-        self.shown: str | None = None
-        self.is_atomic = False
+    statements: PostgresStatements
+    namespace_ids: MutableMapping[str, int]
+    is_writing: bool
+    namespaces: set[str]
+    shown: str | None = None
+    is_atomic: bool = False
 
 
 class PostgresDatabase(Backend):
@@ -107,8 +102,7 @@ class PostgresDatabase(Backend):
         self._durability = durability
         self._created: list[str] = []  # statements that drop what opening has created
         self._committed_ids: dict[str, int] = {}  # ids of namespaces by name, from committed transactions
-        self._local = local()
-        self._is_open = False
+        self._local, self._is_open = local(), False
         self._connections = Connections(conninfo, self.path, _configure, connections)
         try:
             with self._connections.connect() as connection:
@@ -127,8 +121,7 @@ class PostgresDatabase(Backend):
     ) -> None:
         """Create the tables if missing, and read the recorded metadata."""
         try:
-            encoding = connection.info.parameter_status("server_encoding")
-            if encoding != "UTF8":
+            if (encoding := connection.info.parameter_status("server_encoding")) != "UTF8":
                 raise StoreError(f"{self.path}: the database is encoded in {encoding}: UTF8 is needed")
             if not self._has_store(connection):
                 if not create:
@@ -141,11 +134,9 @@ class PostgresDatabase(Backend):
                         self._create_tables(connection, meta)
             rows = connection.execute(sql.SQL("SELECT key, value FROM {}.meta").format(sql.Identifier(self.schema)))
             self.meta = dict(rows.fetchall())
-            if self.meta.get("format") != str(FORMAT):
-                raise StoreError(
-                    f"{self.path} has store format {self.meta.get('format')!r:.40}; this memalpha reads {FORMAT}: "
-                    "open it with the one that made it"
-                )
+            if (version := self.meta.get("format")) != str(FORMAT):
+                advice = f"this memalpha reads {FORMAT}: open it with the one that made it"
+                raise StoreError(f"{self.path} has store format {version!r:.40}; {advice}")
             settings = [
                 sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(self.schema)).as_string(connection),
                 f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}s'",
@@ -162,10 +153,8 @@ class PostgresDatabase(Backend):
             self._raise_store_error(error)
 
     def _has_store(self, connection: psycopg.Connection) -> bool:
-        query = (  # not by to_regclass, which may not yet know of a table that another process has just created
-            "SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-            "WHERE n.nspname = %s AND c.relname = 'meta'"
-        )
+        # Not by to_regclass, which may not yet know of a table that another process has just created.
+        query = "SELECT FROM pg_tables WHERE schemaname = %s AND tablename = 'meta'"
         return connection.execute(query, [self.schema]).fetchone() is not None
 
     def _create_tables(self, connection: psycopg.Connection, meta: dict[str, str]) -> None:
@@ -206,9 +195,8 @@ class PostgresDatabase(Backend):
 
     @property
     def _current(self) -> Transaction:
-        transaction = self._open_one
-        assert transaction is not None, "no transaction is open in this thread"
-        return transaction
+        assert self._open_one is not None, "no transaction is open in this thread"
+        return self._open_one
 
     @property
     def _open_one(self) -> Transaction | None:
@@ -342,8 +330,8 @@ class PostgresDatabase(Backend):
                 connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 1))", [self.schema])
             else:
                 connection.execute("SELECT pg_advisory_xact_lock_shared(hashtextextended($1, 1))", [self.schema])
+                lock = "SELECT pg_advisory_xact_lock(hashtextextended($1, 2))"
                 for name in sorted(missing_names):
-                    lock = "SELECT pg_advisory_xact_lock(hashtextextended($1, 2))"
                     connection.execute(lock, [f"{self.schema} {name}"])
             new_ids |= _read_namespace_ids(connection, missing_names, write)
         if new_ids and len(namespaces) <= _MAX_LISTED_NAMESPACES:
@@ -352,10 +340,9 @@ class PostgresDatabase(Backend):
 
     def add_namespace(self, name: str, namespace_id: int) -> None:
         """Show the current transaction a namespace that it has just created."""
-        transaction = self._current
-        transaction.namespace_ids[name], transaction.shown = namespace_id, None
+        transaction, ids = self._current, self._current.namespace_ids
+        ids[name], transaction.shown = namespace_id, None
         if len(transaction.namespaces) <= _MAX_LISTED_NAMESPACES:
-            ids = transaction.namespace_ids
             visible = [ids[name] for name in transaction.namespaces if name in ids]
             transaction.statements.execute(_SET_NAMESPACES, [",".join(map(str, visible))])
 
@@ -374,24 +361,21 @@ class PostgresDatabase(Backend):
         Raises:
             StoreError: The role does not own the tables.
         """
-        statements = self._connection
-        triggers = [("operations", "operations_last"), *(("versions", name) for name in VERSION_TRIGGERS)]
         try:
-            for table, trigger in triggers:
-                statements.execute(f"ALTER TABLE {table} DISABLE TRIGGER {trigger}")
+            for table in ("operations", "versions"):
+                self._connection.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER")
         except psycopg.errors.InsufficientPrivilege as error:
             raise StoreError(f"{self.path}: only the owner of the tables can {purpose}") from error
         yield
-        for table, trigger in triggers:
-            statements.execute(f"ALTER TABLE {table} ENABLE TRIGGER {trigger}")
+        for table in ("operations", "versions"):
+            self._connection.execute(f"ALTER TABLE {table} ENABLE TRIGGER USER")
 
     def drop_created(self) -> None:
         """Drop the tables that opening has created, if they hold no namespace. Failures are ignored."""
         with suppress(StoreError, psycopg.Error), self._connections.connect() as connection, connection.transaction():
             for statement in self._created[:1]:
-                connection.execute(
-                    f"SET LOCAL lock_timeout = '{CONNECT_TIMEOUT}s'; {statement}".encode(), prepare=False
-                )
+                timeout = f"SET LOCAL lock_timeout = '{CONNECT_TIMEOUT}s'"
+                connection.execute(f"{timeout}; {statement}".encode(), prepare=False)
             for statement in self._created[1:]:
                 with suppress(psycopg.errors.DependentObjectsStillExist), connection.transaction():
                     connection.execute(statement.encode())
@@ -418,9 +402,7 @@ class PostgresDatabase(Backend):
         is_exempt, name = self._connection.execute(query).fetchone() or (False, "")
         warnings = [f"the role {name} bypasses row-level security: let applications use another"] if is_exempt else []
         if self._connection.execute("SELECT current_setting('fsync')").fetchone() == ("off",):
-            warnings.append(
-                "the server's fsync is off: a power failure may take back, or damage, what it has acknowledged"
-            )
+            warnings.append("the server's fsync is off: a power failure may take back or damage what was acknowledged")
         return warnings
 
     def close(self) -> None:
