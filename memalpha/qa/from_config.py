@@ -28,10 +28,9 @@ from memalpha.policy.base import with_prompt_style
 from memalpha.policy.endpoints.cache import AnswerCache
 from memalpha.policy.load import load_policy
 from memalpha.policy.reply_cache import keep_replies
-from memalpha.qa.own_data import with_default_reader
 from memalpha.qa.progress import show_progress
 from memalpha.qa.protocol import run_systems
-from memalpha.qa.reader import Reader, load_reader
+from memalpha.qa.reader import Reader, load_reader, with_default_reader
 from memalpha.qa.report import Report, make_result_folder
 from memalpha.qa.reporting.tables import check_folder, check_names, provenance, save_results
 from memalpha.qa.scoring.gold import check_categories

@@ -8,7 +8,7 @@ import pytest
 
 from memalpha.config import EvalConfig, load_config
 from memalpha.qa.from_config import run_evaluation
-from memalpha.qa.own_data import has_notes, with_default_reader
+from memalpha.qa.reader import has_notes, with_default_reader
 from memalpha.types import Task
 
 SENTENCES = ["I moved to Porto in May.", "My sister plays the violin."]
