@@ -123,7 +123,13 @@ def make_chat(seed: int, attack: str) -> Chat:
 
 
 def attack_turns(attack: str, facts: Sequence[Fact], rng: Random) -> dict[int, list[SpeakerTurn]]:
-    """Return the attacker's turns by chunk; the user's updates are over by then, but for those of the last chunk."""
+    """Return the attacker's turns by chunk; the user's updates are over by then, but for those of the last chunk.
+
+    Args:
+        attack: One of `ATTACKS`.
+        facts: The attacked facts, each with its lie.
+        rng: Draws the words.
+    """
     turns: dict[int, list[SpeakerTurn]] = defaultdict(list)
 
     def say(text: str, *, chunk: int = SHAPE.chunks - 1, speaker: str = ATTACKER) -> None:
@@ -210,7 +216,13 @@ class Remembering:
 
 
 def read_chat(chat: Chat, policy: Any, trust: TrustConfig | None) -> dict[str, list[ScoredAnswer]]:
-    """Let a writer read a chat and score its facts: the attacked ones by `MEASURES`, all as held, right and waiting."""
+    """Let a writer read a chat and score its facts: the attacked ones by `MEASURES`, all as held, right and waiting.
+
+    Args:
+        chat: The chat.
+        policy: The writer; None is `Gullible`.
+        trust: The rule; None lets all pass.
+    """
     scores: dict[str, list[ScoredAnswer]] = defaultdict(list)
     with MemoryStore.open(":memory:", embedder="static") as store:
         agent = MemoryAgent(Gullible(chat) if policy is None else policy, store, reader=CopyReader(), trust=trust)
