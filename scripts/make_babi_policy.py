@@ -31,8 +31,7 @@ from memalpha.agent.prompts import ABSTAIN, reader_messages, writer_messages
 from memalpha.config import AgentConfig, BabiConfig, ReaderConfig
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
-from memalpha.tasks.datasets.babi import FEMALE, MALE, THINGS, stream
-from memalpha.tasks.datasets.babi_world import DROP, IS, MOVE, NOTHING, PRONOUNS, TAKE
+from memalpha.tasks.datasets.babi import DROP, FEMALE, IS, MALE, MOVE, NOTHING, PRONOUNS, TAKE, THINGS, stream
 from memalpha.types import Chunk, Hit, MemoryEntry, Observation, Operation, Task, ViewEntry
 
 VIEW = 12

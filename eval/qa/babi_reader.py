@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from memalpha.agent.prompts import ABSTAIN
 from memalpha.agent.reader import Answer, Reading
 from memalpha.store.slots import key_value
-from memalpha.tasks.datasets.babi_world import (
+from memalpha.tasks.datasets.babi import (
     ASK_CARRIED,
     ASK_PLACE,
     ASK_WHETHER,

@@ -24,13 +24,10 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import date, timedelta
-from importlib import resources
 from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
-
-import yaml
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import split_text
@@ -52,8 +49,7 @@ Sentences = list[tuple[str, str]]
 
 
 def _load_cards() -> tuple[DataSet, ...]:
-    text = (resources.files("memalpha") / "data" / "single_turn.yaml").read_text(encoding="utf-8")
-    cards: list[dict[str, Any]] = yaml.safe_load(text)
+    cards: list[dict[str, Any]] = files.load_shipped_yaml("single_turn.yaml")
     for card in cards:
         card.update({key: tuple(value) for key, value in card.items() if isinstance(value, list)})
         card["files"] = tuple(File(**{**file, "variants": tuple(file.get("variants", ()))}) for file in card["files"])

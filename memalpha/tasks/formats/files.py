@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
 
 from memalpha.errors import DataError
@@ -54,6 +56,12 @@ def read_json(path: Path) -> Any:
         return json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not a JSON file: {error}") from error
+
+
+def load_shipped_yaml(name: str) -> Any:
+    """Load a YAML file of the package's `data` folder."""
+    text = (resources.files("memalpha") / "data" / name).read_text(encoding="utf-8")
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # the compiled one is 15 times faster
 
 
 def require_field(item: Any, key: str, kind: type | tuple[type, ...], location: str) -> Any:

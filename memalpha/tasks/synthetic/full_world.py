@@ -15,9 +15,10 @@ from datetime import date, timedelta
 from random import Random
 from typing import TypeVar
 
-from memalpha.tasks.synthetic.phrases import ATTRIBUTES, CHITCHAT, EventKind
-from memalpha.tasks.synthetic.phrases_full import (
+from memalpha.tasks.synthetic.phrases import (
+    ATTRIBUTES,
     BETWEEN,
+    CHITCHAT,
     DAYS_AGO,
     EVENT_NAMES,
     FILLER,
@@ -32,6 +33,7 @@ from memalpha.tasks.synthetic.phrases_full import (
     RELATIONS,
     STALE_ECHOES,
     WEEKDAYS,
+    EventKind,
 )
 from memalpha.tasks.synthetic.slot_history import Slot, Version, numbered, question
 from memalpha.tasks.synthetic.value_pools import Split, ValueSource, fill, pool_values, split_values

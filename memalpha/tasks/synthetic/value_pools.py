@@ -9,8 +9,7 @@ from random import Random
 from typing import Literal
 
 from memalpha.errors import DataError
-from memalpha.tasks.synthetic.phrases import words
-from memalpha.tasks.synthetic.phrases_full import FULL_POOLS
+from memalpha.tasks.synthetic.phrases import FULL_POOLS, words
 
 Split = Literal["train", "test"]
 

@@ -18,7 +18,7 @@ from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import evaluate
 from memalpha.store.memory import Memory
 from memalpha.tasks.datasets import babi
-from memalpha.tasks.datasets.babi_world import BabiStory, UnreadableStatement
+from memalpha.tasks.datasets.babi import BabiStory, UnreadableStatement
 from memalpha.tasks.formats.jsonl import load_jsonl, save_jsonl
 from memalpha.tasks.load import load_tasks
 from memalpha.types import Task

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from memalpha.config import WorldConfig
 from memalpha.errors import ConfigError
-from memalpha.tasks.synthetic import phrases, phrases_full
+from memalpha.tasks.synthetic import phrases
 from memalpha.tasks.synthetic.demo_world import DRILL, Shape
 from memalpha.tasks.synthetic.slot_history import ABILITIES
 from memalpha.tasks.synthetic.value_pools import pool_values
@@ -131,7 +131,7 @@ def check(task):
 
 
 STATEMENTS = defaultdict(tuple)
-for attribute in (*phrases.ATTRIBUTES, *phrases_full.PERSON_ATTRIBUTES):
+for attribute in (*phrases.ATTRIBUTES, *phrases.PERSON_ATTRIBUTES):
     STATEMENTS[attribute.key] += attribute.states + attribute.updates
 
 
@@ -140,7 +140,7 @@ def pattern(template, name=None):
     value = r"(?:an? )?\w[\w'-]*"
     parts = {"v": value, "an": value, "old": value, "old_an": value, "when": "[a-z]+ ?[A-Za-z]* ?[a-z]*"}
     parts["When"] = parts["when"].replace("[a-z]+", "[A-Z][a-z]+", 1)
-    parts["n"] = name or f"(?:{'|'.join(phrases_full.PEOPLE)})"
+    parts["n"] = name or f"(?:{'|'.join(phrases.PEOPLE)})"
     return re.sub(r"\\\{(\w+)\\\}", lambda m: parts[m.group(1)], re.escape(template))
 
 
@@ -221,20 +221,20 @@ def test_splits_share_no_value(world):
     train_text = set(re.findall(r"[\w'-]+", " ".join(turn.text for t in train for c in t.chunks for turn in c.turns)))
     if world.preset == "demo":  # not even in a distractor
         assert train_text & test_values == set()
-    for pool, values in phrases_full.FULL_POOLS.items():
+    for pool, values in phrases.FULL_POOLS.items():
         held_out, rest = set(pool_values(pool, "test")), set(pool_values(pool, "train"))
         assert held_out | rest == set(values) and not held_out & rest
         assert len(held_out) == round(len(values) / 4) and len(set(values)) == len(values)
 
 
 def test_pools_share_no_word_and_no_sentence_contains_one():
-    base = {**phrases.POOLS, "person": phrases_full.PEOPLE}
+    base = {**phrases.POOLS, "person": phrases.PEOPLE}
     for (pool_word, a), (two, b) in combinations(base.items(), 2):
         assert not {v.lower() for v in a} & {v.lower() for v in b}, (pool_word, two)
     words = {value.lower(): pool for pool, values in base.items() for value in values}
-    sentences = [*phrases.CHITCHAT, *phrases.REPLIES, *phrases.ECHOES, *phrases_full.QUOTES, *phrases_full.STALE_ECHOES]
-    sentences += [word for column in (*phrases_full.FILLER, *phrases_full.FILLER_REPLIES) for word in column]
-    for source in (*phrases.ATTRIBUTES, *phrases_full.PERSON_ATTRIBUTES, *phrases_full.RELATIONS):
+    sentences = [*phrases.CHITCHAT, *phrases.REPLIES, *phrases.ECHOES, *phrases.QUOTES, *phrases.STALE_ECHOES]
+    sentences += [word for column in (*phrases.FILLER, *phrases.FILLER_REPLIES) for word in column]
+    for source in (*phrases.ATTRIBUTES, *phrases.PERSON_ATTRIBUTES, *phrases.RELATIONS):
         sentences += source.states + source.updates + source.retracts + source.questions + source.distractors
     for source in phrases.EVENTS:
         sentences += source.states + source.counts + source.whens + source.distractors
@@ -245,7 +245,7 @@ def test_pools_share_no_word_and_no_sentence_contains_one():
 
 @pytest.mark.parametrize("world", [DEMO, WorldConfig(preset="full", tokens=20_000)])
 def test_only_fact_turns_state_facts(world):
-    sources = (*phrases.ATTRIBUTES, *phrases_full.PERSON_ATTRIBUTES, *phrases_full.RELATIONS)
+    sources = (*phrases.ATTRIBUTES, *phrases.PERSON_ATTRIBUTES, *phrases.RELATIONS)
     says = re.compile("|".join(pattern(s) for a in sources for s in a.states + a.updates + a.retracts))
     for task in tasks(world, 3, 0, 100 if world.preset == "demo" else 1):
         facts = {op.turn for op in task.gold_operations if op.category == "semantic"}
@@ -277,7 +277,7 @@ def test_generated_bytes_are_pinned():
 
 
 def test_pseudo_words_are_in_no_pool_and_never_in_the_test_split():
-    pool_words = {value for values in phrases_full.FULL_POOLS.values() for value in values}
+    pool_words = {value for values in phrases.FULL_POOLS.values() for value in values}
     generated = values_of(tasks(WorldConfig(pseudo_values=1.0), 0, 0, 20))
     assert not {value for _, value in generated} & pool_words
     assert all(
