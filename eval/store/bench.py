@@ -328,13 +328,11 @@ def goals(results: dict[str, Any], size: int) -> list[str]:
     ratios = [{"ratio": repetition["add"]["cpu_ms"] / repetition["bare"]["cpu_ms"]} for repetition in runs]
     return [
         f"- insert, 30 µs CPU each: {cell(runs, 'insert', 'cpu_us', digits=1)}, in batches of 500 with three keys of "
-        "metadata each; in one batch without: store-writes.md",
-        f"- single durable add, 1.3 times a bare transaction (CPU): {cell(ratios, 'ratio')} times; store-writes.md "
-        "says what of",
+        "metadata each",
+        f"- single durable add, 1.3 times a bare transaction (CPU): {cell(ratios, 'ratio')} times",
         f"- filtered search, 2 %, recall 1.0 at 0.9 ms CPU: {cell(runs, 'user', 'cpu_ms')} at recall "
         f"{cell(runs, 'user', 'recall', digits=3)}; the default search, with words and categories as well: "
         f"{cell(runs, 'default_user', 'cpu_ms')}",
-        "- delete, 0.1 ms CPU beyond its transaction: store-writes.md",
         f"- reopen to the first answer, 0.3 s CPU: {cell(runs, 'reopen', 'cpu_s', digits=3)}",
     ]
 
