@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -25,7 +26,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from memalpha.errors import ConfigError, MemalphaError
+from memalpha.errors import CheckpointError, ConfigError, MemalphaError
 
 T = TypeVar("T")
 
@@ -254,3 +255,62 @@ def shard_like(tensor: torch.Tensor, like: Any) -> torch.Tensor:
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements)
+
+
+def save_sharded(tensors: Mapping[str, torch.Tensor], folder: Path, *, whole: bool = False) -> None:
+    """Write tensors by torch.distributed.checkpoint, each process its shards. Every process must call this.
+
+    Only safetensors are written, nothing is pickled.
+
+    Args:
+        tensors: Tensors by name; those that are not sharded are written by one process.
+        folder: Folder that every process sees.
+        whole: Join the shards, tensor by tensor, to `model.safetensors` in the folder.
+
+    Raises:
+        CheckpointError: A file cannot be written.
+    """
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True, enable_consolidation=whole)
+    with _raise_checkpoint_error(folder):
+        save(dict(tensors), storage_writer=writer)
+
+
+def load_sharded(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Fill tensors, sharded or not, from safetensors files of any number of processes. Every process must call this.
+
+    Raises:
+        CheckpointError: A file cannot be read, a tensor is missing or has another shape.
+    """
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    with _raise_checkpoint_error(folder), torch.no_grad():
+        load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)))
+
+
+def saved_shapes(folder: Path) -> dict[str, torch.Size]:
+    """Return the shapes of tensors that `save_sharded` wrote. Raises `CheckpointError` if a shard is missing."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    metadata: Any = HuggingFaceStorageReader(str(folder)).read_metadata()
+    for name, tensor in metadata.state_dict_metadata.items():
+        if sum(chunk.sizes.numel() for chunk in tensor.chunks) != tensor.size.numel():
+            raise CheckpointError(f"{folder} lacks a part of {name}")
+    return {name: tensor.size for name, tensor in metadata.state_dict_metadata.items()}
+
+
+@contextmanager
+def _raise_checkpoint_error(folder: Path) -> Iterator[None]:
+    """Raise torch's own exceptions, which are no `Exception`, as `CheckpointError`; silence its hint at one process."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            yield
+    except CheckpointException as error:
+        reason = next(iter(error.failures.values()))[0]
+        raise CheckpointError(f"{folder}: {reason}") from error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,16 @@ from transformers import AutoModelForCausalLM
 from memalpha.config import LearnerConfig
 from memalpha.errors import TrainingError
 from memalpha.policy.model_files import count_parameters, hide_progress_bars, load_adapter
-from memalpha.train.learner.distributed import SINGLE_PROCESS, World, full_tensor, gather_weights, shard_like
-from memalpha.train.learner.sharded_files import RowFiles, read_weights, write_rows, write_weights
+from memalpha.train.learner.distributed import (
+    SINGLE_PROCESS,
+    World,
+    full_tensor,
+    gather_weights,
+    load_sharded,
+    save_sharded,
+    saved_shapes,
+    shard_like,
+)
 from memalpha.train.learner.token_logprobs import unwrap_peft
 
 
@@ -79,12 +88,7 @@ class BaseEngine:
 
     def optimizer_tensors(self) -> dict[str, torch.Tensor]:
         """Return the optimizer's unsharded state by `parameter/key`; empty before the first step."""
-        state = self.optimizer.state
-        return {
-            f"{name}/{key}": full_tensor(value).cpu().contiguous()
-            for name, parameter in self._stepped.items()
-            for key, value in state.get(parameter, {}).items()
-        }
+        return {name: full_tensor(value).cpu().contiguous() for name, value in self._optimizer_state().items()}
 
     def load_optimizer_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Restore the result of `optimizer_tensors`. Raises `KeyError` for an unknown parameter."""
@@ -100,29 +104,53 @@ class BaseEngine:
         """Write the state of a sharded optimizer, each process its share. Every process must call this.
 
         Args:
-            folder: Existing folder that every process sees.
+            folder: Folder that every process sees.
             further: Tensors that the main process adds.
         """
-        state = self.optimizer.state
-        tensors = {
+        save_sharded({**self._optimizer_state(), **(further if self.world.is_main else {})}, folder)
+
+    def load_optimizer(self, folder: Path, **further: torch.Tensor) -> None:
+        """Restore what `write_optimizer` wrote in any number of processes. Every process must call this.
+
+        Args:
+            folder: Its folder.
+            further: Tensors that are filled with those that the main process added.
+
+        Raises:
+            CheckpointError: A file or tensor is missing or has another shape.
+        """
+        tensors = dict(further)
+        for path, shape in saved_shapes(folder).items():
+            if (parameter := self._stepped.get(path.rpartition("/")[0])) is not None:
+                tensors[path] = torch.empty_like(parameter) if shape else torch.empty((), device=parameter.device)
+        load_sharded(tensors, folder)
+        self.optimizer.state.clear()
+        for path, value in tensors.items():
+            name, _, key = path.rpartition("/")
+            if path not in further:
+                self.optimizer.state[self._stepped[name]][key] = value
+
+    def _optimizer_state(self) -> dict[str, torch.Tensor]:
+        return {
             f"{name}/{key}": value
             for name, parameter in self._stepped.items()
-            for key, value in state.get(parameter, {}).items()
+            for key, value in self.optimizer.state.get(parameter, {}).items()
         }
-        write_rows(tensors, folder, self.world, **further)
-
-    def load_optimizer(self, files: RowFiles) -> None:
-        """Restore what `write_optimizer` wrote in any number of processes. Raises `KeyError` for other parameters."""
-        self.optimizer.state.clear()
-        for path in files.names:
-            name, _, key = path.rpartition("/")
-            if name in self._stepped:
-                parameter = self._stepped[name]
-                self.optimizer.state[parameter][key] = files.read_like(path, parameter)
 
     def write_shards(self, folder: Path) -> None:
         """Write sharded weights as a plain transformers directory, tensor by tensor. Every process must call this."""
-        write_weights(self.model, folder, self.world)
+        save_sharded(_saved_tensors(self.model), folder, whole=True)
+        if self.world.is_main:
+            shutil.rmtree(folder / "sharded")
+            [file] = folder.glob("model-*.safetensors")
+            file.rename(folder / "model.safetensors")
+            (folder / "model.safetensors.index.json").unlink()
+            config: Any = self.model.config
+            if not config.architectures:  # FSDP's own class stands for the model's
+                config.architectures = [type(self.model).__name__.removeprefix("FSDP")]
+            config.save_pretrained(folder)
+            if getattr(self.model, "generation_config", None) is not None:
+                self.model.generation_config.save_pretrained(folder)
 
     def write(self, folder: Path) -> None:
         """Write the trained weights: a plain transformers directory, or the adapters of a `PeftModel`.
@@ -140,7 +168,7 @@ class BaseEngine:
     def read(self, folder: Path) -> None:
         """Load what `write` wrote into the model in place. Raises the libraries' errors for other files."""
         if self.is_sharded:
-            read_weights(self.model, folder)
+            load_sharded(_saved_tensors(self.model), folder)
         elif isinstance(self.model, PeftModel):
             load_adapter(self.model, folder)
         else:
@@ -221,3 +249,10 @@ class BaseEngine:
                 parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
             elif self.config.compute.dtype == "bfloat16" and parameter.is_floating_point():  # not those in 4 bits
                 parameter.data = parameter.data.to(torch.bfloat16)
+
+
+def _saved_tensors(model: Any) -> dict[str, torch.Tensor]:
+    """Return parameters, each tied one once, and the buffers that are saved."""
+    parameters = dict(model.named_parameters())
+    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return parameters | {name: value for name, value in model.state_dict().items() if name not in tied}

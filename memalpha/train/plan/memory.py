@@ -16,7 +16,6 @@ from memalpha.config.sampling import SamplerConfig
 from memalpha.policy.flat_qwen3 import PACK_TOKENS
 from memalpha.policy.kv_cache import ROOM
 from memalpha.train.data.samples import balance_micro_batches, padded_tokens, split_micro_batches
-from memalpha.train.learner.sharded_files import FILE_BYTES
 from memalpha.train.learner.token_logprobs import (
     checkpointed_layers,
     find_trunk,
@@ -158,7 +157,7 @@ def _handed_over(config: LearnerConfig, model: ModelPlan, is_nowhere_whole: bool
     if is_gpu:
         return {"gathered tensor": largest} if is_nowhere_whole else {}
     written = 4 * model.trained_parameters
-    return {"written weights": min(written, max(FILE_BYTES, largest)) if is_nowhere_whole else written}
+    return {"written weights": min(written, max((1 << 30), largest)) if is_nowhere_whole else written}
 
 
 def _dtype_name(model: ModelPlan) -> str:

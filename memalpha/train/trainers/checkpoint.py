@@ -7,7 +7,7 @@ head), `optimizer.safetensors` and `state.json` (step, position, algorithm state
 
 A checkpoint is written to a temporary name and then renamed, so a kill never leaves a partial one. The main process
 writes whole tensors, so checkpoints of several processes equal those of one. Where no process keeps whole weights
-(`BaseEngine.is_sharded`), each writes its share of the optimizer (`optimizer-RANK-of-SIZE.safetensors`) instead.
+(`BaseEngine.is_sharded`), each writes its share of the optimizer into a folder `optimizer` instead.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from memalpha.policy.base import ADAPTER_CONFIG
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.learner.distributed import full_tensor, scatter_weights, shard_like
 from memalpha.train.learner.model_state import BaseEngine
-from memalpha.train.learner.sharded_files import RowFiles
 
 FORMAT = 2
 RNG = "rng/torch"
+SHARDED_OPTIMIZER = "optimizer"
 VALUE_HEAD = "value_head.safetensors"
 
 
@@ -58,8 +58,7 @@ def write_checkpoint(path: Path, policy: TransformersPolicy, engine: BaseEngine,
     if engine.is_sharded:
         engine.world.run_on_main(make_folder)
         engine.write_shards(temporary)
-        engine.write_optimizer(temporary, **{RNG: torch.get_rng_state()})
-        engine.world.gather([])  # every process has written its share
+        engine.write_optimizer(temporary / SHARDED_OPTIMIZER, **{RNG: torch.get_rng_state()})
 
     def write() -> None:
         if not engine.is_sharded:
@@ -96,9 +95,9 @@ def load_checkpoint(path: Path, engine: BaseEngine) -> dict[str, Any]:
             torch.set_rng_state(tensors.pop(RNG))
             engine.load_optimizer_tensors(tensors)
         else:
-            files = RowFiles(path)
-            torch.set_rng_state(files.read(RNG))
-            engine.load_optimizer(files)
+            rng_state = torch.empty_like(torch.get_rng_state())
+            engine.load_optimizer(path / SHARDED_OPTIMIZER, **{RNG: rng_state})
+            torch.set_rng_state(rng_state)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(f"cannot resume from {path}: {error}; delete it to resume from an earlier one") from error
     return state
