@@ -1,7 +1,7 @@
 """The rollout engine: many episodes of an environment over one policy, each at its own pace.
 
 A reply is a turn. An episode asks for its next turn as soon as its own turn has ended; the policy decides which turns
-it decodes together (`policy.queue`). Noise is keyed by (seed, step, task index, rollout, turn), so neither the batch
+it decodes together (`policy.base`). Noise is keyed by (seed, step, task index, rollout, turn), so neither the batch
 nor the number of processes changes what is sampled.
 
 In a conversation each turn's prompt is the whole conversation before it. Other environments, such as the writing of a
@@ -26,8 +26,7 @@ from memalpha.environments.base import (
 )
 from memalpha.environments.episode import RunningEpisode, Start
 from memalpha.environments.pool import EpisodePool
-from memalpha.policy.base import Policy
-from memalpha.policy.queue import open_queue
+from memalpha.policy.base import Policy, open_queue
 from memalpha.types import AnyTask, SampleRequest, Trajectory, TrajectoryGroup
 
 MAX_TURNS = 16

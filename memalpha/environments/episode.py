@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from memalpha.environments.base import Environment, Prompt, Step, is_single_turn, sum_rewards
 from memalpha.environments.prompts import Messages, with_advice
 from memalpha.errors import MemalphaError, RewardError
-from memalpha.policy.sampling_keys import noise_key
+from memalpha.policy.noise import noise_key
 from memalpha.types import AnyTask, SampleRequest, Trajectory, Turn
 
 if TYPE_CHECKING:

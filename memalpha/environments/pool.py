@@ -8,7 +8,7 @@ from typing import Any
 from memalpha.environments.base import Environment, Step
 from memalpha.environments.episode import RunningEpisode, WrapErrors
 from memalpha.errors import RewardError
-from memalpha.policy.queue import SamplingQueue
+from memalpha.policy.base import SamplingQueue
 
 
 class EpisodePool:
@@ -31,7 +31,7 @@ class EpisodePool:
     def __init__(self, queue: SamplingQueue, temperature: float, seed: int, role: str = "attempt") -> None:
         self.queue, self.temperature, self.seed, self.role = queue, temperature, seed, role
         self.is_paused = False
-        self._running: dict[int, RunningEpisode | None] = {}  # None: dropped, its turn is ignored
+        self._running: dict[int, RunningEpisode] = {}
         self.waiting: list[RunningEpisode] = []
 
     @property
@@ -55,13 +55,13 @@ class EpisodePool:
             RewardError: An environment fails, or gives no observation to reply to.
             PolicyError: The policy cannot answer.
         """
-        waits = any(is_lock_step(episode.environment) for episode in self._running.values() if episode is not None)
+        waits = any(is_lock_step(episode.environment) for episode in self._running.values())
         completions = self._collect_all() if waits else self.queue.collect()
         replied = []
         for ticket, completion in completions:
-            if (episode := self._running.pop(ticket)) is not None:
-                episode.completion = completion
-                replied.append(episode)
+            episode = self._running.pop(ticket)
+            episode.completion = completion
+            replied.append(episode)
         if not replied:
             return []
         step_environments(replied)
@@ -69,12 +69,9 @@ class EpisodePool:
         return [episode for episode in replied if episode.done]
 
     def drop(self, episodes: Iterable[RunningEpisode]) -> None:
-        """Ask for no more turns of these episodes; a turn under way goes on to its end and is ignored."""
+        """Ask for no more turns of these episodes, which are held back."""
         dropped = {id(episode) for episode in episodes}
         self.waiting = [episode for episode in self.waiting if id(episode) not in dropped]
-        self._running = {
-            ticket: None if id(episode) in dropped else episode for ticket, episode in self._running.items()
-        }
 
     def close(self) -> None:
         """Drop all turns under way."""

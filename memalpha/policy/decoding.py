@@ -113,7 +113,7 @@ class _Row:
 
 
 class DecodingQueue:
-    """Queue of a model's requests; see `queue.SamplingQueue`.
+    """Queue of a model's requests; see `base.SamplingQueue`.
 
     Requests enter in the order of `submit`, the longest prompts of one `submit` first. The weights must not change
     while requests are under way.

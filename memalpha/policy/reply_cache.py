@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import Any
 
-from memalpha.policy.base import Policy, is_endpoint, sample_checked
+from memalpha.policy.base import Policy, SamplingQueue, is_endpoint, open_queue, sample_checked
 from memalpha.policy.endpoints.cache import AnswerCache
-from memalpha.policy.queue import SamplingQueue, open_queue
 from memalpha.types import Completion, SampleRequest
 
 MAX_REPLIES = 4096

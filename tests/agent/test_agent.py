@@ -13,7 +13,7 @@ from memalpha.config import AgentConfig
 from memalpha.environments import Start, memory_engine
 from memalpha.errors import ConfigError, DataError, InvalidContent
 from memalpha.policy.hermes import format_call
-from memalpha.policy.sampling_keys import noise_key
+from memalpha.policy.noise import noise_key
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.in_memory import WorkingMemory

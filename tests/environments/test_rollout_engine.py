@@ -12,7 +12,7 @@ from memalpha.config import AgentConfig, WorldConfig
 from memalpha.environments import MemoryWriting, RolloutEngine, Start, Step, memory_engine
 from memalpha.environments.base import Environment
 from memalpha.errors import RewardError
-from memalpha.policy.queue import BatchQueue
+from memalpha.policy.base import BatchQueue
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.embedding import HashEmbedder
 from memalpha.tasks.synthetic import worlds as synthetic

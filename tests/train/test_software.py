@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memalpha.train.software import _commit, software_version
+from memalpha.train.trainers.trainer import _commit, software_version
 
 
 def test_the_commit_is_read_from_loose_packed_and_detached_heads(tmp_path: Path) -> None:
@@ -23,5 +23,5 @@ def test_the_commit_is_read_from_loose_packed_and_detached_heads(tmp_path: Path)
 
 
 def test_an_unknown_version_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memalpha.train.software.__file__", "/nowhere/memalpha/train/software.py")
+    monkeypatch.setattr("memalpha.train.trainers.trainer.__file__", "/nowhere/memalpha/train/trainers/trainer.py")
     assert software_version()["commit"] is None

@@ -69,7 +69,7 @@ class EndpointPolicy:
 
 
 class EndpointQueue:
-    """Requests at an endpoint; see `queue.SamplingQueue`. Cache, limits, retries and errors are those of `sample`.
+    """Requests at an endpoint; see `base.SamplingQueue`. Cache, limits, retries and errors are those of `sample`.
 
     Args:
         policy: policy whose client sends the requests.

@@ -115,7 +115,7 @@ class VllmPolicy:
 
 
 class VllmQueue:
-    """Requests at the server; see `queue.SamplingQueue`.
+    """Requests at the server; see `base.SamplingQueue`.
 
     Args:
         policy: Policy whose client sends the requests.

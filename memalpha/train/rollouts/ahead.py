@@ -157,7 +157,7 @@ class ServerSource(GroupSource):
     """Sample on a server, in a thread of its own, while the learner learns.
 
     That thread drives the episodes until none has a turn under way. Further threads score groups. What has ended goes
-    into a queue, from which the caller's thread takes it; nothing else is shared while they run.
+    into a queue, from which the caller's thread takes it; only that one starts, drops and counts groups.
 
     Args:
         config: Settings of the run.

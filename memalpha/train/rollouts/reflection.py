@@ -21,7 +21,7 @@ from memalpha.config import ERLSettings
 from memalpha.environments.memory_writing import MemoryWriting
 from memalpha.errors import InvalidContent
 from memalpha.policy.base import Policy
-from memalpha.policy.sampling_keys import noise_key
+from memalpha.policy.noise import noise_key
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.error_analysis import with_error_classes
 from memalpha.qa.evaluate import MemoryScorer

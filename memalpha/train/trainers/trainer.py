@@ -14,19 +14,21 @@ Every process knows all results; only the main process writes files and logs.
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
+import signal
+import threading
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
 from memalpha.config import LearnerConfig
 from memalpha.errors import CheckpointError, PolicyError, TrainingError
 from memalpha.policy.load import absolute_policy_name
-from memalpha.train.interrupt import CoordinatedInterrupt, defer_interrupt
+from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.learner.model_state import BaseEngine
-from memalpha.train.software import software_version
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.progress import Display
 from memalpha.train.trainers.start import RunStart
@@ -344,3 +346,72 @@ def _tokens_per_second(metrics: Mapping[str, Any]) -> dict[str, float]:
 def _better_validation(earlier: dict[str, Any] | None, later: dict[str, Any]) -> dict[str, Any]:
     """Return the validation with the higher score, `later` if both are equal."""
     return later if earlier is None or later["score"] >= earlier["score"] else earlier
+
+
+class CoordinatedInterrupt(KeyboardInterrupt):
+    """Ctrl-C that all processes take at the same point, with a consistent state."""
+
+
+@contextmanager
+def defer_interrupt(log: Callable[[str], None], world: World = SINGLE_PROCESS) -> Iterator[None]:
+    """Delay SIGINT until the block ends; a second one interrupts at once.
+
+    With several processes, all of them stop at the end of the block if one received SIGINT (`CoordinatedInterrupt`). A
+    second SIGINT changes nothing there, because launchers pass on their own. torchrun and accelerate wait 30 s and then
+    kill the processes: a longer step is lost back to the last checkpoint.
+
+    Args:
+        log: Called with a message when the first SIGINT arrives.
+        world: Processes that must stop together.
+    """
+    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # nohup or a background job: stays ignored
+    is_handled = not ignored and threading.current_thread() is threading.main_thread()
+    interrupted = False
+
+    def on_sigint(signal_number: int, frame: Any) -> None:
+        nonlocal interrupted
+        if interrupted and world.size == 1:
+            raise KeyboardInterrupt
+        if not interrupted:
+            hint = "press again to stop at once" if world.size == 1 else "a launcher may not wait for its end"
+            log(f"Ctrl-C: finishing this step first; {hint}")
+        interrupted = True
+
+    previous_handler = signal.signal(signal.SIGINT, on_sigint) if is_handled else None
+    try:
+        yield
+        # Interrupts are still deferred here: a process that skipped the gather would hang the others.
+        if world.size > 1 and any(world.gather([interrupted])):
+            raise CoordinatedInterrupt
+    finally:
+        if is_handled:
+            signal.signal(signal.SIGINT, previous_handler)
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def software_version() -> dict[str, str | None]:
+    """Return memalpha's `version`, and `commit` where it runs from a git checkout; None where unknown."""
+    try:
+        version = importlib.metadata.version("memalpha")
+    except importlib.metadata.PackageNotFoundError:  # a source tree that is not installed
+        version = None
+    return {"version": version, "commit": _commit(Path(__file__).parents[3] / ".git")}
+
+
+def _commit(git: Path) -> str | None:
+    """Return the commit that a git directory has checked out; None where there is no such directory."""
+    try:
+        head = (git / "HEAD").read_text(encoding="utf-8").strip()
+        if not head.startswith("ref: "):
+            return head or None
+        ref = head.removeprefix("ref: ")
+        if (git / ref).is_file():
+            return (git / ref).read_text(encoding="utf-8").strip() or None
+        for line in (git / "packed-refs").read_text(encoding="utf-8").splitlines():
+            commit, _, name = line.partition(" ")
+            if name == ref:
+                return commit
+    except (OSError, UnicodeDecodeError):
+        pass
+    return None

@@ -23,11 +23,10 @@ from hypothesis import strategies as st
 from memalpha.agent.parsing import from_openai, parse_calls
 from memalpha.config import AgentConfig, EndpointConfig, ReaderConfig, WorldConfig
 from memalpha.errors import PolicyError
-from memalpha.policy.base import Policy
+from memalpha.policy.base import Policy, open_queue
 from memalpha.policy.endpoints.accounting import Reply
 from memalpha.policy.endpoints.policy import EndpointPolicy, EndpointQueue, completion_text
 from memalpha.policy.load import load_policy
-from memalpha.policy.queue import open_queue
 from memalpha.qa.evaluate import evaluate
 from memalpha.qa.reader import load_reader
 from memalpha.tasks.synthetic import worlds as synthetic

@@ -36,7 +36,7 @@ from tiny import nudged
 
 from memalpha.config import TrainConfig
 from memalpha.train.algorithms import ALGORITHMS
-from memalpha.train.algorithms.gae import gae
+from memalpha.train.algorithms.ppo import gae
 from memalpha.train.learner.engine import Engine
 from memalpha.types import TrajectoryGroup
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from memalpha.train.algorithms.gae import explained_variance, gae, whiten
+from memalpha.train.algorithms.ppo import explained_variance, gae, whiten
 
 
 def gae_by_definition(rewards, values, gamma, lam):

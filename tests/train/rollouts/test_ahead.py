@@ -197,6 +197,15 @@ def test_a_group_that_becomes_stale_while_it_is_scored_is_dropped(source):
     source._sampling.set_result(None)
 
 
+def test_a_pause_within_a_pause_does_not_end_it(source):
+    """The last validation of a run stands within the pause of its final evaluations."""
+    with source.paused():
+        with source.paused():
+            pass
+        assert source._pool.is_paused
+    assert not source._pool.is_paused
+
+
 def test_an_error_waits_for_the_next_step(source):
     """A step that was learned is recorded and saved, whatever has happened to the server."""
     source.policy.version = 0

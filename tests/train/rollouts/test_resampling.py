@@ -11,7 +11,7 @@ from runs import lines
 from memalpha.config import TextConfig, TrainConfig, build_config
 from memalpha.errors import ConfigError
 from memalpha.train.api import train
-from memalpha.train.rollouts.resampling import is_flat, resample_flat_groups
+from memalpha.train.trainers.rl import is_flat, resample_flat_groups
 from memalpha.types import Reward, Trajectory, TrajectoryGroup
 
 TASKS = text_tasks()
