@@ -6,9 +6,8 @@
 Random-weight models with the tokenizer of tiny-text train eight steps of `memalpha train arithmetic`, each case in a
 fresh process: three Qwen3 in float32, and SmolLM2-135M's Llama in float32 and bfloat16. The measure is the kernel's:
 the highest resident size (VmHWM) of the run minus the resident size before it, after the same run on a model of 0.7
-million weights, which imports all libraries. glibc keeps freed blocks by default; MALLOC_MMAP_THRESHOLD_ and
-MALLOC_TRIM_THRESHOLD_ of 64 KiB make it return them, so that the resident size is what the run holds. The plan
-has no constants that were fitted to these cases.
+million weights, which imports all libraries. MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ of 64 KiB make glibc
+return freed blocks, so that the resident size is what the run holds.
 """
 
 from __future__ import annotations
@@ -90,27 +89,26 @@ def measure(case: int) -> dict[str, Any]:
             pad_token_id=0,
         )
         model = AutoModelForCausalLM.from_config(config)
-        parameters = sum(parameter.numel() for parameter in model.parameters())
         model.save_pretrained(policy)
         del model
         overrides = [*OVERRIDES, f"policy={policy}", f"out={out}", *TRAINED[trained]]
         overrides += [f"compute.gradient_checkpointing={str(checkpointing).lower()}", f"compute.dtype={dtype}"]
         settings = training_config("arithmetic", parse_overrides(overrides))
         if os.environ.get("PLAN_ONLY"):
-            plan = plan_run(settings)
-            return {"planned": plan["memory"]["peak"]["bytes"], "phases": plan["memory"]["phases"]}
+            peak = plan_run(settings)["memory"]["peak"]
+            return {"planned": peak["bytes"], "phase": peak["phase"]}
         warm = [*OVERRIDES, "policy=tiny-text", f"out={folder}/warm", *TRAINED[trained]]
         train(training_config("arithmetic", parse_overrides(warm)))  # what a run imports and starts counts as imports
         gc.collect()
         before = _resident("VmRSS")
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
         train(settings)
-        return {"parameters": parameters, "measured": _resident("VmHWM") - before}
+        return {"measured": _resident("VmHWM") - before}
 
 
-def run_case(case: int) -> dict[str, Any]:
-    """Plan and measure one case, each in a fresh process."""
-    result: dict[str, Any] = {"case": CASES[case]}
+def run_case(case: int) -> str:
+    """Plan and measure one case, each in a fresh process, and return its line of the table."""
+    result: dict[str, Any] = {}
     limits = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     for extra in ({"PLAN_ONLY": "1"}, limits):
         command = [sys.executable, __file__, "--case", str(case)]
@@ -118,8 +116,10 @@ def run_case(case: int) -> dict[str, Any]:
         if done.returncode:
             raise RuntimeError(done.stderr[-2000:])
         result |= json.loads(done.stdout.splitlines()[-1])
-    result["error"] = result["planned"] / result["measured"] - 1
-    return result
+    size, trained, checkpointing, dtype = CASES[case]
+    planned, measured = result["planned"], result["measured"]
+    cells = (size, trained, dtype, "yes" if checkpointing else "no", result["phase"], f"{planned / 1e6:.0f}")
+    return f"| {' | '.join(cells)} | {measured / 1e6:.0f} | {planned / measured - 1:+.1%} |"
 
 
 def main() -> None:
@@ -130,28 +130,17 @@ def main() -> None:
     if arguments.case is not None:
         print(json.dumps(measure(arguments.case)))
         return
-    rows = []
-    for case in range(len(CASES)):
-        result = run_case(case)
-        _, trained, checkpointing, dtype = result["case"]
-        peak = max(result["phases"], key=lambda phase: phase["bytes"])["name"]
-        rows.append(
-            f"| {result['parameters'] / 1e6:.0f}M | {trained} | {dtype} | "
-            f"{'yes' if checkpointing else 'no'} | {peak} | {result['planned'] / 1e6:.0f} | "
-            f"{result['measured'] / 1e6:.0f} | {result['error']:+.1%} |"
-        )
-        print(rows[-1], flush=True)
-    text = [
-        "# Planned and measured memory",
-        "",
-        "`python eval/learning/plan_memory.py`, " + f"{platform.machine()}, {os.cpu_count()} cores, Python "
-        f"{platform.python_version()}; on CPU, eight steps of `arithmetic` each.",
-        "",
-        "| model | trained | dtype | checkpointing | planned peak | planned MB | measured MB | error |",
-        "|---|---|---|---|---|---|---|---|",
-        *rows,
+    names = ("model", "trained", "dtype", "checkpointing", "planned peak", "planned MB", "measured MB", "error")
+    lines = [
+        f"# Planned and measured memory\n\n`python eval/learning/plan_memory.py`, {platform.machine()}, "
+        f"{os.cpu_count()} cores; on CPU, eight steps of `arithmetic` each.\n",
+        f"| {' | '.join(names)} |",
+        "|---" * len(names) + "|",
     ]
-    RESULT.write_text("\n".join(text) + "\n", encoding="utf-8")
+    for case in range(len(CASES)):
+        lines.append(run_case(case))
+        print(lines[-1], flush=True)
+    RESULT.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

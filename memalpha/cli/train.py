@@ -53,7 +53,7 @@ def train(
     A memory writer by reinforcement learning (demo, dpo, ...), by imitation (sft), or on preference pairs
     (preferences). A text policy answers prompts (task: text; arithmetic, programs, gsm8k). A reward model scores
     replies (reward). A run directory with a checkpoint is resumed, and Ctrl-C saves one. With --plan nothing starts: it
-    prints tokens, memory, time and disk of the run, without loading the model's weights.
+    prints tokens, memory and time of the run, without loading the model's weights.
 
     Example: memalpha train demo seed=7 reward.beta=0.1 out=runs/seed-7
 

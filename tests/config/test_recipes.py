@@ -9,13 +9,14 @@ import pytest
 from hostile import HostileServer, whimsical
 from recipes import SMOLLM2, first_step, smollm2_tokenizer
 from runs import lines
-from transformers import LlamaConfig, Qwen3Config
+from transformers import AutoTokenizer, LlamaConfig, Qwen3Config
 
 from memalpha.config import WorldConfig, training_config
 from memalpha.config.files import read_config, shipped_configs
+from memalpha.policy.load import policy_path
 from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.tasks.synthetic import worlds as synthetic
-from memalpha.train.plan.plan import plan_run
+from memalpha.train.plan import plan_run
 
 WRITERS = ("writer-24gb", "writer-80gb", "writer-8gpus")
 MEM_ALPHA = {"mem-alpha": "mem-alpha", "mem-alpha-repaired": "full"}
@@ -96,6 +97,7 @@ def test_a_recipe_fits_its_cards(recipe, tmp_path):
         tie_word_embeddings=True,
         max_position_embeddings=40960,
     ).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(policy_path("tiny")).save_pretrained(tmp_path)
     changes: dict[str, object] = {"policy": str(tmp_path)}
     if recipe == "mem-alpha":
         changes |= {"data": "synthetic", "evaluation": {"data": None}, "reader": {"policy": str(tmp_path)}}

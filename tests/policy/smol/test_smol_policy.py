@@ -16,6 +16,7 @@ from tiny_smol import write_random_base
 
 from memalpha.agent.policy_check import check_policy
 from memalpha.config import AgentConfig
+from memalpha.config.groups import LoadingConfig
 from memalpha.errors import PolicyError
 from memalpha.policy.load import load_policy
 from memalpha.policy.smol import base_model
@@ -23,7 +24,7 @@ from memalpha.policy.smol.base_model import GGUF_SHA256, base_folder
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.systems.builtin import load_system
 from memalpha.train.api import train
-from memalpha.train.plan.model import build_shape
+from memalpha.train.plan import ModelShape
 
 IDS = torch.arange(24)[None] * 7 % 200
 RUN = {
@@ -115,9 +116,7 @@ def test_the_adapter_is_merged_and_brings_its_prompt_style(adapter):
 
 
 def test_a_plan_reads_the_style_of_adapters(adapter):
-    from memalpha.config.groups import LoadingConfig
-
-    shape = build_shape("smol", "float32", LoadingConfig())
+    shape = ModelShape("smol", "float32", LoadingConfig())
     assert (shape.policy.prompt, shape.policy.form, shape.policy.name) == ("compact", "lines", "smol")
 
 
