@@ -34,6 +34,7 @@ from safetensors.torch import load_file, save_file
 from memalpha.errors import MemalphaError, PolicyError
 from memalpha.policy.base import ADAPTER_CONFIG
 from memalpha.policy.load import adapter_chain, load_policy, policy_path
+from memalpha.policy.smol import fetch
 from memalpha.policy.smol.base_model import (
     ADAPTER_WEIGHTS,
     GGUF_SHA256,
@@ -43,7 +44,6 @@ from memalpha.policy.smol.base_model import (
     file_sha256,
     read_record,
 )
-from memalpha.policy.smol.convert import has_same_weights
 from memalpha.policy.transformers import TransformersPolicy
 
 MAX_BYTES = 12_000_000
@@ -216,7 +216,8 @@ def pack(run: str | Path, out: Path, commands: list[str], rank: int | None = Non
     base, *names = adapter_chain(run)
     if not names:
         raise PolicyError(f"{run} holds no LoRA adapter: train with lora={{r: 16}}")
-    if not has_same_weights(Path(policy_path(base))):
+    weights = Path(policy_path(base)) / "model.safetensors"
+    if not weights.is_file() or fetch.weights_sha256(weights.parent) != fetch.WEIGHTS_SHA256:
         raise PolicyError(f"{names[0]}: its base {base!r} holds other weights than {SMOL_BASE!r}: train on {SMOL_BASE}")
     folders = [Path(policy_path(name)) for name in names]
     if commands and len(commands) != len(folders):

@@ -48,7 +48,7 @@ BELOW["__init__"] = frozenset(BELOW) - {"cli", "__main__"}  # lazily: see test_i
 MODEL_LIBRARIES = {"torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "sentence_transformers"}
 MODEL_MODULES = (
     *("policy.transformers", "policy.reward_head", "policy.reward_model", "policy.model_files", "policy.kv_cache"),
-    *("policy.chat", "policy.decoding", "policy.decoding_rows", "policy.flat_qwen3", "policy.smol.convert"),
+    *("policy.chat", "policy.decoding", "policy.decoding_rows", "policy.flat_qwen3", "policy.smol.fetch"),
     *("store.embedding", "train", "integrations"),
 )
 """Modules and packages that may import them."""
@@ -84,6 +84,7 @@ LAZY_IMPORTS = {
     "cli.compare": "as cli.checks",
     "cli.data": "as cli.checks",
     "cli.evaluate": "as cli.checks",
+    "cli.fetch": "as cli.checks",
     "cli.judge": "as cli.checks",
     "cli.keys": "as cli.checks",
     "cli.read": "as cli.checks",
@@ -95,12 +96,11 @@ LAZY_IMPORTS = {
     "integrations.server.run": "its transports need fastapi or mcp, which are optional",
     "policy.base": "the back ends load torch or an endpoint's client",
     "policy.load": "the back ends load torch or an endpoint's client",
-    "policy.smol.fetch": "converting needs torch and gguf, and only the first call converts",
     "rewards.base": "each kind of reward loads libraries of its own",
     "store.open": "PostgreSQL needs psycopg, which is optional",
 }
 """Modules whose functions may import modules of memalpha, and why."""
-MAX_LAZY_IMPORTS = {"__init__": 1, "cli": 47, "integrations": 4, "policy": 10, "rewards": 8, "store": 4}
+MAX_LAZY_IMPORTS = {"__init__": 1, "cli": 48, "integrations": 4, "policy": 8, "rewards": 8, "store": 4}
 """Import statements of memalpha modules inside functions, per room."""
 
 

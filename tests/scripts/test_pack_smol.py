@@ -16,7 +16,7 @@ from tiny_smol import write_random_base
 from memalpha.errors import PolicyError
 from memalpha.policy.load import load_policy
 from memalpha.policy.smol import base_model
-from memalpha.policy.smol import convert as converting
+from memalpha.policy.smol import fetch as fetching
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.api import train
 
@@ -45,7 +45,7 @@ def folder(tmp_path_factory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("smol")
     with pytest.MonkeyPatch.context() as patch:
         base = write_random_base(folder / "cache", patch)
-        patch.setattr(converting, "WEIGHTS_SHA256", converting.weights_sha256(base))
+        patch.setattr(fetching, "WEIGHTS_SHA256", fetching.weights_sha256(base))
         patch.setattr(base_model, "adapter_folder", lambda: folder / "package" / "smol")
         other = folder / "template"
         shutil.copytree(base, other)
@@ -145,7 +145,7 @@ def test_what_cannot_be_shipped_is_refused(chain, tmp_path, monkeypatch):
     monkeypatch.setattr(pack_smol, "MAX_BYTES", 1000)
     with pytest.raises(PolicyError, match=r"rank 5 takes .* more than 1,000: cut it with --rank"):
         pack_smol.pack(chain, out, [])
-    monkeypatch.setattr(converting, "WEIGHTS_SHA256", "0")
+    monkeypatch.setattr(fetching, "WEIGHTS_SHA256", "0")
     with pytest.raises(PolicyError, match="holds other weights than 'smol-base'"):
         pack_smol.pack(chain, out, [])
     assert not out.exists() and not list(out.parent.glob(".*"))

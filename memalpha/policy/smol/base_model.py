@@ -10,10 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from memalpha.errors import PolicyError
 
@@ -25,15 +24,8 @@ RECORD = "memalpha.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterRecord:
-    """Base, prompt style and form of calls that an adapter was trained on, from `memalpha.json` in its folder.
-
-    Attributes:
-        gguf_sha256: SHA-256 of the GGUF file that its base was made from.
-        prompt: Prompt style of the writer.
-        form: Form of its calls.
-    """
+class AdapterRecord(NamedTuple):
+    """SHA-256 of the base's GGUF file, prompt style and form of calls that an adapter was trained on."""
 
     gguf_sha256: str
     prompt: str
@@ -90,12 +82,9 @@ def check_base(folder: Path) -> None:
     """Compare the files of a base folder with its record.
 
     Raises:
-        PolicyError: The folder has no record, or holds other files than were written.
+        PolicyError: The folder has no record or other files than were written.
     """
-    record = read_record(folder)
-    if record is None:
-        raise PolicyError(f"{folder} was not checked: run `memalpha fetch smol`")
-    files = record.get("files")
+    files = (read_record(folder) or {}).get("files")
     for name, sha256 in files.items() if isinstance(files, dict) else [(RECORD, None)]:
         path = folder / name
         try:
