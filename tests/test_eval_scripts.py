@@ -1,7 +1,6 @@
-"""The measuring scripts in eval/ start, say what they take, and their pages follow from their records."""
+"""The measuring scripts in eval/ start, say what they take, and describe their functions."""
 
 import ast
-import json
 import os
 import runpy
 import sys
@@ -57,23 +56,3 @@ def test_functions_of_three_parameters_describe_them():
                 if not docstring or (len(node.args.args + node.args.kwonlyargs) >= 3 and "Args:" not in docstring):
                     offenders.append(f"{path.relative_to(EVAL)}: {node.name}")
     assert offenders == []
-
-
-@pytest.mark.parametrize(
-    ("script", "stem", "arguments"),
-    [
-        ("demo_seeds", "demo-seeds", lambda record: (record["seeds"], record["control"], 2)),
-        ("text_toys", "text-toys", lambda record: (record, 2)),
-        ("sft_start", "sft", lambda record: ({k: record[k] for k in ("gold", "best")}, record["references"])),
-    ],
-)
-def test_the_recorded_page_follows_from_the_record(script, stem, arguments, monkeypatch):
-    monkeypatch.syspath_prepend(str(EVAL))
-    table = runpy.run_path(str(EVAL / "learning" / f"{script}.py"))["table"]
-    record = json.loads((EVAL / "results" / f"{stem}.json").read_text(encoding="utf-8"))
-    page = (EVAL / "results" / f"{stem}.md").read_text(encoding="utf-8")
-
-    def rows(text: str) -> list[str]:
-        return [line for line in text.splitlines() if line.startswith(("|", "#"))]
-
-    assert rows(table(*arguments(record))) == rows(page)
