@@ -35,30 +35,18 @@ TITLES = {
     "eval": "Evaluation (`memalpha eval`)",
 }
 THEMES = {
-    "Training": (
-        *("demo-seeds", "algorithms", "sft", "babi-seeds", "text-toys", "trl-erl", "reward-model", "rlhf"),
-        *("truncated-completions", "smol-learning", "vllm-check"),
-    ),
-    "Speed and memory of training": ("update-bench", "sampling-speed", "plan-memory"),
-    "Writers": (
-        *("smol-writer", "smol-contamination", "writer-cost", "smollm2", "writers", "call-forms"),
-        *("form-accuracy-smol", "form-accuracy-tiny", "chat-templates"),
-    ),
-    "Evaluation": (
-        *("systems-locomo", "systems-babi", "systems-synthetic", "error-analysis", "error-class-agreement"),
-        *("model-reader", "poison"),
-    ),
-    "Search": ("locomo-retrieval", "retrieval-pools", "search-by-passage", "search-languages"),
-    "Store": (
-        *("store-bench", "store-scale", "store-crash", "store-audit", "store-model", "fault-injection"),
-        *("store-postgres", "postgres-check"),
-    ),
-    "Server and machines": (
-        *("serving-load", "serving-attacks", "mcp-host", "typescript-client", "cluster-check", "environments"),
-        *("sandbox", "fuzz-calls"),
-    ),
-    "Tests": ("mutation-sample",),
+    "Training": "demo-seeds algorithms sft babi-seeds text-toys trl-erl truncated-completions vllm-check",
+    "Reward models": "reward-model rlhf",
+    "Speed and memory of training": "update-bench sampling-speed smol-learning plan-memory",
+    "Writers": "smol-writer smol-contamination writer-cost smollm2 writers chat-templates",
+    "Evaluation": "systems-locomo systems-babi systems-synthetic model-reader poison",
+    "Error analysis": "error-analysis error-class-agreement",
+    "Search": "locomo-retrieval retrieval-pools search-by-passage search-languages",
+    "Store": "store-bench store-scale store-crash store-model fault-injection store-postgres postgres-check",
+    "Server and machines": "serving-load serving-attacks cluster-check sandbox",
+    "Tests": "mutation-sample",
 }
+"""Pages of results by theme; a page that no theme names stands under "Others"."""
 
 
 def command_words() -> Iterator[str]:
@@ -145,8 +133,8 @@ def first_line(path: Path) -> str:
 def results_pages() -> dict[str, str]:
     """Return the pages of results by file name, an index among them."""
     sources = {path.stem: path for path in sorted((ROOT / "eval" / "results").glob("*.md"))}
-    known = {stem for stems in THEMES.values() for stem in stems}
-    themes = {**THEMES, "Others": tuple(sorted(sources.keys() - known))}
+    themes = {theme: stems.split() for theme, stems in THEMES.items()}
+    themes["Others"] = sorted(sources.keys() - {stem for stems in themes.values() for stem in stems})
     index = [NOTICE, "# Results\n\nEach page has the command that made it, the spread and the baseline.\n"]
     index.append("[What was tried and did not help](LOG.md); [what others publish, recomputed](PUBLISHED.md).\n")
     for theme, stems in themes.items():

@@ -120,8 +120,8 @@ def main() -> None:
         "",
         f"{record['count']} conversations of the demo world, a local Ray with two workers, one killed with SIGKILL at "
         f"a third: {record['read']} read, {record['present']} found written by the killed worker, "
-        f"{len(record['failed'])} failed, {record['differing']} with another log than in the store of one process. {times}; other processes "
-        "shared the cores.",
+        f"{len(record['failed'])} failed, {record['differing']} with another log than in the store of one "
+        f"process. {times}; other processes shared the cores.",
         "",
         f"kubernetes-validate, strict, schemas of Kubernetes {KUBERNETES}: valid: "
         f"{', '.join(record['manifest'])}. The same Job with an unknown key is refused.",

@@ -65,9 +65,7 @@ class EvalConfig(Config):
     reader: ReaderConfig = Field(
         default=ReaderConfig(k=EVAL_K), description="reader.k: passages that a searching system shows (default 20)"
     )
-    embedders: tuple[str, ...] = Field(
-        default=("static",), min_length=1, description="search: embedders to compare"
-    )
+    embedders: tuple[str, ...] = Field(default=("static",), min_length=1, description="search: embedders to compare")
 
     @field_validator("systems", mode="before")
     @classmethod
