@@ -60,18 +60,19 @@ def store() -> MemoryStore:
     return MemoryStore.open(":memory:", embedder="hash")
 
 
-def test_a_trust_rule_names_others_and_puts_the_owner_first(store):
+def test_a_trust_rule_names_others_and_ranks_them_lower(store):
     with store.writing_as(speaker="Mallory"):
         store.insert("semantic", "Ana lives in Moscow, where Ana does live.")
     store.insert("semantic", "Ana lives in Porto.")
+    store.insert("semantic", "The bridge is closed.")
     requests = (("memory_search", {"query": "Where does Ana live?"}), ("memory_list", {}))
     for trust, contents in (
         (None, ["Ana lives in Moscow, where Ana does live.", "Ana lives in Porto."]),
         (TrustConfig(owner="Ana"), ["Ana lives in Porto.", "Mallory: Ana lives in Moscow, where Ana does live."]),
     ):
         hits, entries = (result.structured_content for result in calls(store, *requests, trust=trust))
-        assert [hit["content"] for hit in hits["hits"]] == contents
-        assert sorted(entry["content"] for entry in entries["entries"]) == sorted(contents)
+        assert [hit["content"] for hit in hits["hits"]][:2] == contents
+        assert {entry["content"] for entry in entries["entries"]} == {*contents, "The bridge is closed."}
         service = MemoryService(store, load_policy("add_all"), trust=trust)
         answer = asyncio.run(service.ask("Where does Ana live?", 2))
         assert [hit.entry.content for hit in answer.hits] == contents
