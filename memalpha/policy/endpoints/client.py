@@ -29,13 +29,13 @@ from memalpha.policy.endpoints.accounting import (
     MESSAGE_OVERHEAD,
     Bill,
     Reply,
+    Window,
     estimate_message_tokens,
     estimate_prompt_tokens,
     plausible_count,
 )
 from memalpha.policy.endpoints.cache import AnswerCache, answer_key
 from memalpha.policy.endpoints.loop import LoopThread
-from memalpha.policy.endpoints.rate_limit import Window
 
 _QUOTA_ERRORS = ("insufficient_quota", "billing_hard_limit_reached")
 """Errors with status 429 that a retry does not resolve."""
