@@ -27,8 +27,8 @@ class StoreEraser(StoreReader):
 
         In PostgreSQL no statement returns the erased content afterwards, but its bytes remain on the server for a
         while. They stay in the tables' files until vacuum frees the space and it is reused. `VACUUM FULL
-        memalpha.operations, memalpha.versions, memalpha.vectors, memalpha.postings` does so at once; the owner runs it
-        while nobody else works. Write-ahead log, replicas and backups keep the bytes as long as they are retained.
+        memalpha.operations, memalpha.versions, memalpha.vectors` does so at once; the owner runs it while nobody else
+        works. Write-ahead log, replicas and backups keep the bytes as long as they are retained.
 
         Args:
             ids: Ids of live or deleted entries, or of quarantined operations. Without any, a pending scrub is finished.

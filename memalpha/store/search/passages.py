@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memalpha.store.search.bm25 import K1, B, LexicalIndex, term_counts, words
+from memalpha.store.search.bm25 import K1, B, LexicalIndex, words
 
 WINDOW = 80  # words of a passage at most
 CONTEXT = 64  # words that the rest of an entry counts as
@@ -93,26 +93,6 @@ class PassageMatches(NamedTuple):
     lengths: np.ndarray
     numbers: np.ndarray
 
-    @classmethod
-    def from_texts(cls, query: Sequence[str], documents: Sequence[int], texts: Sequence[str]) -> PassageMatches:
-        """Return the matches among the passages of some texts.
-
-        Args:
-            query: Terms of the query.
-            documents: Index of each text in the selection.
-            texts: Texts of long documents.
-        """
-        terms = list(dict.fromkeys(query))
-        matches, passages = [], []
-        for document, text in zip(documents, texts, strict=True):
-            for number, counts in enumerate(_passage_counts(text)):
-                rows = [(term, len(passages), counts[word]) for term, word in enumerate(terms) if word in counts]
-                if rows:
-                    matches += rows
-                    passages.append((document, sum(counts.values()), number))
-        columns = np.array(matches, np.int64).reshape(-1, 3).T, np.array(passages, np.int64).reshape(-1, 3).T
-        return cls(*columns[0], *columns[1])
-
     def best(self, idf: np.ndarray, lengths: np.ndarray, inverse_mean: float) -> PassageScores:
         """Return the best passage of each document that has any here.
 
@@ -153,11 +133,6 @@ class PassageScores(NamedTuple):
 def _penalties(lengths: np.ndarray, inverse_mean: float) -> np.ndarray:
     """Return the length penalties of passages of some words, with the rest of their entries."""
     return K1 * (1.0 - B + B * (lengths + CONTEXT) * inverse_mean)
-
-
-@lru_cache(maxsize=256)
-def _passage_counts(text: str) -> tuple[Mapping[str, int], ...]:
-    return tuple(map(term_counts, split_passages(text)))
 
 
 class PassageIndex:

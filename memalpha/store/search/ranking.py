@@ -1,7 +1,7 @@
 """Scoring of a set of documents: the parts of their scores, the sums of these, and the priors of groups.
 
-A `Selection` gives the statistics of the documents that a search covers. It is filled from a corpus in memory
-(`corpus_selection`) or from what a server sends (`postgres.fetched`), so both score alike. `corpus` explains the score.
+A `Selection` gives the statistics of the documents that a search covers (`corpus_selection`). `corpus` explains the
+score.
 """
 
 from __future__ import annotations
