@@ -7,7 +7,8 @@ math-verify (Kydlíček 2025) decides whether two answers are equal: numbers, fr
 equations and formulas. Before it is asked:
 
 - Equal texts and numbers are equal, in any case of letters. Words (`Monday`) equal only themselves.
-- Currencies, thousands separators and units are removed: `18 dollars`, `\$18` and `18\text{ cm}` all equal `18`.
+- Currencies, thousands separators and units are removed: `18 dollars`, `\$18` and `18\text{ cm}` all equal `18`. Where
+  both sides have a unit, it must be the same.
 - Number words count: `3 million`, `5k`, `2 dozen` are 3,000,000, 5,000 and 24. `2 1/2` is 2.5.
 - A number differs from the same digits in another base, and `4 = 5`, `\geq 5` and `\approx 5` are not `5`.
 
@@ -67,6 +68,8 @@ _SCALES = re.compile(
     r"\b(?:half|halves|thirds?|quarters?|score|plus|minus|times|over|squared|cubed|root|and|not)\b", re.IGNORECASE
 )
 """Words that change the value of the number beside them, unlike units."""
+_UNIT = re.compile(r"\d[\s.%]*((?:[\s-]*[^\W\d_]+\.?)+)$")
+_HALF_DAY = re.compile(r"\d\s?([ap])\.?\s?m\b", re.IGNORECASE)
 _PERCENT = re.compile(r"\s?\\?%$")
 _BASE = re.compile(r"\d\s*_\s*\{?\s*(\d+)")
 _RELATION = re.compile(r"\\(?:not|neq?|geq?|leq?|gt|lt|approx|sim|equiv|pm)(?![a-z])|[<>\u2248\u2260\u2264\u2265~]")
@@ -150,7 +153,8 @@ def are_equal(pairs: Sequence[tuple[str, str]]) -> list[bool]:
     if len(_VERDICTS) > CACHE_SIZE:
         _VERDICTS.clear()
     missing = [pair for pair in dict.fromkeys(pairs) if pair not in _VERDICTS]
-    _VERDICTS.update((pair, _compare_texts(*map(_normalize, pair))) for pair in missing)
+    for pair in missing:
+        _VERDICTS[pair] = False if _has_other_unit(*pair) else _compare_texts(*map(_normalize, pair))
     undecided = [pair for pair in missing if _VERDICTS[pair] is None]
     outcomes = dict(zip(undecided, _PROCESSES.map([tuple(map(_normalize, pair)) for pair in undecided]), strict=True))
     _VERDICTS.update((pair, outcome is True) for pair, outcome in outcomes.items())
@@ -187,6 +191,19 @@ def _compare_texts(answer: str, truth: str) -> bool | None:
     except (ValueError, ZeroDivisionError):
         return None
     return True if difference == 0 else False if difference.denominator == 1 else None
+
+
+def _has_other_unit(answer: str, truth: str) -> bool:
+    """Return True for `126 m` and `126 dollars`, `10 am` and `10 pm`: both have a unit, none begins like the other."""
+    texts = [_TIMES_NUMBER.sub("", _TEXT.sub(r" \1", text).strip().rstrip(".")) for text in (answer, truth)]
+    units = sorted(
+        re.sub(r"[\s-]+", " ", unit[1].replace(".", "")).strip().casefold()
+        for text in texts
+        if (unit := _UNIT.search(text))
+    )
+    halves = {half[1].casefold() for text in texts if (half := _HALF_DAY.search(text))}
+    differ = len(units) == 2 and not units[1].startswith(units[0].removesuffix("s"))
+    return len(halves) == 2 or (differ and max(map(len, units)) > 2)
 
 
 def _has_other_form(answer: str, truth: str) -> bool:
