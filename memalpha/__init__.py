@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memalpha.store.async_store import AsyncMemoryStore
     from memalpha.store.checks.audit import audit
     from memalpha.store.embedding import load_embedder
-    from memalpha.store.search.boost import Boost
+    from memalpha.store.search.options import Boost
     from memalpha.store.store import MemoryStore
     from memalpha.tasks.load import load_tasks
     from memalpha.tasks.text_tasks import load_text_tasks
@@ -31,7 +31,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "AsyncMemoryStore": "store.async_store",
-    "Boost": "store.search.boost",
+    "Boost": "store.search.options",
     "Chunk": "types",
     "EvalConfig": "config",
     "MemalphaError": "errors",

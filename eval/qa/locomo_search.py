@@ -29,7 +29,7 @@ from memalpha.agent.copying_reader import format_date
 from memalpha.qa.scoring.recall import EvidenceQuestion, EvidenceRanks, rank_evidence, search_function, summarize_ranks
 from memalpha.qa.search_benchmark import format_search
 from memalpha.store.embedding import load_embedder
-from memalpha.store.search.ranking import Route
+from memalpha.store.search.options import Route
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.datasets.locomo import ANSWERABLE, load_locomo
 from memalpha.types import Task

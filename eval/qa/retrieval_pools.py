@@ -46,8 +46,7 @@ import numpy as np
 
 from memalpha.qa.scoring.recall import EvidenceQuestion, EvidenceRanks, rank_evidence, search_function, summarize_ranks
 from memalpha.store.embedding import CachedEmbedder, Embedder, load_embedder
-from memalpha.store.search.corpus import Corpus
-from memalpha.store.search.documents import Document
+from memalpha.store.search.corpus import Corpus, Document
 from memalpha.store.search.options import SearchOptions
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.datasets.locomo import load_locomo

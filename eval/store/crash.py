@@ -4,7 +4,7 @@
 
 A process runs seeded operations of every kind on one store file: insert, insert with a near expiry, insert_many,
 update, update_many, delete, delete_many, a transaction, core_update, undo, redo, restore, fork into a namespace and
-into a file, backup, copy, drop_namespace, erase, building an index file. It tells its intent before each operation and
+into a file, backup, copy, drop_namespace, erase. It tells its intent before each operation and
 the logged rows after it. It is killed (SIGKILL) after a random time and begun again on the same file; every 50 kills a
 new file begins. After every kill the file is opened and must hold
 
@@ -37,7 +37,6 @@ from typing import Any
 
 from memalpha.errors import UnknownEntry
 from memalpha.store.checks.integrity import examine
-from memalpha.store.indexing import cache
 from memalpha.store.io.copy import copy_store
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
@@ -53,7 +52,7 @@ KINDS = (
     *("update",) * 4,
     *("delete",) * 2,
     *("core_update", "undo", "redo", "restore", "erase", "erase", "fork", "fork", "fork_file", "backup", "copy"),
-    *("drop", "drop", "update_many", "delete_many", "transaction", "build_index"),
+    *("drop", "drop", "update_many", "delete_many", "transaction"),
 )
 FILES = ("fork_file", "backup", "copy")  # operations that make another file
 OperationRow = list[str | None]
@@ -70,7 +69,6 @@ def write(path: Path, seed: str, durability: str, position: int, tell: Callable[
         tell: Sends a message to the process that kills this one.
     """
     rng, number = random.Random(seed), 0
-    cache.MIN_ENTRIES = 1
     with MemoryStore.open(path, embedder="hash", durability=durability) as store:  # pyright: ignore
         while True:
             number += 1
@@ -245,8 +243,8 @@ class File:
 
 
 def is_leftover(file: Path) -> bool:
-    """Return True for a file that nobody needs: half a copy, or half an index file."""
-    return file.name.startswith(".") or (".db-index-" in file.name and "." in file.name.split(".db-index-")[1])
+    """Return True for a file that nobody needs: half a copy."""
+    return file.name.startswith(".")
 
 
 def is_whole_intent(intent: dict, unacknowledged: list[OperationRow], store: MemoryStore, *, erased: bool) -> bool:

@@ -31,7 +31,7 @@ from memalpha.store.validation import check_timestamp
 from memalpha.types import Operation
 
 if TYPE_CHECKING:
-    from memalpha.store.search.boost import Boost
+    from memalpha.store.search.options import Boost
 
 
 def add(
@@ -138,7 +138,7 @@ def search(
 
 
 def _parse_boost(text: str | None) -> Boost | None:
-    from memalpha.store.search.boost import Boost
+    from memalpha.store.search.options import Boost
 
     terms = parse_json_object("--boost", text)
     names = [field.name for field in dataclasses.fields(Boost)]

@@ -23,7 +23,7 @@ from memalpha.qa.scoring.recall import EvidenceQuestion, EvidenceRanks, rank_evi
 from memalpha.qa.systems.base import question_chunk
 from memalpha.qa.systems.baselines import raw_fields, turn_passages
 from memalpha.store.embedding import load_embedder
-from memalpha.store.search.ranking import ROUTES, Route
+from memalpha.store.search.options import ROUTES, Route
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.splits import load_evaluation_tasks
 from memalpha.types import MemoryEntry, Question, Task

@@ -204,7 +204,6 @@ class AsyncMemoryStore:
     search_many = _as_async(MemoryStore.search_many)
     audit = _as_async(audit_of)
     around = _as_async(MemoryStore.around)
-    build_index = _as_async(MemoryStore.build_index)
     history = _as_async(MemoryStore.history)
     history_many = _as_async(MemoryStore.history_many)
     snapshot = _as_async(MemoryStore.snapshot)

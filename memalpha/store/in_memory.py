@@ -11,8 +11,7 @@ from memalpha.store.embedding import CheckedEmbedder, Embedder
 from memalpha.store.filters import Where
 from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema
-from memalpha.store.search.corpus import Corpus
-from memalpha.store.search.documents import Document
+from memalpha.store.search.corpus import Corpus, Document
 from memalpha.store.search.options import SearchOptions
 from memalpha.store.state import Change, MemoryState, plan
 from memalpha.store.validation import check_timestamp

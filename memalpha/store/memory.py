@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,20 +13,18 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from memalpha.arguments import check_flag
-from memalpha.errors import DuplicateContent, StoreError, UnknownEntry
-from memalpha.store.embedding import Embedder
+from memalpha.errors import DuplicateContent, MemalphaError, StoreError, UnknownEntry
+from memalpha.store.embedding import Embedder, load_cross_encoder
 from memalpha.store.filters import Filter, Where, parse_filter
 from memalpha.store.schema import MemorySchema
-from memalpha.store.search.boost import Boost
-from memalpha.store.search.options import SearchOptions
+from memalpha.store.search.options import Boost, Reranker, Route, SearchOptions
 from memalpha.store.search.passages import split_passages
-from memalpha.store.search.ranking import Route
-from memalpha.store.search.reranking import RERANKED, Reranker, rerank
 from memalpha.store.state import Change, MemoryState
 from memalpha.store.validation import update_operation
 from memalpha.types import Hit, MemoryEntry, Operation
 
 _FIELDS = {"timestamp", "importance", "metadata", "source", "chunk", "turn", "expires", "merge_metadata"}
+_RERANKED = 50  # hits that a reranker scores, or as many as are asked for
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -49,6 +48,41 @@ def _with_passage(hit: Hit) -> Hit:
     if "passage" not in hit.explain:
         return hit
     return replace(hit, passage=split_passages(hit.entry.content)[int(hit.explain["passage"])])
+
+
+def _rerank(query: str, hits: Sequence[Hit], reranker: Reranker | str) -> list[Hit]:
+    """Sort hits by a reranker's scores, best first.
+
+    Args:
+        query: Query of the search.
+        hits: Hits, best first. Of a long entry the best passage is scored.
+        reranker: Called with the query and the texts, returns a score for each; or the directory or hub name of a
+            sentence-transformers cross-encoder.
+
+    Returns:
+        Hits with the reranker's score; `explain` has it as "rerank". Equal scores keep their order.
+
+    Raises:
+        StoreError: The reranker raised, or returned something else than a finite number for each text.
+        EmbedderError: The cross-encoder cannot be loaded.
+    """
+    if not hits:
+        return []
+    score = load_cross_encoder(reranker) if isinstance(reranker, str) else reranker
+    texts = [hit.passage or hit.entry.content for hit in hits]
+    try:
+        scores = [float(value) for value in score(query, texts)]
+    except MemalphaError:
+        raise
+    except Exception as error:  # somebody's own code can raise anything
+        raise StoreError(f"reranker: it raised {type(error).__name__}, or returned no numbers: {error}") from error
+    if len(scores) != len(hits) or not all(map(math.isfinite, scores)):
+        raise StoreError(f"reranker: a finite number for each of {len(hits)} texts is needed, {len(scores)} came")
+    reranked = [
+        replace(hit, score=value, explain={**hit.explain, "rerank": value})
+        for hit, value in zip(hits, scores, strict=True)
+    ]
+    return sorted(reranked, key=lambda hit: -hit.score)
 
 
 class Memory(ABC):
@@ -182,12 +216,12 @@ class Memory(ABC):
         options = SearchOptions(*args, **keywords)
         if options.category is not None:
             self.schema.check_category(options.category)
-        first_options = options if options.reranker is None else replace(options, k=max(options.k, RERANKED))
+        first_options = options if options.reranker is None else replace(options, k=max(options.k, _RERANKED))
         results = [[_with_passage(hit) for hit in hits] for hits in self._search(queries, first_options)]
         if options.reranker is None:
             return results
         return [
-            rerank(query, hits, options.reranker)[: options.k] for query, hits in zip(queries, results, strict=True)
+            _rerank(query, hits, options.reranker)[: options.k] for query, hits in zip(queries, results, strict=True)
         ]
 
     @abstractmethod

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
-from weakref import WeakSet
 
 import numpy as np
 
@@ -25,7 +24,6 @@ from memalpha.store.io.copy import back_up
 from memalpha.store.io.jsonl import apply_lines, read_jsonl, stored_contents, write_jsonl
 from memalpha.store.open import copy_noted, create_namespace, is_url, is_writable, open_database
 from memalpha.store.schema import MemorySchema
-from memalpha.store.search.vectors import PRECISIONS, Precision
 from memalpha.store.state import Change
 from memalpha.store.trust.reviews import StoreReviewer
 from memalpha.store.validation import (
@@ -46,11 +44,8 @@ class MemoryStore(StoreReviewer):
     otherwise). It means the memory after all operations up to and including it.
     """
 
-    def __init__(
-        self, database: Backend, schema: MemorySchema, embedder: RecordedEmbedder, namespace: str, vectors: Precision
-    ) -> None:
-        super().__init__(database, schema, embedder, namespace, vectors)
-        self._scopes: WeakSet[MemoryStore] = WeakSet()  # namespaces of the same store
+    def __init__(self, database: Backend, schema: MemorySchema, embedder: RecordedEmbedder, namespace: str) -> None:
+        super().__init__(database, schema, embedder, namespace)
         self._is_scope = False
 
     @classmethod
@@ -63,7 +58,6 @@ class MemoryStore(StoreReviewer):
         *,
         create: bool = True,
         durability: Durability = "full",
-        vectors: Precision = "float32",
         clock: Clock = system_clock,
         read_only: bool | Literal["if needed"] = False,
         max_content: int = MAX_CONTENT,
@@ -84,14 +78,8 @@ class MemoryStore(StoreReviewer):
             durability: "full" means that a write which has returned is on disk. "normal" is faster: the operating
                 system has it, so a killed process loses nothing. A power failure or a crash of the system may lose the
                 last operations, whole ones, and the file stays sound. In PostgreSQL it is `synchronous_commit = off`.
-            vectors: Precision of the vectors that this object holds for searches; the file always has float32.
-                "float16" needs half of the memory and "int8" a quarter. The best 4 * k (at least 32) are scored again
-                with the file's vectors, so the `dense` score of every hit is exact, and so is their order. Approximate
-                are the choice of these (also with `exact=True`), the scaling of `dense` in a sum, and group
-                prototypes. Filters stay exact, and `as_of` uses float32 throughout. Searching up to 50,000 entries
-                takes three times as long.
             clock: Returns the current time, with its zone, for log times and expiry.
-            read_only: Write nothing: no entry, no index file, no log. The file and its folder may be read-only. Writing
+            read_only: Write nothing: no entry, no log. The file and its folder may be read-only. Writing
                 methods raise `StoreError`. Expired entries are ended in memory alone. SQLite files only. "if needed"
                 does so only for a file or a folder that this user cannot write.
             max_content: Bytes (UTF-8) of a content at most; a longer one raises `InvalidContent`. What is stored
@@ -102,10 +90,6 @@ class MemoryStore(StoreReviewer):
             EmbedderError: The embedder is unknown or differs from the recorded one.
             ConfigError: The schema is invalid.
         """
-        if not isinstance(vectors, str) or vectors not in PRECISIONS:
-            raise StoreError(
-                f"vectors {brief_repr(vectors)}: {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]} is needed"
-            )
         check_count("max_content", max_content)
         check_flag("create", create)
         if not callable(clock):
@@ -117,7 +101,7 @@ class MemoryStore(StoreReviewer):
             path, schema, embedder, create=create, durability=durability, clock=clock, read_only=read_only
         )
         try:
-            store = cls(database, recorded_schema, recorded_embedder, namespace, vectors)
+            store = cls(database, recorded_schema, recorded_embedder, namespace)
             store._max_content = max_content
             if not read_only:
                 store._finish_interrupted_work()
@@ -127,17 +111,13 @@ class MemoryStore(StoreReviewer):
             raise
 
     def close(self) -> None:
-        """Close the file or the connections, and save the index of a large memory beside the file (see `cache`).
+        """Close the file or the connections.
 
         Closing a scope made by `namespace` does nothing: the opened store owns the connections.
         """
         if not self._is_scope:
             self._database.refuse_in_transaction("close")
-            try:
-                for store in (self, *self._scopes):
-                    store._index.close()
-            finally:
-                self._database.close()
+            self._database.close()
 
     def __enter__(self) -> MemoryStore:
         return self
@@ -153,9 +133,8 @@ class MemoryStore(StoreReviewer):
 
         Namespaces never see each other.
         """
-        scope = MemoryStore(self._database, self.schema, self._embedder, name, self._precision)
-        scope._is_scope, scope._scopes, scope._max_content = True, self._scopes, self._max_content
-        self._scopes.add(scope)
+        scope = MemoryStore(self._database, self.schema, self._embedder, name)
+        scope._is_scope, scope._max_content = True, self._max_content
         return scope
 
     def namespaces(self) -> list[str]:

@@ -31,7 +31,7 @@ class StoreBatches(StoreEraser):
         Reads and searches of the block see its writes. An operation that fails is undone alone; if you catch its
         error, the others count. The block is of this namespace alone. Other writers wait until it ends, in SQLite also
         other threads of this process, so keep it short. What cannot be undone (`erase`, `drop_namespace`, `fork`,
-        `backup`, `build_index`, `close`) raises `StoreError` inside.
+        `backup`, `close`) raises `StoreError` inside.
 
         Raises:
             StoreError: A transaction is open already, or the store is read-only.

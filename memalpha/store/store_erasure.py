@@ -8,7 +8,6 @@ from collections.abc import Collection
 from memalpha.arguments import brief_repr, check_texts
 from memalpha.errors import ScrubPending, StoreError, UnknownEntry
 from memalpha.store.backends.row_codec import is_storable
-from memalpha.store.indexing import cache
 from memalpha.store.open import open_namespace
 from memalpha.store.store_reads import StoreReader
 
@@ -58,7 +57,6 @@ class StoreEraser(StoreReader):
         """
         self._database.refuse_in_transaction("erase_all")
         with self._transaction(write=True):
-            cache.remove_index_files(self._database, self._namespace.name)
             count = self._namespace.erase_all()
         self._scrub()
         return count
@@ -70,7 +68,6 @@ class StoreEraser(StoreReader):
         """
         self._database.refuse_in_transaction("erase_core_history")
         with self._transaction(write=True):
-            cache.remove_index_files(self._database, self._namespace.name)
             count = self._namespace.erase_core_history()
         self._scrub()
         return count
@@ -96,7 +93,6 @@ class StoreEraser(StoreReader):
         with namespace.transaction():
             if namespace.scope.namespace_id < 0:
                 raise StoreError(f"no namespace {brief_repr(name)}: `namespaces` lists them")
-            cache.remove_index_files(self._database, name)
             count = namespace.drop()
         self._scrub()
         return count
@@ -114,7 +110,6 @@ class StoreEraser(StoreReader):
 
     def _erase(self, ids: Collection[str]) -> list[str]:
         """Erase entries in the open transaction, and in the index in memory; return ids with the same content."""
-        cache.remove_index_files(self._database, self._namespace.name)
         self._index.catch_up(self._namespace.log.position)
         same_content_ids = self._namespace.erase(ids)
         self._index.forget(ids, self._namespace.log.position)
@@ -124,7 +119,6 @@ class StoreEraser(StoreReader):
         """Finish the rewriting that an erasure of any namespace has left due."""
         if not self.pending_scrub:
             return
-        cache.remove_index_files(self._database)  # also index files written in the meantime
         self._database.remove_abandoned_copies()
         try:
             self._database.scrub(wait=wait)
@@ -135,7 +129,6 @@ class StoreEraser(StoreReader):
     def _finish_interrupted_work(self) -> None:
         """Go on with a pending scrub, and remove what killed processes left of files, without waiting for others."""
         try:
-            cache.remove_abandoned_index_files(self._database)
             if self._database.abandoned_copies():
                 self._database.remove_abandoned_copies()
             self._scrub(wait=False)

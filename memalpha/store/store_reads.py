@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memalpha.arguments import brief_repr, check_count, check_texts, check_type
-from memalpha.errors import DamagedStore, InvalidContent, StoreError, UnknownEntry, UnknownFieldWarning
+from memalpha.errors import InvalidContent, StoreError, UnknownEntry, UnknownFieldWarning
 from memalpha.store import history as timeline
 from memalpha.store.backends.base import Backend
 from memalpha.store.backends.operation_log import LogEnd, check_clock
@@ -24,7 +24,6 @@ from memalpha.store.memory import Memory
 from memalpha.store.open import open_namespace
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.options import SearchOptions
-from memalpha.store.search.vectors import Precision
 from memalpha.store.state import MemoryState
 from memalpha.store.validation import MAX_CONTENT, is_text
 from memalpha.types import Hit, MemoryEntry, Operation
@@ -44,16 +43,13 @@ class StoreReader(Memory):
     all operations up to and including it; None means now.
     """
 
-    def __init__(
-        self, database: Backend, schema: MemorySchema, embedder: RecordedEmbedder, namespace: str, vectors: Precision
-    ) -> None:
+    def __init__(self, database: Backend, schema: MemorySchema, embedder: RecordedEmbedder, namespace: str) -> None:
         self._database = database
         self._embedder = embedder
         self._namespace = open_namespace(database, namespace, schema)
-        self._precision: Precision = vectors
         self._max_content = MAX_CONTENT
         self._known_fields: set[str] = set()  # metadata keys that filters may name without a warning
-        self._index = NamespaceIndex(self._namespace, embedder, vectors)
+        self._index = NamespaceIndex(self._namespace, embedder)
 
     @property
     def path(self) -> str:
@@ -240,11 +236,6 @@ class StoreReader(Memory):
             position = self._namespace.log.resolve_as_of(options.as_of)
             results = self._index.search(log_end.position, position, queries, options, query_vectors)
             entries = self._namespace.entries.versions_at(list({hit.id for hits in results for hit in hits}), position)
-            missing = next((hit.id for hits in results for hit in hits if hit.id not in entries), None)
-            if missing is not None:  # somebody else's index file
-                raise DamagedStore(
-                    f"the index names {missing[:80]!r}, which is no entry: delete the files {self.path}-index-*"
-                )
             if not entries and options.k and options.as_of is None:
                 self._warn_of_unknown_fields(options.filter)
             tokens = options.around
@@ -267,16 +258,6 @@ class StoreReader(Memory):
         check_count("tokens", tokens)
         with self._transaction():
             return surrounding_spans(self._namespace, id, tokens, self._namespace.log.resolve_as_of(as_of))
-
-    def build_index(self) -> None:
-        """Build the search index now and save it beside the file, so that the next process starts at once.
-
-        Useful after many inserts. Searches build the index themselves, in the background where that takes long.
-        """
-        self._database.refuse_in_transaction("build_index")
-        with self._transaction() as log_end:
-            self._index.build(log_end.position)
-        self._index.save()
 
     def history(self, id: str) -> list[MemoryEntry]:
         """Return all versions of an entry, oldest first, also of a deleted one. Raises `UnknownEntry`."""

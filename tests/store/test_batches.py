@@ -109,7 +109,6 @@ CANNOT: dict[str, Callable[[MemoryStore, Path], Any]] = {
     "drop_namespace": lambda store, _: store.drop_namespace("default"),
     "fork": lambda store, _: store.fork("copy"),
     "backup": lambda store, folder: store.backup(folder / "b.db"),
-    "build_index": lambda store, _: store.build_index(),
     "close": lambda store, _: store.close(),
     "namespace": lambda store, _: store.namespace("other").insert("semantic", "x"),
 }

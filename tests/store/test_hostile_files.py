@@ -13,7 +13,6 @@ from memalpha.errors import DamagedStore, EmbedderError, StoreError
 from memalpha.store.checks.integrity import examine
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.in_memory import WorkingMemory
-from memalpha.store.indexing import cache
 from memalpha.store.io.copy import copy_store
 from memalpha.store.schema import MEM_ALPHA
 from memalpha.store.state import MemoryState
@@ -122,18 +121,12 @@ def test_an_unreadable_record_is_named(path: Path, key: str, value: str) -> None
 
 
 @pytest.mark.sqlite
-def test_new_files_are_their_owners_alone_and_pipes_do_not_hang(path: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(cache, "MIN_ENTRIES", 1)
-    with MemoryStore.open(path) as store:
-        store.build_index()
-        for file in tmp_path.iterdir():
-            assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
-    (index,) = (file for file in tmp_path.iterdir() if "-index-" in file.name)
-    index.unlink()
-    os.mkfifo(index)
-    os.mkfifo(tmp_path / "pipe.db")
+def test_new_files_are_their_owners_alone_and_pipes_do_not_hang(path: Path, tmp_path: Path) -> None:
     with MemoryStore.open(path) as store:
         assert len(store.search("fact 2", 3)) == 3
+        for file in tmp_path.iterdir():
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+    os.mkfifo(tmp_path / "pipe.db")
     with pytest.raises(StoreError, match="device or a pipe"):
         MemoryStore.open(tmp_path / "pipe.db")
 

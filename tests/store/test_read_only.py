@@ -12,7 +12,6 @@ import pytest
 
 from memalpha.errors import StoreError
 from memalpha.store.checks.integrity import examine
-from memalpha.store.indexing import cache
 from memalpha.store.store import MemoryStore
 
 pytestmark = pytest.mark.sqlite
@@ -28,7 +27,6 @@ READS = {
     "namespaces": lambda store: store.namespaces(),
     "history": lambda store: store.history(store.list(limit=1)[0].id),
     "recent": lambda store: store.recent(2),
-    "build_index": lambda store: store.build_index(),
 }
 WRITES = {
     "add": lambda store: store.add("pet: dog"),
@@ -59,8 +57,7 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("year", [2027, 2031])  # without and with expired entries
-def test_reads_write_nothing_and_writes_are_refused(path: Path, tmp_path: Path, year: int, monkeypatch) -> None:
-    monkeypatch.setattr(cache, "MIN_ENTRIES", 0)
+def test_reads_write_nothing_and_writes_are_refused(path: Path, tmp_path: Path, year: int) -> None:
     clock, before = lambda: datetime(year, 1, 1, tzinfo=UTC), contents(path.parent)
     shutil.copy(path, tmp_path / "copy.db")
     with (

@@ -10,8 +10,7 @@ from typing import Any
 
 from memalpha.errors import StoreError
 from memalpha.store.embedding import HashEmbedder
-from memalpha.store.search.boost import Boost
-from memalpha.store.search.ranking import ROUTES
+from memalpha.store.search.options import ROUTES, Boost
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 from memalpha.types import Operation

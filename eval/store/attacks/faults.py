@@ -22,7 +22,6 @@ import ctypes
 import json
 import os
 import random
-import re
 import shutil
 import subprocess
 import sys
@@ -36,7 +35,6 @@ from typing import Any
 from memalpha.agent.consolidate import apply_consolidation, propose_consolidation
 from memalpha.errors import MemalphaError, ScrubPending
 from memalpha.store.checks.integrity import examine
-from memalpha.store.indexing import cache
 from memalpha.store.io.copy import copy_store
 from memalpha.store.store import MemoryStore
 from memalpha.store.trust.quarantine import quarantine_operation
@@ -69,11 +67,6 @@ def _checkpoint(store: MemoryStore, folder: Path) -> None:
 def _expire(store: MemoryStore, folder: Path) -> None:
     with MemoryStore.open(store.path, embedder="hash", clock=lambda: datetime(2026, 2, 2, tzinfo=UTC)) as later:
         later.list()
-
-
-def _build_index(store: MemoryStore, folder: Path) -> None:
-    cache.MIN_ENTRIES = 1
-    store.build_index()
 
 
 def _quarantine(store: MemoryStore, folder: Path) -> None:
@@ -113,7 +106,6 @@ OPERATIONS: dict[str, Callable[[MemoryStore, Path], Any]] = {
     "erase": lambda store, _: store.erase("fact-3"),
     "erase_core_history": lambda store, _: store.erase_core_history(),
     "erase_all": lambda store, _: store.namespace("other").erase_all(),
-    "build_index": _build_index,
     "drop_namespace": lambda store, _: store.drop_namespace("other"),
     "namespace": lambda store, _: store.namespace("third").add(TEXTS[0]),
     "fork": lambda store, _: store.fork("fork"),
@@ -124,7 +116,6 @@ OPERATIONS: dict[str, Callable[[MemoryStore, Path], Any]] = {
     "create": lambda _, folder: open_store(folder / "created.db").close(),
     "close": lambda store, _: store.close(),
 }
-INDEX = re.compile(r"a\.db-index-[0-9a-f]{16}")  # a complete index file
 RETRIED = ("create", "export_jsonl")
 
 
@@ -166,19 +157,9 @@ def read_state(folder: Path) -> dict[str, Any]:
     return state
 
 
-def search_faults(folder: Path) -> list[str]:
-    """Return the facts that a store, opened with what there is of an index file, does not find."""
-    previous, cache.MIN_ENTRIES = cache.MIN_ENTRIES, 1
-    try:
-        with open_store(folder / "a.db") as store:
-            return [text for text in FACTS[2:8] if store.search(text, 1)[0].entry.content != text]
-    finally:
-        cache.MIN_ENTRIES = previous
-
-
 def left_over(folder: Path, state: dict[str, Any]) -> list[str]:
     """Return the names of files that are neither a complete store or export, nor an empty file of a killed `create`."""
-    files = [path for path in folder.iterdir() if path.is_file() and not INDEX.fullmatch(path.name)]
+    files = [path for path in folder.iterdir() if path.is_file()]
     return sorted({path.name for path in files if path.suffix != ".db" or path.stat().st_size} - state.keys())
 
 
@@ -316,8 +297,6 @@ class Bench:
             state = read_state(self.folder)
         if not killed and not any(PROBE in row for row in last["a.db"]["default"][0]):
             problems.append("the write after the fault is lost")
-        if operation == "build_index":
-            problems += [f"not found: {text}" for text in search_faults(self.folder)]
         problems += [f"left over: {name[:40]}" for name in left_over(self.folder, state)]
         problems += [f"doctor: {problem}" for problem in examine(self.folder / "a.db").problems]
         return problems

@@ -5,7 +5,7 @@
 Three handles of one file and two namespaces: insert (with expiry, speaker, source), insert_many (with and without
 vectors), update, merged metadata, update_many, upsert, delete, delete_many, core_update, undo, redo, restore, revert,
 quarantine and review, erase, erase_all, erase_core_history, drop_namespace, fork (into a namespace, into a file),
-backup, export and import, transactions that commit or are rolled back, reopening with an index file, a clock that is
+backup, export and import, transactions that commit or are rolled back, reopening, a clock that is
 set back.
 After each one, a handle must list, count, page, filter, show of a past position or time, and find by search what the
 naive memory (`naive.py`) and a search by brute force (`brute_force.py`) say. Neither imports anything of memalpha.
@@ -35,7 +35,6 @@ from naive import NaiveMemory
 from operations import OPERATIONS, Operations
 
 from memalpha.store.checks.integrity import examine
-from memalpha.store.indexing import cache
 from memalpha.store.store import MemoryStore
 
 STEPS = 100  # operations of a program
@@ -175,7 +174,6 @@ def run(operations: int, seed_number: int, *, shrink: bool = True, steps: int = 
         steps: Operations of a program at most.
     """
     COUNTS.clear()
-    cache.MIN_ENTRIES, previous = 1, cache.MIN_ENTRIES
     phases = (Phase.generate, Phase.shrink) if shrink else (Phase.generate,)
     options = settings(
         max_examples=max(1, operations // steps),
@@ -186,12 +184,9 @@ def run(operations: int, seed_number: int, *, shrink: bool = True, steps: int = 
         suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]: pyright lacks its metaclass
         print_blob=False,
     )
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            run_state_machine_as_test(seed(seed_number)(StoreMachine), settings=options)
-    finally:
-        cache.MIN_ENTRIES = previous
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run_state_machine_as_test(seed(seed_number)(StoreMachine), settings=options)
     return COUNTS
 
 

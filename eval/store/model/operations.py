@@ -233,9 +233,8 @@ class Operations(Writes):
         assert self.store.snapshot() == position
 
     def reopen(self) -> None:
-        """Save the index, close the handle, open another."""
+        """Close the handle, open another."""
         self.memory()
-        self.store.build_index()
         self.handles.remove(self.handle)
         self.handle.close()
         self.scopes = {key: scope for key, scope in self.scopes.items() if key[0] != id(self.handle)}

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from memalpha.store.memory import Memory
-from memalpha.store.search.ranking import Route
+from memalpha.store.search.options import Route
 from memalpha.types import MemoryEntry
 
 KS = (5, 10, 20)

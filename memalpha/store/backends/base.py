@@ -162,14 +162,6 @@ class Backend(ABC):
         """Allow the block, inside a writing transaction, to delete rows of the log. Raises `StoreError`."""
         return nullcontext()
 
-    def index_key(self, *, create: bool = False) -> bytes | None:
-        """Return the secret key of the store's index files; None if it has none, or no such files.
-
-        Args:
-            create: Make a key now if there is none; in a writing transaction.
-        """
-        return None
-
     def schema_mismatches(self) -> dict[str, str]:
         """Return missing tables, and missing or altered indexes and triggers, as {name: kind}."""
         return {}

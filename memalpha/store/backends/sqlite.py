@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import glob
 import os
-import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -227,12 +226,6 @@ class SQLiteDatabase(TransactionalConnection):
         with self._lock, self._translated_errors():
             if self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
                 raise StoreError(f"{self.path}: another process reads the file while it is made: try again")
-
-    def index_key(self, *, create: bool = False) -> bytes | None:
-        if create:
-            self._connection.execute("INSERT OR IGNORE INTO meta VALUES ('index key', ?)", (secrets.token_hex(32),))
-        row = self._connection.execute("SELECT value FROM meta WHERE key = 'index key'").fetchone()
-        return None if row is None else str(row[0]).encode()
 
     @contextmanager
     def note_copy(self, target: Path) -> Iterator[None]:

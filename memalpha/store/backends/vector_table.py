@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,12 +17,6 @@ _BATCH = 500  # digests per statement
 class VectorTable:
     """Embeddings by content digest. Call every method inside a transaction."""
 
-    _SELECT_OF_ENTRIES = (
-        "SELECT v.id, x.vector FROM json_each(?2) wanted CROSS JOIN versions v ON v.ns = ?1 AND v.id = wanted.value "
-        "AND v.valid_to IS NULL CROSS JOIN vectors x ON x.ns = v.ns AND x.digest = v.digest"  # fixed order
-    )
-    _list_parameter = staticmethod(json.dumps)  # encodes a list as one parameter
-
     def __init__(self, scope: NamespaceScope) -> None:
         self._scope = scope
 
@@ -38,14 +31,6 @@ class VectorTable:
                 text = texts_by_digest[digest]
                 vectors[text] = decode_vectors([text], [vector], dim)[0]
         return vectors
-
-    def of_entries(self, ids: Sequence[str], dim: int) -> dict[str, np.ndarray]:
-        """Return the stored embeddings of live entries by id, in one statement; missing ones are left out.
-
-        Raises `DamagedStore`.
-        """
-        rows = dict(self._scope.select(self._SELECT_OF_ENTRIES, self._list_parameter(ids)).fetchall())
-        return dict(zip(rows, decode_vectors(list(rows), list(rows.values()), dim), strict=True))
 
     def rows(self, position: int | None = None) -> Iterator[tuple[bytes, bytes]]:
         """Iterate over the raw rows, digest and vector; with `position`, of the contents stored by then."""

@@ -21,7 +21,6 @@ from memalpha.store.backends.row_codec import content_digest, vector_blob, versi
 from memalpha.store.backends.sqlite import SQLiteDatabase
 from memalpha.store.embedding import Embedder, first_faulty_row
 from memalpha.store.filters import format_utc
-from memalpha.store.indexing import cache
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder
 from memalpha.store.open import is_writable, open_existing, open_namespace
 from memalpha.store.schema import MemorySchema
@@ -38,10 +37,10 @@ _TOLERANCE = 1e-3  # of a component of a unit vector; a model's own batching mak
 class Problem:
     """Fault in one part of a store.
 
-    The parts: the file, the log, versions or vectors of a namespace, and an index file.
+    The parts: the file, and the log, versions or vectors of a namespace.
     """
 
-    part: Literal["file", "log", "versions", "vectors", "index"]
+    part: Literal["file", "log", "versions", "vectors"]
     message: str
     namespace: str | None = None
 
@@ -166,21 +165,9 @@ class _Examination:
             expected = self.replay(rows)
             if expected is not None and self.compare_versions(rows, expected):
                 self.compare_vectors(rows, {row[4]: row[7] for row in expected.values()}, recorded)
-        self.check_index_files([open_namespace(database, name, schema) for name in database.namespaces()])
         if self.repair:  # after the rows: damaged ones can keep an index from being made
             for name in missing.keys() - set(tables):
                 database.recreate(name)
-
-    def check_index_files(self, namespaces: list[Namespace]) -> None:
-        """Report index files that a search would not use; a repair removes all of them if anything was wrong."""
-        files = cache.index_files(self.database.path)
-        caches = [cache.IndexCache(rows) for rows in namespaces] if files else []
-        sound = {index.path for index in caches if index.path in files and index.load() is not None}
-        for file in files:
-            if file not in sound:
-                self.report("index", f"{file} is damaged, left over or of another store: it is not used")
-        if self.repair and self.health.problems:
-            cache.remove_index_files(self.database)
 
     def report(self, part: Any, message: str, namespace: str | None = None) -> None:
         """Add a problem to the report.

@@ -1,4 +1,4 @@
-"""Search index of one namespace: built on first use, updated from the operation log, cached beside the store."""
+"""Search index of one namespace: built from the stored rows on first use, updated from the operation log."""
 
 from __future__ import annotations
 
@@ -15,18 +15,14 @@ from memalpha.store.backends.deadline import no_deadline
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.row_codec import check_position, check_texts, decode_vectors
 from memalpha.store.filters import Filter
-from memalpha.store.indexing.cache import IndexCache
-from memalpha.store.indexing.corpus_arrays import are_sound, copy_corpus, corpus_from_arrays, corpus_to_arrays
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder, StoredEmbedder
-from memalpha.store.search.background import Background
-from memalpha.store.search.corpus import CompactVectors, Corpus
-from memalpha.store.search.documents import Document, ScoredEntry
+from memalpha.store.search.corpus import Corpus, Document
 from memalpha.store.search.options import SearchOptions
+from memalpha.store.search.ranking import ScoredEntry
 from memalpha.store.search.span_bm25 import Span
-from memalpha.store.search.vectors import Precision
 from memalpha.types import MemoryEntry
 
-_PAGE = 20_000
+_PAGE = 10_000
 _MAX_HELD = 250_000  # entries of an earlier position whose corpus is held for the next search
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -68,22 +64,15 @@ def _in_turn(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[A
 class NamespaceIndex:
     """Keep the search corpus of a namespace in step with its operation log, whoever writes it.
 
-    Call every method except `save` and `close` inside a transaction. Threads take turns. On a server, the transaction
+    Call every method inside a transaction. Threads take turns. On a server, the transaction
     of one may have begun before that of another, which has brought the corpus further: then it is brought back.
     """
 
-    def __init__(self, rows: Namespace, embedder: RecordedEmbedder, vectors: Precision) -> None:
+    def __init__(self, rows: Namespace, embedder: RecordedEmbedder) -> None:
         self._rows, self._embedder = rows, embedder
         self._lock = RLock()
-        self._cache = IndexCache(rows, vectors)
-        self._compact = None
-        if vectors != "float32":
-            self._compact = CompactVectors(vectors, lambda ids: self._encoder().entry_vectors(ids))
-        self._background = Background()
-        self._past_background = Background()  # for the corpus of an earlier position
         self._corpus: Corpus | None = None
         self._past: _PastCorpus | None = None
-        self._has_remnants = False  # True if the corpus has words of erased entries
         self._position, self._namespace_id = 0, -1
         self._rollbacks: int | None = None  # of the database, if the corpus holds what is not committed yet
         self._losses = rows.database.losses  # of the database when the corpus was checked out
@@ -107,7 +96,7 @@ class NamespaceIndex:
             options: Options of the search; `position` stands for `as_of`.
             vectors: Embeddings of the queries `(len(queries), dim)`, if known.
         """
-        if position is not None and (position < last_position or self._compact is not None):
+        if position is not None and position < last_position:
             past = self._past_corpus(last_position, position, options.filter)
             if past.filter is not None:  # all of its entries pass
                 options = replace(options, category=None, where=None)
@@ -132,7 +121,6 @@ class NamespaceIndex:
         ):
             past = None
         if past is None:
-            self._past_background.stop()
             corpus = self._rewind(last_position, position) if where is None or self._corpus is not None else None
             if corpus is None:
                 entries = self._past_entries(position, where)
@@ -148,14 +136,12 @@ class NamespaceIndex:
     def _rewind(self, last_position: int, position: int) -> Corpus | None:
         """Return the corpus of an earlier position: a copy of the current one in which later changes are undone.
 
-        So little is read, and inverted lists serve the past, too. None if much has changed since, and for compact
-        vectors, as the past is searched with float32.
+        So little is read. None if much has changed since.
         """
-        if self._compact is not None or 2 * (last_position - position) > position:
+        if 2 * (last_position - position) > position:
             return None
         live = self._checkout(last_position)
-        background = self._past_background if live.has_lists else None
-        corpus = copy_corpus(live, partial(self._past_entries, position, None), background)
+        corpus = live.copy(partial(self._past_entries, position, None))
         self._checkin(live)
         self._update(corpus, position, self._rows.log.changed_ids(position))
         return corpus
@@ -174,8 +160,7 @@ class NamespaceIndex:
     def forget(self, ids: Collection[str], last_position: int) -> None:
         """Remove entries that were just erased from the corpus in memory, rather than building it anew.
 
-        No search returns anything of them. The corpus keeps their words in its vocabulary, so no index file is made
-        from it.
+        No search returns anything of them.
 
         Args:
             ids: Erased ids.
@@ -187,7 +172,7 @@ class NamespaceIndex:
         for id in ids:
             if id in corpus:
                 corpus.remove(id)
-        self._position, self._has_remnants = last_position, self._has_remnants or bool(ids)
+        self._position = last_position
         self._updates.clear()
         self._checkin(corpus)
 
@@ -205,15 +190,6 @@ class NamespaceIndex:
         ids = corpus.matching_ids(where)
         self._checkin(corpus)
         return ids
-
-    @_in_turn
-    def build(self, last_position: int) -> None:
-        """Build everything that a search at the log's end needs."""
-        if self._has_remnants:
-            self._corpus = None
-        corpus = self._checkout(last_position)
-        corpus.build()
-        self._checkin(corpus)
 
     @no_deadline()
     def _checkout(self, position: int) -> Corpus:
@@ -233,16 +209,8 @@ class NamespaceIndex:
         was_erased = corpus is not None and self._rows.log.has_erasure_after(self._position)
         changed = None if corpus is None or was_erased else self._changed_ids(position)
         if changed is None:
-            self._background.stop()  # its work is for a corpus that is dropped
             self._updates.clear()
-            self._has_remnants, corpus = False, None
-            if not was_erased and (saved := self._cache.load()) is not None:
-                self._position, arrays = saved
-                if are_sound(arrays, self._encoder(), self._compact):
-                    corpus = corpus_from_arrays(
-                        arrays, self._encoder(), self._live_entries, self._background, self._compact
-                    )
-                    changed = self._rows.log.changed_ids(self._position)
+            corpus = None
         if corpus is None:
             corpus = self._build_corpus()
         elif changed is not None:
@@ -293,30 +261,9 @@ class NamespaceIndex:
         self._rollbacks = self._rows.database.rollbacks if self._rows.database.is_writing else None
         self._corpus = corpus
 
-    def save(self) -> None:
-        """Write the corpus to the index file, if it pays. Do not call this inside a transaction."""
-        if self._cache.path is None:
-            return
-        corpus, self._corpus = self._corpus, None
-        if corpus is None or self._has_rolled_back:
-            return
-        if not self._has_remnants:
-            rebuilt = corpus.has_new_lists
-            self._cache.save(
-                self._namespace_id, self._position, len(corpus), lambda: corpus_to_arrays(corpus), force=rebuilt
-            )
-        self._corpus = corpus
-
-    def close(self) -> None:
-        """Stop work in the background, and save."""
-        self._background.stop()
-        self._past_background.stop()
-        self.save()
-        self._corpus = self._past = None
-
     def _build_corpus(self) -> Corpus:
         """Build the corpus from the stored rows."""
-        corpus = Corpus(self._encoder(), (), self._live_entries, self._background, self._compact)
+        corpus = Corpus(self._encoder(), (), self._live_entries, approximate=True)
         without_vector = []
         for page in self._rows.vectors.search_rows(_PAGE):
             without_vector += [row for row in page if row[-1] is None]

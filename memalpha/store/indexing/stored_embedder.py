@@ -132,12 +132,3 @@ class StoredEmbedder:
         if missing:
             vectors.update(zip(missing, self.inner.encode(missing), strict=True))
         return np.array([vectors[text] for text in texts], np.float32).reshape(len(texts), self.dim)
-
-    def entry_vectors(self, ids: Sequence[str]) -> np.ndarray:
-        """Return the vectors of live entries' contents, in one statement where the file has them."""
-        with self._rows.transaction(write=False):
-            vectors = self._rows.vectors.of_entries(ids, self.dim)
-            if missing := self._rows.entries.versions_at([id for id in ids if id not in vectors], None):
-                encoded = self.encode([entry.content for entry in missing.values()])
-                vectors.update(zip(missing, encoded, strict=True))
-        return np.array([vectors[id] for id in ids])

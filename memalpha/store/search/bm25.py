@@ -22,8 +22,6 @@ from typing import NamedTuple
 import numpy as np
 import Stemmer
 
-from memalpha.store.search.string_table import StringTable
-
 K1 = 1.5
 B = 0.75
 # Fewer documents, or a smaller share of the postings, are added one by one, which is cheaper than sorting all.
@@ -44,7 +42,7 @@ _RUN = re.compile(rf"[{_UNSPACED}]")
 _WORD_ALONE = re.compile(rf"[{_ALONE}]")
 _ASCII_TOKEN = re.compile(r"[a-z0-9]+(?:'[a-z0-9]\w*)*")  # what _TOKEN finds in lower-case ASCII, four times as fast
 
-_PORTER, _PORTER_LOCK = Stemmer.Stemmer("porter"), Lock()  # not safe for concurrent use
+_PORTER, _PORTER_LOCK = Stemmer.Stemmer("porter", maxCacheSize=0), Lock()  # not safe for concurrent use
 _BLI_LOGI = re.compile(r"(bl|log)(?:y|i(?:e?s|ed)?)$")
 _MEASURE = re.compile(r"[aeiou][^aeiou]|[^aeiouy]y[^aeiou]")  # a vowel and a consonant: Porter's m is above 0
 
@@ -110,13 +108,13 @@ def term_counts(text: str) -> Mapping[str, int]:
 class _TokenNumbers(dict[str, int]):
     """Numbers of terms by token; -1 for a stop word."""
 
-    def __init__(self, terms: StringTable) -> None:
+    def __init__(self, terms: dict[str, int]) -> None:
         super().__init__()
         self._terms = terms
 
     def __missing__(self, token: str) -> int:
         term = _word(token)
-        number = self[token] = self._terms.id_of(term) if term else -1
+        number = self[token] = self._terms.setdefault(term, len(self._terms)) if term else -1
         return number
 
 
@@ -129,7 +127,7 @@ class LexicalIndex:
 
     def __init__(self) -> None:
         self.lengths = np.zeros(0, np.int32)  # tokens by slot
-        self._terms = StringTable()
+        self._terms: dict[str, int] = {}
         self._starts = np.zeros(1, np.int64)  # settled postings of term t: _starts[t] to _starts[t + 1]
         self._slots = np.zeros(0, np.int32)
         self._counts = np.zeros(0, np.uint8)  # of the narrowest type that holds them
@@ -137,21 +135,6 @@ class LexicalIndex:
         self._recent_size = 0
         self._unmerged: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # merged at the next look-up
         self._joined: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # settled and recent postings, until they change
-
-    def to_arrays(self, live: np.ndarray) -> dict[str, np.ndarray]:
-        """Settle the index and return it as arrays for `from_arrays`."""
-        self.settle(live)
-        settled = {"starts": self._starts, "slots": self._slots, "counts": self._counts}
-        return {**self._terms.to_arrays("terms"), **settled, "lengths": self.lengths[: len(live)]}
-
-    @classmethod
-    def from_arrays(cls, parts: Mapping[str, np.ndarray]) -> LexicalIndex:
-        """Return the index that gave these arrays."""
-        index = cls()
-        index._terms = StringTable.from_arrays("terms", parts)
-        index._starts, index._slots, index.lengths = parts["starts"], parts["slots"], parts["lengths"]
-        index._counts = parts["counts"]
-        return index
 
     def add(self, slots: np.ndarray, texts: Sequence[str]) -> None:
         """Add the terms of texts at as many new slots `(n,)`."""
@@ -178,7 +161,7 @@ class LexicalIndex:
     def _add(self, slot: int, counts: Mapping[str, int]) -> None:
         self.lengths[slot] = sum(counts.values())
         for term, count in counts.items():
-            number = self._terms.id_of(term)
+            number = self._terms.setdefault(term, len(self._terms))
             slots, term_counts_at_slots = self._recent.setdefault(number, ([], []))
             slots.append(slot)
             term_counts_at_slots.append(count)
@@ -350,30 +333,3 @@ class BM25:
         idf = self.idf(repeats, np.bincount(terms, minlength=len(repeats)))
         scores = np.bincount(documents, idf[terms] * counts / (counts + self._penalties[documents]), self._size)
         return scores, idf
-
-
-def add_bm25(
-    scores: np.ndarray,
-    postings: Sequence[tuple[int, np.ndarray, np.ndarray]],
-    lengths: np.ndarray,
-    document_count: int,
-    inverse_mean: float,
-) -> np.ndarray:
-    """Add BM25 scores of a query's terms, touching only the slots that hold one.
-
-    Args:
-        scores: Scores by slot, so far 0; changed in place.
-        postings: Postings as `LexicalIndex.term_postings` returns them, of live documents alone.
-        lengths: Tokens by slot.
-        document_count: Number of documents.
-        inverse_mean: 1 / their mean length.
-
-    Returns:
-        Slots that hold any of the terms.
-    """
-    holders = [np.zeros(0, np.int32)]
-    for repeats, slots, counts in postings:
-        idf = np.log(1.0 + (document_count - len(slots) + 0.5) / (len(slots) + 0.5)) * repeats
-        holders.append(slots[scores[slots] == 0])
-        scores[slots] += idf * counts / (counts + K1 * (1.0 - B + B * lengths[slots] * inverse_mean))
-    return np.concatenate(holders)

@@ -25,38 +25,55 @@ whenever k entries pass, and no score reveals anything about the rest of the mem
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from memalpha.store.embedding import Embedder, query_coverages
 from memalpha.store.filters import Filter
-from memalpha.store.search import ann as approximate
+from memalpha.store.search import ann
 from memalpha.store.search.ann import ApproximateIndex, Candidates
-from memalpha.store.search.background import Background
 from memalpha.store.search.bm25 import LexicalIndex, words
-from memalpha.store.search.corpus_selection import CorpusSelection
-from memalpha.store.search.documents import Document, ScoredEntry
 from memalpha.store.search.filter_columns import FilterColumns
-from memalpha.store.search.normalize import scale, top_k
 from memalpha.store.search.options import SearchOptions
-from memalpha.store.search.passages import WINDOW, PassageIndex, effective_total
-from memalpha.store.search.ranking import explain, score_documents
+from memalpha.store.search.passages import WINDOW, PassageIndex
+from memalpha.store.search.ranking import ScoredEntry, Selection, explain, score_documents, top_k
 from memalpha.store.search.span_bm25 import Span
-from memalpha.store.search.string_table import StringTable
-from memalpha.store.search.vectors import Precision, Prototypes, VectorIndex, inner_products
+from memalpha.store.search.vectors import Prototypes, VectorIndex
 from memalpha.types import MemoryEntry
 
-RESCORE_FACTOR = 4  # with compact vectors, the best RESCORE_FACTOR * k results are scored again exactly
-MIN_RESCORED = 32  # results scored again at least
 
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Text to search for, in a group.
 
-class CompactVectors(NamedTuple):
-    """Precision of vectors in memory, and a function that returns exact float32 vectors `(n, dim)` by ids."""
+    Attributes:
+        id: Id of the entry.
+        text: Text to search.
+        group: Group of layer one.
+        order: Tie-breaker; larger is more recent.
+        span: Place in a source, if the document is a raw span.
+        entry: Entry that filters look at.
+    """
 
-    precision: Precision
-    exact: Callable[[Sequence[str]], np.ndarray]
+    id: str
+    text: str
+    group: str = ""
+    order: int = 0
+    span: Span | None = None
+    entry: MemoryEntry | None = field(default=None, compare=False)
+
+    @classmethod
+    def from_entry(cls, entry: MemoryEntry, created: int | None = None) -> Document:
+        """Return a stored entry as a document, grouped by category; the latest version is the most recent.
+
+        `created` is the log position that made the id and orders spans; None takes that of the version.
+        """
+        position = entry.valid_from if created is None else created
+        span = Span.from_origin(entry.source, entry.chunk, entry.turn, position)
+        return cls(entry.id, entry.content, entry.category, entry.valid_from, span, entry)
 
 
 class Corpus:
@@ -72,8 +89,8 @@ class Corpus:
         embedder: Embedder,
         documents: Iterable[Document] = (),
         entries: Callable[[], Iterable[MemoryEntry]] = tuple,
-        background: Background | None = None,
-        compact: CompactVectors | None = None,
+        *,
+        approximate: bool = False,
     ) -> None:
         """Create a corpus.
 
@@ -81,13 +98,11 @@ class Corpus:
             embedder: Embedder of documents and queries.
             documents: First documents.
             entries: Returns the entries of all documents, for filters.
-            background: Thread for building inverted lists; None searches exactly at any size.
-            compact: Score with these vectors. The best `RESCORE_FACTOR` * k results, `MIN_RESCORED` at least, are then
-                scored again with exact vectors. None holds float32 vectors.
+            approximate: Search a large memory as `ann` says; False searches exactly at any size.
         """
         self.embedder = embedder
-        self._compact = compact
-        self._slots = StringTable()  # by id
+        self._slots: dict[str, int] = {}  # by id
+        self._ids: list[str] = []  # by slot
         self._size = 0  # slots, free ones included
         self._free: list[int] = []
         self._removed: list[int] = []  # slots whose words are still in the lexical index
@@ -97,18 +112,16 @@ class Corpus:
         self._group_numbers: dict[str, int] = {}
         self._spans = np.zeros((0, 3), np.int64)  # source number (0: no span), chunk, position
         self._source_numbers: dict[str, int] = {}
-        self._group_sizes = np.zeros(0, np.int64)  # documents
-        self._group_words = np.zeros(0)  # tokens
-        self._vectors = VectorIndex(embedder.dim, compact.precision if compact else "float32")
+        self._vectors = VectorIndex(embedder.dim)
         self._prototypes = Prototypes(embedder.dim)
         self._pending: dict[str, str] = {}  # texts without a vector by id, in order
         self._lexical = LexicalIndex()
         self._passages = PassageIndex()
-        self._passage_totals = np.zeros(2, np.int64)  # see `effective_total`, of live documents
         self._columns = FilterColumns(entries)
-        self._full_selection: CorpusSelection | None = None
-        self._approximate = None if background is None else ApproximateIndex(self, background)
-        self._scores = np.zeros(0)
+        self._full_selection: Selection | None = None
+        self._is_approximate = approximate
+        self._ann: ApproximateIndex | None = None
+        self._outside_ann: list[int] = []  # slots filled since vectors were added to it
         self.add_many(documents)
 
     def __len__(self) -> int:
@@ -158,7 +171,8 @@ class Corpus:
         """
         slots = self._allocate_slots(len(ids))
         for slot, id in zip(slots.tolist(), ids, strict=True):
-            self._slots.set(id, slot)
+            self._slots[id] = slot
+            self._ids[slot] = id
         numbers = self._group_numbers
         self._groups[slots] = [numbers.setdefault(group, len(numbers)) for group in groups]
         self._orders[slots] = orders
@@ -176,29 +190,23 @@ class Corpus:
         if vectors is None:
             self._pending.update(zip(ids, texts, strict=True))
         else:
-            self._prototypes.change(self._groups[slots], self._vectors.set(slots, vectors), 1.0)
-        self._update_group_counts(slots, 1)
-        if self._approximate is not None:
-            self._approximate.since += slots.tolist()
+            self._set_vectors(slots, vectors)
+        if self._ann is not None:
+            self._outside_ann += slots.tolist()
         self._full_selection = None
         return slots
 
-    def _update_group_counts(self, slots: np.ndarray, sign: int) -> None:
-        """Add documents and their tokens to the counts of their groups (`sign` 1), or subtract them (-1)."""
-        if len(self._group_sizes) < len(self._group_numbers):
-            room = np.zeros(len(self._group_numbers) - len(self._group_sizes))
-            self._group_sizes = np.concatenate([self._group_sizes, room.astype(np.int64)])
-            self._group_words = np.concatenate([self._group_words, room])
-        groups, lengths = self._groups[slots], self._lexical.lengths[slots]
-        self._group_sizes += sign * np.bincount(groups, minlength=len(self._group_sizes))
-        self._group_words += sign * np.bincount(groups, lengths, len(self._group_words))
-        self._passage_totals += sign * np.array(effective_total(lengths))
+    def _set_vectors(self, slots: np.ndarray, vectors: np.ndarray) -> None:
+        vectors = vectors.astype(np.float32, copy=False)
+        self._vectors.set(slots, vectors)
+        self._prototypes.change(self._groups[slots], vectors, 1.0)
 
     def _allocate_slots(self, number: int) -> np.ndarray:
         """Return slots for new documents, int64 `(number,)`."""
         reused = [self._free.pop() for _ in range(min(number, len(self._free)))]
         start = self._size
         self._size += number - len(reused)
+        self._ids += [""] * (self._size - start)
         if self._size > len(self._live):
             room = max(32, self._size, 2 * start) - len(self._live)
             self._live = np.concatenate([self._live, np.zeros(room, bool)])
@@ -213,10 +221,9 @@ class Corpus:
         if id in self._pending:
             del self._pending[id]
         else:
-            self._prototypes.change(self._groups[slot : slot + 1], self._vectors.vectors_at(np.array([slot])), -1.0)
+            self._prototypes.change(self._groups[slot : slot + 1], self._vectors.rows[slot : slot + 1], -1.0)
             self._vectors.remove(slot)
         self._live[slot] = False
-        self._update_group_counts(np.array([slot]), -1)
         self._removed.append(slot)
         self._full_selection = None
 
@@ -243,50 +250,53 @@ class Corpus:
             self._embed()
             vectors = self.embedder.encode(queries) if vectors is None else vectors
         coverages = query_coverages(self.embedder, queries) if options.needs_coverage else [1.0] * len(queries)
-        lists = None
-        needs_all = options.exact or where is not None or route == "hard" or (route == "soft" and self._source_numbers)
-        if self._approximate is not None and not needs_all and k <= approximate.MAX_RESULTS:
-            lists = self._approximate.ready_lists()
-        exact_selection = None if lists else self._select(where)
+        index = self._ready_index() if self._can_approximate(options) else None
+        whole = self._select(where)
         results: list[list[ScoredEntry]] = []
         for number, query in enumerate(queries):
             terms, vector = words(query), None if vectors is None else vectors[number : number + 1]
-            selection = Candidates(self, terms, vector, lists) if lists else exact_selection
-            if selection is None or len(selection.slots) < k:
-                selection = self._select(where)
+            selection: Selection | Candidates = whole
+            if index is not None and vector is not None:
+                candidates = Candidates(whole, index, terms, vector, route)
+                selection = candidates if len(candidates.slots) >= k else whole
             if not len(selection.slots):
                 results.append([])
                 continue
             results.append(self._rank(selection, terms, vector, options, coverages[number]))
         return results
 
+    def _can_approximate(self, options: SearchOptions) -> bool:
+        needs_all = options.exact or options.filter is not None or options.route in ("hard", "bm25")
+        has_neighbours = options.route == "soft" and bool(self._source_numbers)
+        is_large = self._is_approximate and len(self) > ann.EXACT_LIMIT
+        return is_large and not needs_all and not has_neighbours and options.k <= ann.MAX_RESULTS
+
+    def _ready_index(self) -> ApproximateIndex:
+        """Return the index of all vectors, built or brought up to date."""
+        if self._ann is None or self._ann.is_worn(len(self)):
+            self._ann = ApproximateIndex(self._vectors.rows, np.flatnonzero(self._live))
+        elif self._outside_ann:
+            slots = np.array(self._outside_ann)
+            self._ann.add(self._vectors.rows, slots[self._live[slots]])
+        self._outside_ann = []
+        return self._ann
+
+    def copy(self, entries: Callable[[], Iterable[MemoryEntry]]) -> Corpus:
+        """Return a copy that can be changed by itself and is searched exactly.
+
+        Args:
+            entries: Returns the entries of all documents of the copy, for filters.
+        """
+        self._full_selection = None
+        kept = {id(self.embedder): self.embedder, id(self._columns.entries): entries, id(self._ann): None}
+        duplicate = copy.deepcopy(self, kept)
+        duplicate._is_approximate = False
+        return duplicate
+
     def matching_ids(self, where: Filter) -> list[str]:
         """Return the ids of the documents that pass a filter, in no order."""
         is_match = self._columns.mask(where, self._slots, self._size) & self._live[: self._size]
-        return [self._slots.text(slot) for slot in np.flatnonzero(is_match).tolist()]
-
-    def build(self) -> None:
-        """Build everything that a search needs, the inverted lists of a large memory included."""
-        self._tidy()
-        self._embed()
-        if self._approximate is not None:
-            self._approximate.build()
-
-    @property
-    def has_lists(self) -> bool:
-        """True if inverted lists are built."""
-        return self._approximate is not None and self._approximate.is_built
-
-    @property
-    def has_new_lists(self) -> bool:
-        """True if inverted lists were built that no index file holds."""
-        return self._approximate is not None and not self._approximate.is_saved
-
-    def _scratch(self) -> np.ndarray:
-        """Return zeros by slot, float64; the caller must leave zeros behind."""
-        if len(self._scores) < len(self._live):
-            self._scores = np.zeros(len(self._live))
-        return self._scores
+        return [self._ids[slot] for slot in np.flatnonzero(is_match).tolist()]
 
     def _tidy(self) -> None:
         """Drop removed documents once they outnumber the others, and settle postings once many are new."""
@@ -306,25 +316,22 @@ class Corpus:
         if not self._pending:
             return
         slots = np.array([self._slots[id] for id in self._pending], np.int64)
-        vectors = self.embedder.encode(list(self._pending.values()))
-        self._prototypes.change(self._groups[slots], self._vectors.set(slots, vectors), 1.0)
+        self._set_vectors(slots, self.embedder.encode(list(self._pending.values())))
         self._pending.clear()
 
-    def _select(self, where: Filter | None) -> CorpusSelection:
+    def _select(self, where: Filter | None) -> Selection:
         if where is None and self._full_selection is not None:
             return self._full_selection
         size = self._size
         live = self._live[:size]
         if where is not None:
-            return CorpusSelection(
-                self, np.flatnonzero(live & self._columns.mask(where, self._slots, size)), is_whole=False
-            )
-        self._full_selection = CorpusSelection(self, np.flatnonzero(live), is_whole=True)
+            return Selection(self, np.flatnonzero(live & self._columns.mask(where, self._slots, size)), is_whole=False)
+        self._full_selection = Selection(self, np.flatnonzero(live), is_whole=True)
         return self._full_selection
 
     def _rank(
         self,
-        selection: CorpusSelection | Candidates,
+        selection: Selection | Candidates,
         query: list[str],
         vector: np.ndarray | None,
         options: SearchOptions,
@@ -333,27 +340,14 @@ class Corpus:
         def numbers(field: str) -> np.ndarray:
             return self._columns.numbers(field, self._slots, self._size)[selection.slots]
 
-        subset, parts, terms, dense_range, dense_weight = score_documents(
-            selection, query, vector, options, numbers, coverage
-        )
+        subset, parts, terms = score_documents(selection, query, vector, options, numbers, coverage)
         slots = selection.slots[subset]
         total = sum(terms[1:], terms[0])
-        if self._compact is not None and vector is not None:
-            rescored = top_k(total, self._orders[slots], max(RESCORE_FACTOR * options.k, MIN_RESCORED))
-            slots, terms = slots[rescored], [term[rescored] for term in terms]
-            exact = inner_products(vector, self._compact.exact([self._slots.text(slot) for slot in slots.tolist()]))[0]
-            parts["dense"][rescored] = exact
-            if dense_range is not None:  # the exact scores may exceed it
-                lowest = selection.score_ranges.get("dense", (np.inf, 0.0))[0]
-                dense_range = min(lowest, parts["dense"].min()), parts["dense"].max()
-            parts = {name: values[rescored] for name, values in parts.items()}
-            terms[0] = exact if dense_range is None else dense_weight * scale(exact, dense_range)
-            total = sum(terms[1:], terms[0])
         best = top_k(total, self._orders[slots], options.k)
         if options.min_score is not None:
             best = best[total[best] >= options.min_score]
         return [
-            ScoredEntry(self._slots.text(slot), score, parts_of_entry)
+            ScoredEntry(self._ids[slot], score, parts_of_entry)
             for slot, score, parts_of_entry in zip(
                 slots[best].tolist(), total[best].tolist(), explain(parts, best), strict=True
             )

@@ -40,14 +40,8 @@ class FilterColumns:
     """Columns of the fields that filters use; `entries` returns all entries that have a slot."""
 
     def __init__(self, entries: Callable[[], Iterable[MemoryEntry]]) -> None:
-        self._entries = entries
+        self.entries = entries
         self._columns: dict[str, _Column] = {}
-
-    def copy(self, entries: Callable[[], Iterable[MemoryEntry]]) -> FilterColumns:
-        """Return columns that can be changed by themselves; `entries` returns all entries that have a slot there."""
-        columns = FilterColumns(entries)
-        columns._columns = {field: column.copy() for field, column in self._columns.items()}
-        return columns
 
     def set(self, slot: int, entry: MemoryEntry) -> None:
         """Record that a slot holds an entry."""
@@ -82,7 +76,7 @@ class FilterColumns:
         """Build the missing columns of these fields, and drop those unused for longest."""
         columns = self._columns
         missing = {field: _Column() for field in fields if field not in columns or columns[field].is_worn(len(slots))}
-        for entry in self._entries() if missing else ():
+        for entry in self.entries() if missing else ():
             for field, column in missing.items():
                 column.set(slots[entry.id], field_value(entry, field))
         columns |= missing  # only once they are complete
@@ -111,13 +105,6 @@ class _Column:
         self._orders: dict[type, _Order] = {}  # by kind of value
         self._verdicts: dict[Any, np.ndarray] = {}  # mask of the values that contain it, by operand of `$contains`
         self._floats = np.zeros(0)  # the values as numbers
-
-    def copy(self) -> _Column:
-        """Return a column that can be changed by itself."""
-        column = _Column()
-        column._codes, column._floats = self._codes.copy(), self._floats
-        column._values, column._numbers = list(self._values), dict(self._numbers)
-        return column
 
     def is_worn(self, entries: int) -> bool:
         """Return True if most of the distinct values belong to no entry any more."""

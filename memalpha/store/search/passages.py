@@ -12,7 +12,7 @@ assume entries cut into equal parts. So only entries that hold a word of the que
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -161,20 +161,6 @@ class PassageIndex:
             is_live = (self.slots >= 0) & live[self.slots]
             self.slots[~is_live] = -1
             self.lexical.settle(is_live)
-
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        """Settle the index and return it as arrays for `from_arrays`; `settle` must have dropped removed slots."""
-        words = {f"words {name}": part for name, part in self.lexical.to_arrays(self.slots >= 0).items()}
-        return {**words, "slots": self.slots, "numbers": self.numbers}
-
-    @classmethod
-    def from_arrays(cls, parts: Mapping[str, np.ndarray]) -> PassageIndex:
-        """Return the index that gave these arrays."""
-        index = cls()
-        words = {name.removeprefix("words "): part for name, part in parts.items() if name.startswith("words ")}
-        index.lexical = LexicalIndex.from_arrays(words)
-        index.slots, index.numbers = parts["slots"], parts["numbers"]
-        return index
 
     def match(self, query: Sequence[str], document_of_slot: np.ndarray) -> PassageMatches | None:
         """Return the matches among the passages of selected documents; None if there are none.

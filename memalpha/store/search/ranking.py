@@ -1,30 +1,78 @@
 """Scoring of a set of documents: the parts of their scores, the sums of these, and the priors of groups.
 
-A `Selection` gives the statistics of the documents that a search covers (`corpus_selection`). `corpus` explains the
-score.
+A `Selection` gives the statistics of the documents that a search covers. `corpus` explains the score.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
-from memalpha.store.search.bm25 import BM25, TermMatches
-from memalpha.store.search.normalize import scale, share_of_best
+from memalpha.store.search.bm25 import BM25, SelectedPostings, TermMatches
 from memalpha.store.search.passages import PassageMatches, effective_total
 from memalpha.store.search.span_bm25 import NeighbourBM25
+from memalpha.store.search.vectors import BLOCK, add_by_group, inner_products, unit_directions
 
 if TYPE_CHECKING:
     from memalpha.store.search.ann import Candidates
+    from memalpha.store.search.corpus import Corpus
     from memalpha.store.search.options import SearchOptions
 
-Route = Literal["soft", "flat", "dense", "bm25", "hard"]
-ROUTES: tuple[Route, ...] = ("soft", "flat", "dense", "bm25", "hard")
-COMBINED_ROUTES: tuple[Route, ...] = ("soft", "flat", "hard")
+SMALLEST_RANGE = 1e-3  # of scores that are scaled; inner products are rounded to 1e-5
+
+
+def scale(scores: np.ndarray, score_range: tuple[float, float] | None) -> np.ndarray:
+    """Scale scores to 0..1 by minimum and maximum; equal scores become zeros.
+
+    A range below `SMALLEST_RANGE` counts as that, so that rounding is not scaled up to a difference of 1.
+
+    Args:
+        scores: Scores `(n,)`.
+        score_range: Minimum and maximum over more documents than these; None takes those of `scores`.
+    """
+    low, high = score_range or (scores.min(), scores.max())
+    return (scores - low) / max(high - low, SMALLEST_RANGE)
+
+
+def share_of_best(scores: np.ndarray) -> np.ndarray:
+    """Divide scores by the best one, with negative scores as 0."""
+    scores = np.maximum(scores, 0.0)
+    best = scores.max(initial=0.0)
+    return scores / best if best > 0 else scores
+
+
+def top_k(scores: np.ndarray, orders: np.ndarray, k: int) -> np.ndarray:
+    """Return the indices of the k largest scores, best first.
+
+    Args:
+        scores: Scores `(n,)`.
+        orders: Tie-breakers `(n,)`; among equal scores the larger comes first.
+        k: Number of indices; fewer are returned if there are fewer scores.
+    """
+    if k < len(scores):
+        threshold = np.partition(scores, len(scores) - k)[len(scores) - k]
+        candidates = np.flatnonzero(scores >= threshold)
+    else:
+        candidates = np.arange(len(scores))
+    return candidates[np.lexsort((-orders[candidates], -scores[candidates]))][:k]
+
+
+class ScoredEntry(NamedTuple):
+    """One search result.
+
+    Attributes:
+        id: Id of the entry.
+        score: Score; larger is better.
+        explain: The parts of the score that were used: raw `dense` and `bm25`, the `group` prior, terms of a `Boost`.
+            With spans, `bm25` is of the span's words alone, and `around` is what its neighbours add.
+    """
+
+    id: str
+    score: float
+    explain: Mapping[str, float]
 
 
 class LexicalScores(NamedTuple):
@@ -41,44 +89,89 @@ class LexicalScores(NamedTuple):
     own: np.ndarray | None = None
 
 
-class Selection(ABC):
-    """Documents that a search covers, with the statistics of these alone.
+class Selection:
+    """Documents of a corpus that a search covers, with the statistics of these alone.
 
     Attributes:
+        slots: Slots of the documents, int64 `(n,)`, in the order of their groups unless they are the whole memory.
         groups: Group of each document, int64 `(n,)`, below `size`.
         size: Number of groups.
-        score_ranges: Minimum and maximum by part of the score, over more documents than these; empty by default.
+        score_ranges: Minimum and maximum by part of the score, over more documents than these; empty here.
     """
 
     score_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
 
-    def __init__(self, groups: np.ndarray, group_count: int) -> None:
-        self.groups, self.size = groups, group_count
+    def __init__(self, corpus: Corpus, slots: np.ndarray, *, is_whole: bool) -> None:
+        groups = corpus._groups[slots]
+        if not is_whole:
+            order = np.argsort(groups, kind="stable")
+            slots, groups = slots[order], groups[order]
+        self.slots, self.groups, self.size = slots, groups, len(corpus._group_numbers)
+        self._corpus, self._is_whole = corpus, is_whole
 
-    @property
-    @abstractmethod
+    @cached_property
+    def _lexical(self) -> SelectedPostings:
+        return SelectedPostings(self._corpus._lexical, self.slots)
+
+    @cached_property
     def lengths(self) -> np.ndarray:
-        """Number of words of each document, `(n,)`."""
+        """Return the number of words of each document, `(n,)`."""
+        return self._lexical.lengths
 
-    @abstractmethod
     def match_terms(self, query: Sequence[str]) -> TermMatches | None:
         """Return the matches of a query's terms among the documents; None if there are none."""
+        return self._lexical.match_terms(query)
 
     def match_passages(self, query: Sequence[str]) -> PassageMatches | None:
         """Return the matches of a query's terms among passages of long documents; None if there are none."""
-        return None
+        return self._corpus._passages.match(query, self._lexical.document_of_slot)
 
-    @abstractmethod
     def spans(self) -> np.ndarray | None:
         """Return source number (0: no span), chunk, position of each document, int64 `(n, 3)`; None without spans."""
+        return self._corpus._spans[self.slots] if self._corpus._source_numbers else None
 
-    @abstractmethod
+    @cached_property
+    def _should_gather(self) -> bool:
+        return not self._is_whole and self._corpus._vectors.should_gather(self.slots)
+
+    @cached_property
+    def _rows(self) -> np.ndarray:
+        return self._corpus._vectors.rows[self.slots]
+
+    @cached_property
+    def _prototypes(self) -> np.ndarray:
+        """Return the prototypes of the selected documents, float32 `(group_count, dim)`."""
+        sums = np.zeros((self.size, self._corpus.embedder.dim))
+        for start in range(0, len(self.slots), BLOCK):
+            block = slice(start, start + BLOCK)
+            rows = self._rows[block] if self._should_gather else self._corpus._vectors.rows[self.slots[block]]
+            add_by_group(sums, self.groups[block], rows)
+        return unit_directions(sums)
+
     def dense_scores(self, vector: np.ndarray) -> np.ndarray:
         """Return the inner products of a query's vector `(1, dim)` with the documents', float64 `(n,)`."""
+        if self._should_gather:
+            return inner_products(vector, self._rows)[0]
+        return self._corpus._vectors.scores(vector, self.slots)[0]
 
-    @abstractmethod
     def prototype_scores(self, vector: np.ndarray) -> np.ndarray:
         """Return the inner products of a query's vector `(1, dim)` with the prototypes of the first groups."""
+        if self._is_whole:
+            return self._corpus._prototypes.scores(vector)[0]
+        return inner_products(vector, self._prototypes)[0]
+
+    def documents_at(self, slots: np.ndarray) -> np.ndarray:
+        """Return the documents of slots by their index in this selection, without removed ones."""
+        documents = self._lexical.document_of_slot[slots]
+        return documents[documents >= 0]
+
+    def slots_in_group(self, group: int) -> np.ndarray:
+        """Return a mask of a group's slots, bool `(slots,)`."""
+        return self._corpus._groups == group
+
+    def products(self, vector: np.ndarray, documents: np.ndarray) -> np.ndarray:
+        """Return the inner products of a query's vector `(1, dim)` with those of some documents, float64 `(n,)`."""
+        return self._corpus._vectors.scores(vector, self.slots[documents])[0]
 
     @cached_property
     def _neighbours(self) -> NeighbourBM25 | None:
@@ -130,15 +223,16 @@ class Selection(ABC):
 
     def group_prior(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
         """Return the prior of each document's group (layer one), float64 `(n,)`."""
-        return self._prior_by_group(query, vector)[self.groups]
+        return self.group_priors(query, vector)[self.groups]
 
     def in_best_groups(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
         """Return a mask of the documents in the best round(sqrt(groups)) groups, bool `(n,)`."""
-        prior = self._prior_by_group(query, vector)
+        prior = self.group_priors(query, vector)
         sorted_priors = np.sort(prior[np.unique(self.groups)])
         return prior[self.groups] >= sorted_priors[-max(1, round(len(sorted_priors) ** 0.5))]
 
-    def _prior_by_group(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
+    def group_priors(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
+        """Return the prior of each group, float64 `(size,)`."""
         similarities = np.zeros(self.size)
         scores = self.prototype_scores(vector)
         similarities[: len(scores)] = scores
@@ -151,16 +245,12 @@ class ScoreParts(NamedTuple):
     Attributes:
         subset: Index of these documents in the selection.
         parts: Values `(n,)` that explain a score, by name; NaN where a document has no such part.
-        terms: Values `(n,)` that add up to the score; the dense one is the first, if there is one.
-        dense_range: Smallest and largest dense score, if dense scores are scaled.
-        dense_weight: Weight of the scaled dense scores.
+        terms: Values `(n,)` that add up to the score.
     """
 
     subset: np.ndarray | slice
     parts: dict[str, np.ndarray]
     terms: list[np.ndarray]
-    dense_range: tuple[float, float] | None
-    dense_weight: float = 1.0
 
 
 def score_documents(
@@ -201,13 +291,13 @@ def score_documents(
             parts["around"] = scores - lexical.own
         if not np.isnan(lexical.passages).all():
             parts["passage"] = lexical.passages[subset]
-    dense_range, dense_weight = None, coverage * weights.get("dense", 1.0)
     if dense is None or scores is None:
         terms = [values for values in (dense, scores) if values is not None]
     else:
-        dense_range = selection.score_ranges.get("dense") or (dense.min(), dense.max())
-        scaled = scale(scores, selection.score_ranges.get("bm25"))
-        terms = [dense_weight * scale(dense, dense_range), weights.get("bm25", 1.0) * scaled]
+        terms = [
+            coverage * weights.get("dense", 1.0) * scale(dense, selection.score_ranges.get("dense")),
+            weights.get("bm25", 1.0) * scale(scores, selection.score_ranges.get("bm25")),
+        ]
     if route == "soft" and vector is not None:
         parts["group"] = selection.group_prior(query, vector)
         terms.append(weights.get("group", 1.0) * parts["group"])
@@ -215,7 +305,7 @@ def score_documents(
         boosts = boost.terms(lambda field: numbers(field)[subset])
         parts |= boosts
         terms += boosts.values()
-    return ScoreParts(subset, parts, terms, dense_range, dense_weight)
+    return ScoreParts(subset, parts, terms)
 
 
 def explain(parts: dict[str, np.ndarray], indices: np.ndarray) -> list[dict[str, float]]:

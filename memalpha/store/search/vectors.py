@@ -7,82 +7,39 @@ from the entries and the embedder.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Literal, get_args
 
 import faiss
 import numpy as np
 
 _FEW = 0.25  # share of the rows
 BLOCK = 512  # rows copied at a time
-_DECODED = 256  # rows decoded at a time, so that they stay in the processor's cache
-
-Precision = Literal["float32", "float16", "int8"]
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-
-
-def encode(vectors: np.ndarray, precision: Precision) -> np.ndarray:
-    """Encode float32 vectors `(n, dim)` in a precision.
-
-    An int8 row holds each number as a multiple of the row's largest / 127, and that step as float32 in four more
-    columns. A row depends on its vector alone.
-    """
-    if precision != "int8":
-        return vectors.astype(precision, copy=False)
-    steps = np.abs(vectors).max(axis=1, keepdims=True, initial=0.0).astype("<f4") / np.float32(127)
-    codes = np.rint(vectors / np.where(steps > 0, steps, 1)).clip(-127, 127).astype(np.int8)
-    return np.concatenate([codes, steps.astype("<f4").view(np.int8)], axis=1)
-
-
-def decode(rows: np.ndarray) -> np.ndarray:
-    """Decode rows of `encode` to float32 vectors `(n, dim)`."""
-    if rows.dtype == np.float32:
-        return rows
-    if rows.dtype == np.float16:  # `astype` on the bits (for finite numbers), six times as fast
-        bits = rows.view(np.int16).astype(np.int32)
-        bits <<= 13
-        bits &= np.int32(-0x70002000)
-        vectors = bits.view(np.float32)
-        vectors *= np.float32(2.0**112)
-        return vectors
-    vectors = rows[:, :-4].astype(np.float32)
-    vectors *= np.ascontiguousarray(rows[:, -4:]).view("<f4")
-    return vectors
 
 
 class VectorIndex:
-    """Inner products (by FAISS) with vectors by slot; exact for float32.
+    """Exact inner products (by FAISS) with vectors by slot.
 
     The vector of a removed slot is zero, and the slot can be reused.
     """
 
-    def __init__(
-        self, dim: int, precision: Precision = "float32", storage: np.ndarray | None = None, size: int = 0
-    ) -> None:
-        self.precision: Precision = precision
-        self._storage = encode(np.zeros((0, dim), np.float32), precision) if storage is None else storage
-        self._size = size  # rows of the storage in use
+    def __init__(self, dim: int) -> None:
+        self._storage = np.zeros((0, dim), np.float32)
+        self._size = 0  # rows of the storage in use
 
     @property
     def rows(self) -> np.ndarray:
-        """Encoded rows `(slots, ...)`: a view of the storage, not a copy."""
+        """Vectors by slot, float32 `(slots, dim)`: a view of the storage, not a copy."""
         return self._storage[: self._size]
 
-    def vectors_at(self, slots: np.ndarray) -> np.ndarray:
-        """Return a copy of the vectors at `slots` `(n,)`, decoded to float32 `(n, dim)`."""
-        return decode(self.rows[slots])
-
-    def set(self, slots: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-        """Store `vectors` `(n, dim)` at `slots` `(n,)`, which may lie beyond the end; return them decoded."""
-        rows = encode(vectors, self.precision)
+    def set(self, slots: np.ndarray, vectors: np.ndarray) -> None:
+        """Store `vectors` `(n, dim)` at `slots` `(n,)`, which may lie beyond the end."""
         size = max(self._size, int(slots.max(initial=-1)) + 1)
         if size > len(self._storage):
             # Untouched zeros take no memory.
-            room = np.zeros((max(32, size, len(self._storage) * 3 // 2), self._storage.shape[1]), self._storage.dtype)
+            room = np.zeros((max(32, size * 3 // 2), self._storage.shape[1]), np.float32)
             room[: self._size] = self.rows
             self._storage = room
         self._size = size
-        self._storage[slots] = rows
-        return decode(rows)
+        self._storage[slots] = vectors
 
     def remove(self, slot: int) -> None:
         """Set the vector of a slot to zero."""
@@ -96,12 +53,8 @@ class VectorIndex:
         model's batching leaves. So ties are ties.
         """
         if slots is not None and self.should_gather(slots):
-            return inner_products(queries, self.vectors_at(slots))
-        if self.precision == "float32":
-            scores = inner_products(queries, self.rows)
-        else:
-            blocks = [self.rows[start : start + _DECODED] for start in range(0, max(1, self._size), _DECODED)]
-            scores = np.concatenate([inner_products(queries, decode(block)) for block in blocks], axis=1)
+            return inner_products(queries, self.rows[slots])
+        scores = inner_products(queries, self.rows)
         return scores if slots is None else scores[:, slots]
 
     def should_gather(self, slots: np.ndarray) -> bool:
@@ -146,10 +99,10 @@ def unit_directions(sums: np.ndarray) -> np.ndarray:
 class Prototypes:
     """Mean direction of each group's vectors, from running sums, in a `VectorIndex` of its own."""
 
-    def __init__(self, dim: int, sums: np.ndarray | None = None) -> None:
-        self.sums = np.zeros((0, dim)) if sums is None else sums  # float64 `(groups, dim)`
+    def __init__(self, dim: int) -> None:
+        self.sums = np.zeros((0, dim))  # float64 `(groups, dim)`
         self._index = VectorIndex(dim)
-        self._stale = set(range(len(self.sums)))
+        self._stale: set[int] = set()
 
     def change(self, groups: np.ndarray, vectors: np.ndarray, sign: float) -> None:
         """Add vectors to the sums of their groups, or subtract them.

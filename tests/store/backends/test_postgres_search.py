@@ -14,8 +14,7 @@ from memalpha.store.backends.vector_table import VectorTable
 from memalpha.store.indexing import namespace_index
 from memalpha.store.io.copy import copy_store
 from memalpha.store.schema import Category, MemorySchema
-from memalpha.store.search.boost import Boost
-from memalpha.store.search.ranking import ROUTES
+from memalpha.store.search.options import ROUTES, Boost
 from memalpha.store.store import MemoryStore
 
 pytest.importorskip("psycopg")

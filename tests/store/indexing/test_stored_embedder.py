@@ -52,19 +52,11 @@ USES = {
     "past search": lambda store: store.search("Ana", as_of=1),
     "insert": lambda store: store.insert("semantic", "Ana has a dog."),
     "insert many": lambda store: store.insert_many([{"category": "semantic", "content": "Ana has a dog."}]),
-    "index": lambda store: store.build_index(),
     "embedder": lambda store: store.load_embedder(),
 }
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        # PostgreSQL builds its index from stored vectors, without the embedder
-        pytest.param(use, id=name, marks=[pytest.mark.sqlite] if name == "index" else [])
-        for name, use in USES.items()
-    ],
-)
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_a_recorded_folder_is_not_loaded(store_path, monkeypatch, use):
     monkeypatch.setattr(stored_embedder, "load_embedder", lambda name: pytest.fail(f"{name} was loaded"))
     with (

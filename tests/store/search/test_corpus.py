@@ -12,10 +12,8 @@ from memalpha.errors import StoreError
 from memalpha.store.embedding import CachedEmbedder, HashEmbedder, load_embedder
 from memalpha.store.filters import parse_filter
 from memalpha.store.search.bm25 import BM25, LexicalIndex, SelectedPostings, words
-from memalpha.store.search.boost import Boost
-from memalpha.store.search.corpus import Corpus
-from memalpha.store.search.documents import Document
-from memalpha.store.search.ranking import ROUTES
+from memalpha.store.search.corpus import Corpus, Document
+from memalpha.store.search.options import ROUTES, Boost
 from memalpha.store.search.span_bm25 import Span
 from memalpha.types import MemoryEntry
 

@@ -7,7 +7,6 @@ import pytest
 
 from memalpha.errors import StoreError
 from memalpha.store.embedding import HashEmbedder, StaticEmbedder, query_coverages
-from memalpha.store.indexing import cache
 from memalpha.store.search.bm25 import words
 from memalpha.store.search.passages import WINDOW, split_passages
 from memalpha.store.store import MemoryStore
@@ -46,9 +45,7 @@ def test_a_hit_names_the_passage_of_a_long_entry(store: MemoryStore, route) -> N
     assert route == "flat" or hits[0] == long or route == "hard"
 
 
-@pytest.mark.sqlite
-def test_passages_outlive_removal_and_the_index_file(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "MIN_ENTRIES", 10)
+def test_passages_outlive_removal_and_reopening(tmp_path) -> None:
     path, query = tmp_path / "b.db", "Ana's boat"
     with MemoryStore.open(path, embedder=HashEmbedder(64)) as store:
         texts = [f"{FILLER * (10 + number)}Boat {number}. {FILLER * 20}" for number in range(20)]
@@ -57,12 +54,9 @@ def test_passages_outlive_removal_and_the_index_file(tmp_path, monkeypatch: pyte
         for entry in entries[1:10]:
             store.delete(entry.id)
         hits = store.search(query, 30)
-        store.build_index()
-    monkeypatch.setattr("memalpha.store.search.passages.split_passages", lambda text: pytest.fail("cut again"))
     with MemoryStore.open(path, embedder=HashEmbedder(64)) as store:
         assert store.search(query, 30) == hits
     with MemoryStore.open(":memory:", embedder=HashEmbedder(64)) as alone:
-        monkeypatch.undo()
         alone.insert_many({"category": "semantic", "content": hit.entry.content} for hit in hits)
         scores = {hit.entry.content: hit.explain for hit in alone.search(query, 30)}
         assert {hit.entry.content: hit.explain for hit in hits} == scores

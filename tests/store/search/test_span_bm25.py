@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from memalpha.errors import StoreError, UnknownEntry
 from memalpha.store.embedding import CachedEmbedder, HashEmbedder
 from memalpha.store.search.bm25 import words
-from memalpha.store.search.corpus import Corpus
-from memalpha.store.search.documents import Document
+from memalpha.store.search.corpus import Corpus, Document
 from memalpha.store.search.passages import split_passages
 from memalpha.store.search.span_bm25 import Span
 from memalpha.store.store import MemoryStore

@@ -61,11 +61,11 @@ def test_a_product_does_not_depend_on_what_else_is_there() -> None:
 
 
 def test_room_beyond_the_rows_in_use_is_grown_into():
-    room = np.zeros((5, 2), np.float32)
-    room[:2] = unit([1, 0], [0, 1])
-    index = VectorIndex(2, "float32", room, 2)
-    assert index.rows.tolist() == [[1, 0], [0, 1]]
-    index.set(np.array([4]), unit([1, 0]))
-    assert index.scores(unit([1, 0])).tolist() == [[1, 0, 0, 0, 1]] and index.rows.base is room
-    index.set(np.array([5]), unit([0, 1]))
-    assert len(index.rows) == 6 and index.rows[:5].tolist() == room.tolist()
+    index = VectorIndex(2)
+    index.set(np.arange(40), np.repeat(unit([1, 0]), 40, axis=0))
+    room = index.rows.base
+    index.set(np.array([44]), unit([0, 1]))
+    assert len(index.rows) == 45 and index.rows.base is room  # nothing was copied
+    assert index.scores(unit([1, 0]))[0].tolist() == [1] * 40 + [0] * 5
+    index.set(np.array([99]), unit([0, 1]))
+    assert index.rows.base is not room and index.scores(unit([0, 1]))[0].nonzero()[0].tolist() == [44, 99]

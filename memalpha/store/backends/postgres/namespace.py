@@ -78,12 +78,6 @@ class _PostgresEntries(EntryTable):
 
 
 class _PostgresVectors(VectorTable):
-    _SELECT_OF_ENTRIES = (
-        "SELECT v.id, x.vector FROM versions v JOIN vectors x ON x.ns = v.ns AND x.digest = v.digest "
-        "WHERE v.ns = ?1 AND v.id = ANY (?2) AND v.valid_to IS NULL"
-    )
-    _list_parameter = staticmethod(list)
-
     def search_rows(self, page_size: int) -> Iterator[list[tuple[Any, ...]]]:
         query = (  # a statement for each page: a cursor holds all of its rows, and a statement has a deadline
             "SELECT v.id, v.content, v.category, v.valid_from, v.source, v.chunk, v.turn, v.created, x.vector "
