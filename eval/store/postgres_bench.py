@@ -99,7 +99,13 @@ def read(url: str) -> dict[str, tuple[float, float]]:
 
 
 def measure(url: str, size: int, environment: dict[str, str]) -> dict[str, tuple[float, float]]:
-    """Run one repetition on an empty store, in a process for writing and one for reading."""
+    """Run one repetition on an empty store, in a process for writing and one for reading.
+
+    Args:
+        url: Path or URL of the store.
+        size: Number of entries.
+        environment: Further variables of the processes' environment.
+    """
     costs: dict[str, tuple[float, float]] = {}
     for arguments in (["--write", url, "--sizes", str(size)], ["--read", url]):
         command = [sys.executable, __file__, *arguments]
