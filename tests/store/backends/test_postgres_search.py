@@ -79,9 +79,6 @@ def test_searches_equal_those_of_sqlite(postgres_url: str) -> None:
         assert remote.search("dog", where={"p": "nobody"}) == remote.search("dog", 0) == []
         with pytest.raises(StoreError, match="route"):
             remote.search("dog", route="nearest")  # pyright: ignore
-        with MemoryStore.open(postgres_url, vectors="int8") as compact:
-            hits, exact = compact.search(texts[0], 5), local.search(texts[0], 5)
-            assert [hit.entry for hit in hits] == [hit.entry for hit in exact]
 
 
 def test_writes_of_another_process_are_seen_at_once(postgres_url: str) -> None:
