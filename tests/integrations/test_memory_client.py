@@ -19,6 +19,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("httpx2")
 
 from memalpha.errors import ConfigError, MemalphaError
+from memalpha.integrations import client
 from memalpha.integrations.client import (
     AsyncMemoryClient,
     ClientError,
@@ -29,8 +30,6 @@ from memalpha.integrations.client import (
     NotAuthorized,
     ServerUnavailable,
     TooManyRequests,
-    aio,
-    sync,
 )
 from memalpha.integrations.server.http import http_app
 from memalpha.integrations.server.keys import KeyFile
@@ -102,7 +101,7 @@ class Scripted:
 
 
 def test_the_example_of_the_guide_runs(served):
-    guide = (Path(__file__).parents[3] / "docs" / "guides" / "serve.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "serve.md").read_text(encoding="utf-8")
     [example] = [text for text in re.findall(r"```py\n(.*?)```", guide, re.DOTALL) if "MemoryClient" in text]
     for shown, real in (("http://127.0.0.1:8765", served.address), ("mem_…", served.all), ("user-ana", "guide")):
         assert shown in example
@@ -145,6 +144,7 @@ def test_every_route_of_the_server(served: Served) -> None:
 def test_the_asynchronous_client_does_the_same(served: Served) -> None:
     async def run() -> list[str]:
         async with AsyncMemoryClient(served.address, served.all, namespace="ana") as memory:
+            assert await memory.health() is None and await memory.core() == ""
             entry = await memory.insert("semantic", "Ana's cat: Tom")
             assert (await memory.search("cat"))[0].entry == entry
             await asyncio.gather(*(memory.insert("episodic", f"event {number}") for number in range(3)))
@@ -193,8 +193,8 @@ def test_what_was_refused_is_sent_again_after_the_time_named(kind: str, monkeypa
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
 
-    monkeypatch.setattr(sync, "sleep", waits.append)
-    monkeypatch.setattr(aio, "sleep", sleep)
+    monkeypatch.setattr(client, "sleep", waits.append)
+    monkeypatch.setattr(client, "async_sleep", sleep)
 
     def call(name: str, *arguments: Any, answers: list[Any], retries: int = 3) -> tuple[Any, int]:
         server = Scripted(*answers)
@@ -234,7 +234,7 @@ def test_what_was_refused_is_sent_again_after_the_time_named(kind: str, monkeypa
 
 def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(sync, "sleep", waits.append)
+    monkeypatch.setattr(client, "sleep", waits.append)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
