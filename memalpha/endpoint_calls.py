@@ -45,6 +45,25 @@ def parse_name(name: str) -> tuple[str, str]:
     return base.rstrip("/"), model
 
 
+def read_key(name: str, variable: str, hint: str = "") -> str:
+    """Return the key of a model from an environment variable.
+
+    Args:
+        name: Name of the model, for errors.
+        variable: Environment variable.
+        hint: What else can be done if the variable is not set.
+
+    Raises:
+        PolicyError: The variable is not set, or holds other characters than those of a header.
+    """
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise PolicyError(f"{name} needs a key: set the environment variable {variable}{hint}")
+    if not (key.isascii() and key.isprintable()):
+        raise PolicyError(f"{name}: the key in {variable} holds characters that no key has")
+    return key
+
+
 def backoff(attempt: int, longest: float, rng: Random) -> float:
     """Return the wait before the next try, with full jitter.
 

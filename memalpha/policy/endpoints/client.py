@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent import futures
@@ -23,7 +22,7 @@ from typing import Any
 import httpx2 as httpx
 
 from memalpha.config import EndpointConfig
-from memalpha.endpoint_calls import backoff, is_retryable, parse_name, read_error, retry_after
+from memalpha.endpoint_calls import backoff, is_retryable, parse_name, read_error, read_key, retry_after
 from memalpha.errors import PolicyError
 from memalpha.policy.endpoints.accounting import (
     MESSAGE_OVERHEAD,
@@ -86,7 +85,9 @@ class EndpointClient:
         self.name = name
         self.config = config or EndpointConfig()
         self.base, self.model = parse_name(name)
-        self._key = _read_key(name, self.config)
+        key_variable = self.config.key_env or ("OPENAI_API_KEY" if name.startswith("openai:") else None)
+        hint = " (or name it in endpoint.key_env)"
+        self._key = read_key(name, key_variable, hint) if key_variable is not None else None
         self._clock, self._sleep = clock, sleep
         self.prices = self.config.prices.get(name)
         self.bill = Bill(*([0] * 9), *((0.0, 0.0) if self.prices else ()))
@@ -328,20 +329,6 @@ class EndpointClient:
     def _price(self, reply: Reply) -> float:
         prompt, generated = self.prices or (0.0, 0.0)
         return (reply.prompt_tokens * prompt + reply.completion_tokens * generated) / 1e6
-
-
-def _read_key(name: str, config: EndpointConfig) -> str | None:
-    variable = config.key_env or ("OPENAI_API_KEY" if name.startswith("openai:") else None)
-    if variable is None:
-        return None
-    key = os.environ.get(variable, "").strip()
-    if not key:
-        raise PolicyError(
-            f"{name} needs a key: set the environment variable {variable} (or name it in endpoint.key_env)"
-        )
-    if not (key.isascii() and key.isprintable()):
-        raise PolicyError(f"{name}: the key in {variable} holds characters that no key has")
-    return key
 
 
 def _message(data: Mapping[str, Any]) -> Mapping[str, Any] | None:

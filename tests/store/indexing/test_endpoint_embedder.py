@@ -1,4 +1,4 @@
-"""Embedder behind an endpoint, against a server on a real socket: batches, retries, checks, keys, kept vectors."""
+"""Embedder behind an endpoint, against a server on a real socket: batches, retries, checks, keys."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    for variable in (endpoint_embedder.KEY_VARIABLE, endpoint_embedder.CACHE_VARIABLE, "OPENAI_BASE_URL"):
+    for variable in (endpoint_embedder.KEY_VARIABLE, "OPENAI_BASE_URL"):
         monkeypatch.delenv(variable, raising=False)
     server = Server()
     yield server
@@ -132,7 +132,7 @@ def test_what_is_no_vector_is_refused_at_once(server: Server, status: int, answe
     assert len(server.bodies) == 2
 
 
-def test_a_repeated_call_sends_what_is_missing(server: Server, tmp_path, monkeypatch) -> None:
+def test_a_repeated_call_sends_what_is_missing(server: Server) -> None:
     texts = [f"fact {number}" for number in range(3 * BATCH_TEXTS)]
     embedder = EndpointEmbedder(server.name)
     server.replace = lambda body, number: (400, b"no") if number == 3 else None
@@ -140,18 +140,6 @@ def test_a_repeated_call_sends_what_is_missing(server: Server, tmp_path, monkeyp
         embedder.encode(texts)
     embedder.encode(texts)
     assert [len(body["input"]) for body in server.bodies] == [1, *[BATCH_TEXTS] * 4]
-
-    monkeypatch.setenv(endpoint_embedder.CACHE_VARIABLE, str(tmp_path / "cache" / "vectors.sqlite"))
-    first = EndpointEmbedder(server.name).encode(texts)
-    before = len(server.bodies)
-    again = EndpointEmbedder(server.name)  # as another process would
-    np.testing.assert_array_equal(again.encode(texts), first)
-    assert len(server.bodies) == before
-    assert again.encode(["new"]).shape == (1, 8)
-    assert b"fact 7" not in (tmp_path / "cache" / "vectors.sqlite").read_bytes()
-    (tmp_path / "cache" / "vectors.sqlite").write_bytes(b"this is no database, whatever its name says" * 40)
-    with pytest.raises(EmbedderError, match="vectors cannot be kept here"):
-        EndpointEmbedder(server.name)
 
 
 def test_keys_come_from_variables_and_reach_no_other_host(server: Server, monkeypatch) -> None:
