@@ -26,7 +26,7 @@ from memalpha.config import TrustConfig
 from memalpha.integrations.server.http import http_app
 from memalpha.integrations.server.service import MemoryService
 from memalpha.policy.load import load_policy
-from memalpha.report.memory_page.page import render_memory_page
+from memalpha.report.memory_page import render_memory_page
 
 HOSTILE = (
     "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">",

@@ -146,7 +146,7 @@ def serve(
     if address is None:
         serve_stdio(service)
     else:
-        from memalpha.report.memory_page.page import render_memory_page
+        from memalpha.report.memory_page import render_memory_page
 
         description = repr(memory)
         new_keys = partial(find_keys, store, None)

@@ -226,7 +226,7 @@ def show(
     if html is not None:
         if any(option is not None for option in (entry_id, category, where, limit, after, as_of)):
             raise StoreError("show: --html shows a whole namespace at any moment: leave out ID and the other choices")
-        from memalpha.report.memory_page.page import write_memory_page
+        from memalpha.report.memory_page import write_memory_page
 
         with open_store(store, embedder, namespace, reads=True) as memory:
             written = write_memory_page(memory, html)

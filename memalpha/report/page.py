@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from markupsafe import Markup
 
 from memalpha.errors import DataError
 from memalpha.report.conversation import render_conversations
 from memalpha.report.evaluation import load_systems, load_unjudged_counts, render_evaluation
 from memalpha.report.headline import empty_memory_accuracy, render_headline
+from memalpha.report.render import ENVIRONMENT
 from memalpha.report.reproduction import render_reproduction
 from memalpha.report.results import SYSTEMS, render_results, systems_of
-from memalpha.report.template import fill_template
 from memalpha.report.text import load_text_summaries, text_curves, text_headline, text_replies, text_results
 from memalpha.report.training import CURVES, render_training
 
@@ -69,7 +70,8 @@ def write_report(run: str | Path) -> Path:
     if config_text:
         body.append(f"<details><summary>The run's configuration</summary><pre>{escape(config_text)}</pre></details>")
     body.append(render_reproduction(run, summary))
-    page = fill_template(f"memalpha: {folder.name}", "\n".join(part for part in body if part))
+    html = Markup("\n".join(part for part in body if part))
+    page = ENVIRONMENT.get_template("report.html").render(title=f"memalpha: {folder.name}", body=html)
     target = folder / "report.html"
     target.write_text(page, encoding="utf-8", errors="backslashreplace")  # a model may write half a surrogate pair
     return target

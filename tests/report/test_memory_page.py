@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import html
 import json
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -16,8 +20,8 @@ from typer.testing import CliRunner
 from memalpha import MemoryStore
 from memalpha.cli.main import app
 from memalpha.errors import StoreError
-from memalpha.report.memory_page import history
-from memalpha.report.memory_page.page import write_memory_page
+from memalpha.report import memory_page
+from memalpha.report.memory_page import write_memory_page
 from memalpha.store.trust.quarantine import quarantine_operation
 from memalpha.types import Operation
 
@@ -71,6 +75,22 @@ def test_texts_of_strangers_are_text(store: MemoryStore, tmp_path: Path) -> None
     assert stat.S_IMODE((tmp_path / "ana.html").stat().st_mode) == 0o600
 
 
+def test_the_policy_allows_the_page_s_own_styles_and_script_alone(store: MemoryStore, tmp_path: Path) -> None:
+    write_memory_page(store, tmp_path / "ana.html")
+    page = (tmp_path / "ana.html").read_text(encoding="utf-8")
+    policy = html.unescape(re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)[0])
+    blocks = {tag: re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL) for tag in ("style", "script")}
+    hashes = {
+        tag: " ".join(
+            f"'sha256-{base64.b64encode(hashlib.sha256(block.encode()).digest()).decode()}'" for block in contents
+        )
+        for tag, contents in blocks.items()
+    }
+    assert (len(blocks["style"]), len(blocks["script"])) == (2, 1)
+    rules = f"style-src {hashes['style']}; script-src {hashes['script']}; base-uri 'none'; form-action 'self'"
+    assert policy == f"default-src 'none'; {rules}"
+
+
 def test_a_page_replaces_a_page_and_nothing_else(store: MemoryStore, tmp_path: Path) -> None:
     write_memory_page(store, tmp_path / "ana.html")
     store.insert("semantic", "pet: a cat")
@@ -84,8 +104,8 @@ def test_a_page_replaces_a_page_and_nothing_else(store: MemoryStore, tmp_path: P
 
 
 def test_what_a_page_leaves_out_is_said(store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "MAX_OPERATIONS", 3)
-    monkeypatch.setattr(history, "MAX_ENTRIES", 2)
+    monkeypatch.setattr(memory_page, "MAX_OPERATIONS", 3)
+    monkeypatch.setattr(memory_page, "MAX_ENTRIES", 2)
     result = CliRunner().invoke(app, ["show", str(tmp_path / "ana.db"), "--html", str(tmp_path / "ana.html")])
     assert "the last 2 of 4 entries" in result.output and "the last 3 of 8 operations" in result.output
     page = (tmp_path / "ana.html").read_text(encoding="utf-8")

@@ -53,7 +53,7 @@ ACTIONS: dict[str, Right] = {
 
 
 class PageRenderer(Protocol):
-    """Function that renders the page: `report.memory_page.page.render_memory_page`."""
+    """Function that renders the page: `report.memory_page.render_memory_page`."""
 
     def __call__(
         self,

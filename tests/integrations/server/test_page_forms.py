@@ -22,7 +22,7 @@ from memalpha.integrations.server.http import http_app
 from memalpha.integrations.server.keys import KeyFile
 from memalpha.integrations.server.service import MemoryService
 from memalpha.policy.load import load_policy
-from memalpha.report.memory_page.page import render_memory_page
+from memalpha.report.memory_page import render_memory_page
 from memalpha.store.store import MemoryStore
 from memalpha.store.trust.quarantine import quarantine_operation
 from memalpha.types import Operation

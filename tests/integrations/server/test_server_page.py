@@ -18,7 +18,7 @@ from memalpha.integrations.server.http import http_app
 from memalpha.integrations.server.keys import KeyFile
 from memalpha.integrations.server.service import MemoryService
 from memalpha.policy.load import load_policy
-from memalpha.report.memory_page.page import render_memory_page
+from memalpha.report.memory_page import render_memory_page
 from memalpha.store.store import MemoryStore
 
 MARKUP = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">"

@@ -1,0 +1,24 @@
+"""Render the pages from the templates beside this module: Jinja2, which escapes every value."""
+
+from __future__ import annotations
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+LOADER = PackageLoader("memalpha.report")
+ENVIRONMENT = Environment(
+    loader=LOADER,
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    finalize=lambda value: "" if value is None else value,
+)
+
+
+def read_asset(name: str) -> Markup:
+    """Return the content of a style or script element: a file of the templates, after a line break."""
+    return Markup("\n" + LOADER.get_source(ENVIRONMENT, name)[0])
+
+
+ENVIRONMENT.globals["page_style"] = read_asset("page.css")
