@@ -180,7 +180,7 @@ class RequestRecorder:
 
 def _describe(span: Any, scope: Scope, record: RequestRecord) -> None:
     """Name a request's span and set its attributes, by the semantic conventions of HTTP where they have a name."""
-    if span is None or not span.is_recording():
+    if not span.is_recording():
         return
     method = scope["method"] if scope["method"] in METHODS else "_OTHER"
     span.update_name(f"{method} {record.route}")

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from copy import copy
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any, ParamSpec, TypeVar
@@ -35,7 +36,6 @@ from memalpha.errors import (
     StoreError,
     UnknownCategory,
 )
-from memalpha.integrations.server.answers import check_answer_size, read_log, read_page
 from memalpha.integrations.server.availability import Availability, service_errors, to_service_error
 from memalpha.integrations.server.schemas import (
     MAX_CONDITIONS,
@@ -55,6 +55,7 @@ from memalpha.integrations.server.schemas import (
 from memalpha.integrations.server.tracing import traced_store, work_span
 from memalpha.policy.base import Policy
 from memalpha.store.filters import Where, parse_filter
+from memalpha.store.io.jsonl import to_json
 from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema
 from memalpha.store.store import MemoryStore
@@ -72,6 +73,10 @@ READ_SECONDS, WRITE_SECONDS = 20.0, 60.0
 """Time of a request's statements from the moment it begins; then the database stops them (504)."""
 MAX_NAMESPACES = 256
 """Namespaces, beside the first, whose service is kept for the next request."""
+MAX_ANSWER = 8 << 20
+"""Bytes of entries in an answer, about."""
+PAGE_STEP = 128
+"""Entries that a page reads at once, so that large ones do not fill the memory."""
 
 
 class MemoryService:
@@ -253,7 +258,7 @@ class MemoryService:
         self._check(None, where)
         with self._model_request():
             answer = await self._run_in(self._ask_pool, self._answer, question, k, where)
-        check_answer_size((hit.entry for hit in answer.hits), "ask with fewer entries (k)")
+        _check_answer_size((hit.entry for hit in answer.hits), "ask with fewer entries (k)")
         return answer
 
     @contextmanager
@@ -373,7 +378,7 @@ class MemoryService:
         self._check(category, where)
         search = partial(self._view.search, query, k, category=category, where=where, as_of=as_of)
         hits = await self._run_in(None, search)
-        check_answer_size((hit.entry for hit in hits), "ask for fewer hits (k)")
+        _check_answer_size((hit.entry for hit in hits), "ask for fewer hits (k)")
         return hits
 
     def as_read(self, entry: MemoryEntry) -> MemoryEntry:
@@ -383,7 +388,7 @@ class MemoryService:
     async def page(self, request: ListRequest, *, as_of: int | str | None = None) -> EntryPage:
         """Return a page of entries, and the core memory."""
         self._check(request.category, None)
-        return await self._run_in(None, read_page, self._store, request, as_of)
+        return await self._run_in(None, _read_page, self._store, request, as_of)
 
     async def get(self, id: str, as_of: int | str | None = None) -> MemoryEntry:
         """Return an entry of the current state, or of a past one."""
@@ -392,7 +397,7 @@ class MemoryService:
     async def history(self, id: str) -> list[MemoryEntry]:
         """Return all versions of an entry, oldest first."""
         versions = await self._run_in(None, self._store.history, id)
-        check_answer_size(versions, "read it with as_of, or /v1/log")
+        _check_answer_size(versions, "read it with as_of, or /v1/log")
         return versions
 
     async def core(self, as_of: int | str | None = None) -> str:
@@ -401,7 +406,7 @@ class MemoryService:
 
     async def log(self, after: int, limit: int) -> list[LoggedOperation]:
         """Return at most `limit` operations after position `after`, fewer if they are large."""
-        return await self._run_in(None, read_log, self._store, after, limit)
+        return await self._run_in(None, _read_log, self._store, after, limit)
 
     async def export(self, file: Path) -> int:
         """Write the whole log to a temporary file of the server, as `memalpha export` does."""
@@ -445,3 +450,65 @@ class MemoryService:
             except RuntimeError as error:  # the pool was shut down
                 raise ServiceError("closing", "the server is shutting down", 503) from error
             return await self._availability.wait(result)
+
+
+def _read_page(store: MemoryStore, request: ListRequest, as_of: int | str | None) -> EntryPage:
+    """Return a page of entries, and the core memory. It has at least one entry, if there are any.
+
+    Args:
+        store: Store of the namespace.
+        request: Category, limit and the id after which the page begins.
+        as_of: A past state; None is the current one.
+
+    Raises:
+        StoreError: No entry ever had the id, or the state does not exist.
+    """
+    entries: list[MemoryEntry] = []
+    size, after, is_last = 0, request.after, False
+    with store.read_transaction():  # core and entries of one moment
+        core = store.core_at(as_of)
+        while not is_last and len(entries) <= request.limit and size <= MAX_ANSWER:
+            step = min(PAGE_STEP, request.limit + 1 - len(entries))
+            rows = store.list(request.category, limit=step, after=after, as_of=as_of)
+            is_last = len(rows) < step
+            entries += rows
+            size += sum(map(_count_bytes, rows))
+            after = entries[-1].id if entries else None
+    while len(entries) > 1 and (size > MAX_ANSWER or len(entries) > request.limit):
+        size -= _count_bytes(entries.pop())
+        is_last = False
+    return EntryPage(core, tuple(entries), None if is_last else entries[-1].id)
+
+
+def _read_log(store: MemoryStore, after: int, limit: int) -> list[LoggedOperation]:
+    """Return operations of the log, fewer if they are large, and at least one if there is one.
+
+    Args:
+        store: Store to read.
+        after: Position before the first.
+        limit: Most operations.
+    """
+    lines, size = [], 0
+    for line in islice(store.log(after), limit):
+        size += _count_bytes(line[2])
+        if lines and size > MAX_ANSWER:
+            break
+        lines.append(LoggedOperation(*line))
+    return lines
+
+
+def _check_answer_size(entries: Iterable[MemoryEntry], how: str) -> None:
+    """Raise `ServiceError` if an answer with the entries would be too large.
+
+    Args:
+        entries: Entries of the answer.
+        how: What to ask for instead.
+    """
+    if sum(map(_count_bytes, entries)) > MAX_ANSWER:
+        raise ServiceError("answer_too_large", f"the answer is larger than {MAX_ANSWER} bytes: {how}")
+
+
+def _count_bytes(entry: MemoryEntry | Operation) -> int:
+    """Return about how many bytes an entry or an operation has in an answer."""
+    metadata = len(to_json(dict(entry.metadata))) if entry.metadata else 0
+    return 512 + len((entry.content or "").encode("utf-8", "surrogatepass")) + metadata

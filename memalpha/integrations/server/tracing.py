@@ -1,14 +1,14 @@
 """Spans of OpenTelemetry: one for each request, and within it for calls of the store and of the model.
 
-Without the package opentelemetry-api, and without a tracer provider in the process, a span costs next to nothing and
-leads nowhere. `start_tracing` sets one up that sends spans by OTLP, configured by the standard variables (`OTEL_*`).
+Without a tracer provider in the process, a span costs next to nothing and leads nowhere. `start_tracing` sets one up
+that sends spans by OTLP, configured by the standard variables (`OTEL_*`).
 Spans name routes, keys, namespaces and tools; what people ask and what is stored is not in them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name is None or not error.name.startswith("opentelemetry"):
         raise
-    trace = propagate = None
+    raise ConfigError(f"serving needs {error.name}: {install_command('serve')}") from error
 
 T = TypeVar("T")
 
@@ -34,7 +34,6 @@ def start_tracing() -> Callable[[], None]:
         ConfigError: The SDK or the exporter of OpenTelemetry is not installed.
     """
     try:
-        from opentelemetry import trace
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -49,23 +48,20 @@ def start_tracing() -> Callable[[], None]:
     return provider.shutdown
 
 
-@contextmanager
-def request_span(method: str, headers: Any) -> Iterator[Any]:
-    """Open the span of a request, below that of its client if a `traceparent` names one; yield it, or None.
+def request_span(method: str, headers: Any) -> AbstractContextManager[trace.Span]:
+    """Open the span of a request, below that of its client if a `traceparent` names one.
 
     Args:
         method: Method of the request.
         headers: Headers of the request, by lower-case name.
     """
-    if trace is None or propagate is None:
-        yield None
-        return
-    parent = propagate.extract(headers)
-    tracer = trace.get_tracer(_NAME)
-    with tracer.start_as_current_span(
-        method, parent, trace.SpanKind.SERVER, record_exception=False, set_status_on_exception=False
-    ) as span:
-        yield span
+    return trace.get_tracer(_NAME).start_as_current_span(
+        method,
+        propagate.extract(headers),
+        trace.SpanKind.SERVER,
+        record_exception=False,
+        set_status_on_exception=False,
+    )
 
 
 @contextmanager
@@ -76,9 +72,6 @@ def work_span(kind: str, work: Any) -> Iterator[None]:
         kind: "store" or "model".
         work: The function, or the operation's name.
     """
-    if trace is None:
-        yield
-        return
     name = f"{kind}.{work if isinstance(work, str) else _function_name(work)}"
     tracer = trace.get_tracer(_NAME)
     with tracer.start_as_current_span(name, record_exception=False, set_status_on_exception=False) as span:

@@ -16,7 +16,7 @@ pytest.importorskip("fastapi")
 from hypothesis import HealthCheck, given, settings
 from starlette.testclient import TestClient
 
-from memalpha.integrations.server import answers
+from memalpha.integrations.server import service as service_module
 from memalpha.integrations.server.http import http_app
 from memalpha.integrations.server.schemas import MAX_BODY, MAX_TEXT
 from memalpha.integrations.server.service import MemoryService
@@ -386,7 +386,7 @@ def test_responses_match_the_api_description_slowly(label):
 
 
 def test_an_answer_has_a_limit_in_bytes(store, monkeypatch):
-    monkeypatch.setattr(answers, "MAX_ANSWER", 40_000)
+    monkeypatch.setattr(service_module, "MAX_ANSWER", 40_000)
     web = served(store)
     huge = {"category": "semantic", "content": "x", "metadata": {"a": "é" * 33_000}}
     refused = web.post("/v1/entries", json=huge)
@@ -408,8 +408,8 @@ def test_an_answer_has_a_limit_in_bytes(store, monkeypatch):
     path = f"/v1/entries/{entry['id'].replace('#', '%23')}"
     assert all(web.patch(path, json={"content": f"new {number}"}).status_code == 200 for number in range(2))
     assert web.get(path.replace("entries", "history")).json()["code"] == "answer_too_large"
-    monkeypatch.setattr(answers, "PAGE_STEP", 2)
-    monkeypatch.setattr(answers, "MAX_ANSWER", 10**6)
+    monkeypatch.setattr(service_module, "PAGE_STEP", 2)
+    monkeypatch.setattr(service_module, "MAX_ANSWER", 10**6)
     for limit in (1, 3, 4, 5, 6):
         page = web.get("/v1/entries", params={"limit": limit}).json()
         assert len(page["entries"]) == min(limit, 5) and (page["next"] is None) == (limit >= 5)
