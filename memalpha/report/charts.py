@@ -1,4 +1,4 @@
-"""Small SVG charts as strings: lines over steps, marks with error bars, stacked bars.
+"""Small SVG charts as markup: lines over steps, marks with error bars, stacked bars.
 
 Charts have no script and no colours of their own. Colours come from the page's CSS classes (`k-before`, `k-after`, …),
 so that light and dark mode share one picture. A chart is drawn at the width of a phone and scales up, so its text stays
@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
+
+from markupsafe import Markup, escape
 
 WIDTH = 360
 Z95 = 1.96  # half-width of a 95 % interval in standard errors (normal approximation)
@@ -73,7 +74,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 def mark_rows(
     rows: Sequence[MarkRow], *, low: float = 0.0, high: float = 1.0, line: tuple[str, float] | None = None
-) -> str:
+) -> Markup:
     """Draw rows of marks on one horizontal axis; marks of a row have lanes, so that intervals stay apart.
 
     Args:
@@ -115,7 +116,7 @@ def mark_rows(
     return _svg(height, parts, "; ".join(labels))
 
 
-def stacked_bars(bars: Sequence[Bar]) -> str:
+def stacked_bars(bars: Sequence[Bar]) -> Markup:
     """Draw bars of parts on one axis from 0 to 1, each below its label; large parts show their share."""
     left, right, top, label, thick, gap, bottom = 8, WIDTH - 8, 4, 16, 18, 8, 20
     height = top + len(bars) * (label + thick + gap) + bottom
@@ -150,7 +151,7 @@ def stacked_bars(bars: Sequence[Bar]) -> str:
     return _svg(height, parts, "; ".join(labels))
 
 
-def line_chart(series: Sequence[Series], *, low: float | None = None, high: float | None = None) -> str:
+def line_chart(series: Sequence[Series], *, low: float | None = None, high: float | None = None) -> Markup:
     """Draw lines over steps.
 
     Args:
@@ -186,27 +187,13 @@ def line_chart(series: Sequence[Series], *, low: float | None = None, high: floa
     return _svg(height, parts, "; ".join(labels))
 
 
-def render_figure(title: str, about: str, chart: str, legend: Sequence[str] = ()) -> str:
-    """Return a chart as an HTML figure with title, caption and legend.
-
-    Args:
-        title: Heading; HTML.
-        about: Caption; HTML.
-        chart: SVG of the chart.
-        legend: Items of the legend; HTML.
-    """
-    items = "".join(f"<li>{item}</li>" for item in legend)
-    listed = f'<ul class="legend">{items}</ul>' if items else ""
-    return f"<figure><h3>{title}</h3><figcaption>{about}</figcaption>{listed}{chart}</figure>"
-
-
-def swatch(kind: str, *, line: bool = False) -> str:
+def swatch(kind: str, *, line: bool = False) -> Markup:
     """Return the shape and colour of a kind for a legend; `line` draws a line."""
     if kind.startswith("error-"):
         shape = _element("rect", class_=f"part k-{kind}", x=1, y=1, width=12, height=12)
     else:
         shape = _element("path", class_=f"line k-{kind}", d="M0 7H14") if line else _shape(kind, 7, 7, 4)
-    return f'<svg class="swatch" viewBox="0 0 14 14" width="14" height="14" aria-hidden="true">{shape}</svg>'
+    return Markup(f'<svg class="swatch" viewBox="0 0 14 14" width="14" height="14" aria-hidden="true">{shape}</svg>')
 
 
 def _scale(low: float, high: float, start: float, end: float) -> Scale:
@@ -265,5 +252,6 @@ def _number(value: float) -> str:
     return f"{value:g}" if value == int(value) or abs(value) >= 10 else f"{value:.2f}".rstrip("0")
 
 
-def _svg(height: float, parts: Sequence[str], label: str) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
+def _svg(height: float, parts: Sequence[str], label: str) -> Markup:
+    size = f'viewBox="0 0 {WIDTH} {height:g}"'
+    return Markup(f'<svg {size} role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>')

@@ -8,23 +8,22 @@ evaluation without training has a page too.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from html import escape
+import shlex
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 from markupsafe import Markup
 
+from memalpha import __version__
+from memalpha.config import EvalConfig
 from memalpha.errors import DataError
-from memalpha.report.conversation import render_conversations
 from memalpha.report.evaluation import load_systems, load_unjudged_counts, render_evaluation
-from memalpha.report.headline import empty_memory_accuracy, render_headline
 from memalpha.report.render import ENVIRONMENT
-from memalpha.report.reproduction import render_reproduction
-from memalpha.report.results import SYSTEMS, render_results, systems_of
-from memalpha.report.text import load_text_summaries, text_curves, text_headline, text_replies, text_results
-from memalpha.report.training import CURVES, render_training
+from memalpha.report.results import SHORT_LABELS, SYSTEMS, read_results, systems_of
+from memalpha.report.text import load_text_summaries, read_text_results, text_curves
+from memalpha.report.training import CURVES, draw_training
 
 
 def write_report(run: str | Path) -> Path:
@@ -46,39 +45,72 @@ def write_report(run: str | Path) -> Path:
             f"{folder} is not a run directory: it holds neither summary.json nor metrics.jsonl, nor an evaluation "
             "(eval/*.jsonl) whose wrong answers were classified"
         )
-    config_text = _read_config(folder / "config.yaml")
-    if texts:
-        body = [
-            text_headline(summary, {} if metrics else texts, folder.name),
-            render_training(metrics, [*CURVES[:3], *text_curves(metrics), *CURVES[3:]]),
-            text_results(texts),
-            text_replies(folder / "eval", texts),
-        ]
-    else:
-        example = _read_json(folder / "eval" / "example.json")
-        systems = systems_of(summary)
-        headline = f"<h1>{escape(folder.name)}: evaluation</h1>"
-        if metrics or summary:
-            headline = render_headline(summary, systems, evaluated, _parse_config(config_text), folder.name)
-        body = [
-            headline,
-            render_conversations(example) if example else "",
-            render_results(systems, empty_memory_accuracy(evaluated)),
-            render_training(metrics, CURVES),
-            render_evaluation(evaluated, SYSTEMS, load_unjudged_counts(folder / "eval")),
-        ]
-    if config_text:
-        body.append(f"<details><summary>The run's configuration</summary><pre>{escape(config_text)}</pre></details>")
-    body.append(render_reproduction(run, summary))
-    html = Markup("\n".join(part for part in body if part))
-    page = ENVIRONMENT.get_template("report.html").render(title=f"memalpha: {folder.name}", body=html)
+    config_path = folder / "config.yaml"
+    config_text = config_path.read_text(encoding="utf-8", errors="replace") if config_path.exists() else ""
+    systems = systems_of(summary)
+    results = dict.fromkeys(("interval", "empty_accuracy", "error", "weakest", "charts"))
+    if "before" in systems and "after" in systems:
+        results = read_results(systems, evaluated)
+    curves = [*CURVES[:3], *text_curves(metrics), *CURVES[3:]] if texts else CURVES
+    context = {
+        "title": f"memalpha: {folder.name}",
+        "name": folder.name,
+        "summary": summary,
+        "metrics": metrics,
+        "texts": texts,
+        "systems": systems,
+        "short_labels": SHORT_LABELS,
+        "example": None if texts else _read_json(folder / "eval" / "example.json"),
+        "curves": draw_training(metrics, curves),
+        "text": read_text_results(folder / "eval", texts) if texts else None,
+        "evaluation_html": Markup(render_evaluation(evaluated, SYSTEMS, load_unjudged_counts(folder / "eval"))),
+        "config": _parse_config(config_text),
+        "config_text": config_text,
+    }
+    page = ENVIRONMENT.get_template("report.html").render(context | results | _reproduction(folder, summary))
     target = folder / "report.html"
     target.write_text(page, encoding="utf-8", errors="backslashreplace")  # a model may write half a surrogate pair
     return target
 
 
-def _read_config(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+def _reproduction(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `command` that repeats the run ("" if none was recorded), its `software` and the installed version."""
+    command, software = "", summary.get("software")
+    provenance = _read_provenance(folder / "eval" / "summary.json")
+    if (folder / "config.yaml").exists():
+        command = f"memalpha train {shlex.quote(str(folder / 'config.yaml'))}"
+    elif isinstance(config := provenance.get("config"), Mapping):
+        settings = {key: value for key, value in config.items() if key not in ("benchmark", "out")}
+        changes = _changed_settings(settings, EvalConfig().model_dump(mode="json"))
+        command = shlex.join(["memalpha", "eval", str(config.get("benchmark")), *changes])
+        versions = provenance.get("versions")
+        software = {"version": versions.get("memalpha")} if isinstance(versions, Mapping) else None
+    return {
+        "command": command and f"{command} out={shlex.quote(f'{folder}-again')}",
+        "software": software if isinstance(software, Mapping) else {},
+        "installed_version": __version__,
+    }
+
+
+def _changed_settings(config: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the settings that differ from the defaults, as `key=value`."""
+    for key, value in config.items():
+        default = defaults.get(key)
+        if value == default and key in defaults:
+            continue
+        if isinstance(value, Mapping) and value and (default is None or isinstance(default, Mapping)):
+            yield from _changed_settings(value, default or {}, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}={value if isinstance(value, str) else json.dumps(value)}"
+
+
+def _read_provenance(path: Path) -> dict[str, Any]:
+    """Return the provenance of an evaluation, {} if there is none: the page shows the results all the same."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _parse_config(text: str) -> Mapping[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from memalpha.report.charts import Z95, swatch
+
 LOADER = PackageLoader("memalpha.report")
 ENVIRONMENT = Environment(
     loader=LOADER,
@@ -21,4 +23,10 @@ def read_asset(name: str) -> Markup:
     return Markup("\n" + LOADER.get_source(ENVIRONMENT, name)[0])
 
 
-ENVIRONMENT.globals["page_style"] = read_asset("page.css")
+def format_decimals(value: float | None, decimals: int = 3) -> str:
+    """Return a number with this many decimals, "-" for None."""
+    return "-" if value is None else f"{value:.{decimals}f}"
+
+
+ENVIRONMENT.filters["decimals"] = format_decimals
+ENVIRONMENT.globals |= {"page_style": read_asset("page.css"), "swatch": swatch, "z95": Z95}

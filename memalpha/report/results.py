@@ -1,37 +1,25 @@
-"""The page's part on the results of a run: accuracy of each system, by kind of question, and all metrics."""
+"""Results of a run: each system's accuracy, its difference with an interval, its most frequent error, and charts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from html import escape
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memalpha.report.charts import Z95, Mark, MarkRow, mark_rows, render_figure, swatch
+from memalpha.qa.records import Record
+from memalpha.qa.scoring.stats import ScoredAnswer, compare_paired
+from memalpha.report.charts import Z95, Mark, MarkRow, mark_rows
+from memalpha.report.evaluation import CLASS_LABELS
 
+RESAMPLES = 2_000
 SYSTEMS = {"append_only": "append only", "before": "before training", "after": "after training", "oracle": "oracle"}
 """Label of each system."""
 SHORT_LABELS = {name: label.removesuffix(" training") for name, label in SYSTEMS.items()}
-
-METRICS = (
-    ("accuracy", "accuracy", "questions answered right", True),
-    ("answerable_accuracy", "… that have an answer", "an empty memory has all others right", True),
-    ("update_accuracy", "… where a value changed", "questions about a fact that was updated", True),
-    ("retract_accuracy", "… where a fact was taken back", "the right answer is then that it is not known", True),
-    (
-        "stale_rate",
-        "outdated after a change",
-        "share of questions about changed facts answered with an old value",
-        True,
-    ),
-    ("update_hit", "updates by the right id", "changes of a stored value that updated just that entry", True),
-    ("delete_hit", "deletes by the right id", "retractions of a stored fact that deleted just that entry", True),
-    ("valid_calls", "valid calls", "tool calls that executed", True),
-    ("memory_tokens", "memory, tokens", "mean size of the final memory", False),
-    ("conversation_tokens", "conversation, tokens", "mean size of what was read", False),
-)
-"""Key of a system's summary, label, explanation, True for a share (else a count)."""
+CHANGES = {"update_hit": "updated by id", "delete_hit": "deleted by id", "stale_rate": "outdated answers"}
+"""Metrics of the chart of changes, and their labels."""
 
 Systems = Mapping[str, Mapping[str, Any]]
+RecordsBySystem = Mapping[str, Sequence[Record]]
 
 
 def systems_of(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -40,95 +28,85 @@ def systems_of(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {name: systems[name] for name in SYSTEMS if "accuracy" in (systems.get(name) or {})}
 
 
-def render_results(systems: Systems, empty_accuracy: float | None = None) -> str:
-    """Return the HTML of the results; "" without systems.
+def difference_interval(systems: Systems, records: RecordsBySystem) -> tuple[float, float] | None:
+    """Return the 95 % interval of the difference in accuracy; None for a single conversation.
+
+    It is paired by question if the records of both are there; otherwise it comes from the two standard errors.
+
+    Args:
+        systems: Summaries by system, `before` and `after` among them.
+        records: Records by system, as far as they were saved.
+    """
+    first, second = (
+        {(record.task, record.rollout, record.question_id): float(record.correct) for record in records.get(name, ())}
+        for name in ("before", "after")
+    )
+    if first and first.keys() == second.keys():
+        rows = [[ScoredAnswer(key[0], "", values[key]) for key in first] for values in (first, second)]
+        paired = compare_paired(rows[0], rows[1], resamples=RESAMPLES).difference
+        return None if paired.low is None or paired.high is None else (paired.low, paired.high)
+    before, after = systems["before"], systems["after"]
+    if before.get("se") is None or after.get("se") is None:
+        return None
+    middle, half = after["accuracy"] - before["accuracy"], Z95 * (before["se"] ** 2 + after["se"] ** 2) ** 0.5
+    return middle - half, middle + half
+
+
+def read_results(systems: Systems, records: RecordsBySystem) -> dict[str, Any]:
+    """Return what the page says of a finished run: `interval`, `empty_accuracy`, `error`, `weakest`, `charts`.
+
+    `empty_accuracy` is the accuracy of an empty memory: the share of questions whose right answer is to abstain.
+
+    Args:
+        systems: Summaries by system, `before` and `after` among them.
+        records: Records by system, as far as they were saved.
+    """
+    answered = records.get("after") or records.get("before")
+    empty_accuracy = sum(not record.gold for record in answered) / len(answered) if answered else None
+    answers = records.get("after", ())
+    counts = Counter(record.error_class for record in answers if record.error_class)
+    error = None
+    if counts:
+        name, count = counts.most_common(1)[0]
+        label = CLASS_LABELS.get(str(name), str(name))
+        error = {"label": label, "share": count / len(answers), "share_of_wrong": count / counts.total()}
+    cells = systems["after"].get("by_ability", {})
+    abilities = {ability: cell["accuracy"] for ability, cell in cells.items() if cell.get("accuracy") is not None}
+    return {
+        "interval": difference_interval(systems, records),
+        "empty_accuracy": empty_accuracy,
+        "error": error,
+        "weakest": min(abilities.items(), key=lambda item: item[1]) if len(abilities) > 1 else None,
+        "charts": draw_results(systems, empty_accuracy),
+    }
+
+
+def draw_results(systems: Systems, empty_accuracy: float | None) -> dict[str, Any]:
+    """Return the charts `accuracy`, `changes` and `abilities` ("" without marks), and their `legend` and `counts`.
 
     Args:
         systems: Summaries by system.
         empty_accuracy: Accuracy of an empty memory, drawn as a line; None if it is unknown.
     """
-    if "before" not in systems or "after" not in systems:
-        return ""
-    return (
-        f'<h2>The results</h2><div class="two">{_accuracy(systems, empty_accuracy)}{_memory_truth(systems)}'
-        f"{_abilities(systems)}</div>{_metrics(systems)}"
-    )
 
+    def marks(cells: Mapping[str, Mapping[str, Any] | None], key: str = "accuracy") -> tuple[Mark, ...]:
+        present = {name: cell for name, cell in cells.items() if cell and cell.get(key) is not None}
+        errors = {name: cell.get("se") if key == "accuracy" else None for name, cell in present.items()}
+        return tuple(Mark(name, SYSTEMS[name], cell[key], errors[name]) for name, cell in present.items())
 
-def _accuracy(systems: Systems, empty_accuracy: float | None) -> str:
-    rows = [
-        MarkRow(SHORT_LABELS[name], (Mark(name, SYSTEMS[name], values["accuracy"], values.get("se")),))
-        for name, values in systems.items()
-    ]
-    about = f"Bars: 95 % intervals over conversations (± {Z95} standard errors). " + (
-        "<em>Append only</em> inserts every fact and never updates or deletes; the <em>oracle</em> does every "
-        "operation right."
-        if "oracle" in systems
-        else "No baselines: not every held-out task carries gold operations."
-    )
-    line = None
-    if empty_accuracy is not None:
-        about += f" The dashed line is an empty memory ({empty_accuracy:.2f})."
-        line = ("empty memory", empty_accuracy)
-    return render_figure("Accuracy on held-out conversations", about, mark_rows(rows, line=line))
-
-
-def _memory_truth(systems: Systems) -> str:
-    """Return the chart of changes and retractions by the right id, and outdated answers."""
-    keys = {
-        "update_hit": "updated by id",
-        "delete_hit": "deleted by id",
-        "stale_rate": "outdated answers",
+    rows = [MarkRow(SHORT_LABELS[name], marks({name: values})) for name, values in systems.items()]
+    line = None if empty_accuracy is None else ("empty memory", empty_accuracy)
+    changes = [MarkRow(label, row) for key, label in CHANGES.items() if (row := marks(systems, key))]
+    by_system = {name: values.get("by_ability", {}) for name, values in systems.items()}
+    names = dict.fromkeys(ability for cells in by_system.values() for ability in cells)
+    by_ability = {ability: {name: cells.get(ability) for name, cells in by_system.items()} for ability in names}
+    abilities = [MarkRow(ability, marks(cells)) for ability, cells in by_ability.items()]
+    return {
+        "accuracy": mark_rows(rows, line=line),
+        "changes": mark_rows(changes) if changes else "",
+        "abilities": mark_rows(abilities) if abilities else "",
+        "legend": [(name, SHORT_LABELS[name], False) for name in systems],
+        "counts": {
+            ability: max((cell or {}).get("n", 0) for cell in cells.values()) for ability, cells in by_ability.items()
+        },
     }
-    rows = []
-    for key, label in keys.items():
-        marks = [
-            Mark(name, SYSTEMS[name], values[key]) for name, values in systems.items() if values.get(key) is not None
-        ]
-        rows += [MarkRow(label, tuple(marks))] if marks else []
-    if not rows:
-        return ""
-    about = (
-        "Share of changed and of taken back facts whose stored entry was updated or deleted by its id (more is "
-        "better); share of questions about changed facts answered with an old value (less is better)."
-    )
-    return render_figure("Is the memory kept true?", about, mark_rows(rows), _legend(systems))
-
-
-def _abilities(systems: Systems) -> str:
-    names = list(dict.fromkeys(name for values in systems.values() for name in values.get("by_ability", {})))
-    if not names:
-        return ""
-    rows = []
-    for ability in names:
-        marks = [
-            Mark(name, SYSTEMS[name], cell["accuracy"], cell.get("se"))
-            for name, values in systems.items()
-            if (cell := values["by_ability"].get(ability)) and cell["accuracy"] is not None
-        ]
-        count = max(values["by_ability"].get(ability, {}).get("n", 0) for values in systems.values())
-        rows.append((MarkRow(ability, tuple(marks)), count))
-    counts = ", ".join(f"{row.label} {count}" for row, count in rows if count)
-    about = f"With 95 % intervals{'; questions: ' + escape(counts) if counts else ''}."
-    return render_figure("By kind of question", about, mark_rows([row for row, _ in rows]), _legend(systems))
-
-
-def _metrics(systems: Systems) -> str:
-    head = "".join(f'<th class="n">{SHORT_LABELS[name]}</th>' for name in systems)
-    rows = []
-    for key, label, about, is_share in METRICS:
-        if not any(key in values for values in systems.values()):
-            continue
-        cells = "".join(f'<td class="n">{_cell(values.get(key), is_share)}</td>' for values in systems.values())
-        rows.append(f'<tr><th scope="row">{label}<br><span class="soft">{about}</span></th>{cells}</tr>')
-    return f'<div class="card scroll metrics"><table><tr><th></th>{head}</tr>{"".join(rows)}</table></div>'
-
-
-def _legend(systems: Systems) -> list[str]:
-    return [f"{swatch(name)}{SHORT_LABELS[name]}" for name in systems]
-
-
-def _cell(value: float | None, is_share: bool) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if is_share else f"{value:.0f}"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from memalpha.qa.records import Record
 from memalpha.qa.reporting.compare import load_records
-from memalpha.report.charts import Z95, Mark, MarkRow, mark_rows, render_figure, swatch
-from memalpha.report.headline import accuracy_with_error, difference_interval
+from memalpha.report.charts import Mark, MarkRow, mark_rows
 from memalpha.report.training import Curve
 
 MAX_TASKS = 16
@@ -62,127 +60,62 @@ def text_curves(metrics: Sequence[Mapping[str, Any]]) -> list[Curve]:
     return curves
 
 
-def text_headline(summary: Mapping[str, Any], summaries: Summaries, name: str) -> str:
-    """Return the HTML of the headline.
+def read_text_results(folder: Path, summaries: Summaries) -> dict[str, Any]:
+    """Return the charts, the table and some replies of text evaluations.
 
     Args:
-        summary: The run's `summary.json`.
-        summaries: Summaries of text evaluations; {} for a training run that is not finished.
-        name: Name of the run.
+        folder: Folder `eval` with the records.
+        summaries: Summaries by name, not empty.
+
+    Returns:
+        `accuracy` and `categories` (charts; "" with one category), `legend`, `rows` of the table (label, values by
+        system), `replies` (records by system, of each task shown), `task_count`.
     """
-    before, after = (summary.get(when) or {} for when in ("before", "after"))
-    if "accuracy" in before and "accuracy" in after:
-        facts = [f"{summary['tasks']:,} held-out tasks", f"{summary['policy_parameters']:,} parameters"]
-        facts.append(f"weights after step {summary['best_step']} of {summary['steps']}, best on validation tasks")
-        facts += [f"{summary['minutes']:.1f} minutes", f"seed {summary['seed']}"]
-        interval = difference_interval(before, after, {})
-        noise = " (no difference beyond noise)" if interval and interval[0] <= 0 <= interval[1] else ""
-        return (
-            f"<h1>Replies right: {accuracy_with_error(before)} before training, {accuracy_with_error(after)} after"
-            f'{noise}</h1><p class="lead">The policy replied greedily to tasks it had not been trained on. A reply is '
-            f'right if it gets all of the first reward.</p><p class="soft">{" · ".join(map(escape, facts))}</p>'
-        )
-    if summary or not summaries:
-        return (
-            f"<h1>{escape(name)}: not finished</h1><p>The evaluation after training is missing. The command that "
-            "started the run resumes it from its last checkpoint.</p>"
-        )
-    return f"<h1>{escape(name)}: evaluation</h1><p>Greedy replies; right: all of the first reward.</p>"
-
-
-def text_results(summaries: Summaries) -> str:
-    """Return the HTML of a table (metrics by system) and of accuracy by category."""
-    if not summaries:
-        return ""
     names = list(summaries)
     kinds = {name: name if name in COLOURS else COLOURS[index % len(COLOURS)] for index, name in enumerate(names)}
-    rows = [
-        MarkRow(name, (Mark(kinds[name], name, values["accuracy"], values.get("se")),))
-        for name, values in summaries.items()
-    ]
-    about = f"Bars: 95 % intervals over tasks (± {Z95} standard errors)."
-    charts = [render_figure("Accuracy", about, mark_rows(rows))]
-    categories = list(dict.fromkeys(key for values in summaries.values() for key in values["by_ability"]))
-    if len(categories) > 1:
-        rows = []
-        for category in categories:
-            cells = {name: summaries[name]["by_ability"].get(category) for name in names}
-            marks = [Mark(kinds[name], name, cell["accuracy"], cell.get("se")) for name, cell in cells.items() if cell]
-            rows.append(MarkRow(category, tuple(marks)))
-        legend = [f"{swatch(kinds[name])}{escape(name)}" for name in names]
-        charts.append(render_figure("By category", "With 95 % intervals.", mark_rows(rows), legend))
-    lines = [("accuracy", [values["accuracy"] for values in summaries.values()])]
-    lines.append(("reward", [values["reward"] for values in summaries.values()]))
-    for name in dict.fromkeys(key for values in summaries.values() for key in values["rewards"]):
-        lines.append((f"… {name}", [values["rewards"].get(name) for values in summaries.values()]))
-    lines += [
-        (key.replace("_", " "), [values.get(key) for values in summaries.values()])
-        for key in ("reply_tokens", "truncated")
-    ]
-    head = "".join(f'<th class="n">{escape(name)}</th>' for name in names)
-    body = "".join(
-        f'<tr><th scope="row">{escape(label)}</th>'
-        + "".join(f'<td class="n">{_cell(value)}</td>' for value in values)
-        + "</tr>"
-        for label, values in lines
-    )
-    table = f'<div class="card scroll"><table><tr><th></th>{head}</tr>{body}</table></div>'
-    return f'<h2>The results in detail</h2><div class="two">{"".join(charts)}</div>{table}'
 
+    def marks(cells: Mapping[str, Mapping[str, Any] | None]) -> tuple[Mark, ...]:
+        return tuple(Mark(kinds[name], name, cell["accuracy"], cell.get("se")) for name, cell in cells.items() if cell)
 
-def text_replies(folder: Path, summaries: Summaries) -> str:
-    """Return the HTML of some tasks with every system's reply, those that training changed first."""
-    replies = {
-        name: load_records(folder / f"{name}.jsonl") for name in summaries if (folder / f"{name}.jsonl").exists()
+    systems = summaries.values()
+    categories = dict.fromkeys(key for values in systems for key in values["by_ability"])
+    by_category = [
+        MarkRow(category, marks({name: values["by_ability"].get(category) for name, values in summaries.items()}))
+        for category in categories
+    ]
+    components = dict.fromkeys(key for values in systems for key in values["rewards"])
+    rows = [(key, [values[key] for values in systems]) for key in ("accuracy", "reward")]
+    rows += [(f"… {name}", [values["rewards"].get(name) for values in systems]) for name in components]
+    rows += [(key.replace("_", " "), [values.get(key) for values in systems]) for key in ("reply_tokens", "truncated")]
+    replies, task_count = choose_replies(folder, names)
+    return {
+        "accuracy": mark_rows([MarkRow(name, marks({name: values})) for name, values in summaries.items()]),
+        "categories": mark_rows(by_category) if len(categories) > 1 else "",
+        "legend": [(kinds[name], name, False) for name in names],
+        "rows": rows,
+        "replies": replies,
+        "task_count": task_count,
     }
-    if not replies:
-        return ""
+
+
+def choose_replies(folder: Path, names: Sequence[str]) -> tuple[list[dict[str, Record]], int]:
+    """Return every system's reply to some tasks, those that training changed first, and the number of tasks.
+
+    Args:
+        folder: Folder `eval` with the records.
+        names: Systems; those without records are left out.
+    """
+    paths = {name: path for name in names if (path := folder / f"{name}.jsonl").exists()}
     by_task: dict[str, dict[str, Record]] = {}
-    for name, records in replies.items():
-        for record in records:
+    for name, path in paths.items():
+        for record in load_records(path):
             by_task.setdefault(record.task, {}).setdefault(name, record)
-    complete = [task for task in by_task.values() if len(task) == len(replies)] or list(by_task.values())
-    first, last = next(iter(replies)), list(replies)[-1]
+    complete = [task for task in by_task.values() if len(task) == len(paths)] or list(by_task.values())
+    first, last = next(iter(paths), ""), next(reversed(paths), "")
 
     def change(task: Mapping[str, Record]) -> int:
         if first not in task or last not in task:
             return 2
         return {(False, True): 0, (True, False): 1}.get((task[first].correct, task[last].correct), 2)
 
-    chosen = sorted(complete, key=change)[:MAX_TASKS]
-    about = f"{len(chosen)} of {len(by_task)} tasks, those that training changed first; click one to open it."
-    items = "".join(map(_replies_of_task, chosen))
-    return f'<h2>Some replies</h2><p>{about}</p><div class="card failures">{items}</div>'
-
-
-def _replies_of_task(task: Mapping[str, Record]) -> str:
-    record = next(iter(task.values()))
-    verdicts = " ".join(
-        f'<span class="{"yes" if reply.correct else "nope"}">{escape(name)} {"✓" if reply.correct else "✗"}</span>'
-        for name, reply in task.items()
-    )
-    replies = "".join(
-        f'<p class="soft">{escape(name)} · reward {reply.score:.2f}{_components(reply)}</p>'
-        f"<pre>{escape(reply.answer)}</pre>"
-        for name, reply in task.items()
-    )
-    gold = f'<p class="soft">answer</p><pre>{escape(" or ".join(record.gold))}</pre>' if record.gold else ""
-    return (
-        f"<details><summary>{escape(_short(record.question))} {verdicts}</summary>"
-        f'<p class="soft">task {escape(record.task)} · {escape(record.ability)}</p>'
-        f"<pre>{escape(record.question)}</pre>{gold}{replies}</details>"
-    )
-
-
-def _components(record: Record) -> str:
-    components = ", ".join(f"{name} {value:.2f}" for name, value in record.scores.items())
-    return f" ({escape(components)})" if len(record.scores) > 1 else ""
-
-
-def _cell(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}" if abs(value) < 10 else f"{value:.0f}"
-
-
-def _short(text: str, length: int = 90) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= length else f"{text[: length - 1]}…"
+    return sorted(complete, key=change)[:MAX_TASKS], len(by_task)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
-from memalpha.report.charts import Series, line_chart, render_figure, swatch
+from memalpha.report.charts import Series, line_chart
 
 Curve = tuple[str, str, tuple[float | None, float | None], tuple[tuple[str, str, str], ...]]
 """Title, caption, range of y, lines as (metric key, label, colour)."""
@@ -53,40 +52,20 @@ CURVES: tuple[Curve, ...] = (
 )
 
 
-def render_training(metrics: Sequence[Mapping[str, Any]], curves: Sequence[Curve]) -> str:
-    """Return the HTML of the training charts; "" without metrics. A metric that is missing has no chart."""
-    if not metrics:
-        return ""
+def draw_training(metrics: Sequence[Mapping[str, Any]], curves: Sequence[Curve]) -> list[tuple[Any, ...]]:
+    """Return title, caption, chart and legend of each curve; a metric that is missing has none."""
     figures = []
     for title, about, (low, high), lines in curves:
         series = [line for key, label, kind in lines if (line := _series(metrics, key, label, kind)).points]
         if not series:
             continue
         top = None if high is None else max(high, *(y for line in series for _, y in line.points))
-        legend = []
-        for line in series:
-            ends = f"{line.points[0][1]:.2f} → {line.points[-1][1]:.2f}"
-            legend.append(f"{swatch(line.kind, line=not line.dots)}{escape(line.label)} {ends}")
-        figures.append(render_figure(title, about, line_chart(series, low=low, high=top), legend))
-    first, last = metrics[0].get("step", 0), metrics[-1].get("step", len(metrics) - 1)
-    return (
-        f"<h2>Training</h2><p>Steps {first} to {last}. A step {_step_description(metrics[0])}.</p>"
-        f'<div class="grid">{"".join(figures)}</div>'
-    )
-
-
-def _step_description(line: Mapping[str, Any]) -> str:
-    if "train_loss" in line:
-        return "imitates some rows, each a prompt and the reply to learn"
-    if "reward" not in line:
-        way = "worth more" if "scores" in line or "errors" in line else "likelier"
-        return f"makes the chosen of two replies {way} than the rejected one, for some prompts"
-    if "reply_tokens" in line:
-        return "samples several replies to each of its prompts and makes those with a higher reward more likely"
-    return (
-        "samples several rollouts of each of its conversations and makes those with a higher reward than their "
-        "siblings more likely"
-    )
+        legend = [
+            (line.kind, f"{line.label} {line.points[0][1]:.2f} → {line.points[-1][1]:.2f}", not line.dots)
+            for line in series
+        ]
+        figures.append((title, about, line_chart(series, low=low, high=top), legend))
+    return figures
 
 
 def _series(metrics: Sequence[Mapping[str, Any]], key: str, label: str, kind: str) -> Series:

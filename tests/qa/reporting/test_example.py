@@ -13,7 +13,7 @@ from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import evaluate
 from memalpha.qa.report import Report
 from memalpha.qa.reporting.example import MAX_CHARACTERS, add_walks, choose_examples, walk_trajectory, write_examples
-from memalpha.report.conversation import render_conversations
+from memalpha.report.render import ENVIRONMENT
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.types import GoldOperation, Task, ToolCall, ToolResult
 
@@ -73,7 +73,8 @@ def test_the_file_is_what_the_page_reads(tasks: list[Task], report: Report, tmp_
     number = choose_examples(tasks)[0]
     path = tmp_path / "eval" / "example.json"
     write_examples(path, [(tasks[number], {"before": (report.groups[number].trajectories[0], report.records)})])
-    html = render_conversations(json.loads(path.read_text(encoding="utf-8")))
+    template = ENVIRONMENT.get_template("conversations.html")
+    html = template.render(example=json.loads(path.read_text(encoding="utf-8")))
     for question in tasks[number].questions:
         assert question.question.split()[0] in html
     assert html.count('class="card"') == len(tasks[number].chunks)  # one system: one column a chunk
