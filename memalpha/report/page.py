@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from markupsafe import Markup
 
 from memalpha import __version__
 from memalpha.config import EvalConfig
 from memalpha.errors import DataError
-from memalpha.report.evaluation import load_systems, load_unjudged_counts, render_evaluation
+from memalpha.report.evaluation import anchor, load_systems, load_unjudged_counts, read_evaluation
 from memalpha.report.render import ENVIRONMENT
 from memalpha.report.results import SHORT_LABELS, SYSTEMS, read_results, systems_of
 from memalpha.report.text import load_text_summaries, read_text_results, text_curves
@@ -63,7 +62,8 @@ def write_report(run: str | Path) -> Path:
         "example": None if texts else _read_json(folder / "eval" / "example.json"),
         "curves": draw_training(metrics, curves),
         "text": read_text_results(folder / "eval", texts) if texts else None,
-        "evaluation_html": Markup(render_evaluation(evaluated, SYSTEMS, load_unjudged_counts(folder / "eval"))),
+        "evaluation": read_evaluation(evaluated, SYSTEMS, load_unjudged_counts(folder / "eval")) if evaluated else None,
+        "anchor": anchor,
         "config": _parse_config(config_text),
         "config_text": config_text,
     }
