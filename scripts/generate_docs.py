@@ -35,10 +35,9 @@ TITLES = {
     "eval": "Evaluation (`memalpha eval`)",
 }
 THEMES = {
-    "Training": "demo-seeds algorithms sft babi-seeds text-toys trl-erl truncated-completions vllm-check",
-    "Reward models": "reward-model rlhf",
-    "Speed and memory of training": "update-bench sampling-speed smol-learning plan-memory",
-    "Writers": "smol-writer smol-contamination writer-cost smollm2 writers chat-templates",
+    "Training": "demo-seeds algorithms sft text-toys trl-erl reward-model truncated-completions vllm-check",
+    "Speed and memory of training": "update-bench sampling-speed plan-memory",
+    "Writers": "smol-writer smol-contamination smollm2 writers chat-templates",
     "Evaluation": "systems-locomo systems-babi systems-synthetic model-reader poison",
     "Error analysis": "error-analysis error-class-agreement",
     "Search": "locomo-retrieval retrieval-pools search-by-passage search-languages",

@@ -29,16 +29,19 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from learning_speed import gold_rows, group_rows
 from peft import LoraConfig as PeftLoraConfig
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import pad
 
-from memalpha.config import LoraConfig, TrainConfig
+from memalpha.config import AgentConfig, LoraConfig, TrainConfig, WorldConfig
+from memalpha.environments.memory_writing import memory_engine
 from memalpha.policy.decoding import DecodingQueue
+from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.train.data.samples import TrainingSample
+from memalpha.tasks import synthetic
+from memalpha.train.data.demonstrations import Demonstrator, imitation_rows
+from memalpha.train.data.samples import TrainingSample, cross_entropy_sample
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.losses import LossSettings
@@ -48,6 +51,42 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from common import make_parser, opening, save
 
 Prompts = Sequence[tuple[int, ...]]
+
+
+def gold_rows(
+    policy: TransformersPolicy, count: int, form: str = "lines", prompt: str = "compact"
+) -> list[TrainingSample]:
+    """Return `count` gold rows of the demo world.
+
+    Args:
+        policy: Policy whose tokens the rows are.
+        count: Number of rows.
+        form: Form of calls.
+        prompt: Prompt style.
+    """
+    agent = AgentConfig.model_validate({"prompt": prompt, "form": form, "max_new_tokens": 512})
+    writer = Demonstrator(ScriptedPolicy("oracle"), policy, agent.reply_form)
+    groups = memory_engine(writer, agent).roll_out(
+        synthetic.tasks(WorldConfig(preset="demo", pseudo_values=0.6), 0, 0, max(12, count // 2))
+    )
+    rows, _ = imitation_rows(trajectory for group in groups for trajectory in group.trajectories)
+    return rows[:count]
+
+
+def group_rows(rows: Sequence[TrainingSample], prompts: int, group: int) -> list[TrainingSample]:
+    """Return rows that share prompts, as rollouts of groups do; the replies are those of other rows.
+
+    Args:
+        rows: Rows whose prompts and replies are used.
+        prompts: Number of prompts.
+        group: Replies to each prompt.
+    """
+    replies = [row.completion_ids for row in rows]
+    return [
+        cross_entropy_sample(rows[prompt].prompt_ids, replies[(prompt + index) % len(replies)])
+        for prompt in range(prompts)
+        for index in range(group)
+    ]
 
 
 def memalpha_sampler(policy: TransformersPolicy, tokens: int) -> Callable[[Prompts], int]:
