@@ -158,14 +158,6 @@ def test_many_are_updated_or_none(store: MemoryStore) -> None:
     assert store.snapshot() == before
 
 
-def test_an_update_merges_metadata_only_if_asked(store: MemoryStore) -> None:
-    id = ids(store)[0]
-    assert store.update(id, metadata={"x": 1}, merge_metadata=True).metadata == {"user": "ana", "n": 3, "x": 1}
-    assert store.update(id, metadata={"user": None}, merge_metadata=True).metadata == {"n": 3, "x": 1}
-    assert store.update(id, metadata={"user": "ana"}).metadata == {"user": "ana"}
-    assert store.update(id, "Ana: lives in Rome", merge_metadata=True).metadata == {"user": "ana"}
-
-
 def test_many_are_deleted_read_and_counted(store: MemoryStore) -> None:
     first, second, third = ids(store)
     start = store.snapshot()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from memalpha.cli.main import app
-from memalpha.errors import DataError, InvalidContent, UnknownEntry
+from memalpha.errors import InvalidContent, UnknownEntry
 from memalpha.store.checks.integrity import examine
 from memalpha.store.embedding import load_embedder
 from memalpha.store.in_memory import WorkingMemory
@@ -165,22 +165,6 @@ def test_time_is_not_undone(store: MemoryStore, clock: Clock) -> None:
     store.restore(2)
     assert [entry.content for entry in store.list()] == ["city: Oslo"]  # brought back past its time, gone at once
     assert [done.id for done in iter(store.undo, None)] == [city.id]
-
-
-def test_expiry_is_exported_and_imported(store: MemoryStore, clock: Clock, tmp_path: Path) -> None:
-    store.insert("semantic", "pet: cat", expires="2025-02-01")
-    store.insert("semantic", "pet: dog", expires="2025-03-01")
-    clock.set("2025-02-10")
-    assert store.export_jsonl(tmp_path / "a.jsonl") == 3
-    with MemoryStore.open(tmp_path / "b.db", embedder="hash", clock=clock) as copy:
-        copy.import_jsonl(tmp_path / "a.jsonl")
-        assert list(copy.log()) == list(store.log()) and copy.list() == store.list()
-        with copy.fork(path=tmp_path / "c.db") as fork:
-            clock.set("2025-03-01")
-            assert fork.list() == [] == copy.list() == store.list()
-    (tmp_path / "own.jsonl").write_text('{"category": "semantic", "content": "a", "expires": "May"}\n')
-    with pytest.raises(DataError, match=r"own.jsonl:1: expires 'May'"):
-        store.import_jsonl(tmp_path / "own.jsonl")
 
 
 @pytest.mark.sqlite

@@ -4,18 +4,14 @@ import os
 import sqlite3
 import stat
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from memalpha.errors import DamagedStore, EmbedderError, StoreError
+from memalpha.errors import DamagedStore, StoreError
 from memalpha.store.checks.integrity import examine
 from memalpha.store.embedding import HashEmbedder
-from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.io.copy import copy_store
-from memalpha.store.schema import MEM_ALPHA
-from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 
 ENDLESS = "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r WHERE x < 1e12) SELECT count(*) FROM r"
@@ -129,57 +125,6 @@ def test_new_files_are_their_owners_alone_and_pipes_do_not_hang(path: Path, tmp_
     os.mkfifo(tmp_path / "pipe.db")
     with pytest.raises(StoreError, match="device or a pipe"):
         MemoryStore.open(tmp_path / "pipe.db")
-
-
-class Faulty(HashEmbedder):
-    """Embedder that returns `output` for texts with "bad"."""
-
-    output: Any = None
-
-    def encode(self, texts):
-        return self.output if any("bad" in text for text in texts) else super().encode(texts)
-
-
-OUTPUTS = {
-    "nan": np.full((1, 256), np.nan, np.float32),
-    "inf": np.full((1, 256), np.inf, np.float32),
-    "one nan": np.array([[np.nan] + [0.0] * 255], np.float32),
-    "long": np.full((1, 256), 25, np.float32),
-    "short": np.full((1, 256), 1e-30, np.float32),
-    "overflow": np.full((1, 256), 1e30, np.float32),
-    "other dim": np.eye(3, dtype=np.float32)[:1],
-    "too many rows": np.eye(256, dtype=np.float32)[:2],
-    "no rows": np.zeros((0, 256), np.float32),
-    "flat": np.eye(256, dtype=np.float32)[0],
-    "text": [["x"] * 256],
-    "none": None,
-}
-
-
-@pytest.mark.parametrize("output", OUTPUTS)
-def test_a_bad_vector_of_an_embedder_refuses_the_whole_write(output: str, tmp_path: Path) -> None:
-    embedder = Faulty()
-    embedder.output = OUTPUTS[output]
-    store = MemoryStore.open(tmp_path / "a.db", embedder=embedder)
-    good = store.insert("semantic", "pet: cat")
-    log = list(store.log())
-    with MemoryStore.open(":memory:", embedder="hash") as other:
-        other.insert("semantic", "bad: news")
-        other.export_jsonl(tmp_path / "bad.jsonl")
-    for write in (
-        lambda: store.insert("semantic", "bad: dog"),
-        lambda: store.update(good.id, "bad: dog"),
-        lambda: store.insert_many([{"category": "semantic", "content": "bad: dog"}]),
-        lambda: store.import_jsonl(tmp_path / "bad.jsonl"),
-        lambda: store.search("bad query"),
-    ):
-        with pytest.raises(EmbedderError, match="embedder 'hash' returned"):
-            write()
-    assert list(store.log()) == log and [hit.entry for hit in store.search("pet", 5)] == [good]
-    memory = WorkingMemory(MemoryState.empty(MEM_ALPHA), embedder)
-    memory.insert("semantic", "bad: dog")
-    with pytest.raises(EmbedderError, match="embedder 'hash' returned"):
-        memory.search("pet")
 
 
 @pytest.mark.parametrize("scale", [0.0, np.nan, np.inf])

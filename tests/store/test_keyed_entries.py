@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memalpha import MemoryStore
-from memalpha.errors import InvalidContent, StoreError
+from memalpha.errors import StoreError
 from memalpha.store.io.markdown import export_markdown, import_markdown
 from memalpha.store.keyed_entries import KeyedEntries, escape_key, original_text
 
@@ -36,19 +36,6 @@ def test_keyed_entries_behave_like_a_dict(steps):
         assert pairs == model and len(keyed.list()) == len(store.list()) - 1
 
 
-def test_versions_undo_and_search_work():
-    with MemoryStore.open(":memory:") as store:
-        keyed = KeyedEntries(store, "note")
-        for text in ("Ana lives in Lisbon.\n", "Ana lives in Porto.\n"):
-            keyed.put("home", text, {})
-        assert keyed.put("home", "Ana lives in Porto.\n", {}).version == 2  # nothing new
-        assert [version.content for version in store.history("home")] == ["Ana lives in Lisbon.", "Ana lives in Porto."]
-        assert store.search("Where does Ana live?")[0].entry.id == "home"
-        store.undo()
-        entry = keyed.get("home")
-        assert entry is not None and original_text(entry) == "Ana lives in Lisbon.\n"
-
-
 def test_content_changed_by_other_means_is_the_text():
     with MemoryStore.open(":memory:") as store:
         keyed = KeyedEntries(store, "note")
@@ -69,15 +56,6 @@ def test_texts_of_any_kind_are_exported(tmp_path):
         export_markdown(store, tmp_path / "a.md")
         import_markdown(copy, tmp_path / "a.md")
         assert copy.state == store.state
-
-
-def test_all_or_nothing():
-    with MemoryStore.open(":memory:") as store:
-        keyed = KeyedEntries(store, "note")
-        with pytest.raises(InvalidContent, match="JSON"), keyed.transaction():
-            keyed.put("a", "one", 1)
-            keyed.put("b", "two", {2})
-        assert keyed.list() == [] and store.snapshot() == 0
 
 
 def test_an_entry_without_the_kind_is_left_alone():

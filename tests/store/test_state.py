@@ -64,42 +64,6 @@ def test_ids_do_not_depend_on_the_process() -> None:
     assert make_id("city: Oslo", 0, lambda _: ()) == "city#x"
 
 
-def test_insert_update_delete() -> None:
-    first = EMPTY.apply(insert(" city: Oslo ", timestamp="2024-05-01", source="chat", chunk=3, turn="t1"))
-    (entry,) = first.list()
-    assert (entry.content, entry.version, entry.valid_from, entry.valid_to) == ("city: Oslo", 1, 1, None)
-    assert (entry.source, entry.chunk, entry.turn, entry.importance, entry.metadata) == ("chat", 3, "t1", 1.0, {})
-    second = first.apply(Operation("update", id=entry.id, content="city: Rome", importance=0.5))
-    updated = second.get(entry.id)
-    assert (updated.content, updated.version, updated.valid_from) == ("city: Rome", 2, 2)
-    assert (updated.timestamp, updated.importance, updated.source) == ("2024-05-01", 0.5, None)
-    third = second.apply(Operation("delete", id=entry.id))
-    assert third.list() == []
-    assert third.latest_version(entry.id).valid_to == 3  # pyright: ignore
-    # The earlier values are untouched: a snapshot is the state itself.
-    assert first.list() == [entry]
-    assert second.list() == [updated]
-    assert EMPTY.position == 0
-    assert third == EMPTY
-    assert first != second
-
-
-def test_an_empty_timestamp_clears_it() -> None:
-    state = EMPTY.apply(insert("a", timestamp="2024"))
-    (entry,) = state.list()
-    assert state.apply(Operation("update", id=entry.id, content="b", timestamp="")).get(entry.id).timestamp is None
-
-
-def test_ids_are_never_reused() -> None:
-    state, ids = EMPTY, set()
-    for _ in range(200):
-        state = state.apply(insert("city: Oslo"))
-        (entry,) = state.list()
-        assert entry.id not in ids
-        ids.add(entry.id)
-        state = state.apply(Operation("delete", id=entry.id))
-
-
 def test_duplicate_errors_name_the_entry() -> None:
     state = EMPTY.apply(insert("a")).apply(insert("b"))
     a, b = (entry.id for entry in state.list())
@@ -196,17 +160,6 @@ def test_metadata_is_a_private_copy() -> None:
     assert entry.metadata == {"tags": ["a"], "pair": [1, 2]}
 
 
-def test_a_planned_operation_is_complete() -> None:
-    state = EMPTY.apply(insert("b"))
-    done = plan(state, insert(" a "), 2).operation
-    assert done.id
-    assert done.content == "a"
-    assert done.importance == 1.0
-    assert plan(state, done, 2).operation == done
-    assert state.apply(done) == state.apply(insert("a"))
-    assert state.apply(done).position == 2
-
-
 def test_states_pickle() -> None:
     state = EMPTY.apply(insert("a")).apply(Operation("core_update", content="c"))
     copy = pickle.loads(pickle.dumps(state))
@@ -239,27 +192,3 @@ def test_search_depends_on_content_only(seed: int, size: int, searched_at: int) 
             hits = memory.search("what is the value of fact 3?", 5, category=category, route=route)
             assert hits == fresh.search("what is the value of fact 3?", 5, category=category, route=route)
             assert all(category in (None, hit.entry.category) for hit in hits)
-
-
-def test_searching_a_small_memory() -> None:
-    memory = WorkingMemory(EMPTY, load_embedder("hash"))
-    assert memory.search("anything") == []
-    memory.insert("semantic", "city: Oslo")
-    first = memory.insert("semantic", "pet: cat")
-    assert memory.insert("semantic", " pet: cat") == first
-    assert memory.search("which pet?")[0].entry == first
-    assert [[hit.entry.content for hit in hits[:1]] for hits in memory.search_many(["pet", "city"])] == [
-        ["pet: cat"],
-        ["city: Oslo"],
-    ]
-    with pytest.raises(UnknownCategory):
-        memory.search("x", category="life")
-
-
-def test_a_fork_leaves_the_original_alone() -> None:
-    memory = random_state(1, 5)
-    fork = WorkingMemory(memory.state, load_embedder("hash"))
-    fork.core_update("mine")
-    fork.delete(fork.list()[0].id)
-    assert memory.core == ""
-    assert len(memory.list()) == len(fork.list()) + 1

@@ -81,21 +81,6 @@ def test_searches_equal_those_of_sqlite(postgres_url: str) -> None:
             remote.search("dog", route="nearest")  # pyright: ignore
 
 
-def test_writes_of_another_process_are_seen_at_once(postgres_url: str) -> None:
-    with MemoryStore.open(postgres_url, SCHEMA, "hash") as first, MemoryStore.open(postgres_url) as second:
-        entry = first.insert("a", "the cat of ana")
-        first.insert("a", "a dog")
-        before = first.search("cat ana")
-        assert second.search("cat ana") == before
-        for number in range(20):
-            second.namespace("noise").insert("a", f"the cat of ana {number}")
-        assert first.search("cat ana") == before
-        second.update(entry.id, "the parrot of ana")
-        assert "parrot" in first.search("parrot")[0].entry.content
-        second.delete(entry.id)
-        assert [hit.entry.content for hit in first.search("parrot")] == ["a dog"]
-
-
 def in_a_thread(work: Callable[[], object]) -> None:
     """Run `work` in another thread."""
     with ThreadPoolExecutor(1) as pool:

@@ -133,35 +133,6 @@ def test_a_large_past_state_is_not_held(path: Path, made: list[int], monkeypatch
         assert len(made) == 2 and np.isfinite([hit.score for hit in store.search("fact", as_of=2)]).all()
 
 
-def test_a_past_state_is_made_from_the_present_one(path: Path, made: list[int]) -> None:
-    with MemoryStore.open(path) as store:
-        ids = [entry.id for entry in store.list()]
-        positions = [store.snapshot()]
-        changes = [
-            lambda: store.update(ids[1], "fact 1: worth 5", source="chat", turn="9", metadata={"n": 7}),
-            lambda: store.delete(ids[3]),
-            lambda: store.insert("episodic", "Ana: value 3", source="chat", turn="10"),
-            lambda: store.insert("semantic", "soon gone", expires="2020-01-01", metadata={"n": 100}),
-            lambda: store.undo(),
-            lambda: store.erase(ids[5]),
-        ]
-        for change in changes:
-            answers(store)
-            change()
-            positions.append(store.snapshot())
-        for position in positions:
-            with MemoryStore.open(path) as fresh, pytest.MonkeyPatch.context() as patch:
-                patch.setattr(fresh._index, "_rewind", lambda *_: None)
-                for where in (None, *FILTERS):
-                    for query in QUERIES:
-                        assert store.search(query, 20, as_of=position, where=where) == fresh.search(
-                            query, 20, as_of=position, where=where
-                        )
-        live = answers(store)
-        with MemoryStore.open(path) as fresh:
-            assert live == answers(fresh)  # the copies have changed nothing in it
-
-
 def test_an_index_is_built_of_entries_with_and_without_stored_vectors(path: Path, made: list[int]) -> None:
     """Vectors are a cache: those that the file lacks are made anew, in whatever order the rows come."""
     with MemoryStore.open(path) as store:

@@ -8,11 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memalpha.store.embedding import HashEmbedder
 from memalpha.store.search import bm25 as lexical
-from memalpha.store.search import corpus, passages
 from memalpha.store.search.bm25 import BM25, LexicalIndex, SelectedPostings, stem, words
-from memalpha.store.store import MemoryStore
 
 DOCS = [
     "Ana moved to Lisbon with her dog last May.",
@@ -47,13 +44,6 @@ def test_agrees_with_bm25s():
         assert np.allclose(bm25(index, range(len(DOCS)), tokens), reference_scores, atol=1e-5), query
 
 
-def test_score_by_hand():
-    # Two documents of lengths 1 and 3 (mean 2); the term is in both, twice in the second.
-    idf = np.log(1 + 0.5 / 2.5)
-    expected = [idf * 1 / (1 + 1.5 * (0.25 + 0.75 * 0.5)), idf * 2 / (2 + 1.5 * (0.25 + 0.75 * 1.5))]
-    assert np.allclose(bm25(build(["x", "x x y"]), [0, 1], ["x"]), expected, atol=1e-12)
-
-
 def bm25_by_hand(counts, lengths) -> np.ndarray:
     """BM25 of one word by its count in each document: Lucene's form with k1 1.5 and b .75."""
     counts, lengths = np.array(counts, float), np.array(lengths, float)
@@ -75,18 +65,6 @@ def test_a_word_counts_however_often_it_stands(most: int, few: int, monkeypatch)
     index.add(np.array([4]), ["cat bird"])
     expected = bm25_by_hand([*repeats, 1], [*(repeat + 1 for repeat in repeats), 2])
     assert np.allclose(bm25(index, range(5), ["cat"]), expected, atol=1e-12)
-
-
-def test_a_long_document_is_found_after_a_bulk_insert(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (passages, corpus):  # counts of whole documents
-        monkeypatch.setattr(module, "WINDOW", 1 << 20)
-    repeats = [256, 65_536, 1, *[0] * 97]
-    with MemoryStore.open(":memory:", embedder=HashEmbedder(8)) as store:
-        contents = ["cat " * repeat + f"dog n{number}" for number, repeat in enumerate(repeats)]
-        entries = store.insert_many({"category": "semantic", "content": content} for content in contents)
-        hits = {hit.entry.id: hit.explain["bm25"] for hit in store.search("cat", 100, route="bm25")}
-    expected = bm25_by_hand(repeats, [repeat + 2 for repeat in repeats])
-    assert np.allclose([hits[entry.id] for entry in entries], expected, atol=1e-9)
 
 
 some_words = st.text(st.sampled_from("ab cd "), max_size=12)
@@ -175,22 +153,7 @@ def test_any_text_has_tokens_without_blanks(text):
 
 
 # Examples of the paper's rules, one or more a step.
-PORTER = {
-    "caresses": "caress", "ponies": "poni", "cats": "cat", "feed": "feed", "agreed": "agre", "plastered": "plaster",
-    "motoring": "motor", "sing": "sing", "conflated": "conflat", "hopping": "hop", "falling": "fall", "filing": "file",
-    "happy": "happi", "sky": "sky", "relational": "relat", "digitizer": "digit", "hopefulness": "hope",
-    "formality": "formal", "electrical": "electr", "goodness": "good", "revival": "reviv", "adjustment": "adjust",
-    "adoption": "adopt", "probate": "probat", "rate": "rate", "controll": "control", "roll": "roll",
-    "generalizations": "gener", "oscillators": "oscil", "is": "is", "café": "café", "2024": "2024", "1990s": "1990s",
-    "possibly": "possibl", "assemblies": "assembl", "ably": "abli", "technology": "technolog", "apologies": "apolog",
-    "biology": "biologi", "as": "as",
-}  # fmt: skip
 STEMS = "77e7fc479214e4b29f033cc64d2bc44ade777d5ff93b5c2dfd73cc7b41e145a2"  # SHA-256
-
-
-@pytest.mark.parametrize(("word", "expected"), PORTER.items())
-def test_porter(word, expected):
-    assert stem(word) == expected
 
 
 def test_stems_of_the_shipped_vocabulary_stay():
@@ -198,24 +161,3 @@ def test_stems_of_the_shipped_vocabulary_stay():
     vocabulary = resources.files("memalpha") / "store" / "static" / "vocabulary.txt"
     stems = "\n".join(map(stem, vocabulary.read_text(encoding="utf-8").split("\n")))
     assert hashlib.sha256(stems.encode()).hexdigest() == STEMS
-
-
-def test_what_is_added_in_batches_is_merged_when_it_is_asked_for():
-    texts = [f"fact {number} of {number % 7}" for number in range(300)]
-    single, batched = LexicalIndex(), LexicalIndex()
-    single.add(np.arange(300), texts)
-    for start in (0, 100, 200):
-        batched.add(np.arange(start, start + 100), texts[start : start + 100])
-    assert len(batched._unmerged) >= 1
-    for term in ("fact", "3", "299", "nothing"):
-        a, b = (
-            [] if matches is None else np.transpose(matches).tolist()
-            for matches in (single.postings(term), batched.postings(term))
-        )
-        assert sorted(a) == sorted(b)
-
-
-@pytest.mark.parametrize(("word", "short_stem"), [("use", "us"), ("ate", "at"), ("rate", "rate"), ("cease", "ceas")])
-def test_a_final_e_falls_by_porters_own_rule(word, short_stem):
-    """A vowel and a consonant are no *o of Porter's: "use" loses its e, as "cease" does, and "rate" keeps it."""
-    assert stem(word) == short_stem

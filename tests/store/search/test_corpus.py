@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memalpha.errors import StoreError
-from memalpha.store.embedding import CachedEmbedder, HashEmbedder, load_embedder
+from memalpha.store.embedding import CachedEmbedder, HashEmbedder
 from memalpha.store.filters import parse_filter
 from memalpha.store.search.bm25 import BM25, LexicalIndex, SelectedPostings, words
 from memalpha.store.search.corpus import Corpus, Document
@@ -78,19 +78,6 @@ def fact(number, user="ana", **fields):
 
 def corpus_of(entries):
     return Corpus(EMBEDDER, map(Document.from_entry, entries), lambda: entries)
-
-
-def test_a_filtered_top_10_has_10_wherever_10_pass():
-    facts = [fact(i, f"user {i % 50}", metadata={"user": i % 50, "even": i % 2 == 0}) for i in range(1000)]
-    corpus = corpus_of(facts)
-    for user in range(50):
-        for route in ROUTES:
-            results = search(corpus, "a cat of user 7", 10, route=route, where={"user": user})
-            assert len(set(ids(results))) == 10, route
-            assert all(int(id[1:]) % 50 == user for id in ids(results))
-    assert len(search(corpus, "cat", 1000, where={"even": True})) == 500
-    assert search(corpus, "cat", 10, where={"user": "nobody"}) == []
-    assert ids(search(corpus, "cat", 5, where={"id": "n3"})) == ["n3"]
 
 
 facts = st.builds(
@@ -266,11 +253,6 @@ def test_new_documents_are_embedded_in_one_batch_and_only_for_routes_with_vector
     assert Counting.batches == 0
     search_many(corpus, ["cat", "dog"])
     assert Counting.batches == 2  # the documents, the queries
-
-
-def test_static_finds_what_shares_no_word():
-    corpus = Corpus(load_embedder("static"), DOCS)
-    assert search(corpus, "Which animal do I have?", 1)[0].id == "b"
 
 
 def test_importance_and_recency_are_terms_of_the_score():

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-import memalpha.store
 from memalpha.errors import StoreError, UnknownCategory
 from memalpha.store.async_store import AsyncMemoryStore
 from memalpha.store.embedding import HashEmbedder
@@ -40,17 +38,6 @@ def test_every_kind_of_memory_shows_the_keywords(kind: type) -> None:
         assert {keyword.name: keyword.default for keyword in keywords} == OPTIONS
         assert [keyword.kind.name for keyword in keywords[:2]] == ["POSITIONAL_OR_KEYWORD", "KEYWORD_ONLY"]
         assert "Args:" in (inspect.getdoc(method) or "")
-
-
-def test_the_keywords_are_listed_once_outside_and_once_inside() -> None:
-    """A second list would have to be kept in step with the first."""
-    lists = []
-    for path in Path(memalpha.store.__path__[0]).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                names = {argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)}
-                lists += [f"{path.stem}.{node.name}"] if {"route", "boost"} <= names else []
-    assert lists == ["memory.search"]
 
 
 def test_options_reach_every_search(memory: Memory) -> None:

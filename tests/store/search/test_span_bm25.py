@@ -177,12 +177,6 @@ def turns_of(entries):
     return [int(entry.turn[2:]) for entry in entries]
 
 
-def test_spans_without_a_chunk_stand_in_the_order_they_were_written_in():
-    with MemoryStore.open(":memory:", embedder="hash") as store:
-        ids = [store.insert("episodic", f"turn {n}", source="chat", turn=f"D:{n}").id for n in range(5)]
-        assert turns_of(store.around(ids[2])) == [0, 1, 2, 3, 4]
-
-
 def test_the_text_around_an_entry_is_an_unbroken_run_within_the_budget():
     with chat() as store:
         ids = [entry.id for entry in store.list()]

@@ -24,21 +24,6 @@ def test_slots_are_set_removed_and_reused():
     assert index.scores(query).tolist() == [[-1, 0.70711, 0]]
 
 
-def test_a_score_does_not_depend_on_what_else_is_there():
-    rng = np.random.default_rng(0)
-    vectors = unit(*rng.normal(size=(257, 64)))
-    queries = unit(*rng.normal(size=(9, 64)))
-    full_index = VectorIndex(64)
-    full_index.set(np.arange(257), vectors)
-    scores = full_index.scores(queries)
-    for slot in (0, 100, 256):
-        alone = VectorIndex(64)
-        alone.set(np.array([0]), vectors[slot : slot + 1])
-        for row in range(9):
-            assert alone.scores(queries[row : row + 1])[0, 0] == scores[row, slot]
-    assert np.allclose(scores, queries.astype(float) @ vectors.T.astype(float), atol=2e-5)
-
-
 def test_prototypes_are_mean_directions_of_the_members_left():
     vectors = unit([1, 0], [0, 1], [1, 1])
     prototypes = Prototypes(2)

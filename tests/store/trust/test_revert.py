@@ -175,20 +175,6 @@ def test_a_quarantined_operation_waits_for_its_review(tmp_path: Path) -> None:
     store.close()
 
 
-def test_quarantined_content_can_be_erased() -> None:
-    store = new()
-    position = quarantined(store, Operation("insert", category="semantic", content="Ana's secret"), None)
-    store.erase(f"quarantined#{position}")
-    assert store.quarantined(pending=False) == [] and "secret" not in str(list(store.log()))
-
-
-def test_what_waits_for_a_review_is_not_recent() -> None:
-    store = new()
-    old, recent = store.insert("semantic", "a"), store.insert("semantic", "b")
-    quarantined(store, Operation("update", id=old.id, content="c"), "a")
-    assert store.recent(1) == [recent]
-
-
 def test_an_entry_is_erased_with_the_quarantine_that_it_came_from() -> None:
     store = new()
     fact = Operation("insert", category="semantic", content="Ana's secret")
