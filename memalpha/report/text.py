@@ -1,4 +1,4 @@
-"""The page of text runs and evaluations: accuracy before and after, rewards by component, some replies."""
+"""Text runs and evaluations: curves of their training, accuracy by category, rewards by component, some replies."""
 
 from __future__ import annotations
 
