@@ -173,9 +173,6 @@ def check_policy(
     result.raise_if_broken()
 
 
-COMMANDS = {"audit": audit, "consolidate": consolidate, "doctor": doctor, "check-policy": check_policy}
-
-
 def _read_queries(file: Path) -> list[str]:
     if file.suffix == ".jsonl":
         return [question.question for task in load_jsonl(file) for question in task.questions]

@@ -101,6 +101,3 @@ def _first_comment(name: str) -> str:
 
 def _to_yaml(values: dict[str, Any]) -> str:
     return yaml.safe_dump(values, sort_keys=False).rstrip()
-
-
-COMMANDS = {"config": config}

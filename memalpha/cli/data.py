@@ -173,9 +173,6 @@ def overlap(
         raise typer.Exit(1)
 
 
-COMMANDS = {"list": list_, "prepare": prepare, "check": check, "overlap": overlap}
-
-
 def _load_options(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return overrides as keyword arguments of `load_tasks`; paths and variants that YAML read as numbers are text."""
     options = {key: str(value) if key in ("data", "variant") else value for key, value in overrides.items()}

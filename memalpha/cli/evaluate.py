@@ -1,18 +1,22 @@
-"""The command eval: memories on questions, or replies to prompts."""
+"""Commands that measure: eval (memories on questions, or replies to prompts), compare, judge check."""
 
 from __future__ import annotations
 
+import json
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memalpha.cli.options import AsJson, Overrides, print_result
-from memalpha.config import parse_overrides
+from memalpha.cli.options import AsJson, Overrides, print_result, write_page
+from memalpha.config import JudgeConfig, build_config, merge, parse_overrides
+from memalpha.errors import DataError
 from memalpha.qa.progress import show_progress
 
 if TYPE_CHECKING:
     from memalpha.config import TextConfig
+    from memalpha.qa.reporting.compare import ComparedSystem, Comparison
 
 
 def evaluate(
@@ -58,10 +62,12 @@ def evaluate(
     try:
         reports = run_evaluation(settings)
     except KeyboardInterrupt:
-        hint = "name out=DIR to keep finished systems" if settings.out is None else _resume_hint(settings.out)
+        hint = "name out=DIR to keep finished systems"
+        if settings.out is not None:
+            hint = f"finished systems are kept in {settings.out}, and the same command resumes with the others"
         typer.echo(f"memalpha: interrupted: {hint}", err=True)
         raise typer.Exit(130) from None
-    page = None if settings.out is None else _write_page(settings.out)
+    page = None if settings.out is None else write_page(settings.out)
     if as_json:
         print_result([report.summary for report in reports], as_json, "")
         return
@@ -70,16 +76,6 @@ def evaluate(
     print_table(reports)
     if page is not None:
         typer.echo(page)
-
-
-def _write_page(out: Path) -> Path:
-    from memalpha.report.page import write_report
-
-    return write_report(out)
-
-
-def _resume_hint(out: Path) -> str:
-    return f"finished systems are kept in {out}, and the same command resumes with the others"
 
 
 def _evaluate_text(settings: TextConfig, out: Path | None, name: str, *, as_json: bool) -> None:
@@ -92,11 +88,143 @@ def _evaluate_text(settings: TextConfig, out: Path | None, name: str, *, as_json
         means = report.summary["rewards"].items()
         typer.echo("rewards: " + ", ".join(f"{component} {mean:.3f}" for component, mean in means))
     if out is not None:
-        page = _write_page(out)
+        page = write_page(out)
         if not as_json:
             typer.echo(page)
     if as_json:
         print_result(report.summary, as_json, "")
 
 
-COMMANDS = {"eval": evaluate}
+class Value(StrEnum):
+    """Value of a question that is averaged."""
+
+    SCORE = "score"
+    CORRECT = "correct"
+
+
+def compare(
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN RUN...", help="Directories of evaluations or runs; A,B,C are seeds of one system."),
+    ],
+    baseline: Annotated[
+        str | None, typer.Option(help="System that the others are compared with (default: the first).")
+    ] = None,
+    system: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Of runs with several systems only this one, such as after; may be repeated."
+        ),
+    ] = None,
+    common: Annotated[bool, typer.Option("--common", help="Only the questions that all systems answered.")] = False,
+    value: Annotated[Value, typer.Option(help="Average the scores, or the share that is correct.")] = Value.SCORE,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the table: .json, .csv or .md (Markdown).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Compare evaluations on the same questions, by ability.
+
+    Pairs every system with the baseline by question; intervals are 95 % over conversations. A run with several
+    evaluated systems (a training run: before, after, ...) counts as several; --system chooses among them. Runs over
+    different questions need --common.
+
+    Example: memalpha compare runs/grpo runs/rloo --system after --out writer.md
+
+    Raises:
+        DataError: A run has no records or no such system, or `out` cannot be written.
+    """
+    from memalpha.qa.reporting import compare as comparing
+
+    if out is not None and out.suffix not in (".json", ".csv", ".md"):
+        raise DataError(f"--out {out}: write .json, .csv or .md")
+    systems = _choose_systems(comparing.load_systems(runs), runs, system or [])
+    comparison = comparing.compare(systems, baseline=baseline, common=common, value=value.value, seed=seed)
+    if out is not None:
+        formats = {".csv": comparing.as_csv, ".md": comparing.as_markdown, ".json": _as_json}
+        _write_table(out, formats[out.suffix](comparison))
+    print_result(comparison.as_json(), as_json, comparing.as_text(comparison))
+
+
+def _choose_systems(systems: list[ComparedSystem], runs: list[str], names: list[str]) -> list[ComparedSystem]:
+    """Return the systems with one of these names, and those of runs that have only one; without names, all.
+
+    Raises:
+        DataError: No run has a system of a name.
+    """
+    for name in names:
+        if not any(_has_name(system, name) for system in systems):
+            raise DataError(f"--system {name}: there are {', '.join(system.name for system in systems)}")
+    if not names:
+        return systems
+    return [system for system in systems if system.name in runs or any(_has_name(system, name) for name in names)]
+
+
+def _has_name(system: ComparedSystem, name: str) -> bool:
+    return system.name == name or system.name.endswith(f":{name}")
+
+
+def _as_json(comparison: Comparison) -> str:
+    return json.dumps(comparison.as_json(), indent=1) + "\n"
+
+
+def _write_table(out: Path, text: str) -> None:
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"--out {out}: cannot be written: {error.strerror}") from error
+
+
+def check_judge(
+    labels: Annotated[
+        Path | None,
+        typer.Argument(metavar="[LABELS]", help="Labelled items (.jsonl). [default: those shipped with memalpha]"),
+    ] = None,
+    judge: Annotated[
+        list[str], typer.Option(metavar="NAME", help="http://HOST/v1#MODEL, openai:MODEL, or a model; may be repeated.")
+    ] = ...,  # type: ignore[assignment]
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Keys of JudgeConfig; dots for nested keys."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how far a judge agrees with known labels.
+
+    Accuracy, Cohen's kappa and leniency (mean score minus mean label), by benchmark and judge; the items it disagreed
+    on, and its cost. The shipped items cover every template, vague answers above all.
+
+    Example: memalpha judge check --judge http://localhost:8000/v1#my-model --set endpoint.cache=answers.sqlite
+
+    Raises:
+        DataError: The labels cannot be read.
+        PolicyError: A judge cannot be loaded or asked.
+    """
+    from memalpha.qa.scoring.judge import check_judge as check
+    from memalpha.qa.scoring.judge import load_judge, load_labels
+
+    items = load_labels(labels)
+    settings = merge(parse_overrides(overrides or []), {"judges": judge})
+    result = check(load_judge(build_config(JudgeConfig, settings, "--set")), items)
+    print_result(result, as_json, "\n".join(_format_judge(result)))
+
+
+def _format_judge(result: dict[str, Any]) -> list[str]:
+    columns = ("accuracy", "kappa", "leniency")
+
+    def format_row(name: str, metrics: dict[str, Any]) -> str:
+        cells = (f"{metrics[key]:>9.3f}" if metrics[key] is not None else f"{'-':>9}" for key in columns)
+        return f"{name:<28}{metrics['items']:>6}{metrics['unreadable']:>11}{''.join(cells)}"
+
+    header = f"{'':<28}{'items':>6}{'unreadable':>11}{''.join(f'{key:>9}' for key in columns)}"
+    rows = {**result["by_benchmark"], **(result["by_judge"] if len(result["by_judge"]) > 1 else {}), "all": result}
+    lines = [header, *(format_row(name, metrics) for name, metrics in rows.items())]
+    if result["disagreed"]:
+        lines.append(f"disagreed on: {', '.join(item['id'] for item in result['disagreed'])}")
+    for name, usage in result["statistics"].items():
+        if "paid" in usage:
+            cost = "" if usage["cost"] is None else f", cost {usage['cost']:.4f}"
+            tokens = f"{usage['prompt_tokens']} + {usage['completion_tokens']} tokens"
+            lines.append(f"{name}: {usage['paid']} answers paid, {usage['cached']} from the cache, {tokens}{cost}")
+    return lines

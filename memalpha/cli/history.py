@@ -301,15 +301,3 @@ def erase(
     print_result(result, as_json, text)
     if pending:
         raise typer.Exit(1)
-
-
-COMMANDS = {
-    "history": history,
-    "diff": diff,
-    "undo": undo,
-    "redo": redo,
-    "revert": revert,
-    "review": review,
-    "fork": fork,
-    "erase": erase,
-}

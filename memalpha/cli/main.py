@@ -21,22 +21,7 @@ from typer.core import TyperCommand
 
 from memalpha import __version__
 from memalpha.arguments import check_path
-from memalpha.cli import (
-    checks,
-    compare,
-    config,
-    data,
-    evaluate,
-    fetch,
-    history,
-    judge,
-    keys,
-    read,
-    serve,
-    store,
-    train,
-    transfer,
-)
+from memalpha.cli import checks, config, data, evaluate, history, read, serve, store, train
 from memalpha.cli.options import PROCESS_RANK, visible
 from memalpha.errors import ConfigError, EvaluationError, MemalphaError, did_you_mean, install_command
 
@@ -108,15 +93,49 @@ def _help_text(command: Callable[..., None]) -> str:
     return inspect.cleandoc(command.__doc__ or "").partition("\n\nRaises:")[0]
 
 
-for _group in (train, evaluate, config, compare, read, store, history, checks, fetch, transfer, serve):
-    for _name, _command in _group.COMMANDS.items():
-        app.command(name=_name, cls=_command_class(_command), help=_help_text(_command))(_command)
-for _name, _command in data.COMMANDS.items():
-    data_app.command(name=_name, cls=_Command, help=_help_text(_command))(_command)
-for _name, _command in judge.COMMANDS.items():
-    judge_app.command(name=_name, cls=_Command, help=_help_text(_command))(_command)
-for _name, _command in keys.COMMANDS.items():
-    keys_app.command(name=_name, cls=_Command, help=_help_text(_command))(_command)
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "demo": train.demo,
+    "train": train.train,
+    "report": train.report,
+    "merge": train.merge,
+    "eval": evaluate.evaluate,
+    "config": config.config,
+    "compare": evaluate.compare,
+    "read": read.read,
+    "add": store.add,
+    "search": store.search,
+    "ask": store.ask,
+    "show": store.show,
+    "history": history.history,
+    "diff": history.diff,
+    "undo": history.undo,
+    "redo": history.redo,
+    "revert": history.revert,
+    "review": history.review,
+    "fork": history.fork,
+    "erase": history.erase,
+    "audit": checks.audit,
+    "consolidate": checks.consolidate,
+    "doctor": checks.doctor,
+    "check-policy": checks.check_policy,
+    "fetch": train.fetch,
+    "export": store.export,
+    "import": store.import_,
+    "copy": store.copy,
+    "serve": serve.serve,
+}
+_DATA_COMMANDS = {"list": data.list_, "prepare": data.prepare, "check": data.check, "overlap": data.overlap}
+_KEY_COMMANDS = {"add": serve.add_key, "list": serve.list_keys, "revoke": serve.revoke_key}
+
+for _name, _command in _COMMANDS.items():
+    app.command(name=_name, cls=_command_class(_command), help=_help_text(_command))(_command)
+for _group, _commands in (
+    (data_app, _DATA_COMMANDS),
+    (judge_app, {"check": evaluate.check_judge}),
+    (keys_app, _KEY_COMMANDS),
+):
+    for _name, _command in _commands.items():
+        _group.command(name=_name, cls=_Command, help=_help_text(_command))(_command)
 
 
 def main() -> NoReturn:

@@ -268,3 +268,10 @@ def print_result(value: Any, as_json: bool, text: str) -> None:
 
         text = to_json(to_json_value(value), default=str)
     typer.echo(visible(text))
+
+
+def write_page(run: Path) -> Path:
+    """Write the page of a run or an evaluation to `run/report.html` and return its path."""
+    from memalpha.report.page import write_report
+
+    return write_report(run)

@@ -228,6 +228,3 @@ def _format_summary(summary: ReadingSummary, seconds: float) -> str:
     if summary.stopped:
         lines.append("stopped: too many failed (--max-errors); what was read is in the store")
     return "\n".join(lines)
-
-
-COMMANDS = {"read": read}

@@ -1,15 +1,15 @@
-"""The command serve: a store and its writer for other programs, over MCP and HTTP."""
+"""The command serve: a store and its writer for other programs, over MCP and HTTP; and its keys: add, list, revoke."""
 
 from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memalpha.cli.keys import find_keys
 from memalpha.cli.options import (
+    AsJson,
     EmbedderName,
     Instructions,
     Namespace,
@@ -18,9 +18,20 @@ from memalpha.cli.options import (
     parse_reader_settings,
     parse_store_writer,
     parse_trust,
+    print_result,
     split_settings,
+    to_json_value,
+    visible,
 )
 from memalpha.errors import ConfigError
+
+if TYPE_CHECKING:
+    from memalpha.integrations.server.keys import Key, KeyFile
+
+StoreName = Annotated[str, typer.Argument(metavar="STORE", help="The store that the keys are for; it is not opened.")]
+KeysFile = Annotated[
+    Path | None, typer.Option("--keys", metavar="FILE", help="File of the keys; by default STORE.keys beside the file.")
+]
 
 
 def serve(
@@ -166,4 +177,85 @@ def serve(
         )
 
 
-COMMANDS = {"serve": serve}
+def add_key(
+    store: StoreName,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Who uses the key, such as chat-app.")],
+    right: Annotated[
+        list[str] | None,
+        typer.Option(help="read, write, read-with-model, review, erase or admin (all); repeat for more."),
+    ] = None,
+    namespace: Annotated[
+        list[str] | None, typer.Option(help="A namespace, or a prefix that ends in *; repeat for more.")
+    ] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(help="Quota of requests.")] = None,
+    bytes_per_day: Annotated[int | None, typer.Option(help="Quota of the bodies of writing requests.")] = None,
+    keys: KeysFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make an API key for `memalpha serve` and print its secret, which is shown only now.
+
+    Example: memalpha keys add ana.db chat-app --right read --right read-with-model --namespace 'user-*'
+
+    Raises:
+        ConfigError: A right or a quota is invalid, the name is taken, or the file cannot be written.
+    """
+    key_file = _open_keys(store, keys, create=True)
+    quotas = {"requests_per_minute": requests_per_minute, "bytes_per_day": bytes_per_day}
+    key, secret = key_file.add(name, right or ("read",), namespace or ("default",), **quotas)
+    text = f"{_format_key(key)}\nsecret, shown only now: {secret}"
+    print_result({**to_json_value(key), "secret": secret}, as_json, text)
+
+
+def list_keys(store: StoreName, keys: KeysFile = None, as_json: AsJson = False) -> None:
+    """List the API keys of STORE with rights, namespaces, quotas and last use.
+
+    Example: memalpha keys list ana.db
+
+    Raises:
+        ConfigError: There are no keys, or other users may read them.
+    """
+    rows = _open_keys(store, keys).list()
+    print_result([to_json_value(key) for key in rows], as_json, "\n".join(map(_format_key, rows)) or "no keys")
+
+
+def revoke_key(
+    store: StoreName,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name or id of an active key.")],
+    keys: KeysFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Revoke an API key. A running server refuses it from the next request on.
+
+    Example: memalpha keys revoke ana.db chat-app
+
+    Raises:
+        ConfigError: No active key has the name or id.
+    """
+    key = _open_keys(store, keys).revoke(name)
+    print_result(to_json_value(key), as_json, _format_key(key))
+
+
+def find_keys(store: str, file: Path | None) -> KeyFile | None:
+    """Open the keys that a server of the store needs: those of `file`, or else `STORE.keys` if it exists."""
+    if file is None and ("://" in store or not Path(f"{store}.keys").exists()):
+        return None
+    return _open_keys(store, file)
+
+
+def _open_keys(store: str, file: Path | None, *, create: bool = False) -> KeyFile:
+    from memalpha.integrations.server.keys import KeyFile
+
+    if file is None and ("://" in store or store == ":memory:"):
+        raise ConfigError(
+            "keys: name the file of the keys, --keys FILE: this store is no file that it could lie beside"
+        )
+    return KeyFile(file or Path(f"{store}.keys"), create=create)
+
+
+def _format_key(key: Key) -> str:
+    quotas = [f"{key.requests_per_minute} requests/min"] if key.requests_per_minute else []
+    quotas += [f"{key.bytes_per_day} bytes/day"] if key.bytes_per_day else []
+    dates = [f"made {key.created}", f"last used {key.last_used or 'never'}"]
+    dates += [f"revoked {key.revoked}"] if key.revoked else []
+    parts = (key.id, key.name, ",".join(key.rights), ",".join(key.namespaces), *quotas, *dates)
+    return visible("  ".join(parts))

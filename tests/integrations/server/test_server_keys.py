@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
-from memalpha.cli.keys import find_keys
 from memalpha.cli.main import app as commands
+from memalpha.cli.serve import find_keys
 from memalpha.errors import ConfigError
 from memalpha.integrations.server import keys as keys_module
 from memalpha.integrations.server.http import http_app
