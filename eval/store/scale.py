@@ -184,7 +184,13 @@ def search(path: str) -> dict[str, float]:
 
 
 def measure_route(store: MemoryStore, questions: list[str], route: Route) -> dict[str, float]:
-    """Return percentiles of a search in ms, that of an exact one, and recall@10, named after the route."""
+    """Return percentiles of a search in ms, that of an exact one, and recall@10, named after the route.
+
+    Args:
+        store: Store to search.
+        questions: Questions of the searches.
+        route: Route of the searches.
+    """
     times = sorted(time_cpu(lambda q=q: store.search(q, route=route))[1] * 1e3 for q in questions)
     shares, exact = [], []
     for question in questions[:COMPARED_QUESTIONS]:
@@ -201,7 +207,13 @@ def measure_route(store: MemoryStore, questions: list[str], route: Route) -> dic
 
 
 def run_step(step: str, path: str, size: int) -> dict[str, float]:
-    """Run a step ("fill", "reopen" or "search") in a process of its own."""
+    """Run a step in a process of its own.
+
+    Args:
+        step: "fill", "reopen" or "search".
+        path: Store file.
+        size: Number of entries.
+    """
     command = [sys.executable, __file__, "--step", step, "--path", path, "--size", str(size)]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return json.loads(output.splitlines()[-1])

@@ -130,7 +130,7 @@ class Candidates:
         """Return the nearest documents, with more of the groups that the prior favours."""
         documents = whole.documents_at(index.nearest(vector, NEAREST))
         groups = whole.groups[documents]
-        counts, sizes = np.bincount(groups, minlength=whole.size), np.bincount(whole.groups, minlength=whole.size)
+        counts, sizes = np.bincount(groups, minlength=whole.size), whole.group_sizes
         chosen, mean_prior = [documents], prior[groups].mean() if len(documents) else 0.0
         for group in np.argsort(-prior, kind="stable")[:_EXTRA_GROUPS].tolist():
             if prior[group] > mean_prior and counts[group] < min(NEAREST // 4, sizes[group]):

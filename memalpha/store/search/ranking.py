@@ -165,6 +165,11 @@ class Selection:
         documents = self._lexical.document_of_slot[slots]
         return documents[documents >= 0]
 
+    @cached_property
+    def group_sizes(self) -> np.ndarray:
+        """Return the number of documents of each group, int64 `(size,)`."""
+        return np.bincount(self.groups, minlength=self.size)
+
     def slots_in_group(self, group: int) -> np.ndarray:
         """Return a mask of a group's slots, bool `(slots,)`."""
         return self._corpus._groups == group
