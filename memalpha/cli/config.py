@@ -61,7 +61,7 @@ def config(
     kind, loaded = _load(name or "train")
     if not keys:
         values = loaded.model_dump(mode="json") if loaded else {path: item.default for path, item in settings_of(kind)}
-        print_result(values, as_json, _to_yaml(values))
+        print_result(values, as_json, yaml.safe_dump(values, sort_keys=False).rstrip())
         return
     rows = {path: _describe(path, setting, loaded) for path, setting in settings_of(kind)}
     print_result(rows, as_json, "\n".join(_format_row(path, row) for path, row in rows.items()))
@@ -97,7 +97,3 @@ def _format_row(path: str, row: dict[str, Any]) -> str:
 def _first_comment(name: str) -> str:
     text = (resources.files("memalpha") / "config" / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
     return text.splitlines()[0].lstrip("# ")
-
-
-def _to_yaml(values: dict[str, Any]) -> str:
-    return yaml.safe_dump(values, sort_keys=False).rstrip()

@@ -123,7 +123,11 @@ class LangGraphStore(BaseStore):
         if op.offset < 0 or op.limit < 0:
             raise ValueError(f"offset {op.offset}, limit {op.limit}: 0 or more is needed")
         end = op.offset + op.limit
-        where = [*_prefix_conditions(op.namespace_prefix), *_conditions("item.value", op.filter or {})]
+        prefix = op.namespace_prefix
+        where: list[dict[str, Any]] = [
+            {"item.within": {"$contains": _joined(prefix)}} if prefix else {"item.key": {"$ne": None}},
+            *_conditions("item.value", op.filter or {}),
+        ]
         scored: list[tuple[MemoryEntry, float | None]]
         if op.query:
             ranked = self.store.search(
@@ -156,7 +160,7 @@ class LangGraphStore(BaseStore):
         created = format_utc(time) if current is None else current.metadata["item"]["created_at"]
         item: dict[str, Any] = {
             "namespace": list(op.namespace),
-            "within": _with_ancestors(op.namespace),
+            "within": [_joined(op.namespace[: length + 1]) for length in range(len(op.namespace))],  # and its ancestors
             "key": op.key,
             "value": value,
             "created_at": created,
@@ -219,11 +223,6 @@ def _joined(namespace: Path) -> str:
     return ".".join(escape_key(label, "./") for label in namespace)
 
 
-def _with_ancestors(namespace: Path) -> list[str]:
-    """Return the namespace and its ancestors."""
-    return [_joined(namespace[: length + 1]) for length in range(len(namespace))]
-
-
 def _fields(entry: MemoryEntry) -> dict[str, Any]:
     item = entry.metadata["item"]
     return {
@@ -233,10 +232,6 @@ def _fields(entry: MemoryEntry) -> dict[str, Any]:
         "created_at": datetime.fromisoformat(item["created_at"]),
         "updated_at": datetime.fromisoformat(entry.timestamp or item["created_at"]),
     }
-
-
-def _prefix_conditions(prefix: Path) -> list[dict[str, Any]]:
-    return [{"item.within": {"$contains": _joined(prefix)}} if prefix else {"item.key": {"$ne": None}}]
 
 
 def _conditions(path: str, conditions: Mapping[str, Any]) -> list[dict[str, Any]]:

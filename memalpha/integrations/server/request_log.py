@@ -150,7 +150,8 @@ class RequestRecorder:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        record = RequestRecord(_request_id(headers))
+        sent_id = headers.get(REQUEST_ID_HEADER, "")
+        record = RequestRecord(sent_id if _REQUEST_ID.fullmatch(sent_id) else secrets.token_hex(8))
         started = time.perf_counter()
 
         async def note_and_send(message: Message) -> None:
@@ -219,8 +220,3 @@ def _line(scope: Scope, record: RequestRecord, seconds: float) -> str:
         "sent": record.sent,
     }
     return json.dumps(values)  # ASCII: control characters of a hostile path are escaped
-
-
-def _request_id(headers: Headers) -> str:
-    request_id = headers.get(REQUEST_ID_HEADER, "")
-    return request_id if _REQUEST_ID.fullmatch(request_id) else secrets.token_hex(8)

@@ -264,17 +264,13 @@ class MemoryService:
     @contextmanager
     def _model_request(self) -> Iterator[None]:
         """Count a request for the policy; refuse it if too many run or wait."""
-        if self._model_requests >= MAX_MODEL_REQUESTS:
+        if len(self._waiting) >= MAX_MODEL_REQUESTS:
             raise ServiceError("too_many_requests", f"{MAX_MODEL_REQUESTS} requests wait for the model already", 429)
         self._waiting.append(self.name)
         try:
             yield
         finally:
             self._waiting.remove(self.name)
-
-    @property
-    def _model_requests(self) -> int:
-        return len(self._waiting)
 
     def _answer(self, question: str, k: int, where: Where) -> Answer:
         with self._policy_lock, work_span("model", "answer"):

@@ -207,10 +207,10 @@ def test_work_of_gone_clients_is_dropped():
             for _ in range(LIMIT - 2):
                 connect(stack, port, post("/v1/read", len(body), body))
             wait_for(lambda: policy.asked == 1)
-        wait_for(lambda: service._model_requests == 0)
+        wait_for(lambda: len(service._waiting) == 0)
         # All have gone; one who stays is served after the one whose policy call runs.
         staying, answers = start_reading(url, "I have a dog.")
-        wait_for(lambda: service._model_requests == 1)
+        wait_for(lambda: len(service._waiting) == 1)
         policy.gate.set()
         staying.join()
         assert answers[0].status_code == 200 and policy.asked == 2
@@ -222,7 +222,7 @@ def test_too_many_waiting_requests_are_told_to_come_back(monkeypatch):
     policy = SlowPolicy()
     with serving(policy) as (service, url, _):
         waiting = [start_reading(url, "I have a cat.") for _ in range(2)]
-        wait_for(lambda: service._model_requests == 2)
+        wait_for(lambda: len(service._waiting) == 2)
         for path, body in (("ask", {"question": "Who?"}), ("read", {"text": "I have a dog."})):
             answer = httpx2.post(f"{url}/v1/{path}", json=body, timeout=WAIT)
             assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
