@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 
@@ -13,7 +12,7 @@ from official import DATA, needs
 
 from memalpha.errors import DataError
 from memalpha.tasks.catalog import load_set
-from memalpha.tasks.overlap import COMMON, LEAKED, REASONS, RESTING, WITHIN, find_overlap
+from memalpha.tasks.overlap import LEAKED, REASONS, RESTING, WITHIN, find_overlap
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
 LONG = "the old lighthouse keeper of Karvik paints his boat in green and white every spring before Easter"
@@ -71,17 +70,6 @@ def test_only_the_passages_that_a_question_rests_on_count():
         questions=(Question(id="q0", question="y", asked_after_chunk=0), Question(id="q1", question="z")),
     )
     assert find_overlap(train, [early]).resting == ("early/q1",)
-
-
-def test_an_n_gram_in_many_texts_is_a_phrase():
-    phrase = "please remember all of what follows here for it will be asked about later"
-    test = [task("test", [phrase], [f"{phrase}?"])]
-    few = [task(f"train-{number}", [f"{phrase} {number}"]) for number in range(COMMON)]
-    assert find_overlap(few, test).reasons["question n-gram"] == 1
-    more = [*few, task("train", [f"{phrase} twice"])]
-    assert find_overlap(more, test).leaked == find_overlap(more, test).resting == ()
-    again = [*few, *(task(f"again-{number}", [f"{phrase} 0"]) for number in range(9))]
-    assert find_overlap(again, test).leaked  # the same text again is no other text
 
 
 def test_lines_of_plain_text_are_passages_and_a_text_across_lines_has_its_n_grams():
@@ -160,13 +148,3 @@ def test_the_known_leaks_are_found():
     assert len(trec) == 11  # ten, and one but for its capitals
     assert {"What does CPR stand for ?", "What are the twin cities ?"} < trec
     assert {"what's your designation"} < shared("clinc150")
-
-
-@needs("hotpotqa_small")
-@needs("xquad_en")
-def test_a_leak_between_two_benchmarks_is_found():
-    questions = json.loads((DATA / "hotpotqa_small" / "musique_train.json").read_text(encoding="utf-8"))
-    paragraphs = [paragraph["paragraph_text"] for question in questions for paragraph in question["paragraphs"]]
-    train = [task("musique", paragraphs, [question["question"] for question in questions])]
-    result = find_overlap(train, load_set("xquad", data=DATA / "xquad_en"))
-    assert (result.passages["whole"], result.reasons["passage"], result.reasons["question"]) == (2, 10, 0)

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from memalpha.tasks.datasets.locomo import Fact, load, load_locomo, mend_evidenc
 
 FIXTURE = Path(__file__).parents[2] / "data" / "locomo_like.json"
 REAL = DATA / "locomo" / "locomo10.json"
-AUDIT = DATA / "locomo_audit" / "errors.json"
 
 
 def test_sessions_become_dated_chunks_in_order_of_their_number():
@@ -183,33 +181,6 @@ def test_an_audit_of_other_data_is_refused(tmp_path, entries, options, says):
     file.write_text(json.dumps(entries))
     with pytest.raises(DataError, match=says):
         load(FIXTURE, audit=None if entries is None else file, **options)
-
-
-@needs("locomo_audit")
-@needs("locomo")
-def test_the_real_audit_fits_the_real_file():
-    marked = [question for task in load(REAL, "all", audit=AUDIT) for question in task.questions]
-    kinds = Counter(question.meta["fault"]["type"] for question in marked if "fault" in question.meta)
-    assert kinds == {
-        "wrong-citation": 57,
-        "hallucination": 33,
-        "temporal-error": 26,
-        "attribution-error": 24,
-        "ambiguous": 13,
-        "incomplete": 3,
-    }
-    assert not any("fault" in question.meta for question in marked if question.category == "adversarial")
-    remaining = [question for task in load(REAL, audit=AUDIT, faults="drop") for question in task.questions]
-    assert len(remaining) == 1540 - 99
-
-
-@needs("locomo")
-def test_the_real_observations_cite_turns_that_are_there():
-    facts = [fact for task in load(REAL) for fact in observations(task)]
-    assert len(facts) == 2541
-    assert all(fact.timestamp and fact.text for fact in facts)
-    assert sum(len(fact.turns) > 1 for fact in facts) == 15
-    assert sum(not fact.turns for fact in facts) == 0
 
 
 @needs("locomo")

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from official import DATA, JSON, needs, replace_at, turns, value_paths, write
 
 from memalpha.errors import DataError
-from memalpha.qa.scoring.metrics import QUESTION_METRICS
 from memalpha.tasks.catalog import MODULES, get_data_set, list_data_sets, load_set
 from memalpha.tasks.formats.files import pack_turns
 from memalpha.tasks.formats.jsonl import load_jsonl, save_jsonl
-from memalpha.types import SpeakerTurn, Task
+from memalpha.types import SpeakerTurn
 
 FOLDERS = {
     "locomo": "locomo",
@@ -182,26 +181,6 @@ def test_the_real_files_hold_what_the_catalogue_says(name, variant, tmp_path):
     assert load_jsonl(tmp_path / "tasks.jsonl") == some
 
 
-@needs("trec")
-def test_the_known_leaks_of_the_labelled_sets_are_marked():
-    def marked(name: str, **options: object) -> list[str]:
-        questions = [question for task in load_set(name, data=DATA / name, **options) for question in task.questions]
-        return [question.meta["text"] for question in questions if question.meta.get("leak")]
-
-    assert len(marked("trec", examples=1)) == 11  # ten, and "the twin cities" but for its capitals
-    assert len(marked("clinc150", examples=1)) == 19  # two to the letter
-    assert len(marked("banking77", examples=1)) == 25
-    assert not marked("nlu", examples=1)
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=needs(FOLDERS[name])) for name in FOLDERS])
-def test_every_question_names_the_official_metric(name):
-    dataset = get_data_set(name)
-    assert dataset.metric in QUESTION_METRICS
-    questions = [question for task in load_set(name, 2, data=DATA / FOLDERS[name]) for question in task.questions]
-    assert {question.meta["metric"] for question in questions} == {dataset.metric}
-
-
 LOCOMO = Path(__file__).parents[2] / "data" / "locomo_like.json"
 
 
@@ -248,36 +227,3 @@ def test_the_readme_has_every_set_as_the_catalogue_does():
         availability = dataset.source.partition(":")[2] or dataset.source
         for expected in (dataset.about, dataset.counts, dataset.licence, availability):
             assert expected in rows[dataset.name], f"{dataset.name}: {expected}"
-
-
-def load_real(name: str, limit: int | None = None, **options: object) -> list[Task]:
-    return load_set(name, limit, data=DATA / FOLDERS[name], **options)
-
-
-@pytest.mark.parametrize(
-    ("name", "variant", "label_count", "sentences"),
-    [
-        pytest.param(name, variant, label_count, sentences, marks=needs(name))
-        for name, variant, label_count, sentences in (
-            ("banking77", None, 77, 10_003),
-            ("clinc150", None, 150, 15_000),
-            ("nlu", None, 64, 9_960),
-            ("trec", "coarse", 6, 5_452),
-            ("trec", "fine", 50, 5_452),
-        )
-    ],
-)
-def test_the_real_labelled_sets_have_their_labels_and_sentences(name, variant, label_count, sentences):
-    (task,) = load_real(name, 1, variant=variant, examples=100_000)
-    assert (len(task.meta["labels"]), len(turns(task))) == (label_count, sentences)
-    (task,) = load_real(name, 1, variant=variant)
-    tokens = sum(len(chunk.render()) for chunk in task.chunks) / 4
-    assert 25_000 < tokens < 46_000  # the sample that a task is made for
-    assert max(len(chunk.render()) for chunk in task.chunks) <= 4 * 2048
-
-
-@needs("friendsqa")
-def test_the_real_scenes_have_the_known_notes_and_speakers():
-    utterances = [turn for task in load_real("friendsqa") for turn in turns(task).values()]
-    assert sum(turn.speaker == "#NOTE#" for turn in utterances) == 543
-    assert sum(", " in turn.speaker for turn in utterances) == 22

@@ -13,6 +13,7 @@ from hub_layouts import (
     PROBES,
     TALK,
     USER,
+    changed,
     context,
     legal,
     personamem_question,
@@ -108,3 +109,117 @@ def test_corrupted_files_are_read_or_refused(tmp_path_factory, name, data):
     else:
         if tasks:
             legal(tasks, folder)
+
+
+def as_beam_row(row, folder):
+    good = {"conversation_id": "5", "chat": [FIRST], "probing_questions": repr(PROBES)}
+    return beam.load_beam(write(folder / "x.parquet", [{**good, **row}]))
+
+
+def as_memalpha_row(bad, folder):
+    return memalpha_sets.load_memalpha(write(folder / "x.parquet", [{**row("squad", ["text"], []), **bad}]))
+
+
+def as_question(question, folder):
+    write(folder / "questions_32k.csv", [question])
+    write(folder / "shared_contexts_32k.jsonl", [{"c1": PERSONAMEM_MESSAGES}])
+    return personamem.load_personamem(folder)
+
+
+ROWS = {
+    "beam row": as_beam_row,
+    "memalpha row": as_memalpha_row,
+    "mab row": lambda row, folder: memoryagentbench.load(write(folder / "x.parquet", [row])),
+    "personamem row": as_question,
+}
+REFUSED = [
+    ("longmemeval", changed(None, 1, "question_type"), r"instance 1 \(q2_abs\): field 'question_type' is missing"),
+    ("longmemeval", changed("May 2023", 0, "haystack_dates", 1), r"\(q1\): haystack_dates\[1\]: 'May 2023' is no date"),
+    ("longmemeval", changed(None, 0, "haystack_dates", 1), r"differ in length \(3, 2, 3\)"),
+    ("longmemeval", changed([], 0, "answer"), r"\(q1\): field 'answer': an answer is needed"),
+    ("longmemeval", changed({}, 0, "haystack_sessions", 2), "session chat_7@2: a list of objects is needed"),
+    (
+        "longmemeval",
+        changed(None, 0, "haystack_sessions", 0, 1, "role"),
+        "session answer_1: turn 2: field 'role' is missing",
+    ),
+    ("longmemeval", changed([[], [], []], 0, "haystack_sessions"), r"\(q1\): holds no text"),
+    ("halumem", changed("then", "sessions", 1, "start_time"), "x.jsonl:1: session 1: start_time: 'then' is no date"),
+    (
+        "halumem",
+        changed(None, "sessions", 0, "questions", 0, "answer"),
+        "session 0: question 0: field 'answer': an answer",
+    ),
+    (
+        "halumem",
+        changed(None, "sessions", 0, "memory_points", 1, "memory_source"),
+        r"memory_points\[1\]: field 'memory_source'",
+    ),
+    ("halumem", changed(None, "uuid"), "x.jsonl:1: field 'uuid' is missing"),
+    (
+        "perltqa",
+        changed("{'a'", 0, "Xia", "social_relationship"),
+        "Xia: field 'social_relationship' is missing or not an obj",
+    ),
+    ("perltqa", changed(None, 0, "Xia", "events", "1_0", "content"), "Xia: events 1_0: field 'content' is missing"),
+    (
+        "perltqa",
+        changed(None, 1, 0, "Xia", "profile", 0, "Answer"),
+        "Xia: profile: question 0: field 'Answer': an answer is needed",
+    ),
+    (
+        "perltqa",
+        changed(7, 1, 0, "Xia", "events", 0, "1_0", 0, "Question"),
+        "Xia: events: question 0: field 'Question' is missing",
+    ),
+    ("beam row", {"probing_questions": "{'abstention': ["}, "probing_questions is no Python or JSON object"),
+    (
+        "beam row",
+        {"probing_questions": repr(changed([], "abstention", 0, "rubric")(PROBES))},
+        r"abstention\[0\]: a rubric and one",
+    ),
+    ("beam row", {"chat": []}, r"row 0 \(conversation 5\): holds no text"),
+    ("memalpha row", {"chunks": "[1"}, r"row 0: chunks: not JSON"),
+    ("memalpha row", {"chunks": "[3]"}, r"row 0: chunks\[0\]: a text is needed"),
+    ("memalpha row", {"questions_and_answers": "{}"}, "row 0: questions_and_answers: a JSON list is needed"),
+    (
+        "memalpha row",
+        {"questions_and_answers": '[{"question": "q"}]'},
+        r"questions_and_answers\[0\]: field 'answer': an answer",
+    ),
+    ("mab row", context("niah_1", "text", ["q"], [["a"]]), r"row 0 \(niah_1\): metadata.source is none of ruler_qa, "),
+    ("mab row", context("eventqa_full", "text", ["q", "r"], [["a"]]), "2 questions and 1 answers"),
+    ("mab row", context("eventqa_full", "text", ["q", "r"], [["a"], []]), r"answers\[1\]: an answer is needed"),
+    (
+        "mab row",
+        context("longmemeval_s*", "['2022', ", ["q"], [["a"]]),
+        "context is no Python list of times and sessions",
+    ),
+    ("mab row", context("longmemeval_s*", "['soon', []]", ["q"], [["a"]]), "context: session 0: 'soon' is no date"),
+    ("mab row", context("ruler_qa1", " ", ["q"], [["a"]]), "holds no text"),
+    (
+        "personamem row",
+        personamem_question("q1", 6),
+        r"questions_32k\.csv:2: end_index_in_shared_context '6' is outside 1..5",
+    ),
+    ("personamem row", personamem_question("q1", 2, answer="(e)"), r"correct_answer '\(e\)' is none of a, b, c, d"),
+    ("personamem row", personamem_question("q1", 2, options=["(a) x", "(a) y"]), "all_options has a letter twice"),
+    (
+        "personamem row",
+        personamem_question("q1", 2, shared="c9"),
+        r"shared_context_id 'c9' is not in .*shared_contexts_32k\.jsonl",
+    ),
+    (
+        "personamem row",
+        {**personamem_question("q1", 2), "all_options": "black or green"},
+        "all_options is no list of choices",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), REFUSED)
+def test_a_fault_is_named(tmp_path, name, value, message):
+    good, load = LOADERS.get(name) or (None, ROWS[name])
+    with pytest.raises(DataError, match=message) as caught:
+        load(value(good) if good else value, tmp_path)
+    assert str(tmp_path) in str(caught.value)

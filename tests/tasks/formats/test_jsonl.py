@@ -89,12 +89,6 @@ def test_garbage_is_a_data_error_that_names_the_file(tmp_path_factory, data):
         load_jsonl(path)
 
 
-def test_synthetic_tasks_survive_the_file(tmp_path):
-    tasks = [generate(WorldConfig(), 0, index) for index in range(3)]
-    save_jsonl(tasks, tmp_path / "t.jsonl")
-    assert load_jsonl(tmp_path / "t.jsonl") == tasks
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
