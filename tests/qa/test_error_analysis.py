@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memalpha.agent.reader import ExtractiveReader
-from memalpha.config import AgentConfig, ReaderConfig, WorldConfig
-from memalpha.policy.hermes import format_call
-from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.config import WorldConfig
 from memalpha.qa.error_analysis import (
     ERROR_CLASSES,
     Trace,
@@ -19,17 +16,12 @@ from memalpha.qa.error_analysis import (
     feedback,
     trace,
     waterfall,
-    with_error_classes,
 )
-from memalpha.qa.evaluate import evaluate
 from memalpha.qa.records import Record
 from memalpha.qa.support import split_sentences
 from memalpha.qa.systems.base import Passage, Retrieval
-from memalpha.store.embedding import HashEmbedder
-from memalpha.tasks.synthetic.worlds import tasks
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
 
-HASH = HashEmbedder(64)
 BENCH = runpy.run_path(str(Path(__file__).parents[2] / "eval" / "qa" / "error_analysis.py"))
 
 TASK = Task(
@@ -339,40 +331,6 @@ def test_every_spoiled_memory_gets_its_class(world):
     assert {"not_retrieved"} <= taken_for <= {"not_retrieved", "partly_retrieved"}
     for name in ("gold_faulty", "should_have_abstained"):
         assert measured["answers"][name]["precision"] == measured["answers"][name]["recall"] == 1.0
-
-
-def test_built_memories_have_their_losses_told():
-    """Writers that leave out an operation now and then, by the real builder and reader."""
-    passage_lists = tasks(WorldConfig(split="test"), 5, 0, 12)
-    reader = ExtractiveReader(ReaderConfig(conflicts="refuse"))
-    measured = {}
-    for name, policy in {
-        "oracle": ScriptedPolicy("oracle"),
-        "half": ScriptedPolicy("oracle", insert=0.5),
-        "append": ScriptedPolicy("append-only"),
-        "wrong": ScriptedPolicy("fixed", text=insert("city: Nowhere")),
-    }.items():
-        report = evaluate(
-            policy, passage_lists, reader, config=AgentConfig(prompt="compact", embedder="hash"), embedder=HASH
-        )
-        answers_given = report.records
-        bare = [replace(record, error_class=None, feedback="", support_retrieved=None) for record in answers_given]
-        assert with_error_classes(report.groups, bare) == list(answers_given) != bare
-        assert all((record.error_class is None) == record.correct for record in answers_given)
-        assert all(bool(record.feedback) != record.correct for record in answers_given)
-        measured[name] = {fall.ability: fall for fall in waterfall(answers_given)}
-    assert measured["oracle"]["extraction"].answered == 1.0
-    half = measured["half"]["extraction"]
-    assert set(half.error_counts) == {"never_written"} and half.written == half.answered < 0.8
-    update = measured["append"]["knowledge-update"]
-    assert (
-        update.written == update.kept == 1.0 and update.error_counts["answered_wrong"]
-    )  # both values are live: a conflict
-    assert measured["wrong"]["all"].error_counts["written_wrong"] > 0
-
-
-def insert(content):
-    return format_call("memory_insert", {"category": "semantic", "content": content})
 
 
 def test_waterfall_by_hand():

@@ -15,7 +15,6 @@ from memalpha.qa.error_analysis import with_error_classes
 from memalpha.qa.evaluate import evaluate
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import load_reader
-from memalpha.qa.records import Record, save_records
 from memalpha.qa.report import estimate_tokens, make_result_folder, mean_and_error, summarize
 from memalpha.qa.scoring.memory import evaluate_memory, score_groups
 from memalpha.store.embedding import HashEmbedder
@@ -248,16 +247,6 @@ def test_a_reader_that_fails_raises():
         ask(GOOD, reader=Down())
 
 
-def test_an_empty_answer_is_never_right():
-    class Silent:
-        name, conflicts = "silent", "keep"
-
-        def answer(self, items, *, k=None):
-            return [Answer("") for _ in items]
-
-    assert not any(record.correct for record in ask(GOOD, reader=Silent())[0])
-
-
 def test_evaluate_writes_what_it_shows(tmp_path, capsys):
     world = tasks(WorldConfig(), 0, 0, 6)
     oracle = evaluate(ScriptedPolicy("oracle"), world, config=CONFIG)
@@ -301,11 +290,6 @@ def test_load_reader():
         load_reader(ReaderConfig(kind="policy"))
 
 
-def test_a_record_is_one_line_of_json():
-    record = Record("t", 0, "q", "extraction", None, "Où?", "Malmö", ("Malmö",), 1.0, True)
-    assert json.loads(json.dumps(record.as_json()))["gold"] == ["Malmö"]
-
-
 def test_nothing_to_evaluate_is_an_error(tmp_path):
     silent = TASK.model_copy(update={"questions": ()})
     for texts, message in (([], "empty"), ([silent], "question")):
@@ -317,9 +301,3 @@ def test_nothing_to_evaluate_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot write"):
         make_result_folder(tmp_path / "file")
-
-
-def test_half_a_surrogate_pair_can_be_saved(tmp_path):
-    (records,) = ask(GOOD, reader=Says("\ud83d", "keep"))
-    save_records(records, tmp_path / "records.jsonl")
-    assert json.loads((tmp_path / "records.jsonl").read_text().splitlines()[0])["answer"] == "\ud83d"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,9 +11,8 @@ from talk import TASK
 
 from memalpha.agent.prompts import order_notes
 from memalpha.agent.reader import Answer
-from memalpha.config import EvalConfig, ReaderConfig, WorldConfig
+from memalpha.config import ReaderConfig, WorldConfig
 from memalpha.errors import ConfigError, DataError, PolicyError
-from memalpha.qa.from_config import run_evaluation
 from memalpha.qa.protocol import passages_as_hits, run_systems
 from memalpha.qa.reader import load_reader
 from memalpha.qa.report import estimate_tokens
@@ -28,12 +25,9 @@ from memalpha.qa.systems.budget import cut_to_budget, passage_tokens
 from memalpha.qa.systems.builtin import Streamed, SystemSettings, load_system
 from memalpha.store.embedding import load_embedder
 from memalpha.tasks.chunking import rechunk
-from memalpha.tasks.load import load_tasks
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.types import Chunk, Completion, Question, SpeakerTurn, Task
 
-LOCOMO = Path(__file__).parents[3] / "shared" / "data" / "locomo" / "locomo10.json"
-RECORDED = Path(__file__).parents[2] / "eval" / "results" / "locomo-retrieval.json"
 RAW = ("append-only", "rag", "rag:chunks", "window", "full")
 
 
@@ -354,30 +348,3 @@ def test_a_writer_keeps_the_history_of_what_it_updates():
 def test_lines_of_a_text_are_turns_without_ids():
     lines = turn_passages(Chunk(text="one\n\n two ", timestamp="2024-05-01"))
     assert [(line.text, line.turns) for line in lines] == [("one", ()), ("two", ())]
-
-
-def test_a_stream_of_the_full_world_is_read_by_all():
-    config = EvalConfig(
-        benchmark="synthetic",
-        world=WorldConfig(preset="full", tokens=3000, split="test"),
-        limit=1,
-        systems=("append-only", "rag:chunks", "scripted:oracle"),
-        metric="contains",
-        reader={"kind": "copy"},  # type: ignore[arg-type]
-        agent={"embedder": "hash"},  # type: ignore[arg-type]
-    )
-    reports = {report.name: report for report in run_evaluation(config)}
-    oracle = reports["scripted:oracle"].summary
-    assert oracle["memory_tokens"] < reports["append-only"].summary["memory_tokens"] / 3
-    assert oracle["valid_calls"] == 1.0
-
-
-@pytest.mark.skipif(not LOCOMO.exists(), reason="LoCoMo may not be shipped, and ../shared/data/locomo is absent")
-def test_the_floor_and_the_search_on_the_real_file_are_those_recorded():
-    tasks = load_tasks("locomo", data=LOCOMO)
-    reports = run_systems(["oracle", "rag"], tasks, load_reader("copy"), default_metric="locomo-f1")
-    floor, rag = (report.summary for report in reports)
-    assert floor["score"] == pytest.approx(0.25, abs=0.01)
-    rows = json.loads(RECORDED.read_text())["retrieval"]
-    [soft] = [row for row in rows if (row["method"], row["embedder"]) == ("soft", "static")]
-    assert rag["evidence_recall@10"] == pytest.approx(soft["recall@10"], abs=0.005)

@@ -11,11 +11,15 @@ class Says:
     """A judge whose replies are told by its prompt and the number of the asking."""
 
     def __init__(self, reply, name="says"):
-        self.name, self.reply, self.batches = name, reply, []
+        self.name, self.reply, self.batches, self.prompts = name, reply, [], []
 
     def sample(self, requests):
         self.batches.append(len(requests))
-        return [Completion(self.reply(entry.messages[1]["content"], len(entry.messages) // 2)) for entry in requests]
+        self.prompts += (prompts := [entry.messages[1]["content"] for entry in requests])
+        return [
+            Completion(self.reply(prompt, len(entry.messages) // 2))
+            for prompt, entry in zip(prompts, requests, strict=True)
+        ]
 
     def count_tokens(self, text):
         return len(text)

@@ -6,7 +6,7 @@ import json
 from random import Random
 
 import pytest
-from hostile import FAULTS, HostileServer
+from hostile import HostileServer
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted_judge import Says, part
@@ -275,45 +275,6 @@ def test_a_local_model_may_judge():
 
 
 # ------------------------------------------------------------------------------------------------------ real server
-
-
-@pytest.mark.parametrize("order", [0, 1])
-def test_every_item_is_judged_once_by_a_failing_server(order, tmp_path, monkeypatch):
-    """Faults of every kind, unreadable replies, equal items: scores, bill and cache are those of a kind server."""
-    monkeypatch.setattr("memalpha.policy.endpoints.client.backoff", lambda *_: 0.0)
-    rng = Random(order)
-    rights = {number: number % 3 != 0 for number in range(40)}
-    items = [item(number, right) for number, right in rights.items()]
-    plan = {}
-    for number in rights:
-        plan[f"question {number}?"] = [f for f in rng.choices(FAULTS, k=rng.randrange(3)) if f != "hang"]
-    plan["question 5?"] = ["hang"]
-    places = sorted(rights, key=lambda _: rng.random())
-
-    def fault(prompt, nth):
-        faults = plan.get(part(prompt, "question"), [])
-        return faults[nth - 1] if nth <= len(faults) else None
-
-    def reply(prompt, body):
-        if "No verdict" in prompt:
-            return json.dumps({"verdict": "correct" if rights[7] else "wrong"})
-        return "It depends." if "question 7?" in prompt else by_containment(prompt)
-
-    def usage(prompt, text):
-        return {"prompt_tokens": 400, "completion_tokens": 10} if "question 9?" not in prompt else {"prompt_tokens": 0}
-
-    with HostileServer(reply, fault, usage) as server:
-        settings = EndpointConfig(timeout=2.0, cache=tmp_path / "a.sqlite", prices={server.name: (1e6, 0.0)})
-        config = JudgeConfig(judges=(server.name,), endpoint=settings)
-        judge = load_judge(config)
-        scores = judge.score([items[number] for number in places])
-        assert scores == [float(rights[number]) for number in places]
-        assert sorted(server.answered.values()) == [1] * 41, "an item each, and the one that was asked again"
-        bill = judge.statistics()[server.name]
-        assert (bill["paid"], bill["doubted"], bill["unreadable"]) == (41, 1, 0)
-        assert bill["cost"] == bill["prompt_tokens"] and 40 * 400 < bill["cost"] < 40 * 400 + 1000
-        assert judge.score(items) == [float(right) for right in rights.values()]
-        assert judge.statistics()[server.name]["paid"] == 41, "everything from the cache"
 
 
 def test_a_judge_that_stays_down_raises_and_keeps_what_is_done(tmp_path, monkeypatch):

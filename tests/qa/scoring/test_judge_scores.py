@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
 from hostile import HostileServer
+from scripted_judge import Says, part
 
 from memalpha.agent.apply import act
 from memalpha.agent.parsing import format_call
@@ -39,34 +39,15 @@ TASK = Task(
 )
 
 
-class Says:
-    def __init__(self, reply):
-        self.name, self.reply, self.prompts, self.calls = "says", reply, [], 0
-
-    def sample(self, requests):
-        self.calls += 1
-        prompts = [item.messages[1]["content"] for item in requests]
-        self.prompts += prompts
-        return [Completion(self.reply(prompt)) for prompt in prompts]
-
-    def count_tokens(self, text):
-        return len(text)
-
-
-def sensible(prompt: str) -> str:
+def sensible(prompt: str, _: int) -> str:
     """Rome is Roma; what is written is valid if its words are in the chunk; writing nothing is right after "Bye!"."""
-
-    def part(name):
-        rewarded = re.search(rf"<{name}>\n(.*?)\n</{name}>", prompt, re.S)
-        return rewarded[1] if rewarded else ""
-
-    chunk, answer = part("part of the conversation"), part("answer")
-    if part("deleted entry"):
+    chunk, answer, written = (part(prompt, name) for name in ("part of the conversation", "answer", "written"))
+    if part(prompt, "deleted entry"):
         return "valid" if "moved" in chunk else "invalid"
-    if chunk and not part("written"):
+    if chunk and not written:
         return "valid" if chunk == "Bye!" else "invalid"
     if chunk:
-        return "valid" if part("written").split()[-1] in chunk else "invalid"
+        return "valid" if written.split()[-1] in chunk else "invalid"
     if "cannot be answered" in prompt:
         return "correct" if answer == "unknown" else "wrong"
     return "correct" if answer == "Rome" else "wrong"
@@ -129,7 +110,7 @@ def test_r1_by_a_judge():
     ]
     assert [item.components["r1"][0] for item in rewarded] == [1.0, 0.5]
     assert [item.weights["r4"] for item in rewarded] == [0.0, 0.0], "no gold operations, and contents are not asked for"
-    assert says.calls == 1
+    assert len(says.batches) == 1
 
 
 def test_r4_by_a_judge_that_sees_the_chunk():
@@ -140,7 +121,7 @@ def test_r4_by_a_judge_that_sees_the_chunk():
         (pytest.approx(1 / 3), 1.0, 0.0),  # an exact duplicate is not valid, a delete is judged
         (0.0, 0.0, 1.0),  # writing nothing is right where there is nothing
     ]
-    assert {item.weights["r4"] for item in rewarded} == {0.1} and says.calls == 1
+    assert {item.weights["r4"] for item in rewarded} == {0.1} and len(says.batches) == 1
     assert any("(2024-05-01)\nI live in Oslo" in prompt for prompt in says.prompts)
     assert not any("Which city?" in prompt for prompt in says.prompts), "r1 has its own metric"
 
@@ -153,17 +134,17 @@ def test_r4_as_published():
         (pytest.approx(1 / 3), 0.0, 0.0),  # a delete is never valid
         (0.0, 0.0, 0.0),  # no call is worth nothing
     ]
-    assert says.calls == 1
+    assert len(says.batches) == 1
 
 
 def test_both_are_one_batch():
     rewards, says = model(metric="judge", content="judge", preset="published")
     rewarded, _ = scored(rewards, GOOD, BAD)
-    assert says.calls == 1 and rewarded[0].components["r1"][0] == 1.0 and rewarded[0].components["r4"][0] == 1.0
+    assert len(says.batches) == 1 and rewarded[0].components["r1"][0] == 1.0 and rewarded[0].components["r4"][0] == 1.0
 
 
 def test_a_failing_judge_raises_and_is_never_zero():
-    rewards, _ = model(lambda prompt: "hm" if "Which boat" in prompt else "correct", metric="judge")
+    rewards, _ = model(lambda prompt, _: "hm" if "Which boat" in prompt else "correct", metric="judge")
     with pytest.raises(PolicyError, match=r"no judge gave a readable verdict on answer 'unknown' to 'Which boat\?'"):
         scored(rewards, GOOD)
     with HostileServer(fault=lambda *_: "403") as server:
@@ -176,7 +157,7 @@ def test_a_failing_judge_raises_and_is_never_zero():
 def test_an_answer_from_a_conflict_is_wrong_unasked():
     from memalpha.config import ReaderConfig
 
-    rewards, says = model(lambda prompt: "correct", metric="judge")
+    rewards, says = model(lambda prompt, _: "correct", metric="judge")
     both = roll([insert("city: Oslo")], [insert("city: Rome")], [])
     reader = ExtractiveReader(ReaderConfig(conflicts="refuse"))
     _, records = score_groups([TrajectoryGroup(TASK, (both, GOOD))], reader, rewards, embedder=EMBEDDER)
@@ -206,19 +187,19 @@ def test_judged_beside_other_metrics():
     _, records = scored(MemoryReward(RewardConfig(), len), GOOD, LAZY)
     assert [item.score for item in records] == [0.0, 1.0, 0.0, 1.0], "Rome is not Roma to the letter"
     judged, failed = judge_records(records, [TASK], Judge([says := Says(sensible)]))
-    assert not failed and says.calls == 1
+    assert not failed and len(says.batches) == 1
     assert [item.scores for item in judged] == [{"judge": 1.0}, {"judge": 1.0}, {"judge": 0.0}, {"judge": 1.0}]
     assert [item.score for item in judged] == [1.0, 1.0, 0.0, 1.0], "a question whose own metric it is takes it over"
     rubric = TASK.questions[0].model_copy(update={"meta": {"metric": "rubric", "rubric": ["a", "b"]}})
     points = TASK.model_copy(update={"questions": (rubric,)})
-    half = Judge([Says(lambda prompt: "full" if "<point>\na" in prompt else "none")])
+    half = Judge([Says(lambda prompt, _: "full" if "<point>\na" in prompt else "none")])
     (item,), _ = judge_records([replace(records[0], scores={"rubric": 0.0})], [points], half)
     assert (item.score, item.correct, item.scores) == (0.5, True, {"judge": 0.5, "rubric": 0.5})
     named = cited_scores(parse_cited("Answer: a\nEvidence: [1]\nReasoning: so"), 0.0, [True])
     (item,), _ = judge_records([replace(records[0], scores=named)], [points], half)
     assert item.scores["cited.answer"] == 0.5 and item.scores["cited"] == pytest.approx((0.2 + 0.5 + 0.1) / 1.5)
     plain = [replace(item, scores={"f1": 0.5}) for item in records]
-    judged, failed = judge_records(plain, [TASK], Judge([Says(lambda p: "hm" if "boat" in p else "wrong")]))
+    judged, failed = judge_records(plain, [TASK], Judge([Says(lambda p, _: "hm" if "boat" in p else "wrong")]))
     assert [item.question_id for item in judged] == ["city", "city"] and judged[0].scores == {"f1": 0.5, "judge": 0.0}
     assert [item.record.question_id for item in failed] == ["boat", "boat"]
     line = failed[0].as_json()

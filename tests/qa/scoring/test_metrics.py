@@ -57,32 +57,6 @@ def test_abstention_conflict_and_silence(metric):
     assert score_answer(metric, Answer("unknown", abstained=True, conflict=True), ()) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("category", "prediction", "gold", "score"),
-    [
-        (4, "She was running and jumping", "runs", 2 * (1 / 4) * 1 / (1 / 4 + 1)),
-        (2, "7 May 2023", "7 May, 2023", 1.0),
-        (3, "Yes", "Yes; because she likes it", 1.0),
-        (4, "Yes", "Yes; because she likes it", 2 / 6),
-        (1, "painting, hiking", "hiking, painting", 1.0),
-        (1, "hiking", "hiking, painting", 0.5),
-        (1, "hiking, swimming, painting", "hiking, painting", 1.0),  # official: extra parts cost nothing
-        (5, "There is no information available.", "", 1.0),
-        (5, "It was not mentioned", "anything", 1.0),
-        (5, "A necklace", "", 0.0),
-        ("single-hop", "", "runs", 0.0),
-        ("multi-hop", "", "runs, jumps", 0.0),
-    ],
-)
-def test_locomo_by_category(category, prediction, gold, score):
-    assert locomo_f1(prediction, gold, category) == pytest.approx(score)
-
-
-@given(TEXT, TEXT, st.sampled_from([1, 2, 3, 4, 5]))
-def test_locomo_bounds(prediction, gold, category):
-    assert 0.0 <= locomo_f1(prediction, gold, category) <= 1.0 + 1e-12
-
-
 def test_locomo_has_five_categories():
     with pytest.raises(ValueError, match="1 to 5"):
         locomo_f1("a", "b", 6)
