@@ -6,6 +6,7 @@ import gc
 import os
 import secrets
 import signal
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -183,3 +184,21 @@ def _stores(
     monkeypatch.setattr(postgres.PostgresDatabase, "_create_tables", lambda *args: _places.make(create_tables, *args))
     yield
     _places.clear()
+
+
+@pytest.fixture
+def memalpha(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str, str]]:
+    """Return a function that runs `memalpha WORDS…` in this process and returns (exit code, stdout, stderr)."""
+    from memalpha.cli import main
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["memalpha", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        code = ended.value.code
+        return code if isinstance(code, int) else 0 if code is None else 1, out, err
+
+    return run

@@ -29,18 +29,37 @@ MESSAGES = {
     "read ana.db good.txt --policy scripted:orakle": "(did you mean 'oracle'?)",
     "report runs/nothing": "runs/nothing: there is no such directory",
     "search none.db x": "none.db: no such store; `memalpha add` and `memalpha read` make one",
+    "train demo top_p=0.9": "top_p",
+    "eval synthetic limits=3": "did you mean 'limit'",
+    "eval synthetic world.presets=demo": "world.presets",
+    "eval synthetic limit": "key=value",
+    "eval tasks data=cut.jsonl": "cut.jsonl:2",
+    "add new.db x --embedder ./no-such-model": "no-such-model",
+    "show good.txt": "not a memalpha store",
+    "search ana.db x --embedder static": "hash",
+    "add ana.db x --category nope": "semantic, episodic",
+    "show ana.db nope#1": "nope#1",
+    "read ana.db empty.txt --policy scripted:add-all": "empty.txt",
+    "report .": "not a run directory",
+    "show ana.db --nope": "--nope",
+    "shows ana.db": "shows",
+    "search ana.db x -k many": "-k",
+    "show ana.db --as-of ²": "'²' is neither a log position",
+    f"show ana.db --as-of {'9' * 5000}": "5000 digits",
+    "show ana.db --as-of 20241345": "'20241345' is neither",
 }
 
 
-@pytest.mark.parametrize("words", MESSAGES)
+@pytest.mark.parametrize("words", MESSAGES, ids=lambda words: words[:40])
 def test_a_mistake_is_named_with_what_to_write(
-    words: str, memalpha, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str, memalpha, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     questions = b'[{"id": "q", "question": "Where?", "answers": ["caf"]}]'
     task = b'{"id": "a", "chunks": [{"text": "caf\xc3\xa9"}], "questions": ' + questions + b"}\n"
     (tmp_path / "good.jsonl").write_bytes(task)
     (tmp_path / "good.txt").write_text("Ana: hi\n")
+    (tmp_path / "empty.txt").write_text("\n")
     (tmp_path / "cut.jsonl").write_bytes(task + b'{"id": "b"\n')
     (tmp_path / "latin.jsonl").write_bytes(task.replace(b"\xc3\xa9", b"\xe9"))
     (tmp_path / "latin.txt").write_bytes(b"Ana: caf\xe9\n")

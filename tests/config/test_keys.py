@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 import yaml
 
 from memalpha.cli.config import KINDS
-from memalpha.cli.main import main
 from memalpha.config import SHORT_NAMES, TrainConfig, build_config, load_config, shipped_configs, training_config
 from memalpha.config.keys import SYNONYMS, settings_of
 from memalpha.errors import ConfigError
-
-
-@pytest.fixture
-def memalpha(monkeypatch, capsys):
-    """Run a command; return exit code, standard output and standard error."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["memalpha", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
