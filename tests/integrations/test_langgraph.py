@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from standin import StandIn
 
 from memalpha import MemoryStore
 from memalpha.errors import ConfigError, InvalidContent, StoreError
@@ -243,35 +242,6 @@ def test_async_methods(store):
 
     hits, names = asyncio.run(go())
     assert sorted(item.value["n"] for item in hits) == list(range(8)) and names == [("a",)]
-
-
-def test_a_graph_with_the_store(store):
-    """A LangGraph agent whose model is behind real HTTP: one thread knows the messages of another."""
-    openai = pytest.importorskip("openai")
-    from langgraph.graph import END, START, MessagesState, StateGraph
-    from langgraph.store.base import BaseStore
-
-    def reply(body):
-        return "You live in Porto." if "Porto" in body["messages"][0]["content"] else "I do not know."
-
-    with StandIn(reply) as server:
-        model = openai.OpenAI(base_url=server.url, api_key="k", max_retries=0)
-
-        def talk(state: MessagesState, *, store: BaseStore):
-            message = state["messages"][-1].content
-            notes = "\n".join(item.value["text"] for item in store.search(("ana",), query=message, limit=3))
-            store.put(("ana",), str(len(notes)), {"text": message})
-            messages = [{"role": "system", "content": notes}, {"role": "user", "content": message}]
-            answer = model.chat.completions.create(model="m", messages=messages).choices[0].message.content
-            return {"messages": [("assistant", answer)]}
-
-        graph = StateGraph(MessagesState).add_node(talk).add_edge(START, "talk").add_edge("talk", END)
-        agent = graph.compile(store=LangGraphStore(store))
-        answers = [
-            agent.invoke({"messages": [("user", text)]})["messages"][-1].content
-            for text in ("Where do I live?", "I live in Porto.", "Where do I live?")
-        ]
-    assert answers == ["I do not know.", "I do not know.", "You live in Porto."]
 
 
 def test_without_langgraph_the_error_names_the_package(monkeypatch):

@@ -95,30 +95,6 @@ def test_read_and_pages_of_entries(store):
     assert store.list()[-1].chunk == reading["chunks"], "no two chunks of a source have one place"
 
 
-def test_metadata_of_a_read_are_found_by_where(store):
-    web = served(store, load_policy("scripted:add-all"))
-    web.post("/v1/read", json={"text": "I live in Porto.", "metadata": {"user": "ana"}})
-    web.post("/v1/read", json={"text": "I live in Rome."})
-    hits = web.post("/v1/search", json={"query": "live", "where": {"user": "ana"}}).json()["hits"]
-    assert [hit["entry"]["content"] for hit in hits] == ["I live in Porto."]
-    assert web.post("/v1/read", json={"text": "Hi.", "metadata": ["ana"]}).status_code == 422
-
-
-def test_chat_messages_are_read(store):
-    web = served(store, load_policy("scripted:add-all"))
-    web.post("/v1/read", json={"text": "Hello."})
-    messages = [
-        {"role": "user", "content": [{"type": "text", "text": "I live in Porto."}], "timestamp": "2024-05-01"},
-        {"role": "assistant", "content": "A fine city."},
-        {"role": "user", "content": "I have a dog.", "timestamp": "2024-05-03"},
-    ]
-    assert web.post("/v1/read", json={"messages": messages, "source": "chat-7"}).json()["chunks"] == 2
-    assert [(entry.content, entry.timestamp, entry.chunk) for entry in store.list()[1:]] == [
-        ("I live in Porto.", "2024-05-01", 1),
-        ("I have a dog.", "2024-05-03", 2),
-    ]
-
-
 def test_a_lone_surrogate_in_metadata_is_escaped(store):
     entry = store.insert("semantic", "Ana lives in Porto.", metadata={"half": "\ud800"})
     client, id = served(store), quote(entry.id)

@@ -327,18 +327,6 @@ def test_commands_add_list_and_revoke(tmp_path):
     assert "--keys FILE" in str(run(commands, ["keys", "list", "postgresql://h/d"]).exception)
 
 
-def test_ask_takes_a_filter(served):
-    memory = served.memories["default"]
-    for user, city in (("ana", "Porto"), ("ben", "Oslo")):
-        memory.insert("semantic", f"My city: {city}", metadata={"user": user})
-    for user, city in (("ana", "Porto"), ("ben", "Oslo")):
-        question = {"question": "What is my city?", "where": {"user": user}}
-        hits = served.web.post("/v1/ask", json=question, headers=head(TOKEN)).json()["hits"]
-        assert [hit["entry"]["content"] for hit in hits] == [f"My city: {city}"]
-    wrong = {"question": "What is my city?", "where": {"user": {"$near": 1}}}
-    assert served.web.post("/v1/ask", json=wrong, headers=head(TOKEN)).status_code == 422
-
-
 def test_namespaces_that_were_not_used_for_long_are_let_go(served):
     service = served.web.app.state.service
     first = service.namespace("n-0")

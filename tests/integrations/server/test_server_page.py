@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -99,38 +95,3 @@ def test_a_search_explains_its_scores(served: Served, web: TestClient) -> None:
     assert MARKUP not in web.get("/", params={"q": MARKUP}, auth=("", served.ana)).text
     assert web.get("/", params={"q": "x" * 5000}, auth=("", served.ana)).status_code == 422
     assert web.get("/", params={"as_of": "1"}, auth=("", served.ana)).status_code == 422
-
-
-def test_a_browser_searches_and_runs_nothing(served: Served) -> None:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    uvicorn = pytest.importorskip("uvicorn")
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("no chromium on this machine: the page is not opened in a browser")
-    server: Any = uvicorn.Server(uvicorn.Config(served.app, port=0, log_config=None))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    try:
-        while not server.started:
-            time.sleep(0.01)
-        url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
-        with sync_api.sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-            page = browser.new_context(http_credentials={"username": "ana", "password": served.both}).new_page()
-            faults: list[str] = []
-            page.on("console", lambda message: faults.append(message.text))
-            page.goto(url)
-            page.fill("input[name=q]", "note " + MARKUP)
-            page.keyboard.press("Enter")
-            page.wait_for_selector(".hits")
-            assert "Ana's note: " + MARKUP in page.locator(".hits .text").all_inner_texts()
-            assert page.locator(".entry:visible").count() == 2
-            page.focus("#moment")
-            page.keyboard.press("ArrowLeft")
-            assert page.locator(".entry:visible").count() == 1
-            assert page.title() == "memalpha: :memory:, ana"
-            assert [fault for fault in faults if "favicon" not in fault] == []
-            browser.close()
-    finally:
-        server.should_exit = True
-        thread.join(10)
