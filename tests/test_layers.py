@@ -16,8 +16,6 @@ from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).parent.parent / "memalpha"
 
 # room → the rooms it may import from (besides itself)
@@ -190,10 +188,6 @@ def _wrong_imports(module: str, imports: Iterable[Import]) -> list[str]:
     ]
 
 
-def _wrong_in(source: str) -> list[str]:
-    return _wrong_imports("memalpha.store.state", _imports(ast.parse(source), "memalpha.store.state"))
-
-
 def _target(name: str) -> str | None:
     """Return the module of memalpha that an import of `name` runs."""
     return name if name in MODULES else parent if (parent := name.rpartition(".")[0]) in MODULES else None
@@ -297,48 +291,6 @@ def test_no_public_class_name_is_defined_twice() -> None:
                 homes[node.name].append(module.name)
     offenders = {name: f"{name}: {', '.join(modules)}" for name, modules in homes.items() if len(modules) > 1}
     _check(offenders)
-
-
-@pytest.mark.parametrize(
-    "form",
-    [
-        "from memalpha.agent.agent import observe",
-        "import memalpha.agent",
-        "from memalpha import agent",
-        "from ..agent import parsing",
-        "from .. import agent",
-        "def f():\n    from memalpha.qa import reader",
-        "import importlib\nimportlib.import_module('memalpha.train.api')",
-        "if TYPE_CHECKING:\n    pass\nelse:\n    import memalpha.cli.main",
-    ],
-)
-def test_every_form_of_import_is_seen(form: str) -> None:
-    assert _wrong_in(form)
-
-
-def test_type_checking_blocks_are_left_out() -> None:
-    assert not _wrong_in("if TYPE_CHECKING:\n    import memalpha.cli.main")
-    assert not _wrong_in("from .schema import load_schema\nfrom ..errors import StoreError")
-
-
-def test_relative_imports_of_a_package_start_at_itself() -> None:
-    [item] = _imports(ast.parse("from .worlds import tasks"), "memalpha.tasks.synthetic.__init__")
-    assert item.name == "memalpha.tasks.synthetic.worlds.tasks"
-
-
-def test_imports_inside_functions_are_told_from_those_at_the_top() -> None:
-    source = "import a\ntry:\n    import b\nexcept ImportError:\n    pass\nclass C:\n    def f(self):\n        import d"
-    assert {item.name: item.in_function for item in _imports(ast.parse(source), "memalpha.x")} == {
-        "a": False,
-        "b": False,
-        "d": True,
-    }
-
-
-def test_circles_are_found() -> None:
-    graph = {"a": ["b"], "b": ["c"], "c": ["a", "d"], "d": ["d"], "e": ["f", "a"], "f": ["e"]}
-    assert _circles(graph) == [["a", "b", "c"], ["e", "f"]]
-    assert _circles({"a": ["b"], "b": ["c"], "c": []}) == []
 
 
 def test_importing_the_package_loads_nothing() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from memalpha.cli.main import app
-from memalpha.errors import InvalidContent, UnknownEntry
+from memalpha.errors import InvalidContent
 from memalpha.store.checks.integrity import examine
 from memalpha.store.embedding import load_embedder
 from memalpha.store.in_memory import WorkingMemory
@@ -45,26 +45,6 @@ def clock() -> Clock:
 @pytest.fixture
 def store(clock: Clock) -> MemoryStore:
     return MemoryStore.open(":memory:", embedder="hash", clock=clock)
-
-
-def test_an_entry_is_hidden_from_its_expiry(store: MemoryStore, clock: Clock) -> None:
-    permanent = store.insert("semantic", "city: Oslo")
-    cat = store.insert("semantic", "pet: cat in Oslo", expires="2025-02-01")
-    assert cat.expires == "2025-02-01T00:00:00.000000+00:00" == store.get(cat.id).expires
-    without = WorkingMemory(MemoryState.empty(store.schema), load_embedder("hash"))
-    without.insert("semantic", "city: Oslo")
-    clock.set("2025-01-31T23:59:59.999999")
-    assert store.list() == [permanent, cat] and len(store.search(QUERY)) == 2
-    clock.set("2025-02-01")
-    assert store.search(QUERY) == without.search(QUERY)  # scores too: it leaves no trace in the statistics
-    assert store.list() == [permanent] == list(store.state.list())
-    assert store.find("semantic", "pet: cat in Oslo") is None
-    for call in (store.get, store.delete, lambda id: store.update(id, "x")):
-        with pytest.raises(UnknownEntry):
-            call(cat.id)
-    assert store.history(cat.id)[-1].valid_to == 3
-    again = store.insert("semantic", "pet: cat in Oslo")
-    assert again.id != cat.id and again.expires is None
 
 
 def test_every_call_ends_expired_entries_first(tmp_path: Path) -> None:

@@ -16,9 +16,6 @@ from memalpha.store.store import MemoryStore
 from memalpha.types import Operation
 
 HASH = load_embedder("hash")
-QUERY = "what is the value of a pet?"
-
-
 def memory_of(state: MemoryState) -> WorkingMemory:
     return WorkingMemory(state, HASH)
 
@@ -205,32 +202,6 @@ def test_a_rollback_does_not_reuse_the_namespace_id(monkeypatch) -> None:
     assert first.list() == []
     first.insert("semantic", "c")
     assert [entry.content for entry in second.list()] == ["b"]
-
-
-@pytest.mark.parametrize("at", [1, 2, pytest.param(3, marks=pytest.mark.sqlite)])
-def test_ctrl_c_leaves_no_half_operation(monkeypatch, at: int) -> None:
-    store = new()
-    entry = store.insert("semantic", "pet: cat")
-    before, hits = store.state, store.search(QUERY)
-    inner, calls = memalpha.store.backends.namespace.content_digest, []
-
-    def interrupted(content: str) -> bytes:
-        calls.append(content)
-        if len(calls) == at:
-            raise KeyboardInterrupt
-        return inner(content)
-
-    backends = memalpha.store.backends
-    for module in (backends.namespace, backends.entry_table, backends.vector_table):
-        monkeypatch.setattr(module, "content_digest", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        store.update(entry.id, "pet: dog")
-    monkeypatch.undo()
-    assert store.state == before
-    assert store.snapshot() == 1
-    assert store.search(QUERY) == hits
-    store.update(entry.id, "pet: dog")
-    assert store.search(QUERY)[0].entry.content == "pet: dog"
 
 
 def test_add_stores_in_the_default_category(tmp_path):

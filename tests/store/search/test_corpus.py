@@ -168,10 +168,6 @@ def test_edges():
     corpus.add(DOCS[0])
     assert ids(search(corpus, "nothing in common", 10)) == ["a"]
     assert search(corpus, "Oslo", 0) == []
-    with pytest.raises(StoreError, match="k -1"):
-        search(corpus, "Oslo", -1)
-    with pytest.raises(StoreError, match="route 'best' is not one of soft, flat"):
-        search(corpus, "Oslo", route="best")
     with pytest.raises(KeyError):
         corpus.remove("zz")
     corpus.remove("a")
