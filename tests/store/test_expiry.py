@@ -147,18 +147,6 @@ def test_time_is_not_undone(store: MemoryStore, clock: Clock) -> None:
     assert [done.id for done in iter(store.undo, None)] == [city.id]
 
 
-@pytest.mark.sqlite
-def test_checking_expiry_costs_the_same_at_any_size(store: MemoryStore) -> None:
-    store.insert("semantic", "a", expires="2025-02-01")
-    statements: list[str] = []
-    store._database._connection.set_trace_callback(statements.append)
-    store.snapshot()
-    store._database._connection.set_trace_callback(None)
-    due = next(query for query in statements if "expires" in query)
-    plan = [row[-1] for row in store._database._connection.execute(f"EXPLAIN QUERY PLAN {due}")]
-    assert any("INDEX expiring (ns=? AND expires" in step for step in plan)
-
-
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("insert"), st.integers(0, 5), st.none() | st.integers(0, 6)),

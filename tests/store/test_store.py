@@ -16,6 +16,8 @@ from memalpha.store.store import MemoryStore
 from memalpha.types import Operation
 
 HASH = load_embedder("hash")
+
+
 def memory_of(state: MemoryState) -> WorkingMemory:
     return WorkingMemory(state, HASH)
 
@@ -27,36 +29,6 @@ def facts(store: MemoryStore, number: int = 5) -> None:
 
 def new(path: str | Path = ":memory:", **options) -> MemoryStore:
     return MemoryStore.open(path, embedder="hash", **options)
-
-
-def test_the_public_face(tmp_path) -> None:
-    store = new(tmp_path / "ana.db")
-    entry = store.insert("semantic", "Ana lives in Lisbon.", timestamp="2024-05-01", importance=0.8, source="chat-7")
-    store.update(entry.id, "Ana lives in Porto.")
-    assert [version.content for version in store.history(entry.id)] == ["Ana lives in Lisbon.", "Ana lives in Porto."]
-    assert store.list() == [store.get(entry.id)]
-    assert store.core == ""
-    (hit,) = store.search("Where does Ana live?", k=5)
-    assert hit.score > 0
-    assert hit.entry.category == "semantic"
-    assert hit.entry.content == "Ana lives in Porto."
-    assert set(hit.explain) == {"dense", "bm25", "group"}
-    assert store.delete(entry.id).valid_to == 3
-    assert store.search("Ana") == []
-    assert store.undo() == Operation("delete", id=entry.id, category="semantic")
-    assert store.search("Ana", as_of=7)[0].entry.content == "Ana lives in Porto."
-    assert store.search("Ana", as_of=1)[0].entry.content == "Ana lives in Lisbon."
-    assert store.export_jsonl(tmp_path / "ana.jsonl") == 4
-    with store.namespace("user-42") as scope:
-        assert scope.search("Ana") == scope.list() == []
-        scope.insert("episodic", "trip: Rome")
-    assert store.namespaces() == ["default", "user-42"]
-    assert len(store.list()) == 1
-    store.close()
-    store.close()
-    for use in (store.list, lambda: store.insert("semantic", "a"), scope.undo):
-        with pytest.raises(StoreError, match="is closed"):
-            use()
 
 
 def test_pages() -> None:
@@ -259,3 +231,14 @@ def test_several_writers_upsert_one_key_one_after_another(tmp_path):
     with ThreadPoolExecutor(4) as pool:
         versions = list(pool.map(write, range(8)))
     assert sorted(versions) == list(range(1, 9))
+
+
+def test_a_closed_store_says_so(tmp_path) -> None:
+    store = new(tmp_path / "ana.db")
+    with store.namespace("user-42") as scope:
+        scope.insert("episodic", "trip: Rome")
+    store.close()
+    store.close()
+    for use in (store.list, lambda: store.insert("semantic", "a"), scope.undo):
+        with pytest.raises(StoreError, match="is closed"):
+            use()
