@@ -272,6 +272,18 @@ def test_as_of_digits_are_a_position_and_eight_digits_a_date(memalpha, store: Pa
     assert len(json.loads(memalpha("show", store, "--as-of", text, "--json")[1])["entries"]) == count
 
 
+def test_eval_and_data(memalpha, tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    prepared = json.loads(memalpha("data", "prepare", "synthetic", path, "--limit", 3, "--json")[1])
+    assert prepared["tasks"] == 3 and len(path.read_text().splitlines()) == 3
+    summary = memalpha("data", "prepare", path, tmp_path / "checked.jsonl")[1]
+    assert "gold operations in 3 of 3 tasks: " in summary and f"{prepared['questions']} questions" in summary
+    code, out, err = memalpha("eval", "tasks", f"data={path}", "systems=scripted:oracle", "--json")
+    assert code == 0 and err == "" and json.loads(out)[0]["accuracy"] > 0.6
+    assert "locomo" in memalpha("data", "list")[1]
+    assert "abstention" in memalpha("eval", "synthetic", "limit=3", "agent.embedder=hash")[1]
+
+
 def test_an_empty_data_file_is_refused_before_torch_loads(tmp_path: Path) -> None:
     for key, text in (("data", ""), ("evaluation.data", " \n\n")):
         (tmp_path / "empty.txt").write_text(text)

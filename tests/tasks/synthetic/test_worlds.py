@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from memalpha.config import WorldConfig
 from memalpha.errors import ConfigError
 from memalpha.tasks.synthetic import phrases
-from memalpha.tasks.synthetic.demo_world import Shape
+from memalpha.tasks.synthetic.demo_world import DRILL, Shape
 from memalpha.tasks.synthetic.slot_history import ABILITIES
 from memalpha.tasks.synthetic.value_pools import pool_values
-from memalpha.tasks.synthetic.worlds import generate, shaped, stream, tasks
+from memalpha.tasks.synthetic.worlds import drill, generate, shaped, stream, tasks
 
 DEMO = WorldConfig(temporal_questions=True)
 SMALL = WorldConfig(preset="full", tokens=3000)
@@ -166,6 +166,14 @@ def test_other_shapes(seed, chunks, facts, updates, retracts, events):
 def test_impossible_shapes_are_refused(wrong):
     with pytest.raises(ValueError, match="Shape"):
         Shape(**wrong)
+
+
+def test_drills_fill_the_memory_and_then_change_it():
+    for task in (drill(WorldConfig(), 0, index) for index in range(50)):
+        check(task)
+        changes = [op.chunk for op in task.gold_operations if op.replaces]
+        assert 1 <= len(changes) <= 3 and set(changes) == {1} and len(task.chunks) == DRILL.chunks
+        assert all(op.chunk == 0 for op in task.gold_operations if not op.replaces)
 
 
 def test_full_world_asks_every_ability_and_thins_out():
