@@ -1,16 +1,16 @@
 """Second implementation of every loss, advantage and gradient, from the papers: float64, one row at a time.
 
-Nothing here imports memalpha. The forward pass is written out (`Net64`; transformers computes norms and rotations in
-float32). Rows are never padded, reductions are plain sums over rows, and autograd only sees float64. T is the number of
-completion tokens of a row. Results per token are lists of (T,) tensors, one per row.
+Nothing here imports memalpha. Rows are never padded, reductions are plain sums over rows. T is the number of completion
+tokens of a row. Results per token are lists of (T,) tensors, one per row.
 
 Papers: PPO 1707.06347, GAE 1506.02438, GRPO 2402.03300, Dr. GRPO 2503.20783, DAPO 2503.14476, GSPO 2507.18071, CISPO
 2506.13585, two-sided clip 2505.07291, RLOO 2402.14740, KL estimators: Schulman 2020, DPO 2305.18290, cDPO: Mitchell
-2023, IPO 2310.12036, ERL 2602.13949. Where a paper leaves a name's meaning open, TRL's is used.
+2023, IPO 2310.12036. Where a paper leaves a name's meaning open, TRL's is used.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -55,75 +55,22 @@ def row_of(sample) -> Row:
 
 
 class Net64:
-    """A Qwen3 or Llama in float64 with the weights of `model`, including a `PeftModel`'s adapters.
+    """A copy of `model` in float64, run one row at a time through its own forward pass and full logits.
 
     `weights` are the trainable leaves, by the model's names and in its order.
     """
 
     def __init__(self, model):
-        self.config = model.config
-        self._tensors, self.weights = {}, {}
-        for name, parameter in model.named_parameters():
-            leaf = parameter.detach().double().clone().requires_grad_(parameter.requires_grad)
-            if parameter.requires_grad:
-                self.weights[name] = leaf
-            plain = name.removeprefix("base_model.model.").replace(".base_layer", "").replace(".default", "")
-            self._tensors[plain] = leaf
-        adapter = getattr(model, "peft_config", {}).get("default")
-        self._strength = adapter.lora_alpha / adapter.r if adapter else 0.0
-        rope = getattr(self.config, "rope_parameters", None) or {}
-        assert rope.get("rope_type", "default") == "default"
-        base = rope.get("rope_theta") or self.config.rope_theta
-        size = self.config.head_dim or self.config.hidden_size // self.config.num_attention_heads
-        self.heads, self.shared, self.size = self.config.num_attention_heads, self.config.num_key_value_heads, size
-        self.frequencies = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
-
-    def _project(self, x: Tensor, name: str) -> Tensor:
-        """Apply a linear layer and its adapter."""
-        y = x @ self._tensors[f"{name}.weight"].T
-        if f"{name}.lora_A.weight" in self._tensors:
-            low, high = (self._tensors[f"{name}.lora_{part}.weight"] for part in "AB")
-            y = y + self._strength * (x @ low.T @ high.T)
-        return y
-
-    def _norm(self, x: Tensor, name: str) -> Tensor:
-        scale = (x.pow(2).mean(-1, keepdim=True) + self.config.rms_norm_eps).rsqrt()
-        return x * scale * self._tensors[f"{name}.weight"]
-
-    def _rotate(self, x: Tensor) -> Tensor:
-        """Apply rotary positions; x is (heads, length, size), its halves the two coordinates of each plane."""
-        angle = torch.arange(x.shape[1], dtype=torch.float64)[:, None] * self.frequencies
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat([first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()], -1)
-
-    def _attend(self, x: Tensor, layer: str) -> Tensor:
-        def heads(name: str, count: int) -> Tensor:
-            y = self._project(x, f"{layer}.{name}_proj").view(len(x), count, self.size)
-            if f"{layer}.{name}_norm.weight" in self._tensors:
-                y = self._norm(y, f"{layer}.{name}_norm")
-            return y.transpose(0, 1).repeat_interleave(self.heads // count, 0)
-
-        q, k = self._rotate(heads("q", self.heads)), self._rotate(heads("k", self.shared))
-        future = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
-        score = (q @ k.transpose(1, 2) / math.sqrt(self.size)).masked_fill(future, -math.inf)
-        mixed = score.softmax(-1) @ heads("v", self.shared)
-        return self._project(mixed.transpose(0, 1).reshape(len(x), -1), f"{layer}.o_proj")
+        self.model = copy.deepcopy(model).double().eval()
+        self.weights = {name: part for name, part in self.model.named_parameters() if part.requires_grad}
 
     def hidden(self, ids: Sequence[int]) -> Tensor:
         """Return the last hidden states (length, width) of one sequence, after the final norm."""
-        h = self._tensors["model.embed_tokens.weight"][list(ids)]
-        for number in range(self.config.num_hidden_layers):
-            layer = f"model.layers.{number}"
-            h = h + self._attend(self._norm(h, f"{layer}.input_layernorm"), f"{layer}.self_attn")
-            x = self._norm(h, f"{layer}.post_attention_layernorm")
-            gate, up = self._project(x, f"{layer}.mlp.gate_proj"), self._project(x, f"{layer}.mlp.up_proj")
-            h = h + self._project(torch.nn.functional.silu(gate) * up, f"{layer}.mlp.down_proj")
-        return self._norm(h, "model.norm")
+        return self.model(input_ids=torch.tensor([list(ids)]), output_hidden_states=True).hidden_states[-1][0]
 
     def logits(self, ids: Sequence[int]) -> Tensor:
         """Return logits (length, vocabulary)."""
-        head = self._tensors.get("lm_head.weight", self._tensors["model.embed_tokens.weight"])
-        return self.hidden(ids) @ head.T
+        return self.model(input_ids=torch.tensor([list(ids)])).logits[0]
 
 
 def _scores(net: Net64, row: Row) -> Tensor:
@@ -247,27 +194,6 @@ def value_loss(
 
 
 # --- advantages -------------------------------------------------------------------------------------------------------
-
-
-def group_advantages(
-    rewards: Sequence[Sequence[float]], baseline: str = "mean", scale: str = "none", floor: float = 1e-4
-) -> list[np.ndarray]:
-    """Return advantages of each group's rollouts as TRL's GRPO ("mean") and RLOO ("leave_one_out") trainers do.
-
-    `scale`: divide by the sample standard deviation (n - 1) of the "group" or of the "batch", plus `floor`. A group of
-    one has no baseline but itself: advantage 0.
-    """
-    advantages = []
-    all_rewards = np.concatenate([np.asarray(group, dtype=np.float64) for group in rewards])
-    for group in rewards:
-        r = np.asarray(group, dtype=np.float64)
-        if len(r) < 2:
-            advantages.append(np.zeros(len(r)))
-            continue
-        baselines = np.array([r.mean() if baseline == "mean" else np.delete(r, i).mean() for i in range(len(r))])
-        scale_rewards = {"group": r, "batch": all_rewards}.get(scale)
-        advantages.append((r - baselines) / (1.0 if scale_rewards is None else scale_rewards.std(ddof=1) + floor))
-    return advantages
 
 
 def turn_advantages(
@@ -395,18 +321,6 @@ def trajectory_preferences(
         tokens = tuple(sum(len(row.completion) for row in rows) if average else 1 for rows in pair)
         losses.append(preference_loss(*ratios_of_pair, beta, loss_type, smoothing=smoothing, tokens=tokens))
     return torch.stack(losses).mean()
-
-
-# --- imitation --------------------------------------------------------------------------------------------------------
-
-
-def internalization(new: Sequence[Tensor], units: Sequence[str] | None = None) -> Tensor:
-    """Return ERL's imitation of second attempts under the first prompt: -E[log pi(y2 | x)].
-
-    The expectation is over tokens, or over `units` (the attempt of each row).
-    """
-    total = -torch.stack([n.sum() for n in new]).sum()
-    return total / (sum(len(n) for n in new) if units is None else len(set(units)))
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------

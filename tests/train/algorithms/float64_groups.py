@@ -103,8 +103,8 @@ def oracle_rows(kind: str) -> list[list[list[Row]]]:
     return result
 
 
-def rows_with_advantages(config: TrainConfig, kind: str = "qwen") -> list[Row]:
-    """Return the rows with the advantages of GRPO or RLOO."""
+def rows_with_advantages(config: TrainConfig, kind: str = "qwen", before: Net64 | None = None) -> list[Row]:
+    """Return the rows with the advantages of GRPO or RLOO; a KL in the reward is that of `before`, or the sampler's."""
     rows = oracle_rows(kind)
     rewards = []
     for group, group_rows in zip(groups(kind), rows, strict=True):
@@ -113,7 +113,9 @@ def rows_with_advantages(config: TrainConfig, kind: str = "qwen") -> list[Row]:
             parts = rollout.reward.components
             turns = [sum(WEIGHTS[name] * parts[name][t] for name in TURN_NAMES) for t in range(len(rollout_rows))]
             if config.loss.beta and config.loss.kl_in == "reward":
-                costs = oracle.kl_loss([row.old for row in rollout_rows], rollout_rows, config.loss.kl_estimator)
+                with torch.no_grad():
+                    old = oracle.logprobs64(before, rollout_rows) if before else [row.old for row in rollout_rows]
+                costs = oracle.kl_loss(old, rollout_rows, config.loss.kl_estimator)
                 turns = [turn - config.loss.beta * float(cost.sum()) for turn, cost in zip(turns, costs, strict=True)]
             group_rewards.append((sum(WEIGHTS[name] * parts[name][0] for name in SHARED_NAMES), turns))
         rewards.append(group_rewards)

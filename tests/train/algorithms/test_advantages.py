@@ -1,8 +1,7 @@
-"""Baselines over rollouts: ragged chunk counts, leave-one-out, scaling."""
+"""What a reward says of itself. Baselines of ragged groups: `test_algorithms_float64`; of TRL: `test_trl_parity`."""
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import replace
 
 import pytest
@@ -30,15 +29,6 @@ def make_group(shared: list[float], turn_rewards: list[list[float]]) -> Trajecto
     return TrajectoryGroup(TASK, tuple(trajectories))
 
 
-def test_ragged_rollouts_share_one_baseline():
-    lengths = [2, 1, 6, 1]
-    ragged = make_group([1.0, 0.0, 1.0, 0.0], [[0.0] * n for n in lengths])
-    expected = [[0.5] * 2, [-0.5], [0.5] * 6, [-0.5]]
-    assert group_advantages(ragged, scale="none") == expected
-    scaled = group_advantages(ragged, scale="group", floor=0.0)
-    assert [value for row in scaled for value in row] == pytest.approx([1, 1, -1, 1, 1, 1, 1, 1, 1, -1])
-
-
 def test_a_reward_says_itself_what_is_shared():
     """By name alone nothing is: r1 of two ragged rollouts is a turn's unless the reward says otherwise."""
     ragged = make_group([1.0, 0.0, 0.5], [[0.0] * 2, [0.0], [0.0]])
@@ -47,36 +37,6 @@ def test_a_reward_says_itself_what_is_shared():
     assert group_advantages(ragged, scale="none") == [[0.5, 0.5], [-0.5], [0.0]]
     assert group_advantages(unshared, scale="none") == [[0.5, 0.0], [-0.5], [0.0]], "no other has a second turn"
     assert Reward((1.0,), {"r1": (1.0,)}, {"r1": 1.0}, 1.0).shared == frozenset()
-
-
-def test_turn_components_are_centred_at_the_same_chunk():
-    turn_rewards = [[1.0, 0.0, 0.5], [0.0, 0.0], [0.5, 0.6]]
-    result = group_advantages(make_group([0.0] * 3, turn_rewards), scale="none")
-    assert result[0] == pytest.approx([0.5, -0.2, 0.0])  # no other rollout has a third turn
-    assert result[1] == pytest.approx([-0.5, -0.2])
-    assert result[2] == pytest.approx([0.0, 0.4])
-
-
-def test_equal_lengths_give_the_plain_formula():
-    shared, turn_rewards = [0.2, 0.9, 0.4, 0.4], [[1.0, 0.5], [0.0, 1.0], [1.0, 1.0], [0.25, 0.0]]
-    result = group_advantages(make_group(shared, turn_rewards))
-    for index in range(2):
-        totals = [value + turns[index] for value, turns in zip(shared, turn_rewards, strict=True)]
-        mean, deviation = statistics.mean(totals), statistics.pstdev(totals)
-        assert [row[index] for row in result] == pytest.approx([(r - mean) / (deviation + 0.01) for r in totals])
-
-
-def test_leave_one_out_compares_with_the_others():
-    result = group_advantages(make_group([1.0, 0.0, 0.5], [[0.0]] * 3), baseline="leave_one_out", scale="none")
-    assert [row[0] for row in result] == pytest.approx([1.0 - 0.25, 0.0 - 0.75, 0.5 - 0.5])
-
-
-def test_extra_rewards_add_to_turn_rewards():
-    shared, turn_rewards, extra = [0.2, 0.9], [[1.0, 0.5], [0.0]], [[-0.3, 0.1], [0.4]]
-    total_rewards = [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(turn_rewards, extra, strict=True)]
-    assert group_advantages(make_group(shared, turn_rewards), extra_rewards=extra) == group_advantages(
-        make_group(shared, total_rewards)
-    )
 
 
 def test_equal_rewards_give_no_advantage():

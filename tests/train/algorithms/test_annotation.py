@@ -11,7 +11,6 @@ from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.algorithms.base import Algorithm, Annotation, annotate, build_rows, mask_truncated
 from memalpha.train.data.samples import cross_entropy_sample
 from memalpha.train.learner.loss_weights import StreamCount, count_streams
-from memalpha.train.learner.losses import LossSettings
 from memalpha.types import Chunk, Completion, Reward, Task, Trajectory, TrajectoryGroup, Turn
 
 ROW = cross_entropy_sample((1,), (2,))
@@ -45,20 +44,6 @@ def test_anything_else_is_refused_by_the_algorithm_s_name(value):
     algorithm.value = value
     with pytest.raises(TrainingError, match=r"Returning\.annotate must return an Annotation or a list of TrainingSam"):
         annotate(algorithm, [], None)
-
-
-def test_each_algorithm_says_what_its_loss_is():
-    base = {"out": "unused", "loss_constant": 16.0}
-
-    def settings(name: str, **changes) -> LossSettings:
-        return ALGORITHMS[name](TrainConfig(**base, algorithm=name, **changes)).loss_settings
-
-    assert settings("grpo") == settings("rloo") == settings("erl") == LossSettings()
-    assert settings("grpo", importance_sampling_level="sequence").level == "mean"
-    assert settings("rloo", importance_sampling_level="sequence").level == "product"
-    assert settings("dpo") == LossSettings(ce_normalizer="unit")
-    assert settings("ppo", ppo={"cliprange_value": 0.3}) == LossSettings(normalizer="token", cliprange_value=0.3)
-    assert settings("grpo", loss_type="cispo").epsilon_high == 5.0
 
 
 def test_masking_is_known_before_the_rewards():

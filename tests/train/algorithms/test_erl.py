@@ -7,10 +7,8 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
-import oracle
 import pytest
-import torch
-from oracle import Net64
+from runs import lines
 from tiny import tiny_policy, tiny_tokenizer
 
 from memalpha.agent.reader import ExtractiveReader
@@ -23,8 +21,7 @@ from memalpha.store.embedding import HashEmbedder, load_embedder
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.api import train
-from memalpha.train.learner.distributed import SINGLE_PROCESS, World
-from memalpha.train.learner.engine import Engine
+from memalpha.train.learner.distributed import SINGLE_PROCESS
 from memalpha.train.rollouts.reflection import MemoryReflection, ReflectionMemory
 from memalpha.train.rollouts.second_attempts import INTERNALIZED, run_second_attempts
 from memalpha.train.rollouts.worker import RolloutWorker
@@ -214,19 +211,6 @@ def test_an_empty_reflection_is_trained_but_not_stored():
     assert sum(row.role == "reflection" and row.pg.all() for row in rows) == 9
 
 
-def test_groups_of_one_have_no_advantage_and_roles_are_not_compared():
-    algorithm, groups, _ = collect(settings(algorithm=2, reward_threshold=0.01))
-    groups = [
-        group if group.trajectories[0].role == "attempt" else replace(group, trajectories=group.trajectories[:1])
-        for group in collect(settings())[1]
-    ]
-    rows = algorithm.annotate(groups, None)
-    assert {row.role for row in rows} == {"attempt", "reflection", "retry", INTERNALIZED}
-    assert all(not row.advantages.any() for row in rows if row.role != "attempt")
-    assert any(row.advantages.any() for row in rows if row.role == "attempt")
-    assert all(row.pg.any() != row.ce.any() for row in rows)
-
-
 def test_without_gated_attempts_it_is_grpo():
     algorithm, groups, _ = collect(settings(algorithm=2))
     assert {row.role for group in groups for row in group.trajectories} == {"attempt"}
@@ -235,112 +219,6 @@ def test_without_gated_attempts_it_is_grpo():
         assert row.prompt_ids == grpo_row.prompt_ids and (row.advantages == grpo_row.advantages).all()
     algorithm.finish_step(metrics := {})
     assert metrics["gated"] == 0 and metrics["retry_accuracy"] is None
-
-
-def test_updates_of_both_algorithms():
-    for number, parts in ((1, 1), (2, 2)):
-        algorithm, groups, _ = collect(settings())
-        rows = algorithm.annotate(groups, None)
-        algorithm = ALGORITHMS["erl"](settings(algorithm=number))
-        updates = list(algorithm.updates(rows).values())
-        assert len(updates) == parts and sum(map(len, updates)) == len(rows)
-        assert {row.role == INTERNALIZED for row in updates[-1]} == ({True} if parts == 2 else {True, False})
-        assert algorithm.config.loss.scale_rewards == ("batch" if number == 1 else "group")
-    assert (
-        TrainConfig(out="x", algorithm="erl", erl={"algorithm": 1}, scale_rewards="none").loss.scale_rewards == "none"
-    )
-
-
-@pytest.mark.parametrize("changes", [{}, {"internalization_coef": 0.3}])
-def test_the_gradient_of_the_joint_loss(changes):
-    config, policy = settings(**changes), tiny_policy()
-    algorithm, groups, _ = collect(config, policy)
-    with torch.no_grad():  # move away from the sampler, so that ratios are not 1
-        generator = torch.Generator().manual_seed(1)
-        for weight in policy.model.parameters():
-            weight.add_(torch.randn(weight.shape, generator=generator) * 0.01)
-    engine = Engine(policy.model, config, ALGORITHMS[config.algorithm](config).loss_settings)
-    samples = algorithm.annotate(groups, engine)
-    engine.forward_backward(engine.normalized(samples))
-    sampled = [group for group in groups if group.trajectories[0].role != INTERNALIZED]
-    weight = {"r1": 1.0, "r3": config.reward.beta}
-    parts = [
-        [
-            (
-                sum(
-                    w * trajectory.reward.components[name][0]
-                    for name, w in weight.items()
-                    if name in trajectory.reward.components
-                ),
-                [
-                    sum(
-                        trajectory.reward.weights[n] * v[t]
-                        for n, v in trajectory.reward.components.items()
-                        if n not in weight
-                    )
-                    for t in range(len(trajectory.turns))
-                ],
-            )
-            for trajectory in group.trajectories
-        ]
-        for group in sampled
-    ]
-    advantages = oracle.turn_advantages(parts, "mean", "batch", config.loss.advantage_floor)
-    values = [value for group in advantages for trajectory in group for value in trajectory]
-    net = Net64(policy.model)
-    rows = list(map(oracle.row_of, samples))
-    policy_rows = [
-        oracle.replace(row, advantages=torch.full_like(row.old, value))
-        for row, value in zip(rows, values, strict=False)
-    ]
-    internalized_rows = rows[len(values) :]
-    attempts = sum(len(trajectory.turns) for trajectory in trajectories_of_role(groups, "attempt"))
-    losses = oracle.clip_loss(
-        oracle.logprobs64(net, policy_rows), policy_rows, config.loss.epsilon, config.loss.epsilon
-    )
-    loss = oracle.reduce(losses, "dr_grpo", config.loss.loss_constant)
-    imitated_turns = sum(-new.sum() for new in oracle.logprobs64(net, internalized_rows))
-    loss = loss + config.erl.internalization_coef * imitated_turns / (config.loss.loss_constant * attempts)
-    gradient = oracle.flat({name: parameter.grad for name, parameter in engine.trainable.items()}, net.weights)
-    assert oracle.relative_error(gradient, oracle.gradient(loss, net.weights)) < 1e-5
-
-
-def test_tasks_are_split_over_processes(monkeypatch):
-    config, policy = settings(), tiny_policy()
-    alone = make_worker(config, policy)
-    groups, records = alone.collect_attempts(TASKS, 0)
-    memory = ReflectionMemory([], config.erl, alone.reflecting.embedder)
-    expected = run_second_attempts(alone, groups, records, memory, config.erl, 0)
-    monkeypatch.setattr(World, "gather_bytes", lambda self, values: list(values))
-    parts = [
-        run_second_attempts(make_worker(config, policy, World(rank, 2)), groups, records, memory, config.erl, 0)
-        for rank in (0, 1)
-    ]
-    assert [len(part) for part in parts] == [3, 6]
-    for second in (*parts[0], *parts[1]):
-        [same] = [other for other in expected if other.first == second.first]
-        for name in ("retry", "reflection", "internalized"):
-            one, other = getattr(second, name), getattr(same, name)
-            assert (one is None) == (other is None)
-            if one is not None:
-                assert (one.role, one.parent, one.rollout) == (other.role, other.parent, other.rollout)
-                assert [state.list() for state in one.states] == [state.list() for state in other.states]
-    for single, shared in zip(expected, [*parts[0], *parts[1]], strict=True):
-        for a, b in (
-            (single.retry, shared.retry),
-            (single.reflection, shared.reflection),
-            (single.internalized, shared.internalized),
-        ):
-            for x, y in zip(
-                a.turns if a else (), b.turns if b else (), strict=True
-            ):  # log-probs depend on the batch in their last digits
-                assert (x.completion.prompt_ids, x.results) == (y.completion.prompt_ids, y.results)
-                assert x.completion.completion_ids == y.completion.completion_ids
-        assert (single.first.task_index, single.accuracy, single.retry.reward) == (
-            shared.first.task_index,
-            shared.accuracy,
-            shared.retry.reward,
-        )
 
 
 def assert_recalled_by_similarity(config: TrainConfig, turns, step: int) -> None:
@@ -363,20 +241,20 @@ def test_a_run_records_every_role(small, algorithm):
         erl = EASY | {"algorithm": 2, "reward_threshold": 1.0, "internalization_margin": 0.01}
     config = small(algorithm="erl", erl=erl, keep_tokens=True, save_every=1)
     summary = train(config)
-    lines = [json.loads(line) for line in (config.out / "metrics.jsonl").read_text().splitlines()]
-    assert all({"gated", "retry_accuracy", "reflections_kept", "internalized_rows"} <= set(line) for line in lines)
-    trajectories = [json.loads(line) for line in (config.out / "trajectories.jsonl").read_text().splitlines()]
+    metrics = lines(config.out / "metrics.jsonl")
+    assert all({"gated", "retry_accuracy", "reflections_kept", "internalized_rows"} <= set(line) for line in metrics)
+    trajectories = lines(config.out / "trajectories.jsonl")
     assert {"attempt", "reflection", "retry"} <= {line["role"] for line in trajectories}
-    turns = [json.loads(line) for line in (config.out / "turns.jsonl").read_text().splitlines()]
+    turns = lines(config.out / "turns.jsonl")
     assert {line["role"] for line in turns} == {"attempt", "reflection", "retry"}
     assert len({(line["step"], line["task"], line["rollout"], line["role"], line["chunk"]) for line in turns}) == len(
         turns
     )
-    assert sum(len(line["completion_ids"]) for line in turns) == sum(line["sampled_tokens"] for line in lines)
+    assert sum(len(line["completion_ids"]) for line in turns) == sum(line["sampled_tokens"] for line in metrics)
     assert "retry_accuracy" not in json.dumps(summary)
     if erl["algorithm"] == 1:
         reflections = json.loads((config.out / "checkpoints/step-4/state.json").read_text())["algorithm"]["reflections"]
-        assert lines[-1]["reflections_kept"] == len(reflections) > lines[0]["reflections_kept"]
+        assert metrics[-1]["reflections_kept"] == len(reflections) > metrics[0]["reflections_kept"]
         assert_recalled_by_similarity(config, turns, 3)
 
 

@@ -1,4 +1,4 @@
-"""The same rows through trl's `GRPOTrainer._compute_loss` and through the learner: the same loss, the same gradient.
+"""The same rows through TRL's trainers and through the learner: the same loss, gradient and advantages.
 
 Three policies, all different, so that no two log-probs of a token can be taken for each other: the reference (the start
 weights; adapter off), the sampler, and the one that trains. trl takes padded micro-batches and accumulates over three
@@ -15,12 +15,14 @@ import peft
 import pytest
 import torch
 from datasets import Dataset
+from test_advantages import make_group
 from tiny import VOCABULARY, tiny_model, tiny_tokenizer
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from trl.trainer.utils import pad
 
 from memalpha.config import TrainConfig
 from memalpha.train.algorithms import ALGORITHMS
+from memalpha.train.algorithms.advantages import group_advantages
 from memalpha.train.algorithms.base import mask_truncated
 from memalpha.train.data.samples import policy_gradient_sample
 from memalpha.train.learner.engine import Engine
@@ -104,21 +106,14 @@ def advantages() -> list[float]:
     return np.random.default_rng(1).normal(size=ROWS).tolist()
 
 
-def of_trl(policy_path, tmp_path, lora: bool, loss: dict, temperature: float, beta: float, corrected: bool, cut=()):
-    """Loss and gradient by name of one accumulation window: three padded micro-batches.
-
-    Completions of the rows `cut` are masked as TRL masks truncated ones.
-    """
-    trainer = GRPOTrainer(
+def make_trainer(kind, config_kind, policy_path, path, *, reward=lambda **_: [], lora: bool = False, **settings):
+    """Build a trainer of TRL on the start weights."""
+    trainer = kind(
         str(policy_path),
-        lambda **_: [],
-        GRPOConfig(
-            str(tmp_path / "trl"),
+        reward,
+        config_kind(
+            str(path),
             model_init_kwargs={"dtype": "float32"},
-            **{"epsilon": 0.1, "epsilon_high": 0.3, **loss},
-            temperature=temperature,
-            beta=beta,
-            use_bias_correction_kl=corrected,
             max_completion_length=LONGEST,
             per_device_train_batch_size=ROWS // STEPS,
             gradient_accumulation_steps=STEPS,
@@ -127,26 +122,37 @@ def of_trl(policy_path, tmp_path, lora: bool, loss: dict, temperature: float, be
             gradient_checkpointing=False,
             report_to="none",
             use_cpu=True,
+            **settings,
         ),
         train_dataset=Dataset.from_dict({"prompt": [""]}),
         processing_class=tiny_tokenizer(),
         peft_config=peft.LoraConfig(**LORA) if lora else None,
     )
+    trainer.current_gradient_accumulation_steps = STEPS  # what `train` sets before each window
+    return trainer
+
+
+def run_trl(trainer, lora: bool, temperature: float, cut=(), scale: float = 1.0):
+    """Loss and gradient by name of one accumulation window: three padded micro-batches, each times `scale`.
+
+    Completions of the rows `cut` are masked as TRL masks truncated ones.
+    """
     model = trainer.model.train()
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     move(parameters, CURRENT)
-    trainer.current_gradient_accumulation_steps = STEPS  # what `train` sets before each window
 
     def padded(values, side: str) -> torch.Tensor:
         return pad([torch.as_tensor(value) for value in values], padding_value=0, padding_side=side)
 
     prompts, completions = zip(*ids(), strict=True)
+    old = logprobs(lora, SAMPLER, temperature)
     window = {
         "prompt_ids": padded(prompts, "left"),
         "prompt_mask": padded([[1] * len(row) for row in prompts], "left"),
         "completion_ids": padded(completions, "right"),
         "completion_mask": padded([[int(i not in cut)] * len(row) for i, row in enumerate(completions)], "right"),
-        "old_per_token_logps": padded(logprobs(lora, SAMPLER, temperature), "right").float(),
+        "old_per_token_logps": padded(old, "right").float(),
+        "old_logps": torch.stack([row.sum() for row in old]).float(),
         "ref_per_token_logps": padded(logprobs(lora, None, temperature), "right").float(),
         "advantages": torch.tensor(advantages()),
     }
@@ -154,10 +160,18 @@ def of_trl(policy_path, tmp_path, lora: bool, loss: dict, temperature: float, be
     loss = 0.0
     for step in range(STEPS):
         inputs = {name: rows[step::STEPS] for name, rows in window.items()}
-        part = trainer._compute_loss(model, {**inputs, "num_items_in_batch": count})
+        part = trainer._compute_loss(model, {**inputs, "num_items_in_batch": count}) * scale
         part.backward()
         loss += float(part.detach())
     return loss, {name: parameter.grad for name, parameter in parameters.items()}
+
+
+def of_trl(policy_path, tmp_path, lora: bool, loss: dict, temperature: float, beta: float, corrected: bool, cut=()):
+    """Loss and gradient of `GRPOTrainer`."""
+    settings = {"epsilon": 0.1, "epsilon_high": 0.3, **loss, "temperature": temperature, "beta": beta}
+    settings["use_bias_correction_kl"] = corrected
+    trainer = make_trainer(GRPOTrainer, GRPOConfig, policy_path, tmp_path, lora=lora, **settings)
+    return run_trl(trainer, lora, temperature, cut)
 
 
 def run_ours(lora: bool, temperature: float, cut=(), **changes) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
@@ -189,7 +203,8 @@ def relative(weight: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> f
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
-    monkeypatch.setattr(GRPOTrainer, "_send_telemetry", lambda self: None)
+    for kind in (GRPOTrainer, RLOOTrainer):
+        monkeypatch.setattr(kind, "_send_telemetry", lambda self: None)
 
 
 @pytest.mark.parametrize(
@@ -225,24 +240,32 @@ def test_masked_truncated_completions_count_as_in_trl(policy_path, tmp_path, nam
     assert relative(run_ours(False, 1.0, cut, beta=beta, **settings)[1], expected) > 1e-2, "off by default"
 
 
+def test_rloo_with_one_ratio_a_completion_equals_trl(policy_path, tmp_path):
+    clip = {"epsilon": 0.3, "epsilon_high": 0.6}
+    trainer = make_trainer(RLOOTrainer, RLOOConfig, policy_path, tmp_path, beta=0.0, temperature=0.7, **clip)
+    loss, expected = run_trl(trainer, False, 0.7, scale=1 / STEPS)
+    changes = {"algorithm": "rloo", "importance_sampling_level": "sequence", "loss_type": "grpo"}
+    stats, gradient = run_ours(False, 0.7, **changes, **clip)
+    assert 0.1 < stats["clipped"] < 0.9, "some completions clipped, some not"
+    assert stats["loss"] == pytest.approx(loss, rel=1e-5)
+    assert relative(gradient, expected) < 1e-5
+
+
 @pytest.mark.parametrize(
-    "other",
+    ("kind", "config_kind", "settings", "baseline"),
     [
-        {"epsilon": 0.11},
-        {"epsilon_high": 0.31},
-        {"temperature": 0.71},
-        {"beta": 0.31},
-        {"use_bias_correction_kl": False},
-        {"kl_estimator": "k2"},
-        {"loss_type": "grpo"},
-        {"loss_type": "dr_grpo"},
-        {"importance_sampling_level": "sequence"},
-        {"delta": 1.4},
+        (GRPOTrainer, GRPOConfig, {"scale_rewards": "none"}, "mean"),
+        (RLOOTrainer, RLOOConfig, {}, "leave_one_out"),
     ],
-    ids=lambda other: "-".join(map(str, *other.items())),
+    ids=["grpo", "rloo"],
 )
-def test_other_settings_give_other_gradients(other):
-    """Settings close to each other differ by a thousand times the tolerance, so the comparison covers them."""
-    base = {"temperature": 0.7, "loss_type": "dapo", "beta": 0.3}
-    same, different = (run_ours(False, **settings)[1] for settings in (base, {**base, **other}))
-    assert relative(different, same) > 1e-2
+def test_advantages_equal_trl(policy_path, tmp_path, kind, config_kind, settings, baseline):
+    rewards = np.random.default_rng(0).normal(size=ROWS)
+    trainer = make_trainer(kind, config_kind, policy_path, tmp_path, reward=lambda **_: rewards.tolist(), **settings)
+    prompts = [{"prompt": prompt} for prompt in "abc" for _ in range(ROWS // STEPS)]
+    actual = trainer._generate_and_score_completions(prompts)["advantages"].numpy()
+    for part, expected in zip(np.split(rewards, STEPS), np.split(actual, STEPS), strict=True):
+        group = make_group(part.tolist(), [[0.0]] * len(part))
+        assert [row[0] for row in group_advantages(group, baseline=baseline, scale="none")] == pytest.approx(
+            expected.tolist(), abs=1e-5
+        )

@@ -100,26 +100,6 @@ def test_requests_run_in_order_up_to_the_first_failure(steps, inline):
     assert all(future.done() for future in futures)
 
 
-def test_requests_submitted_before_the_failure_fail_too():
-    gate = threading.Event()
-    with Pipeline() as pipeline:
-
-        def fail() -> None:
-            gate.wait()
-            raise Broken("at the gate")
-
-        first = pipeline.submit("first", fail)
-        second = pipeline.submit("second", lambda: pytest.fail("done after a failure"))
-        assert not second.done()
-        with pytest.raises(TimeoutError):
-            second.result(0.001)
-        gate.set()
-        with pytest.raises(TrainingError, match=r"second was not done: first before it failed \(at the gate\)"):
-            second.result(10)
-        with pytest.raises(Broken, match="at the gate"):
-            first.result(10)
-
-
 def test_futures_are_awaited_in_several_loops_at_once_and_again():
     gate = threading.Event()
     with Pipeline() as pipeline:
@@ -151,17 +131,6 @@ def test_a_loop_may_end_while_it_waits(caplog):
         gate.set()
         assert future.result(10) is True
     assert not caplog.records
-
-
-def test_a_cancelled_task_leaves_its_request():
-    gate = threading.Event()
-    with Pipeline() as pipeline:
-        future = pipeline.submit("request", gate.wait)
-        with pytest.raises(TimeoutError):
-            asyncio.run(asyncio.wait_for(waited(future), 0.001))
-        assert not future.done()
-        gate.set()
-        assert future.result(10) is True
 
 
 def test_a_request_cannot_wait_for_a_later_one(inline):

@@ -6,7 +6,6 @@ import pytest
 import torch
 from tiny import tiny_model
 from transformers import AutoModelForCausalLM
-from two_processes import UNEVEN, rows
 
 from memalpha.config import TrainConfig
 from memalpha.errors import CheckpointError
@@ -34,14 +33,3 @@ def test_weights_are_a_model_directory(tmp_path, tied):
         assert all(torch.equal(value, expected[name]) for name, value in state.items())
     with pytest.raises(CheckpointError, match="lm_head"):
         sharded_engine(tmp_path, tiny_model(tied=False)).read(tmp_path / "model") if tied else engine.read(tmp_path)
-
-
-def test_an_optimizer_is_restored_bit_for_bit(tmp_path):
-    engine, other = (sharded_engine(tmp_path, tiny_model()) for _ in range(2))
-    engine.update(rows(UNEVEN, 0.0), 1e-2)
-    engine.write_optimizer(tmp_path / "optimizer", extra=torch.arange(3))
-    extra = torch.zeros(3, dtype=torch.int64)
-    other.load_optimizer(tmp_path / "optimizer", extra=extra)
-    expected, actual = engine.optimizer_tensors(), other.optimizer_tensors()
-    assert extra.tolist() == [0, 1, 2] and expected.keys() == actual.keys() and len(expected) > 10
-    assert all(torch.equal(value, actual[name]) for name, value in expected.items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from contextlib import nullcontext
 
@@ -219,21 +218,3 @@ def test_logits_changed_after_the_head_are_refused_however_small_they_are(model,
     instance = model(config).eval()
     with nullcontext() if allowed else pytest.raises(PolicyError, match="after the output embedding"):
         check_head(instance)
-
-
-def test_adapters_are_seen_through_peft():
-    model = tiny_model().eval()
-    adapted = add_lora(copy.deepcopy(model), LoraConfig(r=4), "tiny").eval()
-    check_head(adapted)
-    ids, where, what, heat = torch.arange(12)[None], torch.tensor([3, 8]), torch.tensor([5, 6]), torch.ones(2)
-
-    def score(model):
-        with torch.no_grad():
-            return TokenScorer(model)(ids, where, what, heat)[0]
-
-    assert torch.equal(score(model), score(adapted))
-    for name, part in adapted.named_parameters():
-        part.data.add_(0.1 if "lora_B" in name else 0.0)
-    assert (score(adapted) - score(model)).abs().min() > 1e-3
-    with adapted.disable_adapter():
-        assert torch.equal(score(adapted), score(model))
