@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 
 import pytest
+from fake_policy import FakePolicy
 from typer.testing import CliRunner
 
 from memalpha.agent.agent import MemoryAgent
@@ -22,26 +23,13 @@ from memalpha.errors import ConfigError, StoreError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.store import MemoryStore
-from memalpha.types import Completion, SampleRequest
 
 
-class Model:
-    """Replies with the calls that `reply` makes of the user's message."""
-
-    name, prompt = "model", "full"
-
-    def __init__(self, reply: Callable[[str], Sequence[tuple[str, dict[str, object]]]]) -> None:
-        self.reply, self.requests = reply, []
-
-    def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
-        self.requests += requests
-        return [
-            Completion("".join(format_call(*call) for call in self.reply(request.messages[-1]["content"])))
-            for request in requests
-        ]
-
-    def count_tokens(self, text: str) -> int:
-        return len(text.split())
+def model_of(reply: Callable[[str], Sequence[tuple[str, dict[str, object]]]]) -> FakePolicy:
+    """A policy that replies with the calls that `reply` makes of the user's message."""
+    return FakePolicy(
+        lambda request: "".join(format_call(*call) for call in reply(request.messages[-1]["content"])), "model"
+    )
 
 
 @pytest.fixture
@@ -100,7 +88,7 @@ def test_a_model_merges_and_rewrites_the_core_and_its_mistakes_are_refused(store
         tea = store.add("Ana likes green tea.", timestamp="2024-01-01", **origin)
     drink = store.add("Ana's favourite drink is tea.", timestamp="2024-01-02")
     store.core_update("Ana.")
-    model = Model(
+    model = model_of(
         lambda text: [
             ("memory_update", {"id": tea.id, "content": "Ana's favourite drink is green tea.", "reason": "merged"}),
             ("memory_delete", {"id": drink.id, "reason": f"is in {tea.id}"}),
@@ -141,7 +129,7 @@ def test_a_large_memory_is_shown_in_groups_of_related_entries(store):
     for number in range(6):
         store.add(f"Ana grows roses in garden {number}.")
         store.add(f"Tom repairs clocks at shop {number}.")
-    model = Model(lambda text: [])
+    model = model_of(lambda text: [])
     propose_consolidation(store, model, AgentConfig(view_tokens=60))
     views = [request.messages[-1]["content"] for request in model.requests]
     assert len(views) > 1
@@ -172,7 +160,7 @@ def test_undo_is_refused_after_others_wrote(store):
 
 def test_what_cannot_consolidate_is_refused(store):
     store.add("Ana likes tea.")
-    model = Model(lambda text: pytest.fail("not asked"))
+    model = model_of(lambda text: pytest.fail("not asked"))
     with pytest.raises(ConfigError, match="instruction-tuned"):
         propose_consolidation(store, model, AgentConfig(prompt="compact"))
     with pytest.raises(ConfigError, match="a MemoryStore is needed"):

@@ -34,11 +34,6 @@ def test_scripts_by_their_short_names_work_on_any_text(store):
     assert contents(store) == TALK.splitlines()
 
 
-def test_what_a_script_needs_is_said(store):
-    with pytest.raises(PolicyError, match="gold operations"):
-        MemoryAgent("scripted:oracle", store).read(TALK)
-
-
 def test_an_endpoint_by_its_name_writes_and_answers(store):
     call = {"name": "memory_insert", "arguments": '{"category": "semantic", "content": "Tom lives in Rome."}'}
     message = {"role": "assistant", "content": None, "tool_calls": [{"id": "x", "type": "function", "function": call}]}
@@ -47,11 +42,6 @@ def test_an_endpoint_by_its_name_writes_and_answers(store):
         assert [operation.content for operation in agent.stream(TALK)] == ["Tom lives in Rome."]
         assert agent.ask("Where does Tom live?").text == "Rome"
         assert "Tom lives in Rome." in server.bodies[-1]["messages"][-1]["content"]
-
-
-def test_a_name_that_is_none_is_refused(store, tmp_path):
-    with pytest.raises(PolicyError, match="no policy at"):
-        MemoryAgent(tmp_path, store)
 
 
 def test_a_store_that_is_none_is_refused(store):

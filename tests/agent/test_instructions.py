@@ -1,6 +1,7 @@
 """The user's own words on what to remember: shown to the writer, or refused where nobody would read them."""
 
 import pytest
+from fake_policy import FakePolicy
 
 from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.prompts import writer_messages
@@ -10,7 +11,7 @@ from memalpha.errors import ConfigError, DataError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.schema import load_schema
 from memalpha.store.store import MemoryStore
-from memalpha.types import Chunk, Completion, Observation
+from memalpha.types import Chunk, Observation
 
 WORDS = "Remember allergies and medication.\nIgnore the weather."
 SCHEMA = load_schema("mem-alpha")
@@ -24,24 +25,14 @@ def main(words, monkeypatch):
     return stop.value.code or 0
 
 
-class Recorder:
-    """A policy that keeps its requests and skips every chunk."""
-
-    name = "recorder"
-
-    def __init__(self, prompt="full"):
-        self.prompt, self.requests = prompt, []
-
-    def sample(self, requests):
-        self.requests += requests
-        return [Completion('<tool_call>{"name": "memory_skip", "arguments": {}}</tool_call>') for _ in requests]
-
-    def count_tokens(self, text):
-        return len(text.split())
+def recording(prompt: str = "full") -> FakePolicy:
+    """A policy that skips every chunk."""
+    skip = '<tool_call>{"name": "memory_skip", "arguments": {}}</tool_call>'
+    return FakePolicy(lambda _: skip, "recorder", prompt)
 
 
 def test_the_writer_sees_the_instructions_word_for_word():
-    recorder = Recorder()
+    recorder = recording()
     with MemoryStore.open(":memory:", embedder="hash") as store:
         MemoryAgent(recorder, store, AgentConfig(instructions=WORDS)).read("Ana: hi")
     system = recorder.requests[0].messages[0]["content"]
@@ -62,7 +53,7 @@ def test_a_prompt_of_exact_bytes_refuses_them():
         build_config(TrainConfig, {"out": "x", "agent": {"instructions": WORDS, "prompt": "compact"}}, "test")
     with MemoryStore.open(":memory:", embedder="hash") as store:
         with pytest.raises(ConfigError, match="'recorder': the compact prompt cannot show them"):
-            MemoryAgent(Recorder("compact"), store, AgentConfig(instructions=WORDS))
+            MemoryAgent(recording("compact"), store, AgentConfig(instructions=WORDS))
         with pytest.raises(ConfigError, match="follows rules and reads no instructions"):
             MemoryAgent(ScriptedPolicy("add-all"), store, AgentConfig(instructions=WORDS))
 
@@ -85,7 +76,7 @@ def test_commands_refuse_them_before_a_store_is_made(command, message, tmp_path,
 
 
 def test_the_commands_pass_them_on(tmp_path, monkeypatch, capsys):
-    recorder, chat = Recorder(), tmp_path / "chat.txt"
+    recorder, chat = recording(), tmp_path / "chat.txt"
     monkeypatch.setattr("memalpha.policy.load.load_policy", lambda name: recorder)
     chat.write_text("Ana: hi")
     options = ["--policy", "x", "--embedder", "hash", "--instructions", WORDS]

@@ -10,7 +10,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memalpha.agent.agent import build_request
-from memalpha.agent.apply import act
 from memalpha.agent.forms import format_calls, format_lines, parse_lines
 from memalpha.agent.policy_check import check_policy
 from memalpha.config import AgentConfig, WorldConfig
@@ -97,19 +96,6 @@ def test_no_text_raises(text):
 def test_what_the_form_cannot_write_is_refused():
     with pytest.raises(DataError, match="memory_insert with category, content, importance"):
         format_lines([ToolCall("memory_insert", {"category": "semantic", "content": "x", "importance": 0.5})])
-
-
-def test_the_same_memory_as_from_hermes_calls():
-    stores = [MemoryStore.open(":memory:", embedder="hash") for _ in range(2)]
-    calls = [ToolCall(name, arguments) for name, arguments in (*CALLS[:2], *CALLS[4:], ("memory_delete", {"id": "x"}))]
-    chunk = Chunk(text="hi", timestamp="2024-06-01")
-    for store, form in zip(stores, ("hermes", "lines"), strict=True):
-        act(store, chunk, Completion(format_calls(calls, form)), form=form)
-        first = store.list()[0].id
-        then = [ToolCall("memory_update", {"id": first, "content": "Ana lives in Porto."})]
-        act(store, chunk, Completion(format_calls(then, form)), form=form)
-    first, second = ([(e.id, e.content, e.timestamp) for e in store.list()] for store in stores)
-    assert first == second and stores[0].core == stores[1].core == "Ana, a pilot"
 
 
 def qwen3(form: str = "native") -> TransformersPolicy:

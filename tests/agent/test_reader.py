@@ -1,5 +1,6 @@
 """Readers: one prompt per distinct question and memory, and the conflict rule."""
 
+from fake_policy import FakePolicy
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,24 +26,13 @@ def memory(*contents: str, category="semantic") -> WorkingMemory:
     return fresh
 
 
-class Fixed:
-    name = "fixed"
-
-    def __init__(self, text):
-        self.text, self.asked = text, []
-
-    def sample(self, requests):
-        self.asked += requests
-        return [Completion(self.text) for _ in requests]
-
-    def count_tokens(self, text):
-        return len(text)
+def fixed(text: str) -> FakePolicy:
+    return FakePolicy(lambda _: text)
 
 
 def test_an_answer_says_whether_it_was_cut():
     for stop in ("eos", "length"):
-        policy = Fixed("Oslo")
-        policy.sample = lambda requests, stop=stop: [Completion("Oslo", stop_reason=stop) for _ in requests]
+        policy = FakePolicy(lambda _, stop=stop: Completion("Oslo", stop_reason=stop))
         for cite in (False, True):
             reader = PolicyReader(policy, ReaderConfig(cite=cite))
             (answer,) = reader.answer([("Where?", memory("city: Oslo"))])
@@ -50,30 +40,30 @@ def test_an_answer_says_whether_it_was_cut():
 
 
 def test_equal_prompts_are_asked_once():
-    policy = Fixed("Oslo")
+    policy = fixed("Oslo")
     one, two, other = memory("city: Oslo"), memory("city: Oslo"), memory("city: Rome")
     items = [("Where?", one), ("Where?", two), ("Where?", other), ("When?", one)]
     answers = PolicyReader(policy, ReaderConfig(prompt="compact")).answer(items)
-    assert len(policy.asked) == 3 and len(answers) == 4
-    assert all(request.temperature == 0.0 and request.max_new_tokens == 32 for request in policy.asked)
+    assert len(policy.requests) == 3 and len(answers) == 4
+    assert all(request.temperature == 0.0 and request.max_new_tokens == 32 for request in policy.requests)
     assert answers[0].prompt == "facts\ncity: Oslo (2024-05-01)\nask: Where?"
     assert [hit.entry.content for hit in answers[2].hits] == ["city: Rome"]
 
 
 def test_thinking_is_no_answer_and_unknown_abstains():
-    (answer,) = PolicyReader(Fixed("<think>Oslo?</think>\n unknown ")).answer([("Where?", memory("city: Oslo"))])
+    (answer,) = PolicyReader(fixed("<think>Oslo?</think>\n unknown ")).answer([("Where?", memory("city: Oslo"))])
     assert answer.text == "unknown" and answer.abstained
-    (answer,) = PolicyReader(Fixed("  ")).answer([("Where?", memory("city: Oslo"))])
+    (answer,) = PolicyReader(fixed("  ")).answer([("Where?", memory("city: Oslo"))])
     assert answer.text == "" and not answer.abstained
 
 
 def test_no_questions_is_no_call():
-    policy = Fixed("x")
-    assert PolicyReader(policy).answer([]) == [] and policy.asked == []
+    policy = fixed("x")
+    assert PolicyReader(policy).answer([]) == [] and policy.requests == []
 
 
 def conflicts(text, target, rule="refuse"):
-    (answer,) = PolicyReader(Fixed(text), ReaderConfig(conflicts=rule)).answer([("Which city is my home?", target)])
+    (answer,) = PolicyReader(fixed(text), ReaderConfig(conflicts=rule)).answer([("Which city is my home?", target)])
     return answer.conflict
 
 
@@ -89,19 +79,19 @@ def test_two_live_values_in_one_slot_are_a_conflict():
 
 def test_without_the_conflict_rule_the_newest_wins():
     target = memory("city: Oslo", "City: Rome", "pet: cat")
-    policy = Fixed("Rome")
+    policy = fixed("Rome")
     PolicyReader(policy, ReaderConfig(prompt="compact", conflicts="newest")).answer([("Which city?", target)])
-    shown = policy.asked[0].messages[0]["content"]
+    shown = policy.requests[0].messages[0]["content"]
     assert shown == "facts\nCity: Rome (2024-05-02)\npet: cat (2024-05-03)\nask: Which city?"
     (answer,) = ExtractiveReader(ReaderConfig(conflicts="newest")).answer([("Which city is home?", target)])
     assert answer.text == "Rome" and not answer.conflict
     trips = memory("trip: Oslo", "trip: Rome", category="episodic")
-    (answer,) = PolicyReader(Fixed("2"), ReaderConfig(conflicts="newest")).answer([("How many trips?", trips)])
+    (answer,) = PolicyReader(fixed("2"), ReaderConfig(conflicts="newest")).answer([("How many trips?", trips)])
     assert len(answer.hits) == 2  # events add up
 
 
 def test_an_entry_that_was_not_retrieved_conflicts_too():
-    (answer,) = PolicyReader(Fixed("Oslo"), ReaderConfig(k=1, conflicts="refuse")).answer(
+    (answer,) = PolicyReader(fixed("Oslo"), ReaderConfig(k=1, conflicts="refuse")).answer(
         [("Oslo city", memory("city: Oslo", "city: Rome"))]
     )
     assert [hit.entry.content for hit in answer.hits] == ["city: Oslo"] and answer.conflict
@@ -205,7 +195,7 @@ def test_reading_is_apart_from_retrieval():
     (whole,) = reader.answer([("How many trips?", trips)])
     (part,) = reader.read([Reading("How many trips?", shown("trip: Oslo", "trip: Rome"))])
     assert (whole.text, part.text) == ("3", "2")
-    policy = Fixed("Oslo")
+    policy = fixed("Oslo")
     (answer,) = PolicyReader(policy, ReaderConfig(prompt="compact")).read([Reading("Where?", shown("a", "b"), "Ana")])
     assert answer.prompt == "facts\ncore: Ana\na (2024-05-01)\nb (2024-05-02)\nask: Where?"
     assert [hit.entry.content for hit in answer.hits] == ["a", "b"]

@@ -98,6 +98,9 @@ def test_episodes_that_step_together_wait_for_each_other():
         calls: list[int] = []
         RolloutEngine(paced(ScriptedPolicy("fixed", text="1")), environment).roll_out(TASKS)
         assert calls == expected
+    Together.step_together = staticmethod(lambda environments, replies: [])
+    with pytest.raises(RewardError, match="environment Together: step_together gave 0 steps for 3 episodes"):
+        RolloutEngine(ScriptedPolicy("fixed", text="1"), Together).roll_out(TASKS)
 
 
 def test_a_memory_is_an_environment_like_any_other():

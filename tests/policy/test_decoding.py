@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fake_policy import FakePolicy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import SHAPE, nudged, tiny_llama, tiny_model, tiny_policy, tiny_tokenizer
@@ -256,16 +257,7 @@ def test_the_kind_of_rows_follows_the_models_cache(name):
 
 
 def test_a_policy_without_a_queue_of_its_own_samples_batches():
-    class Batches:
-        name = "batches"
-
-        def sample(self, requests):
-            return [Completion(asked.messages[0]["content"]) for asked in requests]
-
-        def count_tokens(self, text):
-            return 0
-
-    queue = open_queue(Batches())
+    queue = open_queue(FakePolicy(lambda asked: asked.messages[0]["content"]))
     assert isinstance(queue, BatchQueue)
     assert queue.submit([request("a"), request("b")]) == [0, 1]
     assert [(ticket, completion.text) for ticket, completion in queue.collect()] == [(0, "a"), (1, "b")]
@@ -275,9 +267,9 @@ def test_a_policy_without_a_queue_of_its_own_samples_batches():
     assert queue.submit([request("d")]) == [3]
 
 
-def test_the_upper_bits_of_the_noise_are_the_recorded_ones():
-    """A seed keeps its samples but where a draw falls within 2^-24 of a boundary between two tokens."""
-    assert (sampling_uniforms((1, 2, 3), 2) * 2**24 // 1).tolist() == [746411, 11595453]
+def test_the_noise_is_the_recorded_one():
+    """The stream is fixed by the key's digits: a changed hash would break every resumed run."""
+    assert sampling_uniforms((1, 2, 3), 2).tolist() == [0.044489604323897924, 0.691142907640049]
     noise = sampling_uniforms((4, 5), 4000)
     assert (noise[:7] == sampling_uniforms((4, 5), 7)).all()
     assert noise.min() >= 0 and noise.max() < 1
@@ -285,29 +277,6 @@ def test_the_upper_bits_of_the_noise_are_the_recorded_ones():
     assert (lower * 2**29 % 1 == 0).all() and len(set(lower.tolist())) == 4000
     assert abs(lower.mean() - 0.5) < 0.03 and abs(noise.mean() - 0.5) < 0.03
     assert (noise != sampling_uniforms((4, 6), 4000)).all()
-
-
-def test_noise_reaches_tokens_that_24_bits_cannot():
-    """Tokens between two neighbours of the 24-bit grid were never drawn; now their interval holds uniforms."""
-    generator = torch.Generator().manual_seed(0)
-    probabilities = torch.softmax(4.0 * torch.randn(151_936, dtype=torch.float64, generator=generator), -1)
-    cdf = probabilities.cumsum(-1)
-    ends = cdf / cdf[-1]
-    starts = torch.cat([ends.new_zeros(1), ends[:-1]])
-
-    def unreachable(bits: int) -> torch.Tensor:
-        """Probabilities of the tokens that no uniform of this many bits draws."""
-        return probabilities[(ends * 2.0**bits).ceil() - (starts * 2.0**bits).ceil() < 1]
-
-    assert len(unreachable(24)) > 100_000 and unreachable(24).max() > 2.0**-25
-    assert len(unreachable(53)) < 10 and (unreachable(53) < 2.0**-52).all(), "only those that a float64 sum cannot hold"
-
-
-@pytest.mark.parametrize("total", [1.0, 1.0 - 2**-53, 1.0 + 2**-52, 1.0 - 1e-12, 1.0 + 1e-12])
-def test_the_largest_uniform_stays_inside_the_vocabulary(total):
-    cdf = torch.tensor([[0.5, total, total]], dtype=torch.float64)
-    largest = torch.tensor([[1 - 2.0**-53]], dtype=torch.float64)
-    assert int(torch.searchsorted(cdf, largest * cdf[:, -1:], right=True)) == 1
 
 
 @pytest.mark.parametrize("vocabulary", [5000, 20 * BLOCK])

@@ -8,8 +8,7 @@ import itertools
 import pytest
 import torch
 from peft import LoraConfig, inject_adapter_in_model
-from tiny import nudged, tiny_llama, tiny_model, tiny_policy, tiny_tokenizer
-from torch.nn import functional as F
+from tiny import exact_logprobs, nudged, tiny_llama, tiny_model, tiny_policy, tiny_tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
@@ -112,10 +111,15 @@ def test_each_prefix_is_computed_once():
     assert queries.tolist() == list(range(len(prefixes))), "every node is a query, in order"
 
 
-def scaled_rope():
+def configured(**changes):
+    """A random model whose configuration has changes."""
     config = copy.deepcopy(tiny_model().config)
-    config.rope_parameters = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
-    return Qwen3ForCausalLM(config)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return nudged(Qwen3ForCausalLM(config), 3, 0.1)
+
+
+SCALED_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 
 
 def sliding():
@@ -123,12 +127,6 @@ def sliding():
     for name in ("layer_types", "use_sliding_window", "sliding_window", "max_window_layers"):
         config.pop(name, None)
     return Qwen3ForCausalLM(Qwen3Config(**config, use_sliding_window=True, sliding_window=6, max_window_layers=1))
-
-
-def biased():
-    config = copy.deepcopy(tiny_model().config)
-    config.attention_bias = True
-    return nudged(Qwen3ForCausalLM(config), 3, 0.1)
 
 
 def adapted():
@@ -152,9 +150,10 @@ def replaced():
 
 OTHERS = {
     "llama": tiny_llama,
-    "scaled rope": scaled_rope,
+    "scaled rope": lambda: configured(rope_parameters=SCALED_ROPE),
     "sliding": sliding,
-    "biased": biased,
+    "biased": lambda: configured(attention_bias=True),
+    "other activation": lambda: configured(hidden_act="gelu"),
     "adapted": adapted,
     "hooked": hooked,
     "replaced": replaced,
@@ -168,11 +167,8 @@ def test_other_models_run_through_transformers(kind):
     policy = TransformersPolicy(model, tiny_tokenizer())
     request = SampleRequest(({"role": "user", "content": "a few words"},), key=(1,), temperature=1.0, max_new_tokens=9)
     [completion] = policy.sample([request])
-    ids = torch.tensor([completion.prompt_ids + completion.completion_ids])
-    with torch.no_grad():
-        rows = torch.log_softmax(model(input_ids=ids).logits[0, len(completion.prompt_ids) - 1 : -1], -1)
-    expected = rows.gather(1, torch.tensor(completion.completion_ids)[:, None])[:, 0]
-    assert torch.allclose(torch.tensor(completion.logprobs), expected, atol=1e-4)
+    expected = exact_logprobs(model, completion.prompt_ids, completion.completion_ids)
+    assert torch.allclose(torch.tensor(completion.logprobs, dtype=torch.float64), expected, atol=1e-4)
 
 
 def test_what_it_takes(monkeypatch):
@@ -248,11 +244,3 @@ def test_a_model_put_in_place_of_another_is_sampled_from():
     other = TransformersPolicy(policy.model, tiny_tokenizer())
     other.set_sampling_dtype("float64")
     assert policy.sample([request]) == other.sample([request])
-
-
-def test_silu_is_the_activation():
-    config = copy.deepcopy(tiny_model().config)
-    config.hidden_act = "gelu"
-    assert not supports_flat(Qwen3ForCausalLM(config), torch.float32)
-    gate = torch.linspace(-3, 3, 7)
-    assert torch.allclose(F.silu(gate), tiny_model().model.layers[0].mlp.act_fn(gate))

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
+from fake_policy import FakePolicy
 from tiny import tiny_model, tiny_policy, tiny_tokenizer
 
 from memalpha.agent.reader import PolicyReader, default_reader
@@ -25,20 +26,9 @@ from memalpha.store.state import MemoryState
 from memalpha.types import Completion, SampleRequest
 
 
-class Counting:
-    """A policy that replies with the length of the prompt and keeps what it was asked."""
-
-    name = "counting"
-
-    def __init__(self):
-        self.asked = []
-
-    def sample(self, requests):
-        self.asked += requests
-        return [Completion(str(len(request.messages[0]["content"])), (1,), (2,), (-1.0,)) for request in requests]
-
-    def count_tokens(self, text):
-        return len(text)
+def counting() -> FakePolicy:
+    """A policy that replies with the length of the prompt."""
+    return FakePolicy(lambda request: Completion(str(len(request.messages[0]["content"])), (1,), (2,), (-1.0,)))
 
 
 def request(text: str, **fields) -> SampleRequest:
@@ -46,38 +36,38 @@ def request(text: str, **fields) -> SampleRequest:
 
 
 def test_equal_requests_are_sampled_once_over_all_calls():
-    policy = Counting()
+    policy = counting()
     cache = ReplyCache(policy)
     assert [reply.text for reply in cache.ask([request("a"), request("bb"), request("a")])] == ["1", "2", "1"]
     assert [reply.text for reply in cache.ask([request("bb"), request("ccc")])] == ["2", "3"]
-    assert [sent.messages[0]["content"] for sent in policy.asked] == ["a", "bb", "ccc"]
+    assert [sent.messages[0]["content"] for sent in policy.requests] == ["a", "bb", "ccc"]
     assert (cache.requests, cache.hits, len(cache)) == (5, 1, 3)
     assert cache.pop_hit_share() == 0.2 and cache.pop_hit_share() is None
 
 
 def test_the_settings_of_a_request_are_part_of_its_key():
-    policy = Counting()
+    policy = counting()
     cache = ReplyCache(policy)
     thinking_off = {"chat_template_kwargs": {"enable_thinking": False}}
     for fields in ({}, {"max_new_tokens": 8}, {"thinking_tokens": 8}, thinking_off, {"tools": ({"name": "x"},)}):
         cache.ask([request("a", **fields)])
-    assert len(policy.asked) == 5
+    assert len(policy.requests) == 5
     cache.ask([request("a", key=(1, 2))])
-    assert len(policy.asked) == 5, "the key seeds noise, which a greedy reply has none of"
+    assert len(policy.requests) == 5, "the key seeds noise, which a greedy reply has none of"
 
 
 def test_the_least_recently_used_reply_is_dropped():
-    policy = Counting()
+    policy = counting()
     cache = ReplyCache(policy, max_replies=2)
     for text in ("a", "b", "a", "c", "a", "b"):
         cache.ask([request(text)])
         assert len(cache) <= 2
-    assert [sent.messages[0]["content"] for sent in policy.asked] == ["a", "b", "c", "b"]
+    assert [sent.messages[0]["content"] for sent in policy.requests] == ["a", "b", "c", "b"]
     assert [reply.text for reply in cache.ask([request(text * 5) for text in "defg"])] == ["5"] * 4
 
 
 def test_threads_may_share_a_cache():
-    cache, wrong = ReplyCache(Counting(), max_replies=8), []
+    cache, wrong = ReplyCache(counting(), max_replies=8), []
 
     def ask():
         for number in range(300):
@@ -97,13 +87,13 @@ def test_only_a_frozen_reader_keeps_answers(policy_folder):
     memory = WorkingMemory(MemoryState.empty(load_schema("mem-alpha")), HashEmbedder(8))
     memory.insert("semantic", "city: Oslo")
     for reader, calls in (
-        (PolicyReader(Counting()), 2),
-        (load_reader(ReaderConfig(kind="policy"), Counting()), 2),
-        (PolicyReader(Counting(), frozen=True), 1),
-        (load_reader(ReaderConfig(kind="policy"), Counting(), frozen=True), 1),
+        (PolicyReader(counting()), 2),
+        (load_reader(ReaderConfig(kind="policy"), counting()), 2),
+        (PolicyReader(counting(), frozen=True), 1),
+        (load_reader(ReaderConfig(kind="policy"), counting(), frozen=True), 1),
     ):
         first, second = reader.answer([("Where?", memory)]), reader.answer([("Where?", memory)])
-        assert len(reader.policy.asked) == calls and first == second
+        assert len(reader.policy.requests) == calls and first == second
     assert load_reader(str(policy_folder)).cache is not None, "loaded for reading alone"
     assert default_reader(tiny_policy(), AgentConfig()).cache is None, "an agent's policy may be in training"
     endpoint = EndpointPolicy("http://localhost:1/v1#reader")
@@ -137,16 +127,14 @@ def test_replies_in_a_file_are_those_of_the_weights_and_the_request(tmp_path):
 def test_a_frozen_judge_keeps_replies():
     item = Item("Where?", ("Oslo",), "Oslo, I think")
     for frozen, calls in ((False, 4), (True, 2)):
-        policy = Counting()
+        policy = counting()
         judge = Judge([policy], frozen=frozen)
         assert judge.judge([item]) == judge.judge([item])
-        assert len(policy.asked) == calls, "its replies are unreadable, so each is asked for once more"
+        assert len(policy.requests) == calls, "its replies are unreadable, so each is asked for once more"
 
 
 @pytest.fixture(scope="module")
 def policy_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("policy")
-    policy = tiny_policy()
-    policy.model.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
+    tiny_policy().save(folder)
     return folder

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from tiny import tiny_model, tiny_tokenizer
+from tiny import tiny_model, tiny_policy, tiny_tokenizer
 from transformers import AutoModelForSequenceClassification
 
 from memalpha import load_reward_model
@@ -76,8 +76,7 @@ def test_messages_go_through_the_chat_template():
 
 
 def test_what_is_no_reward_model_is_refused(tmp_path):
-    tiny_model().save_pretrained(tmp_path / "policy")
-    tiny_tokenizer().save_pretrained(tmp_path / "policy")
+    tiny_policy().save(tmp_path / "policy")
     with pytest.raises(PolicyError, match="language model without the head of a reward model"):
         load_reward_model(tmp_path / "policy")
     with pytest.raises(PolicyError, match="'tiny' is a policy: train a reward model on it"):

@@ -105,6 +105,14 @@ def tiny_policy(seed: int = 0, **kwargs) -> TransformersPolicy:
     return TransformersPolicy(tiny_model(seed, **kwargs), tiny_tokenizer(), "random-tiny")
 
 
+def exact_logprobs(model, prompt, completion, temperature: float = 1.0) -> torch.Tensor:
+    """Return the log-probs of a completion by one unpadded float64 forward without a cache."""
+    exact = copy.deepcopy(model).double().eval()
+    with torch.no_grad():
+        logits = exact(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
+    return torch.log_softmax(logits / temperature, -1).gather(1, torch.tensor([*completion])[:, None])[:, 0]
+
+
 def rewriting(open_queue, change):
     """Wrap `TransformersPolicy.open_queue` so that each completion is what `change` makes of the sampled one."""
 

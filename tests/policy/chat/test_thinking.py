@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from memalpha.policy.decoding import ThoughtEnd
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.data.samples import policy_gradient_sample
 from memalpha.types import SampleRequest, Turn
-from tests.support.tiny import tiny_model, tiny_tokenizer
+from tests.support.tiny import exact_logprobs, tiny_model, tiny_tokenizer
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -57,11 +56,7 @@ def test_a_thought_is_closed_at_its_budget_and_the_reply_keeps_its_tokens(thinke
 
 def test_recorded_log_probs_are_the_models_also_of_forced_tokens(thinker):
     for completion in sample(thinker, 6, thinking_tokens=5):
-        ids = torch.tensor([[*completion.prompt_ids, *completion.completion_ids]])
-        with torch.no_grad():
-            logits = thinker.model.double()(ids).logits[0, len(completion.prompt_ids) - 1 : -1]
-        thinker.model.float()
-        expected = logits.log_softmax(-1).gather(1, torch.tensor(completion.completion_ids)[:, None])[:, 0]
+        expected = exact_logprobs(thinker.model, completion.prompt_ids, completion.completion_ids)
         assert np.abs(np.array(completion.logprobs) - expected.numpy()).max() < 1e-4
 
 

@@ -62,16 +62,6 @@ def test_what_is_asked():
     assert one.pop("seed") != two.pop("seed") and one == two and one["temperature"] == 0.5
 
 
-def test_rollouts_of_one_prompt_are_cached_apart(tmp_path):
-    count = iter(range(100))
-    with HostileServer(reply=lambda *_: str(next(count))) as server:
-        requests = [SampleRequest(MESSAGES, key=(0, rollout), temperature=1.0) for rollout in range(4)]
-        settings = EndpointConfig(cache=tmp_path / "a.sqlite", concurrency=1)
-        first = EndpointPolicy(server.name, settings).sample(requests)
-        assert sorted(completion.text for completion in first) == ["0", "1", "2", "3"]
-        assert EndpointPolicy(server.name, settings).sample(requests) == first
-
-
 def ask(text: str) -> SampleRequest:
     return SampleRequest(({"role": "user", "content": text},))
 
@@ -209,14 +199,6 @@ def test_the_text_holds_the_calls_that_the_message_had(tool_calls):
     text = completion_text(Reply({"tool_calls": tool_calls}, None, 1, 1))
     found = [(call.name, call.arguments, call.error) for call in parse_calls(text)]
     assert found == [(call.name, call.arguments, call.error) for call in from_openai(tool_calls)]
-
-
-def test_an_endpoint_cannot_be_trained():
-    from memalpha.config import TrainConfig
-    from memalpha.train.trainers.start import load_start
-
-    with HostileServer() as server, pytest.raises(PolicyError, match="has no weights"):
-        load_start(TrainConfig(out="x", policy=server.name))
 
 
 RESPONSE = {

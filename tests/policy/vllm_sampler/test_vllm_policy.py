@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from tiny import tiny_policy
+from tiny import exact_logprobs, tiny_policy
 from vllm_server import VllmServer
 
 from memalpha.config.sampling import SamplerConfig
@@ -49,15 +48,12 @@ def test_tokens_and_logprobs_are_the_servers_and_those_of_a_float64_forward(fold
         policy = connected(server)
         completions = policy.sample(REQUESTS)
     assert {completion.stop_reason for completion in completions} == {"eos", "length"}
-    model = policy.local.model.double()
     for request, completion in zip(REQUESTS, completions, strict=True):
         assert list(completion.prompt_ids) == policy.local.render_request(request) == policy.render_request(request)
         assert completion.weights_step == 7 and completion.temperature == 0.7
         ids = completion.completion_ids
         assert (ids[-1] < 15) == (completion.stop_reason == "eos") and not any(id < 15 for id in ids[:-1])
-        with torch.inference_mode():
-            logits = model(torch.tensor([completion.prompt_ids + ids])).logits[0, len(completion.prompt_ids) - 1 : -1]
-        truth = torch.log_softmax(logits / 0.7, -1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+        truth = exact_logprobs(policy.local.model, completion.prompt_ids, ids, 0.7)
         np.testing.assert_allclose(completion.logprobs, truth.numpy(), atol=2e-6)
         visible = ids[:-1] if completion.stop_reason == "eos" else ids
         assert completion.text == policy.local.tokenizer.decode(list(visible))

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from fake_policy import FakePolicy
 from run_kinds import python_inputs, small_config
 from runs import lines
 from tiny import rewriting
@@ -21,19 +22,9 @@ SKIP = '<tool_call>{"name": "memory_skip", "arguments": {}}</tool_call>'
 INSERT = '<tool_call>{"name": "memory_insert", "arguments": {"category": "semantic", "content": "%s"}}</tool_call>'
 
 
-class Scripted:
+def scripted(text: str, stop_reason: str = "eos") -> FakePolicy:
     """A reader's policy that gives one reply to every prompt."""
-
-    name, prompt = "scripted-reader", "full"
-
-    def __init__(self, text, stop_reason="eos"):
-        self.completion = Completion(text, stop_reason=stop_reason)
-
-    def sample(self, requests):
-        return [self.completion for _ in requests]
-
-    def count_tokens(self, text):
-        return len(text.split())
+    return FakePolicy(lambda _: Completion(text, stop_reason=stop_reason), "scripted-reader")
 
 
 def written(monkeypatch, text, stop_reason="eos"):
@@ -85,10 +76,6 @@ def test_a_writer_that_skips_everything_goes_on(small, monkeypatch):
     assert not (small().out / "stopped.json").exists()
 
 
-def test_a_run_that_is_meant_so_goes_on(small):
-    assert train(small(max_steps=2))["steps"] == 2  # random weights, stop_unreadable=false
-
-
 def test_a_resumed_run_is_checked_again(small, monkeypatch):
     config = small(**CHECKED, save_every=1, max_steps=2)
     with monkeypatch.context() as patch:
@@ -115,7 +102,7 @@ def test_a_training_reader_that_cannot_answer_stops(small, monkeypatch, reply, s
     """The evaluations' reader answers well; the reward's own one is silent, only thinks, or never ends."""
     written(monkeypatch, INSERT % "city: Oslo")
     load = "memalpha.train.trainers.evaluations.load_policy"
-    monkeypatch.setattr(load, lambda *args, **options: Scripted(reply, stop_reason))
+    monkeypatch.setattr(load, lambda *args, **options: scripted(reply, stop_reason))
     reader = {"kind": "policy", "policy": "http://reader", "prompt": "full"}
     assert_stopped(small(**CHECKED, reward={"reader": reader}), message)
 
@@ -123,7 +110,7 @@ def test_a_training_reader_that_cannot_answer_stops(small, monkeypatch, reply, s
 def test_the_runs_reader_that_only_thinks_stops_before_the_first_step(small, monkeypatch):
     written(monkeypatch, INSERT % "city: Oslo")
     load = "memalpha.train.trainers.evaluations.load_policy"
-    monkeypatch.setattr(load, lambda *args, **options: Scripted("<think> Let me see", "length"))
+    monkeypatch.setattr(load, lambda *args, **options: scripted("<think> Let me see", "length"))
     config = small(**CHECKED, reader={"kind": "policy", "policy": "http://reader", "prompt": "full"})
     with pytest.raises(EvaluationError, match=r"all \d+ answers are empty \(reader\.max_new_tokens=32\)"):
         train(config)
