@@ -120,13 +120,6 @@ def test_no_role_sees_another_namespace(postgres_url: str, postgres, check) -> N
     assert leaks["leaks"] == [] and leaks["sees its own"] and leaks["attempts"] > 100
 
 
-def test_random_calls_agree_with_sqlite(postgres_url: str) -> None:
-    from postgres_twins import run_random_calls
-
-    differences = run_random_calls(postgres_url, 600, 4)
-    assert differences["differences"] == [] and differences["operations"] >= 600 and differences["searches"] > 20
-
-
 def test_writers_of_one_namespace_wait_for_each_other_only(postgres_url: str, monkeypatch) -> None:
     monkeypatch.setattr("memalpha.store.backends.postgres.database.LOCK_TIMEOUT", 1)
     with new(postgres_url) as store, new(postgres_url) as second:
