@@ -14,7 +14,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from memalpha import train  # noqa: E402
-from memalpha.agent.parsing import format_call, parse_calls  # noqa: E402
 from memalpha.config import AgentConfig, BabiConfig, ReaderConfig, TrainConfig, WorldConfig, load_config  # noqa: E402
 from memalpha.errors import ConfigError  # noqa: E402
 from memalpha.policy.load import load_policy  # noqa: E402
@@ -54,27 +53,6 @@ def test_weights_are_small_and_plain(policy: TransformersPolicy) -> None:
 def test_decode_undoes_encode(policy: TransformersPolicy, text: str) -> None:
     ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
     assert policy.tokenizer.decode(ids) == text
-
-
-@writers
-def test_calls_take_few_tokens_and_decode_to_themselves(policy: TransformersPolicy) -> None:
-    contents = {"tiny": 'city: "Oslo" {x}', "babi": "mary: kitchen; has football, milk"}
-    for name, arguments in (
-        ("memory_insert", {"category": "semantic", "content": contents[policy.name]}),
-        ("memory_update", {"id": "mary#e", "content": "mary: not garden"}),
-        ("memory_delete", {"id": "city#e"}),
-        ("memory_skip", {}),
-    ):
-        call = format_call(name, arguments)
-        ids = policy.tokenizer(call, add_special_tokens=False)["input_ids"]
-        assert policy.tokenizer.decode(ids) == call
-        assert len(ids) <= 16
-        assert not parse_calls(call)[0].error
-
-
-def test_numbers_are_read_digit_by_digit() -> None:
-    tokenizer = load_policy("tiny-text").tokenizer  # type: ignore[attr-defined]
-    assert len(tokenizer("47+12=59", add_special_tokens=False)["input_ids"]) == 8
 
 
 @writers

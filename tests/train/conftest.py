@@ -14,9 +14,17 @@ from memalpha.config import TrainConfig
 @pytest.fixture(scope="session")
 def policy_path(tmp_path_factory):
     path = tmp_path_factory.mktemp("policy")
+    tiny_policy().save(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def ending_policy(tmp_path_factory):
+    """A random policy of which many tokens end a reply: its replies are short, and not all are cut off."""
+    path = tmp_path_factory.mktemp("ending")
     policy = tiny_policy()
-    policy.model.save_pretrained(path)
-    policy.tokenizer.save_pretrained(path)
+    policy.model.generation_config.eos_token_id = list(range(0, 60, 2))
+    policy.save(path)
     return path
 
 

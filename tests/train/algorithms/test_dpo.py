@@ -17,7 +17,7 @@ from float64_groups import (
 )
 from runs import lines
 
-from memalpha.config import TrainConfig, training_config
+from memalpha.config import training_config
 from memalpha.errors import ConfigError
 from memalpha.train.algorithms.dpo import DPO
 from memalpha.train.api import train
@@ -155,9 +155,3 @@ def test_a_run_keeps_pairs_together(small, monkeypatch):
 def test_impossible_settings_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         training_config("demo", {"algorithm": "dpo", **changes})
-
-
-def test_any_preset_accepts_the_algorithm():
-    settings = training_config("demo", {"algorithm": "dpo", "dpo": {"beta": 0.5}})
-    assert isinstance(settings, TrainConfig) and settings.dpo is not None and settings.dpo.beta == 0.5
-    assert isinstance(training_config("dpo"), TrainConfig) and training_config("dpo").algorithm == "dpo"

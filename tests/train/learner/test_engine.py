@@ -10,6 +10,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from oracle import relative_error
 from tiny import tiny_model, tiny_policy
 
 from memalpha.config import TrainConfig
@@ -52,10 +53,6 @@ def gradient(learner: Engine, rows) -> torch.Tensor:
     learner.optimizer.zero_grad(set_to_none=True)
     learner.forward_backward(rows)
     return torch.cat([tensor.grad.flatten().double() for tensor in learner.trainable.values()])
-
-
-def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((actual - expected).norm() / expected.norm())
 
 
 def nudged(model, size: float = 0.02):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from test_engine import config
-from tiny import tiny_llama, tiny_model, tiny_tokenizer
+from tiny import exact_logprobs, tiny_llama, tiny_model, tiny_tokenizer
 
 from memalpha.config import TrainConfig, build_config
 from memalpha.config.groups import LoadingConfig
@@ -54,16 +53,8 @@ def largest_gap(first, second) -> float:
 
 
 def float64_logprobs(model, rows) -> list[np.ndarray]:
-    """Log-probs of each row's completion by one forward pass of the whole model in float64, a row at a time."""
-    model = copy.deepcopy(model).double().eval()
-    result = []
-    for row in rows:
-        ids = torch.tensor([[*row.prompt_ids, *row.completion_ids]])
-        with torch.no_grad():
-            logprobs = torch.log_softmax(model(input_ids=ids).logits[0] / row.temperature, dim=-1)
-        start = len(row.prompt_ids)
-        result.append(np.array([logprobs[start + t - 1, token].item() for t, token in enumerate(row.completion_ids)]))
-    return result
+    """Log-probs of each row's completion in float64."""
+    return [exact_logprobs(model, row.prompt_ids, row.completion_ids, row.temperature).numpy() for row in rows]
 
 
 @pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])

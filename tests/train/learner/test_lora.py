@@ -8,7 +8,8 @@ import numpy as np
 import peft
 import pytest
 import torch
-from test_engine import config, relative_error, sampled_rows
+from oracle import relative_error
+from test_engine import config, sampled_rows
 from tiny import tiny_model, tiny_policy
 
 from memalpha.config import LoraConfig, SFTConfig

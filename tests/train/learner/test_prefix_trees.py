@@ -7,7 +7,8 @@ import copy
 import numpy as np
 import pytest
 import torch
-from test_engine import SINGLE_ROWS, UNSPLIT, config, relative_error, sampled_rows
+from oracle import relative_error
+from test_engine import SINGLE_ROWS, UNSPLIT, config, sampled_rows
 from tiny import tiny_llama, tiny_model, tiny_policy
 from transformers import MistralConfig, MistralForCausalLM
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -10,19 +9,10 @@ import pytest
 from run_kinds import short, text_tasks
 from tiny import tiny_policy
 
-from memalpha.agent.reader import ExtractiveReader
-from memalpha.config import AgentConfig, RewardConfig
-from memalpha.environments import memory_engine
 from memalpha.environments.engine import rollouts
-from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.qa.evaluate import MemoryScorer
-from memalpha.qa.memory_reward import MemoryReward
 from memalpha.rewards.environments import TextGeneration
-from memalpha.store.embedding import HashEmbedder
 from memalpha.train.learner.distributed import World
 from memalpha.train.rollouts.group_codec import ScoredGroup, gather_groups
-from memalpha.train.rollouts.memory_tasks import TaskSource
-from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.types import Reward
 
 
@@ -49,26 +39,6 @@ def second_of_two():
         return work(TwoProcesses(1, 2))
 
     return run
-
-
-def test_attempts_are_those_of_one_process(small, second_of_two):
-    config, embedder = small(tasks_per_step=3, questions_per_task=2), HashEmbedder(32)
-    tasks = TaskSource(config).batch(0)
-    engine = memory_engine(ScriptedPolicy("oracle"), AgentConfig(prompt="compact", embedder="hash"), embedder)
-    scorer = MemoryScorer(ExtractiveReader(), MemoryReward(RewardConfig(), engine.policy.count_tokens), embedder)
-
-    def attempts(world):
-        worker = RolloutWorker(engine, scorer, config, world, questions_per_task=2)
-        return worker.collect_attempts(tasks, 5)
-
-    groups, records = second_of_two(attempts)
-    expected_groups, expected_records = attempts(World())
-    assert groups == expected_groups and records == expected_records
-    assert len(groups) == 3 and len(records) == 3 * 2 * config.sampling.group_size
-    for group, expected in zip(groups, expected_groups, strict=True):
-        assert [t.states for t in group.trajectories] == [t.states for t in expected.trajectories]
-        assert len(group.trajectories[0].states[-1].list()) > 1
-    assert sum(map(len, TwoProcesses.sent)) < len(pickle.dumps(expected_groups)) / 3
 
 
 def test_conversations_keep_their_messages_and_numbers_of_numpy(second_of_two):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 
 from run_kinds import text_tasks
-from runs import lines, same, weights
 
 from memalpha.config import WorldConfig
 from memalpha.qa.evaluate import MemoryScorer
@@ -59,15 +58,3 @@ def test_a_run_asks_every_rollout_the_same_and_evaluations_all(small, monkeypatc
         assert [len(questions) for questions in by_task[task, "retry"]] == [2]
     others = {questions for (task, _), drawn in by_task.items() if task not in trained for questions in drawn}
     assert others and all(len(questions) > 2 for questions in others)
-
-
-def test_a_resumed_run_asks_the_same(small, tmp_path):
-    settings = {"questions_per_task": 2, "save_every": 1, "keep_tokens": True}
-    whole = small(max_steps=3, **settings, out=str(tmp_path / "whole"))
-    train(whole)
-    first, second = (small(max_steps=steps, **settings, out=str(tmp_path / "parts")) for steps in (1, 3))
-    train(first)
-    train(second)
-    assert same(weights(whole.out, 3), weights(second.out, 3))
-    rewards = [[line["reward"] for line in lines(run.out / "turns.jsonl")] for run in (whole, second)]
-    assert rewards[0] == rewards[1]

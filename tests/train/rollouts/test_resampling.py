@@ -66,23 +66,15 @@ def test_a_run_draws_further_tasks_and_trains_on_full_steps(policy_path, tmp_pat
     def rare(completions):
         return [float(bool(text) and text.encode()[0] % 16 == 0) for text in completions]
 
-    def run(name: str, **changes):
-        settings = {"resample_flat": 3, "group_size": 3, "keep_tokens": True, "out": str(tmp_path / name), **changes}
-        config = small_config(TextConfig, policy_path, tmp_path, **settings)
-        train(config, tasks=text_tasks(), rewards=[rare])
-        return config.out
-
-    out = run("whole")
-    metrics = lines(out / "metrics.jsonl")
+    config = small_config(TextConfig, policy_path, tmp_path, resample_flat=3, group_size=3, keep_tokens=True)
+    train(config, tasks=text_tasks(), rewards=[rare])
+    metrics = lines(config.out / "metrics.jsonl")
     drawn = [line["resampled"] for line in metrics]
     assert any(0 < count <= 9 for count in drawn) and all(line["unscored"] == 0 for line in metrics)
-    turns = lines(out / "turns.jsonl")
+    turns = lines(config.out / "turns.jsonl")
     assert [sum(turn["step"] == step for turn in turns) for step in range(4)] == [3 * (3 + count) for count in drawn]
     trained = [[turn for turn in turns if turn["step"] == step and turn["advantage"]] for step in range(4)]
     assert all(len({turn["task"] for turn in part}) <= 3 for part in trained) and any(trained)
-    run("parts", max_steps=2)
-    parts = run("parts")
-    assert lines(parts / "turns.jsonl") == turns
 
 
 def test_what_cannot_be_resampled_is_refused(policy_path, tmp_path):

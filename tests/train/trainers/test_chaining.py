@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from run_kinds import pair_rows, small_config, write_lines
 from runs import same
 from safetensors.torch import load_file
 
@@ -29,21 +30,14 @@ from memalpha.train.trainers.directory import RunDirectory
 
 @pytest.fixture
 def prefs(tmp_path) -> Path:
-    path = tmp_path / "prefs.jsonl"
-    rows = [{"prompt": f"<|user|>{n}", "chosen": f"yes {n}", "rejected": f"no {n}"} for n in range(6)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return Path(write_lines(tmp_path / "pairs.jsonl", pair_rows()[:6]))
 
 
 @pytest.fixture
-def first(small, policy_path, tmp_path) -> Path:
+def first(policy_path, tmp_path) -> Path:
     """A supervised run of two steps, whose best checkpoint is its first: the link says so, not the number."""
-    mine = tmp_path / "mine.jsonl"
-    mine.write_text("".join(json.dumps({"prompt": f"a{n}", "completion": f"{n}"}) + "\n" for n in range(8)))
     out = tmp_path / "sft"
-    agent = {"prompt": "compact", "embedder": "hash"}
-    config = {"out": out, "policy": str(policy_path), "source": str(mine), "evaluate": False, "agent": agent}
-    train(build_config(SFTConfig, {**config, "schedule_steps": 2, "batch_rows": 4, "save_every": 1}, "test"))
+    train(small_config(SFTConfig, policy_path, tmp_path, out=str(out), schedule_steps=2, save_every=1))
     RunDirectory(out).link_best(1)
     return out
 

@@ -13,7 +13,6 @@ import torch
 import yaml
 from peft import PeftModel
 from safetensors.torch import save_file
-from tiny import tiny_policy
 
 from memalpha.config import TrainConfig, load_config
 from memalpha.errors import CheckpointError, PolicyError
@@ -102,7 +101,7 @@ def test_a_run_directory_is_held_by_one(tmp_path):
     first, second = (RunDirectory(tmp_path / "run") for _ in range(2))
     with first:
         first.lock()
-        with pytest.raises(CheckpointError, match="another out"):
+        with pytest.raises(CheckpointError, match=r"in use by another.*another out"):
             second.lock()
     second.lock()
     second.release()
@@ -156,16 +155,6 @@ def test_where_adapters_train_a_checkpoint_holds_nothing_else(small, policy_path
     shutil.rmtree(first.out)
     with pytest.raises(PolicyError, match=r"second.*holds a LoRA adapter for .*step-.*no policy at"):
         load_policy(RunDirectory(second.out).checkpoint(1))
-
-
-def test_the_prompt_style_survives_adapters(small, tmp_path):
-    policy = tiny_policy()
-    policy.model.config.memalpha_prompt = "compact"
-    for part in (policy.model, policy.tokenizer):
-        part.save_pretrained(tmp_path / "compact")
-    settings = small(policy=str(tmp_path / "compact"), lora={"r": 2}, max_steps=0)
-    train(settings)
-    assert load_policy(RunDirectory(settings.out).checkpoint(0)).prompt == "compact"
 
 
 def test_a_run_from_before_a_key_existed_goes_on_with_its_default(tmp_path):

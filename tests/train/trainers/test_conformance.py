@@ -11,7 +11,6 @@ import pytest
 from run_kinds import LEVELS, python_inputs, small_config
 from runs import interrupted, lines
 from safetensors.torch import load_file
-from tiny import tiny_policy
 from torch import equal
 
 from memalpha.config import LearnerConfig, PreferenceConfig, RewardModelConfig, SFTConfig, TextConfig, TrainConfig
@@ -21,7 +20,10 @@ from memalpha.train.api import train
 ERL = {"algorithm": 1, "reward_threshold": 0.01, "reflection_tokens": 8}
 KINDS: dict[str, tuple[type[LearnerConfig], dict[str, Any]]] = {
     "memory": (TrainConfig, {"keep_tokens": True}),
-    "memory, two epochs": (TrainConfig, {"beta": 0.5, "sample_dtype": "float64", "num_iterations": 2}),
+    "memory, two epochs": (
+        TrainConfig,
+        {"beta": 0.5, "sample_dtype": "float64", "num_iterations": 2, "questions_per_task": 2},
+    ),
     "memory, rloo, lora": (
         TrainConfig,
         {"algorithm": "rloo", "lora": {"r": 2}, "beta": 0.5, "kl_in": "reward", "entropy_coef": 0.01},
@@ -75,17 +77,6 @@ class Whole:
     @property
     def out(self) -> Path:
         return self.folder / "run"
-
-
-@pytest.fixture(scope="module")
-def ending_policy(tmp_path_factory):
-    """Save a random policy of which many tokens end a reply, so that not all replies are cut off."""
-    path = tmp_path_factory.mktemp("ending")
-    policy = tiny_policy()
-    policy.model.generation_config.eos_token_id = list(range(0, 60, 2))
-    policy.model.save_pretrained(path)
-    policy.tokenizer.save_pretrained(path)
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import replace
 
 import pytest
 from recipes import add_prompt_tokens
 from run_kinds import small_config
+from runs import lines
 from tiny import rewriting, tiny_model, tiny_tokenizer
-from typer.testing import CliRunner
 
 from memalpha import evaluate, load_policy, train
-from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.forms import parse_reply
 from memalpha.agent.qwen_agent import ARGS, FUNCTION, RESULT, format_block
-from memalpha.cli import app
-from memalpha.config import AgentConfig, SFTConfig, TrainConfig, WorldConfig
+from memalpha.config import SFTConfig, TrainConfig, WorldConfig
 from memalpha.config.common import MEM_ALPHA_AGENT
 from memalpha.policy.transformers import KNOWN_STYLES, TransformersPolicy
-from memalpha.store.store import MemoryStore
 from memalpha.tasks.synthetic import worlds as synthetic
 
 AGENT = {"prompt": "mem-alpha", "embedder": "hash"}
@@ -67,43 +63,6 @@ def test_files_name_the_style_and_the_published_model_is_known(checkpoint):
     assert make_policy(next(iter(KNOWN_STYLES))).prompt == "mem-alpha" and make_policy("other").prompt == "full"
 
 
-def test_an_agent_reads_and_asks(checkpoint, recorded):
-    with MemoryStore.open(":memory:", embedder="hash") as store:
-        agent = MemoryAgent(load_policy(checkpoint), store, AgentConfig(embedder="hash"))
-        turn = agent.read("Ana: I moved to Porto.", timestamp="2024-05-01")
-        assert [result.code for result in turn.results] == ["inserted"]
-        [entry] = store.list()
-        assert (entry.category, entry.content, entry.timestamp) == ("semantic", "Ana lives in Porto.", "2024-05-01")
-        assert agent.reader.config.prompt == "full"  # type: ignore[attr-defined]
-
-
-def test_the_command_line_reads(checkpoint, recorded, tmp_path):
-    chat, db = tmp_path / "chat.txt", tmp_path / "ana.db"
-    chat.write_text("Ana: I moved to Porto.", encoding="utf-8")
-    result = CliRunner().invoke(app, ["read", str(db), str(chat), "--policy", str(checkpoint)])
-    assert result.exit_code == 0, result.output
-    with MemoryStore.open(db) as store:
-        assert [entry.content for entry in store.list()] == ["Ana lives in Porto."]
-
-
-def test_a_server_observes(checkpoint, recorded):
-    pytest.importorskip("mcp")
-    from mcp import Client
-
-    from memalpha.integrations.server.mcp import mcp_server
-    from memalpha.integrations.server.service import MemoryService
-
-    store = MemoryStore.open(":memory:", embedder="hash")
-    service = MemoryService(store, load_policy(checkpoint))
-
-    async def read() -> None:
-        async with Client(mcp_server(service)) as client:
-            await client.call_tool("memory_read", {"text": "Ana: I moved to Porto."})
-
-    asyncio.run(read())
-    assert [entry.content for entry in store.list()] == ["Ana lives in Porto."]
-
-
 def test_it_is_evaluated(checkpoint, recorded):
     report = evaluate(load_policy(checkpoint), synthetic.tasks(WorldConfig(), 0, 0, 1), reader="extractive")
     assert report.summary["valid_calls"] == 1.0 and report.summary["memory_tokens"] > 0
@@ -120,7 +79,7 @@ def test_demonstrations_are_written_in_the_protocol(checkpoint, tmp_path):
         schedule_steps=1,
     )
     train(config, max_steps=1)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "rows.jsonl").read_text().splitlines()]
+    rows = lines(tmp_path / "run" / "rows.jsonl")
     tokenizer = load_policy(checkpoint).tokenizer
     replies = [tokenizer.decode(row["completion_ids"]) for row in rows]
     assert any(reply.startswith(f"{FUNCTION}: new_memory_insert\n{ARGS}: {{") for reply in replies)
@@ -136,7 +95,7 @@ def test_a_step_of_grpo_trains_sampled_replies(checkpoint, recorded, tmp_path):
     settings = {"agent": agent, "reward": {"preset": "published"}, "eval_tasks": 1, "validation_tasks": 1}
     config = small_config(TrainConfig, checkpoint, tmp_path, **settings, group_size=6, tasks_per_step=1)
     train(config, max_steps=1)
-    [metrics] = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()][:1]
+    [metrics] = lines(tmp_path / "run" / "metrics.jsonl")[:1]
     assert metrics["calls"] and metrics["sampled_tokens"] == metrics["tokens"] > 0 and metrics["grad_norm"] > 0
     assert metrics["mismatch_kl"] < 1e-8, "prompts and replies are trained as sampled"
 

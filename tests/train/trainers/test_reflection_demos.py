@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from memalpha import load_policy
@@ -89,16 +87,9 @@ def test_rows_of_all_roles(rows):
                 assert operation.content in written
 
 
-def test_a_run_on_them_resumes(tmp_path):
-    whole = train(config(tmp_path / "whole"))
-    assert whole["rows"] > 10 and whole["validation_rows"] > 0
-    train(config(tmp_path / "parts", max_steps=1))
-    assert train(config(tmp_path / "parts"))["after"]["accuracy"] == whole["after"]["accuracy"]
-    lines = [
-        [json.loads(line)["train_loss"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("whole", "parts")
-    ]
-    assert lines[0] == lines[1]
+def test_a_run_on_them(tmp_path):
+    summary = train(config(tmp_path / "run"))
+    assert summary["rows"] > 10 and summary["validation_rows"] > 0
 
 
 def test_what_cannot_be_is_refused(tmp_path):

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 import torch
 from run_kinds import NO, PROMPTS, YES, pair_rows, small_config
-from runs import same, weights
 from tiny import tiny_model, tiny_tokenizer
 
-import memalpha
-from memalpha import load_reward_model, train_reward_model
+from memalpha import load_reward_model
 from memalpha.config import RewardModelConfig, build_config, training_config
 from memalpha.errors import CheckpointError, ConfigError, DataError, PolicyError
 from memalpha.policy.load import load_policy
@@ -51,7 +49,6 @@ def test_chosen_comes_out_above_rejected(judges, pooling, lora):
     right, wrong = model.score(PROMPTS[8:], YES[8:]), model.score(PROMPTS[8:], NO[8:])
     gap = np.mean(right) - np.mean(wrong)
     assert gap == pytest.approx(summary["after"]["validation_margins"], rel=1e-4)
-    assert train(settings) == summary, "a finished run is not run again"
 
 
 # --------------------------------------------------------------------------------------------------- loss and gradient
@@ -263,19 +260,6 @@ def test_refusals(judges, tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------------------- other ways
-
-
-def test_lists_are_learnt_from_as_a_file_is(judges, policy_path, tmp_path):
-    settings = judges()
-    train(settings)
-    groups = ("optimizer", "evaluation", "checkpoint")
-    same_settings = {group: getattr(settings, group).model_dump(exclude_unset=True) for group in groups}
-    out = tmp_path / "lists"
-    summary = train_reward_model(PROMPTS, YES, NO, policy=policy_path, out=out, **same_settings)
-    assert summary["pairs"] == 8 and same(weights(settings.out, 4), weights(out, 4))
-    with pytest.raises(CheckpointError, match="holds other pairs"):
-        train_reward_model(PROMPTS, NO, YES, policy=policy_path, out=out, **same_settings)
-    assert memalpha.train_reward_model is train_reward_model
 
 
 def test_a_run_has_a_page_and_is_no_policy(judges):

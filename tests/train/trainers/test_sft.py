@@ -10,7 +10,7 @@ import pytest
 import torch
 from run_kinds import small_config
 from runs import lines
-from tiny import tiny_policy
+from tiny import exact_logprobs, tiny_policy
 
 import memalpha
 from memalpha.config import SFTConfig, TrainConfig, merge, training_config
@@ -32,21 +32,10 @@ def supervised(policy_path, tmp_path):
     return partial(small_config, SFTConfig, policy_path, tmp_path)
 
 
-@pytest.fixture(scope="session")
-def ending_path(tmp_path_factory):
-    """A random policy of which many tokens end a reply: its replies are short, and not all are cut off."""
-    path = tmp_path_factory.mktemp("ending")
-    policy = tiny_policy()
-    policy.model.generation_config.eos_token_id = list(range(0, 60, 2))
-    policy.model.save_pretrained(path)
-    policy.tokenizer.save_pretrained(path)
-    return str(path)
-
-
 @pytest.fixture
-def sampling(supervised, ending_path):
+def sampling(supervised, ending_policy):
     """The same for `source=best`."""
-    base = {"source": "best", "policy": ending_path, "agent": {"max_new_tokens": 24}, "group_size": 3}
+    base = {"source": "best", "policy": str(ending_policy), "agent": {"max_new_tokens": 24}, "group_size": 3}
     return lambda **changes: supervised(**merge(base, changes))
 
 
@@ -121,7 +110,6 @@ def test_the_losses_written_are_means_over_completion_tokens(supervised, policy_
     settings = supervised(source="gold", validation_tasks=1, max_steps=1)
     summary = train(settings)
     policy = load_policy(policy_path)
-    model = policy.model.double()
     results = lines(settings.out / "rows.jsonl")
     held_out = {row["task"] for row in results if row["validation"]}
     assert len(held_out) == 1 and not held_out & {row["task"] for row in results if not row["validation"]}
@@ -129,11 +117,8 @@ def test_the_losses_written_are_means_over_completion_tokens(supervised, policy_
     def loss(rows: list[dict], *, of_contents: bool = False) -> float:
         losses = []
         for row in rows:
-            ids, start = row["prompt_ids"] + row["completion_ids"], len(row["prompt_ids"])
-            with torch.no_grad():
-                logits = model(input_ids=torch.tensor([ids])).logits[0, start - 1 : -1]
-            logprobs = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[start:])[:, None])[:, 0]
-            mask = content_tokens(policy, cross_entropy_sample(ids[:start], ids[start:]), "hermes")
+            logprobs = exact_logprobs(policy.model, row["prompt_ids"], row["completion_ids"])
+            mask = content_tokens(policy, cross_entropy_sample(row["prompt_ids"], row["completion_ids"]), "hermes")
             losses += (-logprobs[torch.from_numpy(mask)] if of_contents else -logprobs).tolist()
         return float(np.mean(losses))
 
@@ -170,20 +155,6 @@ def test_every_row_is_visited_once_a_pass_in_a_new_order(supervised, monkeypatch
         train(supervised(epochs=2.0, max_steps=99, out=f"{settings.out}-2"))
 
 
-def test_the_weights_that_validate_best_are_kept(supervised, monkeypatch):
-    losses = iter([3.0, 1.0, 2.0, 1.5])
-    monkeypatch.setattr(sft.ImitationEvaluations, "held_out_losses", lambda run: {"validation_loss": next(losses)})
-    summary = train(supervised())
-    assert summary["best_step"] == 2
-    assert summary["before"] == {"validation_loss": 3.0} and summary["after"] == {"validation_loss": 1.5}
-
-
-def test_without_validation_the_last_weights_count(supervised):
-    summary = train(supervised(validation_tasks=0))
-    assert summary["best_step"] == 4 and summary["before"] == {} and summary["validation_rows"] == 0
-    assert (supervised().out / "checkpoints" / "step-4").is_dir()
-
-
 # ---------------------------------------------------------------------------------------------------------- sources
 
 
@@ -211,12 +182,16 @@ def test_rollouts_that_are_all_alike_are_refused(sampling, monkeypatch):
         train(sampling())
 
 
-def test_an_earlier_run_s_rollouts(small, supervised, ending_path, tmp_path):
+def test_an_earlier_run_s_rollouts(small, supervised, ending_policy, tmp_path):
     earlier = small(
-        out=str(tmp_path / "earlier"), policy=ending_path, keep_tokens=True, max_steps=2, agent={"max_new_tokens": 24}
+        out=str(tmp_path / "earlier"),
+        policy=str(ending_policy),
+        keep_tokens=True,
+        max_steps=2,
+        agent={"max_new_tokens": 24},
     )
     train(earlier)
-    summary = train(supervised(source=str(earlier.out), policy=ending_path))
+    summary = train(supervised(source=str(earlier.out), policy=str(ending_policy)))
     turns = {tuple(turn["completion_ids"]): turn for turn in lines(earlier.out / "turns.jsonl")}
     results = lines(supervised().out / "rows.jsonl")
     assert summary["rows"] and all(tuple(row["completion_ids"]) in turns for row in results)

@@ -1,4 +1,4 @@
-"""A text run whose reward comes from a judge behind a real server that fails: nothing is lost, nothing paid twice."""
+"""Runs whose reward comes from a judge behind a real server that fails: nothing is lost, nothing paid twice."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import hashlib
 import json
 
 import pytest
-from hostile import HostileServer
+from hostile import HostileServer, whimsical
+from run_kinds import small_config, text_tasks
+from runs import lines
 
-from memalpha.config import TextConfig, build_config
+from memalpha.config import TextConfig, TrainConfig
 from memalpha.errors import PolicyError
 from memalpha.train.api import train
-from memalpha.types import TextTask
 
-TASKS = [TextTask(id=f"t{number}", prompt=f"{number}?", columns={"answer": str(number)}) for number in range(20)]
+SHAPE = {"group_size": 2, "tasks_per_step": 2, "schedule_steps": 3, "eval_tasks": 2, "validation_tasks": 2}
+SHAPE |= {"save_every": 1, "validate_every": 1}
 
 
 def by_hash(prompt, body):
@@ -21,34 +23,29 @@ def by_hash(prompt, body):
     return json.dumps({"verdict": 1 + hashlib.sha256(prompt.encode()).digest()[0] % 10})
 
 
-def test_an_outage_ends_the_run_and_the_same_command_goes_on(policy_path, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "reply", "part"),
+    [(TextConfig, by_hash, "reward 'judge': .*"), (TrainConfig, whimsical, "")],
+    ids=["text", "memory"],
+)
+def test_an_outage_ends_the_run_and_the_same_command_goes_on(kind, reply, part, policy_path, tmp_path, monkeypatch):
     monkeypatch.setattr("memalpha.policy.endpoints.client.backoff", lambda *_: 0.0)
 
     def run(server, name):
         judge = {"judges": [server.name], "endpoint": {"retries": 1, "concurrency": 1}}
-        settings = {
-            "out": str(tmp_path / name),
-            "policy": str(policy_path),
-            "rewards": [{"kind": "judge", "judge": judge, "template": "Grade {completion} by {answer}."}],
-            "max_new_tokens": 3,
-            "stop_unreadable": False,
-            "group_size": 2,
-            "tasks_per_step": 2,
-            "schedule_steps": 3,
-            "warmup_steps": 1,
-            "eval_tasks": 2,
-            "validation_tasks": 2,
-            "save_every": 1,
-            "validate_every": 1,
-            "learning_rate": 1e-2,
-        }
-        return train(build_config(TextConfig, settings, "test"), tasks=TASKS)
+        reward = {"reward": {"metric": "judge", "content": "judge", "judge": judge}}
+        if kind is TextConfig:
+            reward = {"rewards": [{"kind": "judge", "judge": judge, "template": "Grade {completion} by {answer}."}]}
+        config = small_config(kind, policy_path, tmp_path, **SHAPE, **reward, out=str(tmp_path / name))
+        return train(config, **({"tasks": text_tasks(20)} if kind is TextConfig else {}))
 
     def metrics(name):
-        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        return [{key: value for key, value in line.items() if "second" not in key} for line in lines]
+        return [
+            {key: value for key, value in line.items() if "second" not in key}
+            for line in lines(tmp_path / name / "metrics.jsonl")
+        ]
 
-    with HostileServer(by_hash) as server:
+    with HostileServer(reply) as server:
         run(server, "whole")
         whole = dict(server.answered)
         assert set(whole.values()) == {1}, "equal questions of all steps and evaluations are paid once"
@@ -60,7 +57,7 @@ def test_an_outage_ends_the_run_and_the_same_command_goes_on(policy_path, tmp_pa
         assert dict(server.answered) == whole
         server.answered.clear()
         server.fault = lambda prompt, nth: "503" if len(server.answered) >= len(whole) // 2 else None
-        with pytest.raises(PolicyError, match=r"reward 'judge': .* gave no answer in 2 tries.*kept in .*answers"):
+        with pytest.raises(PolicyError, match=rf"{part}gave no answer in 2 tries.*kept in .*answers\.sqlite"):
             run(server, "cut")
         paid = len(server.answered)
         server.fault = lambda prompt, nth: None
@@ -69,3 +66,5 @@ def test_an_outage_ends_the_run_and_the_same_command_goes_on(policy_path, tmp_pa
     assert metrics("cut") == metrics("bumpy") == metrics("whole")
     weights = {(tmp_path / name / "checkpoints/step-3/model.safetensors").read_bytes() for name in ("whole", "cut")}
     assert len(weights) == 1
+    after = json.loads((tmp_path / "cut" / "eval" / "after.json").read_text())
+    assert after["accuracy"] < 1 and (kind is TextConfig or after["accuracy"] > 0)
