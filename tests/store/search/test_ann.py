@@ -102,7 +102,6 @@ def test_passages_of_long_entries_count(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_small_group_that_the_prior_favours_is_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ann, "NEAREST", 40)
     monkeypatch.setattr(ann, "BEST_BY_WORDS", 5)
-    monkeypatch.setattr(ann, "_MIN_CODES", 40)
     corpus = make_corpus(600)
     corpus.add_many(Document(f"s{n}", f"music oven fjord {n}", "small", 1000 + n) for n in range(12))
     exact, hits = (search_many(corpus, ["fjord music oven"], 12, exact=exact)[0] for exact in (True, False))
