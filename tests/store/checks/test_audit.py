@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planted_faults import Planter, as_faults, clean_store
 
 from memalpha.config import WorldConfig
 from memalpha.errors import StoreError
@@ -19,8 +17,6 @@ from memalpha.store.embedding import HashEmbedder
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.synthetic.worlds import generate
 from memalpha.types import Chunk, Operation, SpeakerTurn
-
-planted = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[3] / "eval" / "store" / "audit.py")))
 
 
 @pytest.fixture
@@ -39,14 +35,14 @@ def findings_of(store: MemoryStore, **options) -> list[tuple[str, str, list[str]
 @pytest.mark.parametrize("index", range(4))
 def test_exactly_what_was_planted_is_found(index: int) -> None:
     task = generate(WorldConfig(preset="full", split="test", tokens=8_000), 7, index)
-    with planted.clean_store(task) as store:
+    with clean_store(task) as store:
         source = (task.id, task.chunks)
         assert audit(store, source=source).findings == []
-        planter = planted.Planter(store, Random(index))
+        planter = Planter(store, Random(index))
         planter.plant(index)
         before = store.snapshot()
         report = audit(store, source=source)
-        assert sorted(map(repr, planted.as_faults(report))) == sorted(map(repr, planter.faults))
+        assert sorted(map(repr, as_faults(report))) == sorted(map(repr, planter.faults))
         assert report == audit(store, source=source) and store.snapshot() == before
         ranks = [KINDS.index(finding.kind) for finding in report.findings]
         assert ranks == sorted(ranks)
