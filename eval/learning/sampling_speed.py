@@ -39,7 +39,7 @@ from memalpha.environments.memory_writing import memory_engine
 from memalpha.policy.decoding import DecodingQueue
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.tasks import synthetic
+from memalpha.tasks.synthetic import worlds
 from memalpha.train.data.demonstrations import Demonstrator, imitation_rows
 from memalpha.train.data.samples import TrainingSample, cross_entropy_sample
 from memalpha.train.learner.engine import Engine
@@ -67,7 +67,7 @@ def gold_rows(
     agent = AgentConfig.model_validate({"prompt": prompt, "form": form, "max_new_tokens": 512})
     writer = Demonstrator(ScriptedPolicy("oracle"), policy, agent.reply_form)
     groups = memory_engine(writer, agent).roll_out(
-        synthetic.tasks(WorldConfig(preset="demo", pseudo_values=0.6), 0, 0, max(12, count // 2))
+        worlds.tasks(WorldConfig(preset="demo", pseudo_values=0.6), 0, 0, max(12, count // 2))
     )
     rows, _ = imitation_rows(trajectory for group in groups for trajectory in group.trajectories)
     return rows[:count]
