@@ -417,7 +417,8 @@ class Trajectory(Generic[AnyTask]):
 
     `states[i]` is the memory after chunk i (an immutable value). `Trajectory[TextTask]` is over a prompt and has no
     states. `role` is attempt, reflection (one turn without a chunk) or retry. `parent` is the index of the rollout that
-    a reflection or retry follows.
+    a reflection or retry follows. `before[i]` is the memory before chunk i where all rollouts of a group read it from
+    one memory (`environments.chunk_groups`); empty: it is `states[i - 1]`.
     """
 
     task: AnyTask
@@ -427,6 +428,7 @@ class Trajectory(Generic[AnyTask]):
     reward: Reward | None = None
     role: str = "attempt"
     parent: int | None = None
+    before: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,12 @@ class RLOptimizerConfig(OptimizerConfig):
 
     num_iterations: int = Field(default=1, gt=0, description="epochs over a step's samples")
     minibatches: int = Field(default=2, gt=0, description="optimizer steps per epoch over a step's samples")
+    target_kl: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="scale the rate, by a factor of 2 at most, so that an update at the peak rate moves the policy by "
+        "this KL in nats per token (2e-4 to 5e-4; metric update_kl; default: the rate is as scheduled)",
+    )
 
 
 class LoadingConfig(Config):
@@ -176,6 +182,12 @@ class TaskEvaluationConfig(EvaluationConfig):
     )
     tasks: int = Field(default=200, gt=0, description="tasks of the evaluations before and after training")
     validation_tasks: int = Field(default=40, ge=0, description="tasks of a validation; 0: none")
+    stop_below: float | None = Field(
+        default=3.0,
+        gt=0.0,
+        description="stop a run whose validation accuracy falls this many standard errors below the start's (null goes "
+        "on)",
+    )
 
 
 class MemoryEvaluationConfig(TaskEvaluationConfig):

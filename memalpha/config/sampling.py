@@ -161,6 +161,19 @@ class CurriculumConfig(Config):
 class MemorySamplingConfig(RLSamplingConfig):
     """Rollouts of memory tasks."""
 
+    groups: Literal["conversation", "chunk"] = Field(
+        default="conversation",
+        description="what the replies of a group have in common: the conversation, each rollout with a memory of its "
+        "own; or at each chunk the memory before it, too (chunk): a reply is then compared with others to the same "
+        "prompt, by the questions that can be answered after the chunk, and one reply drawn at random goes on",
+    )
+    conversation_share: float = Field(
+        default=0.0,
+        ge=0.0,
+        lt=1.0,
+        description="groups=chunk: share of the tasks whose rollouts are whole conversations, for what acts at a "
+        "distance (the core memory, the size of the memory)",
+    )
     questions_per_task: int | None = Field(
         default=None,
         gt=0,

@@ -68,6 +68,27 @@ class TrainConfig(ReinforcementConfig, RunConfig):
         _check_no_text_settings(self.erl)
         return self
 
+    @model_validator(mode="after")
+    def _check_groups(self) -> TrainConfig:
+        """Refuse settings that need rollouts of whole conversations."""
+        sampling = self.sampling
+        if sampling.groups == "conversation":
+            if sampling.conversation_share:
+                raise ValueError("sampling.conversation_share: has no effect with groups=conversation; leave it out")
+            return self
+        needs_conversations = {
+            f"algorithm={self.algorithm}": self.algorithm in ("ppo", "dpo", "erl"),
+            "reward.model": self.reward.model is not None,
+            "reward.functions": bool(self.reward.functions),
+            "staleness beside a server (sampler)": sampling.sampler is not None and bool(sampling.staleness),
+        }
+        for setting, applies in needs_conversations.items():
+            if applies:
+                raise ValueError(
+                    f"sampling.groups: {setting} needs rollouts of whole conversations; leave one of them out"
+                )
+        return self
+
 
 def _check_no_text_settings(erl: ERLSettings | None) -> None:
     for name in ("reflection_prompt", "retry_prompt", "feedback_func", "tell_answer"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from memalpha.agent.agent import build_request
 from memalpha.agent.apply import act
@@ -82,12 +82,7 @@ class MemoryWriting:
         """
         before = [MemoryState.empty(self.schema), *trajectory.states[:-1]]
         chunks = trajectory.task.chunks
-        texts: dict[str, None] = {}
-        for state, chunk in zip(before, chunks, strict=True):
-            if self.will_search(state.entries):
-                texts[chunk.render()] = None
-                texts.update(dict.fromkeys(entry.content for entry in state.entries.values()))
-        self.embed(texts)
+        self.embed_views(zip(before, chunks, strict=True))
         return [
             self.request(WorkingMemory(state, self.embedder), chunk, trajectory.task)
             for state, chunk in zip(before, chunks, strict=True)
@@ -96,6 +91,15 @@ class MemoryWriting:
     def will_search(self, entries: Mapping[str, MemoryEntry]) -> bool:
         """Return True if the view of a memory with these entries needs a search."""
         return len(entries) > self.config.view_recent and self.config.view_related > 0
+
+    def embed_views(self, views: Iterable[tuple[MemoryState, Chunk]]) -> None:
+        """Embed what the views of these memories for these chunks search for and in, in one batch."""
+        texts: dict[str, None] = {}
+        for state, chunk in views:
+            if self.will_search(state.entries):
+                texts[chunk.render()] = None
+                texts.update(dict.fromkeys(entry.content for entry in state.entries.values()))
+        self.embed(texts)
 
     def embed(self, texts: Mapping[str, None]) -> None:
         """Embed texts in one batch, so that searches find them in the embedder's cache."""

@@ -13,6 +13,9 @@ Gold operations decide validity in r4, or a judge that sees the chunk (`content=
 scores r1 too. With neither gold operations nor a judge r4 has weight 0: validity is never assumed. `reward.accuracy`
 and `reward.calls` are the weights of r1 and r2.
 
+In a chunk group (`environments.chunk_groups`) r1 and r3 belong to their turn. The questions are asked of the memory
+after it, and the size of that memory is compared with what was read by then.
+
 Preset `published` follows the code of Mem-alpha (arXiv 2509.25911). A duplicate is a failed call, deleting an unknown
 id or inserting an empty content a success, no call is worth 0 in r2 and r4, a delete is never valid, and r3 is not
 clamped.
@@ -37,8 +40,9 @@ from memalpha.policy.load import load_reward_model
 from memalpha.qa.memory_pairs import conversation_messages, state_text
 from memalpha.qa.scoring.gold import GoldFacts, is_valid
 from memalpha.qa.scoring.judge import load_judge
+from memalpha.qa.systems.base import question_chunk
 from memalpha.store.state import MemoryState
-from memalpha.types import Reward, Task, ToolResult, Trajectory, TrajectoryGroup, Turn
+from memalpha.types import Chunk, Reward, Task, ToolResult, Trajectory, TrajectoryGroup, Turn
 
 if TYPE_CHECKING:
     from memalpha.qa.records import Record
@@ -124,8 +128,12 @@ class MemoryReward:
             RewardError: A function of `reward.functions` returned no finite number.
         """
         task, turns, published = trajectory.task, trajectory.turns, self.config.preset == "published"
-        r1 = sum(record.score for record in records) / len(records) if records else 0.0
-        r3 = self._compression(trajectory)
+        if trajectory.before:  # each turn has a memory, and questions, of its own
+            r1 = _scores_by_chunk(task, records)
+            r3 = [self._compression(task.chunks[: turn + 1], trajectory.states[turn]) for turn in range(len(turns))]
+        else:
+            r1 = [sum(record.score for record in records) / len(records) if records else 0.0] * len(turns)
+            r3 = [self._compression(task.chunks, state) for state in trajectory.states[-1:] or (None,)] * len(turns)
         r2 = [_published_call_share(turn) if published else _call_share(turn) for turn in turns]
         r4 = [0.0] * len(turns)
         if contents is not None:
@@ -140,8 +148,8 @@ class MemoryReward:
             "r3": self.config.beta,
             "r4": self.config.gamma if contents is not None or task.gold_operations else 0.0,
         }
-        components = {"r1": (r1,) * len(turns), "r2": tuple(r2), "r3": (r3,) * len(turns), "r4": tuple(r4)}
-        shared = {"r1", "r3"}
+        components = {"r1": tuple(r1), "r2": tuple(r2), "r3": tuple(r3), "r4": tuple(r4)}
+        shared = set[str]() if trajectory.before else {"r1", "r3"}
         if self.config.model is not None:
             if model_score is None:
                 raise ValueError("reward.model: this trajectory was not scored by it")
@@ -168,12 +176,21 @@ class MemoryReward:
             return []
         return [f"reward: r4 is off (weight 0) for {missing} of {len(tasks)} {scope}: they carry no gold operations"]
 
-    def _compression(self, trajectory: Trajectory) -> float:
-        conversation = conversation_tokens(trajectory.task, self.count_tokens)
-        if not conversation or not trajectory.states:
+    def _compression(self, chunks: Sequence[Chunk], state: MemoryState | None) -> float:
+        """Return 1 - tokens of the memory / tokens of the chunks that were read."""
+        read_tokens = sum(_count(self.count_tokens, chunk.render()) for chunk in chunks)
+        if not read_tokens or state is None:
             return 0.0
-        r3 = 1.0 - memory_tokens(trajectory.states[-1], self.count_tokens) / conversation
+        r3 = 1.0 - memory_tokens(state, self.count_tokens) / read_tokens
         return r3 if self.config.preset == "published" else max(0.0, r3)
+
+
+def _scores_by_chunk(task: Task, records: Sequence[Record]) -> list[float]:
+    """Return the mean score of the questions asked after each chunk; 0 where none is."""
+    scores: list[list[float]] = [[] for _ in task.chunks]
+    for question, record in zip(task.questions, records, strict=True):
+        scores[question_chunk(question, task)].append(record.score)
+    return [sum(values) / len(values) if values else 0.0 for values in scores]
 
 
 def _import_function(path: str, key: str) -> Callable[..., Any]:

@@ -147,7 +147,8 @@ def count_changes_by_id(trajectory: Trajectory) -> ChangesById:
     """
     count: Counter[str] = Counter()
     for chunk in range(1, len(trajectory.states)):
-        before, after = trajectory.states[chunk - 1].entries, trajectory.states[chunk].entries
+        before = trajectory.before[chunk] if trajectory.before else trajectory.states[chunk - 1]
+        before, after = before.entries, trajectory.states[chunk].entries
         for operation in trajectory.task.gold_at(chunk):
             if operation.kind not in ("update", "delete"):
                 continue

@@ -39,7 +39,7 @@ from memalpha.train.rollouts.group_codec import (
     gather_groups,
     group_number,
 )
-from memalpha.train.rollouts.worker import RolloutWorker, draw_questions
+from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.types import AnyTask, TrajectoryGroup
 
 
@@ -118,7 +118,7 @@ class GroupSource:
         """Return a training task with the questions of its step."""
         step, index = divmod(number, self.step_size)
         task = self.tasks.batch(step * self.step_size)[index]
-        return draw_questions(task, self.worker.questions_per_task, self.config.seed, step)
+        return self.worker.ask(task, step, index)
 
     def _choose(self) -> list[ScoredGroup[Any]]:
         """Return the groups of a step: those of the oldest weights."""

@@ -10,7 +10,7 @@ import base64
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Generic
 
 import numpy as np
@@ -67,12 +67,18 @@ def pack_group(scored: ScoredGroup[Any], *, with_messages: bool = False, level: 
         trajectory_fields(trajectory, with_messages=with_messages) for trajectory in scored.group.trajectories
     ]
     records = [[record.as_json() for record in answers] for answers in scored.records]
+    first = scored.group.trajectories[0] if scored.group.trajectories else None
+    trunk = [
+        next(i for i, item in enumerate(scored.group.trajectories) if item.states[chunk] is state)
+        for chunk, state in enumerate(first.before[1:] if first else ())
+    ]
     value = {
         "number": scored.number,
         "oldest": scored.oldest,
         "task": scored.group.task.id,
         "trajectories": trajectories,
         "records": records,
+        "trunk": trunk if first and first.before else None,
     }
     return pack(value, level)
 
@@ -172,7 +178,12 @@ def _build(value: Mapping[str, Any], task: AnyTask, empty: MemoryState | None) -
             f"the checkpoint's queue holds rollouts of task {value['task']!r}, where the data now has {task.id!r}: put "
             "the data back, or start again in another out"
         )
-    trajectories = [build_trajectory(fields, task, empty) for fields in value["trajectories"]]
+    trunk = value["trunk"]
+    trajectories = [
+        build_trajectory(fields, task, empty if trunk is None else None) for fields in value["trajectories"]
+    ]
+    if empty is not None and trunk is not None:
+        trajectories = _replay_trunk(trajectories, empty, trunk)
     records = [[Record.from_json(record) for record in answers] for answers in value["records"]]
     return ScoredGroup(value["number"], TrajectoryGroup(task, tuple(trajectories)), records, value["oldest"])
 
@@ -224,7 +235,27 @@ def _reward(value: Mapping[str, Any] | None) -> Reward | None:
 def _replay(turns: Sequence[Turn], state: MemoryState) -> tuple[MemoryState, ...]:
     states = []
     for turn in turns:
-        for operation in turn.operations:
-            state = state.apply(operation)
+        state = _apply(turn, state)
         states.append(state)
     return tuple(states)
+
+
+def _replay_trunk(
+    trajectories: Sequence[Trajectory[Any]], empty: MemoryState, trunk: Sequence[int]
+) -> list[Trajectory[Any]]:
+    """Return the trajectories of a chunk group; `trunk` has the rollout that went on after each chunk but the last."""
+    before, states = [empty], []
+    for chunk in range(len(trunk) + 1):
+        states.append([_apply(trajectory.turns[chunk], before[chunk]) for trajectory in trajectories])
+        if chunk < len(trunk):
+            before.append(states[chunk][trunk[chunk]])
+    return [
+        replace(trajectory, states=after, before=tuple(before))
+        for trajectory, after in zip(trajectories, zip(*states, strict=True), strict=True)
+    ]
+
+
+def _apply(turn: Turn, state: MemoryState) -> MemoryState:
+    for operation in turn.operations:
+        state = state.apply(operation)
+    return state

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from random import Random
 from typing import Any, Generic, Protocol
 
 from memalpha.config import ERLSettings
+from memalpha.environments.chunk_groups import ask_at_every_chunk, roll_out_chunks
 from memalpha.environments.engine import RolloutEngine, Start
 from memalpha.errors import RewardError
 from memalpha.policy.base import Policy
@@ -117,6 +119,7 @@ class RolloutWorker(Generic[AnyTask]):
         world: Processes that share the tasks.
         reflecting: Feedback and prompts for second attempts; None if the run makes none.
         questions_per_task: Most questions of a task that a step asks (`draw_questions`); None: all.
+        chunk_share: Share of the tasks that are sampled as chunk groups (`environments.chunk_groups`).
         scoring_seconds: Time spent on scoring; the trainer resets it every step.
     """
 
@@ -126,6 +129,7 @@ class RolloutWorker(Generic[AnyTask]):
     world: World = SINGLE_PROCESS
     reflecting: Reflecting[AnyTask] | None = None
     questions_per_task: int | None = None
+    chunk_share: float = 0.0
     scoring_seconds: float = 0.0
 
     @property
@@ -161,7 +165,7 @@ class RolloutWorker(Generic[AnyTask]):
         gathered = gather_groups(
             self.world,
             [ScoredGroup(index + i, group, by_group[i], 0) for i, group in enumerate(groups)],
-            lambda number: draw_questions(tasks[number], self.questions_per_task, self.config.seed, step),
+            lambda number: self.ask(tasks[number], step, number),
             empty,
             with_messages=empty is None and self.reflecting is not None,
         )
@@ -187,11 +191,43 @@ class RolloutWorker(Generic[AnyTask]):
             One group of `group_size` rollouts per task of the shard.
         """
         index, shard = self.world.shard(tasks)
-        sampling = self.config.sampling
-        shard = [draw_questions(task, self.questions_per_task, self.config.seed, step) for task in shard]
-        return self.engine.roll_out(
-            shard, sampling.group_size, sampling.temperature, self.config.seed, step, first_index=first + index
-        )
+        sampling, seed = self.config.sampling, self.config.seed
+        numbers = range(first + index, first + index + len(shard))
+        shard = [self.ask(task, step, number) for task, number in zip(shard, numbers, strict=True)]
+        if not self.chunk_share:
+            return self.engine.roll_out(
+                shard, sampling.group_size, sampling.temperature, seed, step, first_index=first + index
+            )
+        chunked, whole = [], []
+        for task, number in zip(shard, numbers, strict=True):
+            (chunked if self.is_chunked(step, number) else whole).append((task, number))
+        starts = [Start(task, number, rollout) for task, number in whole for rollout in range(sampling.group_size)]
+        trajectories = iter(self.engine.run(starts, sampling.temperature, seed, step))
+        groups: dict[int, TrajectoryGroup[AnyTask]] = {
+            number: TrajectoryGroup(task, tuple(islice(trajectories, sampling.group_size))) for task, number in whole
+        }
+        engine: Any = self.engine  # of memories: the configuration has chunk groups for these alone
+        tasks_by_chunk, chunk_numbers = [task for task, _ in chunked], [number for _, number in chunked]
+        settings = (sampling.group_size, sampling.temperature, seed, step)
+        chunk_groups: list[Any] = roll_out_chunks(engine, tasks_by_chunk, chunk_numbers, *settings)
+        groups |= dict(zip(chunk_numbers, chunk_groups, strict=True))
+        return [groups[number] for number in numbers]
+
+    def ask(self, task: AnyTask, step: int, number: int) -> AnyTask:
+        """Return a task of a step with the questions that its rollouts are asked.
+
+        Args:
+            task: The task.
+            step: Step number.
+            number: Index of the task within the step.
+        """
+        task = draw_questions(task, self.questions_per_task, self.config.seed, step)
+        return ask_at_every_chunk(task) if isinstance(task, Task) and self.is_chunked(step, number) else task
+
+    def is_chunked(self, step: int, number: int) -> bool:
+        """Return True if a task of a step is sampled as a chunk group; these are spread evenly over the tasks."""
+        before = self.chunk_share * (step * self.config.tasks_per_step + number)
+        return int(before + self.chunk_share + 1e-9) > int(before + 1e-9)
 
     def sample_retries(self, starts: Sequence[Start[AnyTask]], step: int) -> list[Trajectory[AnyTask]]:
         """Sample second attempts, without scoring them."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from memalpha.agent.reader import Reader
 from memalpha.config import ReaderConfig, SFTConfig, TrainConfig
+from memalpha.errors import TrainingError
 from memalpha.policy.base import Policy, with_prompt_style
 from memalpha.policy.load import load_policy
 from memalpha.policy.transformers import TransformersPolicy
@@ -89,6 +90,7 @@ class TaskEvaluations(Evaluations):
         notes: What to tell before the first evaluation.
         measures: Names of the results to show, and to validate by.
         score: Name of the result that is the validation's score.
+        stop_below: See `check`; None: never stop.
     """
 
     def __init__(
@@ -102,10 +104,13 @@ class TaskEvaluations(Evaluations):
         notes: Sequence[str] = (),
         measures: Sequence[str] = ("accuracy",),
         score: str = "accuracy",
+        stop_below: float | None = None,
     ) -> None:
         self.evaluator, self.validation, self.held_out = evaluator, validation, held_out
         self.directory, self.display, self.notes = directory, display, notes
-        self.measures, self.score = measures, score
+        self.measures, self.score, self.stop_below = measures, score, stop_below
+        self._first: list[Any] | None = None  # accuracy and standard error of the start's validation
+        self._last: list[Any] = []
 
     def before(self) -> None:
         """Evaluate the held-out tasks."""
@@ -119,7 +124,30 @@ class TaskEvaluations(Evaluations):
             return None
         summary = self.evaluator.evaluate("validation", self.validation).summary
         metrics |= {f"validation_{name}": summary[name] for name in (*self.measures, "se")}
+        self._last = [summary["accuracy"], summary["se"]]
+        self._first = self._first or self._last
         return summary[self.score]
+
+    def check(self, step: int) -> None:
+        """Raise `TrainingError` if the accuracy has fallen more than `stop_below` standard errors below the start's."""
+        if self.stop_below is None or not self._first or not self._last or None in (*self._first, *self._last):
+            return
+        (start, error), (accuracy, _) = self._first, self._last
+        if error and accuracy < start - self.stop_below * error:
+            raise TrainingError(
+                f"stopped after step {step}: accuracy on {len(self.validation)} validation tasks is {accuracy:.3f}, "
+                f"over {self.stop_below:g} standard errors ({error:.3f}) below the start's {start:.3f}. Start again in "
+                "another out with a lower optimizer.learning_rate or with optimizer.target_kl; the best weights so far "
+                "are in checkpoints/best. evaluation.stop_below=null goes on"
+            )
+
+    def state(self) -> dict[str, Any]:
+        """Return the start's validation."""
+        return {"first_validation": self._first}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore the start's validation."""
+        self._first = state["first_validation"]
 
     def summary(self) -> dict[str, Any]:
         """Evaluate the held-out tasks and return both evaluations."""

@@ -71,8 +71,16 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
     sampler = make_sampler(policy, config)
     rollouts, training_scorer = RolloutEngine(sampler, writing), MemoryScorer(training_reader, rewards, embedder)
     reflection = MemoryReflection(writing, training_scorer)
-    questions = config.sampling.questions_per_task
-    worker = RolloutWorker(rollouts, training_scorer, config, directory.world, reflection, questions)
+    sampling = config.sampling
+    worker = RolloutWorker(
+        rollouts,
+        training_scorer,
+        config,
+        directory.world,
+        reflection,
+        sampling.questions_per_task,
+        1.0 - sampling.conversation_share if sampling.groups == "chunk" else 0.0,
+    )
     engine = build_algorithm_engine(policy, config, algorithm, directory.world)
     training_step = ReinforcementStep(
         config,
@@ -100,6 +108,7 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
         directory,
         display,
         notes=rewards.notes(source.known_tasks, scope),
+        stop_below=config.evaluation.stop_below,
     )
     directory.claim(config)
     return Trainer(
@@ -193,6 +202,15 @@ class MemoryEvaluations(Evaluations):
     def validate(self, step: int, metrics: dict[str, Any]) -> float | None:
         """Return the accuracy on the validation tasks."""
         return self.tasks.validate(step, metrics)
+
+    def check(self, step: int) -> None:
+        self.tasks.check(step)
+
+    def state(self) -> dict[str, Any]:
+        return self.tasks.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.tasks.restore(state)
 
     def summary(self) -> dict[str, Any]:
         """Evaluate the held-out tasks and return all evaluations."""

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from math import sqrt
 from random import Random
 from statistics import pstdev
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from memalpha.config import ReinforcementConfig
 from memalpha.errors import ConfigError
@@ -28,6 +31,12 @@ from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.start import build_engine, check_sampling_dtype
 from memalpha.train.trainers.trainer import TrainingStep
 from memalpha.types import Trajectory, TrajectoryGroup
+
+KL_ROWS = 8
+"""Most rows on which the KL of an update is measured."""
+
+MAX_RATE_SCALE = 2.0
+"""`optimizer.target_kl` scales the scheduled learning rate up or down by this factor at most."""
 
 
 class Collected(NamedTuple):
@@ -109,6 +118,7 @@ class ReinforcementStep(TrainingStep):
         self.scheduled_steps = config.optimizer.schedule_steps
         self.keeps_all_checkpoints = config.sampling.keep_tokens
         self.position = 0
+        self.rate_scale = 1.0
         if config.sampling.resample_flat and type(algorithm).collect is not Algorithm.collect:
             raise ConfigError(f"sampling.resample_flat: {type(algorithm).__name__} collects its rollouts itself")
         if source is not None and type(algorithm).collect is not Algorithm.collect:
@@ -155,11 +165,13 @@ class ReinforcementStep(TrainingStep):
     def state(self, step: int) -> dict[str, Any]:
         """Return the state of the algorithm and of the tasks."""
         state = {"position": self.position, "algorithm": self.algorithm.state, **self.tasks.state}
+        state |= {"rate_scale": self.rate_scale}
         return state if self.source is None else {**state, "rollouts": self.source.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state of the algorithm and of the tasks."""
         self.position, self.algorithm.state = state["position"], state["algorithm"]
+        self.rate_scale = state["rate_scale"]
         self.tasks.state = {name: state[name] for name in self.tasks.state}
         if self.source is not None:
             self.source.restore(state["rollouts"])
@@ -188,7 +200,9 @@ class ReinforcementStep(TrainingStep):
             samples, mismatch = self.engine.recompute_old_logprobs(
                 samples, config.loss.importance_cap, mode=config.loss.importance_sampling_mode
             )
-        rate = scheduled_learning_rate(step, config)
+        scheduled_rate = scheduled_learning_rate(step, config)
+        rate = scheduled_rate * self.rate_scale
+        update_kl = UpdateKL(self.engine, samples)
         stats: list[dict[str, float]] = []
         extra_losses: dict[str, float] = {}
         for update_index, (name, rows) in enumerate(self.algorithm.updates(samples).items()):
@@ -201,11 +215,20 @@ class ReinforcementStep(TrainingStep):
                     minibatch = [rows[i] for unit in order[part :: config.optimizer.minibatches] for i in units[unit]]
                     if minibatch:
                         update_stats.append(self.engine.update(self.algorithm.refresh(minibatch, self.engine), rate))
+                        update_kl.measure(update_stats[-1]["tokens"] > 0)
             if name:
                 extra_losses[f"{name}_loss"] = sum(stats["loss"] for stats in update_stats) / len(update_stats)
             else:
                 stats = update_stats
-        return _update_metrics(stats, mismatch, samples) | extra_losses
+        metrics: dict[str, Any] = {**_update_metrics(stats, mismatch, samples), **extra_losses, **update_kl.metrics()}
+        if (target := config.optimizer.target_kl) is not None:
+            metrics["rate_scale"] = self.rate_scale
+            # A rate that the schedule lowers to a share is meant to move the policy by the square of that share.
+            target *= (scheduled_rate / config.optimizer.peak_rate) ** 2
+            if update_kl.values and target and sum(update_kl.values):
+                scale = self.rate_scale * sqrt(target / update_kl.mean)
+                self.rate_scale = min(MAX_RATE_SCALE, max(1 / MAX_RATE_SCALE, scale))
+        return metrics
 
     def _rollout_metrics(
         self, groups: Sequence[TrajectoryGroup[Any]], records: Sequence[Record], tasks: int
@@ -222,7 +245,8 @@ class ReinforcementStep(TrainingStep):
         metrics = self.attempt_metrics(records, trajectories, tasks)
         attempts = [group for group in groups if group.trajectories[0].role == "attempt"]
         if groups_of_many := [group for group in attempts if len(group.trajectories) > 1]:
-            metrics["flat"] = sum(map(is_flat, groups_of_many)) / len(groups_of_many)
+            comparisons = [are_equal for group in groups_of_many for are_equal in flat_comparisons(group)]
+            metrics["flat"] = sum(comparisons) / len(comparisons)
         turns = [turn for trajectory in trajectories for turn in trajectory.turns]
         metrics["sampled_tokens"] = sum(
             len(turn.completion.completion_ids) for trajectory in sampled for turn in trajectory.turns
@@ -313,9 +337,61 @@ class ReinforcementStep(TrainingStep):
         )
 
 
+class UpdateKL:
+    """Measure the KL of each update: from the policy before it to the policy after it, per token of some rows.
+
+    The estimate is k3 over tokens that the sampler drew. It is exact in expectation for a step's first update, and near
+    that for later ones, before which the policy has moved from the sampler's.
+
+    Args:
+        engine: Owner of the weights, before the first update.
+        samples: Rows of the step.
+
+    Attributes:
+        values: KL of each update that changed the weights, in nats per token.
+    """
+
+    def __init__(self, engine: Engine, samples: Sequence[TrainingSample]) -> None:
+        trained = [sample for sample in samples if sample.pg.any() and sample.advantages.any()]
+        self.engine, self.rows = engine, trained[:: max(1, -(-len(trained) // KL_ROWS))]
+        self.values: list[float] = []
+        self._before = engine.forward(self.rows) if self.rows else []
+
+    @property
+    def mean(self) -> float:
+        """Mean of the step's updates."""
+        return sum(self.values) / len(self.values)
+
+    def measure(self, has_changed: bool) -> None:
+        """Measure the update that was just made; `has_changed` is False if it had no gradient."""
+        if not self.rows or not has_changed:
+            return
+        after = self.engine.forward(self.rows)
+        log_ratio = np.concatenate(
+            [(new - old)[row.pg != 0] for new, old, row in zip(after, self._before, self.rows, strict=True)]
+        ).astype(np.float64)
+        self.values.append(float((np.expm1(log_ratio) - log_ratio).mean()))
+        self._before = after
+
+    def metrics(self) -> dict[str, float]:
+        """Return `update_kl`; nothing for a step without a policy gradient."""
+        return {"update_kl": self.mean} if self.values else {}
+
+
 def is_flat(group: TrajectoryGroup[Any]) -> bool:
     """Return True if all rollouts of the group have equal rewards in every turn: there is nothing to prefer."""
-    return len({trajectory.reward.turns for trajectory in group.trajectories if trajectory.reward}) == 1
+    return all(flat_comparisons(group))
+
+
+def flat_comparisons(group: TrajectoryGroup[Any]) -> list[bool]:
+    """Return True for each comparison whose rollouts have equal rewards.
+
+    A group is one comparison; a chunk group (`environments.chunk_groups`) is one per chunk.
+    """
+    rewards = [trajectory.reward.turns for trajectory in group.trajectories if trajectory.reward]
+    if group.trajectories[0].before:
+        return [len(set(values)) == 1 for values in zip(*rewards, strict=True)]
+    return [len(set(rewards)) == 1]
 
 
 def resample_flat_groups(

@@ -91,6 +91,7 @@ def sft_trainer(config: SFTConfig, directory: RunDirectory) -> Trainer:
             directory,
             display,
             notes=scorer.rewards.notes(source.held_out, "held-out tasks"),
+            stop_below=config.evaluation.stop_below,
         )
     return Trainer(
         config=config,
@@ -217,12 +218,18 @@ class ImitationEvaluations(Evaluations):
         return summary
 
     def state(self) -> dict[str, Any]:
-        """Return the losses before training."""
-        return {"start_losses": self.start_losses}
+        """Return the losses before training, and the first validation on tasks."""
+        return {"start_losses": self.start_losses, **(self.tasks.state() if self.tasks else {})}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the losses before training."""
+        """Restore the losses before training, and the first validation on tasks."""
         self.start_losses = state["start_losses"]
+        if self.tasks is not None:
+            self.tasks.restore(state)
+
+    def check(self, step: int) -> None:
+        if self.tasks is not None:
+            self.tasks.check(step)
 
 
 def _check_source(source: str) -> None:

@@ -94,6 +94,7 @@ def text_trainer(config: TextConfig, directory: RunDirectory, inputs: PythonInpu
             display,
             measures=("accuracy", "reward"),
             score="accuracy" if scorer.can_succeed else "reward",
+            stop_below=config.evaluation.stop_below,
         ),
         display=display,
     )

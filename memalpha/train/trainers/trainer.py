@@ -93,6 +93,10 @@ class Evaluations(Protocol):
         """
         ...
 
+    def check(self, step: int) -> None:
+        """Raise `TrainingError` if the last validation says that training should stop."""
+        return
+
     def summary(self) -> dict[str, Any]:
         """Evaluate the final weights, which are loaded, and return this part's share of the run's summary."""
         ...
@@ -256,6 +260,7 @@ class Trainer:
             if self.training_step.keeps_all_checkpoints or is_due or self._is_best():
                 self._save()
             self.is_consistent = not self.is_distributed
+            self.evaluations.check(self.step)  # after the step is on disk
             if self.config.checkpoint.max_minutes is not None and self.step < stop:
                 self.is_out_of_time = self.world.run_on_main(self._allowed_minutes_left) == 0
         return metrics
