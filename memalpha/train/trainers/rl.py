@@ -35,6 +35,9 @@ from memalpha.types import Trajectory, TrajectoryGroup
 KL_ROWS = 8
 """Most rows on which the KL of an update is measured."""
 
+KL_MEMORY = 0.8
+"""Weight of the earlier steps in the average that `optimizer.target_kl` goes by."""
+
 MAX_RATE_SCALE = 2.0
 """`optimizer.target_kl` scales the scheduled learning rate up or down by this factor at most."""
 
@@ -118,7 +121,7 @@ class ReinforcementStep(TrainingStep):
         self.scheduled_steps = config.optimizer.schedule_steps
         self.keeps_all_checkpoints = config.sampling.keep_tokens
         self.position = 0
-        self.rate_scale = 1.0
+        self.kl_per_rate: float | None = None  # KL of an update over the square of its rate, averaged over steps
         if config.sampling.resample_flat and type(algorithm).collect is not Algorithm.collect:
             raise ConfigError(f"sampling.resample_flat: {type(algorithm).__name__} collects its rollouts itself")
         if source is not None and type(algorithm).collect is not Algorithm.collect:
@@ -165,13 +168,13 @@ class ReinforcementStep(TrainingStep):
     def state(self, step: int) -> dict[str, Any]:
         """Return the state of the algorithm and of the tasks."""
         state = {"position": self.position, "algorithm": self.algorithm.state, **self.tasks.state}
-        state |= {"rate_scale": self.rate_scale}
+        state |= {"kl_per_rate": self.kl_per_rate}
         return state if self.source is None else {**state, "rollouts": self.source.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state of the algorithm and of the tasks."""
         self.position, self.algorithm.state = state["position"], state["algorithm"]
-        self.rate_scale = state["rate_scale"]
+        self.kl_per_rate = state["kl_per_rate"]
         self.tasks.state = {name: state[name] for name in self.tasks.state}
         if self.source is not None:
             self.source.restore(state["rollouts"])
@@ -200,8 +203,8 @@ class ReinforcementStep(TrainingStep):
             samples, mismatch = self.engine.recompute_old_logprobs(
                 samples, config.loss.importance_cap, mode=config.loss.importance_sampling_mode
             )
-        scheduled_rate = scheduled_learning_rate(step, config)
-        rate = scheduled_rate * self.rate_scale
+        scale = self._rate_scale()
+        rate = scheduled_learning_rate(step, config) * scale
         update_kl = UpdateKL(self.engine, samples)
         stats: list[dict[str, float]] = []
         extra_losses: dict[str, float] = {}
@@ -221,14 +224,23 @@ class ReinforcementStep(TrainingStep):
             else:
                 stats = update_stats
         metrics: dict[str, Any] = {**_update_metrics(stats, mismatch, samples), **extra_losses, **update_kl.metrics()}
-        if (target := config.optimizer.target_kl) is not None:
-            metrics["rate_scale"] = self.rate_scale
-            # A rate that the schedule lowers to a share is meant to move the policy by the square of that share.
-            target *= (scheduled_rate / config.optimizer.peak_rate) ** 2
-            if update_kl.values and target and sum(update_kl.values):
-                scale = self.rate_scale * sqrt(target / update_kl.mean)
-                self.rate_scale = min(MAX_RATE_SCALE, max(1 / MAX_RATE_SCALE, scale))
+        if config.optimizer.target_kl is not None:
+            metrics["rate_scale"] = scale
+        if update_kl.values and rate:
+            latest = update_kl.mean / rate**2
+            earlier = latest if self.kl_per_rate is None else self.kl_per_rate
+            self.kl_per_rate = KL_MEMORY * earlier + (1 - KL_MEMORY) * latest
         return metrics
+
+    def _rate_scale(self) -> float:
+        """Return the factor on the scheduled rate with which an update at the peak rate moves by `target_kl`.
+
+        The KL of an update grows with the square of its rate. The estimate of a step is noisy, so it is averaged.
+        """
+        target, peak = self.config.optimizer.target_kl, self.config.optimizer.peak_rate
+        if target is None or not self.kl_per_rate:
+            return 1.0
+        return min(MAX_RATE_SCALE, max(1 / MAX_RATE_SCALE, sqrt(target / self.kl_per_rate) / peak))
 
     def _rollout_metrics(
         self, groups: Sequence[TrajectoryGroup[Any]], records: Sequence[Record], tasks: int

@@ -20,6 +20,10 @@ from memalpha.train.api import train
 ERL = {"algorithm": 1, "reward_threshold": 0.01, "reflection_tokens": 8}
 KINDS: dict[str, tuple[type[LearnerConfig], dict[str, Any]]] = {
     "memory": (TrainConfig, {"keep_tokens": True}),
+    "memory, chunk groups": (
+        TrainConfig,
+        {"groups": "chunk", "conversation_share": 0.5, "tasks_per_step": 2, "target_kl": 1e-4, "staleness": 1},
+    ),
     "memory, two epochs": (
         TrainConfig,
         {"beta": 0.5, "sample_dtype": "float64", "num_iterations": 2, "questions_per_task": 2},

@@ -1,0 +1,76 @@
+"""The KL of an update, beside float64 forward passes of the checkpoints, and the rate that it holds."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from runs import lines
+from transformers import AutoModelForCausalLM
+
+from memalpha.errors import TrainingError
+from memalpha.train.api import train
+from memalpha.train.trainers.evaluations import TaskEvaluations
+from memalpha.train.trainers.rl import MAX_RATE_SCALE
+
+SHAPE = {"eval_tasks": 1, "validation_tasks": 0, "tasks_per_step": 1, "group_size": 3, "minibatches": 1}
+
+
+def logprobs(folder, turn) -> np.ndarray:
+    """Return log-probs of a turn's completion under a checkpoint, by a float64 forward pass of transformers."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    ids = torch.tensor([[*turn["prompt_ids"], *turn["completion_ids"]]])
+    with torch.no_grad():
+        scores = torch.log_softmax(model(ids).logits[0], -1)
+    start = len(turn["prompt_ids"]) - 1
+    picked = scores[start : start + len(turn["completion_ids"])]
+    return picked.gather(1, torch.tensor(turn["completion_ids"])[:, None])[:, 0].numpy()
+
+
+def test_the_kl_of_an_update_is_that_of_the_checkpoints_around_it(small, tmp_path):
+    train(small(**SHAPE, keep_tokens=True, max_steps=2))
+    run = tmp_path / "run"
+    for step, line in enumerate(lines(run / "metrics.jsonl")):
+        turns = [turn for turn in lines(run / "turns.jsonl") if turn["step"] == step and turn["advantage"]]
+        trained = turns[:: max(1, math.ceil(len(turns) / 8))]
+        ratios = [
+            logprobs(run / f"checkpoints/step-{step + 1}", turn) - logprobs(run / f"checkpoints/step-{step}", turn)
+            for turn in trained
+        ]
+        ratio = np.concatenate(ratios)
+        assert line["update_kl"] == pytest.approx(float((np.expm1(ratio) - ratio).mean()), rel=1e-3, abs=1e-9)
+
+
+def test_the_rate_follows_the_kl_within_a_factor_of_two(small, tmp_path):
+    free = small(**SHAPE, out=str(tmp_path / "free"), max_steps=2)
+    train(free)
+    measured = [line["update_kl"] for line in lines(free.out / "metrics.jsonl")]
+    for factor, end in ((1e-4, 1 / MAX_RATE_SCALE), (1e4, MAX_RATE_SCALE)):
+        held = small(**SHAPE, out=str(tmp_path / f"held{factor}"), max_steps=2, target_kl=max(measured) * factor)
+        train(held)
+        metrics = lines(held.out / "metrics.jsonl")
+        assert [line["rate_scale"] for line in metrics] == [1.0, end]
+        for line, other in zip(metrics, lines(free.out / "metrics.jsonl"), strict=True):
+            assert line["learning_rate"] == pytest.approx(other["learning_rate"] * line["rate_scale"])
+
+
+@pytest.mark.parametrize(("accuracy", "stops"), [(0.29, True), (0.31, False), (0.9, False)])
+def test_a_run_that_falls_stops_with_words(accuracy, stops):
+    scores = iter((0.6, accuracy))
+    evaluator: Any = SimpleNamespace(
+        evaluate=lambda name, tasks: SimpleNamespace(summary={"accuracy": next(scores), "se": 0.1})
+    )
+    unused: Any = None
+    evaluations = TaskEvaluations(evaluator, [unused] * 40, (), unused, unused, stop_below=3.0)
+    evaluations.check(0)  # a resumed run has not validated yet
+    for step in (0, 10):
+        evaluations.validate(step, {})
+    if not stops:
+        evaluations.check(10)
+        return
+    with pytest.raises(TrainingError, match=r"stopped after step 10: accuracy on 40 validation tasks is 0.290.*0.600"):
+        evaluations.check(10)
