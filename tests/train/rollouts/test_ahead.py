@@ -27,6 +27,7 @@ from memalpha.train.rollouts.ahead import ServerSource, make_source
 from memalpha.train.rollouts.group_codec import ScoredGroup, decode_group, encode_group
 from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.rollouts.weight_sync import make_sampler
+from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.rl import ReinforcementStep
 from memalpha.types import TrajectoryGroup
 
@@ -143,12 +144,8 @@ def source(small, policy_path):
     policy = make_sampler(load_policy(policy_path), config)
     tasks = TaskSource(config)
     writing = MemoryWriting(config.agent, policy.count_tokens)
-    worker = SimpleNamespace(
-        engine=SimpleNamespace(policy=policy, environment=writing, make_environment=writing, system_prompt=None),
-        world=World(),
-        scorer=MemoryScorer(SimpleNamespace(conflicts="none", name="", policy=None), SimpleNamespace(judge=None), None),
-        questions_per_task=None,
-    )
+    scorer = MemoryScorer(SimpleNamespace(conflicts="none", name="", policy=None), SimpleNamespace(judge=None), None)
+    worker = RolloutWorker(RolloutEngine(policy, writing), scorer, config)
     policy.version = 0
     source = make_source(config, tasks, worker, policy)
     yield source
