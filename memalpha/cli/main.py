@@ -96,6 +96,7 @@ def _help_text(command: Callable[..., None]) -> str:
 _COMMANDS: dict[str, Callable[..., None]] = {
     "demo": train.demo,
     "train": train.train,
+    "study": train.study,
     "report": train.report,
     "merge": train.merge,
     "eval": evaluate.evaluate,

@@ -121,6 +121,29 @@ def _format_losses(unit: str, key: str, before: Mapping[str, Any] | None, after:
     return f"loss on held-out {unit} {', '.join(losses)}" if losses else "trained; no held-out data to validate on"
 
 
+def study(
+    path: Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="Base, settings, seeds and variants.")],
+    as_json: AsJson = False,
+) -> None:
+    """Compare variants of a training run over seeds, on equal sampled tokens.
+
+    The file names a base configuration, settings of all runs, seeds, and the settings of each variant; the first
+    variant is the baseline. Each run trains in a process of its own, `jobs` at a time. The same command resumes a study
+    that was stopped. The results stand in study.md and study.json of its folder.
+
+    Example: memalpha study study.yaml
+
+    Raises:
+        ConfigError: The file or a setting of a variant does not fit.
+        TrainingError: A run failed.
+    """
+    from memalpha.train.study import format_results, load_study, run_study
+
+    settings = load_study(path)
+    results = run_study(settings, lambda line: typer.echo(line, err=True))
+    print_result(results, as_json, format_results(results) + f"\n{settings.out / 'study.md'}")
+
+
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run or evaluation directory.")],
     as_json: AsJson = False,
