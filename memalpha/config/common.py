@@ -27,6 +27,13 @@ class WorldConfig(Config):
         default=None, gt=0, description="full preset: length of the stream, in tokens (characters / 4)"
     )
     temporal_questions: bool = Field(default=False, description="demo preset: also ask when an event happened")
+    drills: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=1.0,
+        description="demo preset: share of conversations of two chunks, one that fills the memory and one that changes "
+        "it (training)",
+    )
 
 
 class BabiConfig(Config):

@@ -193,6 +193,11 @@ class TaskEvaluationConfig(EvaluationConfig):
 class MemoryEvaluationConfig(TaskEvaluationConfig):
     """Held-out tasks of a memory run."""
 
+    seed: int | None = Field(
+        default=None,
+        ge=0,
+        description="seed of generated validation and held-out conversations (default: the same in all runs)",
+    )
     world: WorldConfig | None = Field(default=None, description="held-out world (default: `world` with split=test)")
     babi: BabiConfig | None = Field(default=None, description="held-out streams of another shape (default: `babi`)")
 

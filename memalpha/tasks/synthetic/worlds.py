@@ -59,9 +59,11 @@ def generate(world: WorldConfig, seed: int, index: int) -> Task:
         index: Number of the task.
 
     Raises:
-        ConfigError: `world.tokens` is set with preset "demo".
+        ConfigError: `world.tokens` is set with preset "demo", or `world.drills` with preset "full".
     """
     if world.preset == "full":
+        if world.drills:
+            raise ConfigError("world.drills: only preset 'demo' has conversations that drill changes; leave it out")
         tokens = _tokens(world)
         return build_stream_task(
             _rng(world, seed, index),
@@ -72,7 +74,8 @@ def generate(world: WorldConfig, seed: int, index: int) -> Task:
         )
     if world.tokens is not None:
         raise ConfigError("world.tokens: only preset 'full' has a length in tokens; leave it out for 'demo'")
-    return shaped(world, seed, index, DEMO, "demo")
+    is_drill = world.drills and Random(f"drill|{seed}|{index}").random() < world.drills
+    return drill(world, seed, index) if is_drill else shaped(world, seed, index, DEMO, "demo")
 
 
 def stream(world: WorldConfig, seed: int, index: int = 0) -> Iterator[Session]:

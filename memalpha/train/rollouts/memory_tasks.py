@@ -59,15 +59,17 @@ class TaskSource(TrainingTasks[Task]):
         if config.data == "synthetic":
             if config.world.split == "test":
                 raise ConfigError("world.split: the test split is for evaluation only; train with split=train")
-            world = config.world.model_copy(update={"pseudo_values": 0.0})
-            self.validation = synthetic.tasks(world, HELD_OUT_SEED, 0, config.evaluation.validation_tasks)
-            test = config.evaluation.world or config.world.model_copy(update={"split": "test"})
-            self.held_out = eval_tasks or synthetic.tasks(test, HELD_OUT_SEED, 0, config.evaluation.tasks)
+            world = config.world.model_copy(update={"pseudo_values": 0.0, "drills": 0.0})
+            seed = HELD_OUT_SEED if config.evaluation.seed is None else config.evaluation.seed
+            self.validation = synthetic.tasks(world, seed, 0, config.evaluation.validation_tasks)
+            test = config.evaluation.world or config.world.model_copy(update={"split": "test", "drills": 0.0})
+            self.held_out = eval_tasks or synthetic.tasks(test, seed, 0, config.evaluation.tasks)
         elif config.data == "babi":
-            self.validation = babi.streams(config.babi, "validation", 0, 0, config.evaluation.validation_tasks)
+            seed = config.evaluation.seed or 0
+            self.validation = babi.streams(config.babi, "validation", seed, 0, config.evaluation.validation_tasks)
             test = config.evaluation.babi or config.babi
             self.held_out = eval_tasks or babi.streams(
-                test, "test", 0, 0, min(config.evaluation.tasks, babi.streams_per_epoch(test))
+                test, "test", seed, 0, min(config.evaluation.tasks, babi.streams_per_epoch(test))
             )
         else:
             file_tasks = load_training_tasks(config.data, on_evaluation_split=config.train_on_evaluation_split)
@@ -182,17 +184,15 @@ class TaskSource(TrainingTasks[Task]):
         texts = {
             chunk.render(): task.id for task in (trained if by_text_alone else self.file_tasks) for chunk in task.chunks
         }
-        generated_prefix = None
+        first: list[Task] = []
         if config.data == "babi":
-            generated_prefix = babi.stream(config.babi, "train", config.seed, 0).id.removesuffix("0")
+            first = [babi.stream(config.babi, "train", config.seed, 0)]
         elif not self.file_tasks:
-            generated_prefix = synthetic.generate(config.world, config.seed, 0).id.removesuffix("0")
+            first = [synthetic.generate(config.world, config.seed, 0)]
+            first += [synthetic.drill(config.world, config.seed, 0)] if config.world.drills else []
+        generated_prefixes = {task.id.removesuffix("0") for task in first}
         for task in held_out:
-            if task.id in ids or (
-                generated_prefix
-                and task.id.startswith(generated_prefix)
-                and task.id.removeprefix(generated_prefix).isdigit()
-            ):
+            if task.id in ids or task.id.rstrip("0123456789") in generated_prefixes:
                 raise ConfigError(
                     f"eval_data: task {task.id!r} of {config.evaluation.data} is among the training tasks"
                 )
