@@ -143,7 +143,12 @@ def _attempt_metrics(
 
 
 def _trajectory_fields(trajectory: Trajectory) -> dict[str, Any]:
-    return {"memory": [entry.content for entry in trajectory.states[-1].list()]}
+    """Return the final memory, and in a chunk group for each reply whether the next chunk was read after it."""
+    fields: dict[str, Any] = {"memory": [entry.content for entry in trajectory.states[-1].list()]}
+    if trajectory.before:
+        pairs = zip(trajectory.states, trajectory.before[1:], strict=False)
+        fields["went_on"] = [after is before for after, before in pairs]
+    return fields
 
 
 class MemoryEvaluations(Evaluations):
