@@ -53,6 +53,10 @@ class RunConfig(RolloutConfig):
         return self
 
 
+WHOLE_CONVERSATIONS = ("ppo", "dpo", "erl")
+"""Algorithms that compare or train rollouts of whole conversations."""
+
+
 class TrainConfig(ReinforcementConfig, RunConfig):
     """One reinforcement-learning run of a memory writer."""
 
@@ -77,7 +81,7 @@ class TrainConfig(ReinforcementConfig, RunConfig):
                 raise ValueError("sampling.conversation_share: has no effect with groups=conversation; leave it out")
             return self
         needs_conversations = {
-            f"algorithm={self.algorithm}": self.algorithm in ("ppo", "dpo", "erl"),
+            f"algorithm={self.algorithm}": self.algorithm in WHOLE_CONVERSATIONS,
             "reward.model": self.reward.model is not None,
             "reward.functions": bool(self.reward.functions),
             "staleness beside a server (sampler)": sampling.sampler is not None and bool(sampling.staleness),
@@ -162,7 +166,7 @@ def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, An
     """Return the configuration of a training run, of the kind that its `algorithm` and `task` have.
 
     A shipped configuration's learning rate and `loss_constant` hold for its policy: an override of `policy` brings the
-    defaults back. An override of `init_from` replaces the configuration's `policy`, and the other way round; so do
+    defaults back. Its `sampling.groups` gives way to overrides that need whole conversations. An override of `init_from` replaces the configuration's `policy`, and the other way round; so do
     `optimizer.epochs` and `optimizer.schedule_steps`.
 
     Args:
@@ -183,6 +187,7 @@ def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, An
         raise ConfigError(f"{label}: {error}") from error
     if str(config) in shipped_configs():
         _drop_settings_of_policy(base, over)
+        _drop_chunk_groups(base, over)
     _replace_counterpart(base, over, "init_from", "policy")
     if isinstance(base.get("optimizer"), Mapping) and isinstance(over.get("optimizer"), Mapping):
         base["optimizer"] = dict(base["optimizer"])
@@ -210,6 +215,16 @@ def _drop_settings_of_policy(base: dict[str, Any], over: Mapping[str, Any]) -> N
     for group, name in (("optimizer", "learning_rate"), ("loss", "loss_constant")):
         if isinstance(base.get(group), Mapping):
             base[group] = {key: value for key, value in base[group].items() if key != name}
+
+
+def _drop_chunk_groups(base: dict[str, Any], over: Mapping[str, Any]) -> None:
+    """Drop `sampling.groups` from a shipped configuration, if `over` asks for what needs whole conversations."""
+    reward, sampling = over.get("reward"), over.get("sampling")
+    reward = reward if isinstance(reward, Mapping) else {}
+    is_ahead = isinstance(sampling, Mapping) and sampling.get("staleness") and "sampler" in sampling
+    needs = over.get("algorithm") in WHOLE_CONVERSATIONS or reward.get("model") or reward.get("functions") or is_ahead
+    if needs and isinstance(base.get("sampling"), Mapping):
+        base["sampling"] = {key: value for key, value in base["sampling"].items() if key != "groups"}
 
 
 def _replace_counterpart(base: dict[str, Any], over: Mapping[str, Any], first: str, second: str) -> None:
