@@ -166,8 +166,9 @@ def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, An
     """Return the configuration of a training run, of the kind that its `algorithm` and `task` have.
 
     A shipped configuration's learning rate and `loss_constant` hold for its policy: an override of `policy` brings the
-    defaults back. Its `sampling.groups` gives way to overrides that need whole conversations. An override of `init_from` replaces the configuration's `policy`, and the other way round; so do
-    `optimizer.epochs` and `optimizer.schedule_steps`.
+    defaults back. Its `sampling.groups` gives way to overrides that need whole conversations. An override of
+    `init_from` replaces the configuration's `policy`, and the other way round; so do `optimizer.epochs` and
+    `optimizer.schedule_steps`.
 
     Args:
         config: A shipped configuration's name, a YAML file, or a configuration.

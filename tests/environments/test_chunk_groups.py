@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memalpha.agent.reader import ExtractiveReader
-from memalpha.config import AgentConfig, ReaderConfig, RewardConfig, TrainConfig, WorldConfig, build_config
+from memalpha.config import (
+    AgentConfig,
+    ReaderConfig,
+    RewardConfig,
+    TrainConfig,
+    WorldConfig,
+    build_config,
+    training_config,
+)
 from memalpha.environments.chunk_groups import ask_at_every_chunk, roll_out_chunks
 from memalpha.environments.memory_writing import memory_engine
 from memalpha.errors import ConfigError
@@ -165,3 +173,12 @@ def test_what_needs_whole_conversations_is_refused(changes, named):
         build_config(TrainConfig, {"out": "run", "policy": "tiny", "groups": "chunk", **changes}, "test")
     with pytest.raises(ConfigError, match="conversation_share: has no effect"):
         build_config(TrainConfig, {"out": "run", "policy": "tiny", "conversation_share": 0.5}, "test")
+
+
+def test_the_demo_gives_way_to_algorithms_of_whole_conversations():
+    assert [
+        training_config("demo", overrides).sampling.groups  # pyright: ignore[reportAttributeAccessIssue]
+        for overrides in ({}, {"algorithm": "rloo"}, {"algorithm": "ppo"}, {"reward": {"model": {"path": "judge"}}})
+    ] == ["chunk", "chunk", "conversation", "conversation"]
+    with pytest.raises(ConfigError, match=r"sampling.groups: algorithm=ppo"):
+        training_config("demo", {"algorithm": "ppo", "groups": "chunk"})
