@@ -1,20 +1,113 @@
-"""Compare normalized short texts, test token containment, detect abstentions."""
+"""Compare normalized short texts, test token containment, detect refusals."""
 
 from __future__ import annotations
 
 import re
 
-from memalpha.store.slots import normalize
+from memalpha.store.values import normalize
 
-_ABSTENTIONS = frozenset(
-    ("unknown", "none", "not known", "not sure", "no answer", "na", "no information", "not available", "unanswerable")
+MAX_REFUSAL_WORDS = 40
+"""Words of the longest reply that can be a refusal."""
+
+_NT = r"(?:do|does|did|ca|could|have|has|had|is|are|was|were|would|wo)nt"
+_NEVER = rf"(?:(?:do|does|did|can|could|have|has|had|am|is|are|was|were|would) not|{_NT}|cannot|never)(?: ever| \w+ly)?"
+_INFO = r"(?:information|info|details?|data|mention|indication|memory|idea|clue|answer)"
+_SOURCE = (
+    r"(?:(?:my|your|our|this|these|those|any|given|provided|available|stored|retrieved) )*(?:notes?|conversations?"
+    r"|context|text|memor(?:y|ies)|documents?|passages?|transcripts?|dialogues?|chats?|messages?|history|information"
+    r"|entries|facts)"
 )
-_ABSTAINING_PHRASES = re.compile(
-    r"\b(?:(?:i|we) (?:dont|do not|cannot|cant) (?:know|say|tell|answer|determine)"
-    r"|(?:is|are|was|were) (?:unknown|not (?:known|mentioned|stated|specified|provided|available|given))"
-    r"|no information(?: is| was)? (?:available|given|provided|found|about|on)"
-    r"|not mentioned|not enough information|cannot be (?:determined|answered|known)"
-    r"|not (?:stated|specified|provided) in)\b"
+_STATED = (
+    r"(?:mentioned|stated|specified|provided|given|discussed|described|indicated|recorded|revealed|disclosed|shared"
+    r"|noted|told|said|known|clear|available|answerable|covered|addressed)"
+)
+_SAY = (
+    r"(?:mention|state|specify|provide|give|discuss|describe|indicate|reveal|disclose|share|note|say"
+    r"|tell(?: me| us)?)"
+)
+_WHERE = rf"(?: (?:in|by|from|within|on) {_SOURCE}| anywhere| here| yet| at all| to me| so far)*"
+_QUESTION = r"(?:who|whom|whose|what|when|where|which|why|how|whether|if) .*"
+_ABOUT = rf"(?: (?:(?:about|on|regarding|concerning|of|for|as to|to|that|in|from|within) .*|{_QUESTION}))?"
+_REFUSAL = re.compile(
+    "|".join(
+        (
+            r"unknown|none|na|n/a|not known|not sure|unsure|unclear|unanswerable|unspecified|undetermined",
+            r"(?:dont|do not|cannot|cant|can not) (?:know|say|tell|answer|remember|recall)",
+            # I don't know where she lives; I'm not able to answer; I have no information about it
+            rf"(?:i|we)(?: {_NEVER}| (?:am|are) unable to)(?: be)? (?:know|tell|say|answer|determine|recall|remember"
+            r"|sure|certain|able|aware|told)\b.*",
+            rf"(?:i|we|im) (?:\w+ ){{0,3}}?(?:no|not|{_NT}|cannot|never|lack|insufficient) (?:\w+ ){{0,5}}?"
+            rf"(?:{_INFO}|record|context|knowledge)\b.*",
+            r"(?:i|im|we|were) (?:am |are )?(?:not (?:sure|certain|aware|able)|unsure|unaware|unable)\b.*",
+            # no information is available; there isn't enough information to answer; nothing is known about her
+            r"(?:theres? )?(?:(?:is|are|was|were) )?(?:no|not|isnt|arent|wasnt|werent|insufficient) (?:\w+ ){0,2}?"
+            rf"{_INFO}(?: (?:is|was|are|were))?(?: (?:{_STATED}|found|stored|present))?{_WHERE}{_ABOUT}",
+            r"(?:nothing|nobody|no one|none|neither)(?: of(?: \S+){1,2})? (?:mentions?|mentioned|states?|stated"
+            rf"|(?:is|are|was|were|has been) (?:\w+ly )?{_STATED})\b.*",
+            # you did not mention this information; the notes don't say where; not in the notes
+            rf"(?:you|user|speaker) {_NEVER} (?:{_SAY}|{_STATED})\b.*",
+            rf"{_SOURCE} {_NEVER} (?:{_SAY}|{_STATED}|contain|include|have|hold|answer|address|cover)\b.*",
+            rf"(?:it is |its )?(?:not|nowhere) (?:in|within) {_SOURCE}",
+            # she never mentioned it; Bo did not say
+            rf"(?:\S+ ){{1,4}}{_NEVER} (?:{_SAY}|{_STATED}) (?:it|this|that|so|anything|{_QUESTION}"
+            rf"|(?:(?:this|that|any|such) )?{_INFO}){_WHERE}",
+            rf"(?:\S+ ){{1,4}}{_NEVER} (?:mention|mentioned|say|said|specify|specified|state|stated"
+            rf"|(?:tell|told) (?:me|us)){_WHERE}",
+            # her name is unknown; not specified; it has never been mentioned in the notes
+            rf"(?!(?:i|you|he|she|they|we) )(?:(?:\S+ ){{1,10}}?(?:is|are|was|were) |its |{_INFO} )?"
+            r"(?:currently |still )?(?:unknown|unclear|unspecified|(?:not|never) (?:\w+ly |yet )?"
+            rf"{_STATED})(?: by \w+)?{_WHERE}",
+            rf"(?:it is|it was|its) (?:unknown|unclear|unspecified|not (?:\w+ly |yet )?{_STATED}) {_QUESTION}",
+            r"(?:\S+ ){1,10}?(?:isnt|arent|wasnt|werent|(?:has|have|had)(?: not| never|nt) (?:\w+ly )?been) "
+            rf"(?:\w+ly )?{_STATED}(?: by \w+)?{_WHERE}",
+            r"(?:\S+ ){1,10}?(?:cannot|can not|cant|could not|couldnt) be (?:determined|answered|known|inferred"
+            r"|established)\b.*",
+        )
+    )
+)
+_FILLER = re.compile(
+    r"(?:im |i am |we are )?(?:very |so )?sorry(?: about that)?|i apologize|apologies|unfortunately|well|hm+|no"
+    r"|(?:based on|according to|given|as of|as an|in|from|within|looking at) .*|(?:my |final )*answer"
+)
+_LINK = re.compile(
+    r"^(?:(?:but|so|and|therefore|thus|hence|unfortunately|however|sorry|im afraid|i am afraid) )+"
+    r"|^(?:my |final )*answer(?: is)? "
+)
+_BREAK = re.compile(r"(?<!\b[A-Z])(?<!\b[A-Z][a-z])[.!?]+(?=\s|$|[\"')*])|[,;:\n\u2014\u3002\uff01]|\s(?=but\s)")
+_REFUSAL_WORDS = frozenset(
+    (
+        *(
+            "i",
+            "we",
+            "you",
+            "it",
+            "this",
+            "that",
+            "no",
+            "not",
+            "yes",
+            "none",
+            "never",
+            "nothing",
+            "nobody",
+            "is",
+            "was",
+        ),
+        *("do", "did", "have", "know", "known", "sure", "answer", "information", "mentioned", "stated", "given"),
+        *("available", "memory", "notes", "conversation"),
+    )
+)
+_OTHER_LANGUAGES = frozenset(
+    normalize(text)
+    for text in (
+        *("ich weiß es nicht", "ich weiß nicht", "weiß ich nicht", "unbekannt", "nicht bekannt", "keine angabe"),
+        *("keine information", "keine informationen", "nicht erwähnt", "je ne sais pas", "je l'ignore", "inconnu"),
+        *("non mentionné", "aucune information", "no lo sé", "no sé", "desconocido", "no se menciona", "non lo so"),
+        *("sconosciuto", "não sei", "desconhecido", "ik weet het niet", "onbekend", "не знаю", "неизвестно"),
+        *("нет информации", "不知道", "我不知道", "未知", "没有提到", "无法确定", "わかりません", "分かりません"),
+        *("不明", "不明です", "모릅니다", "모르겠습니다", "알 수 없음", "لا أعرف", "غير معروف", "पता नहीं"),
+        *("मुझे नहीं पता", "अज्ञात", "ไม่ทราบ", "ไม่รู้"),
+    )
 )
 
 
@@ -33,9 +126,22 @@ def contains(text: str, part: str) -> bool:
 
 
 def is_abstention(answer: str) -> bool:
-    """Return True if an answer says that it does not know.
+    """Return True if an answer says that it does not know, and nothing else.
 
-    An empty answer is not an abstention.
+    Every clause of a reply of at most `MAX_REFUSAL_WORDS` words has to be a refusal or a filler ("Sorry"), one of them
+    a refusal. An empty answer is not an abstention.
     """
-    plain = normalize(answer)
-    return plain in _ABSTENTIONS or bool(_ABSTAINING_PHRASES.search(plain))
+    if len(answer.split()) > MAX_REFUSAL_WORDS:
+        return False
+    if normalize(answer) in _OTHER_LANGUAGES:
+        return True
+    clauses = [_LINK.sub("", normalize(clause)) for clause in _BREAK.split(answer) if clause.strip(" \t\"'*.!()")]
+    refusals = [_REFUSAL.fullmatch(clause) is not None for clause in clauses if clause]
+    fillers = [_FILLER.fullmatch(clause) is not None for clause in clauses if clause]
+    return any(refusals) and all(map(max, refusals, fillers)) and clauses != ["no"]
+
+
+def holds_answer(reply: str, accepted: str) -> bool:
+    """Return True if a reply is an accepted answer, or contains one that has other words than refusals have."""
+    is_telling = not frozenset(normalize(accepted).split()) <= _REFUSAL_WORDS and not is_abstention(accepted)
+    return is_same(reply, accepted) or (is_telling and contains(reply, accepted))

@@ -7,28 +7,13 @@ slot; then every entry with that key counts, whatever its category. Readers and 
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Iterable
-from functools import lru_cache
 
+from memalpha.store.values import normalize
 from memalpha.types import MemoryEntry
 
 EVENTS = "episodic"
 MAX_SLOT_WORDS = 4
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-
-
-@lru_cache(maxsize=65536)
-def normalize(text: str) -> str:
-    """Return the text in lower case, without punctuation and articles, blanks collapsed (Rajpurkar et al., EMNLP
-    2016).
-
-    A text of nothing but punctuation and articles is only lower-cased and stripped, so that it does not become empty.
-    """
-    lowered = unicodedata.normalize("NFKC", text).lower()
-    letters = "".join(char for char in lowered if unicodedata.category(char)[0] not in "PS")
-    return " ".join(_ARTICLES.sub(" ", letters).split()) or lowered.strip()
 
 
 def key_value(content: str) -> tuple[str, str] | None:

@@ -12,8 +12,9 @@ from memalpha.config import ReaderConfig
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import load_schema
-from memalpha.store.slots import key_value, normalize
+from memalpha.store.slots import key_value
 from memalpha.store.state import MemoryState
+from memalpha.store.values import normalize
 from memalpha.types import Completion, Hit, MemoryEntry
 
 SCHEMA = load_schema("mem-alpha")
@@ -168,18 +169,35 @@ def test_only_an_empty_text_normalises_to_nothing_and_nothing_equals_it(one, two
     assert is_same(one, one) == contains(one, one) == bool(one.strip())
 
 
-def test_abstentions():
-    yes = [
-        "unknown",
-        "Unknown.",
-        "I don't know.",
-        "No information available",
-        "It is not mentioned in the notes.",
-        "N/A",
-    ]
-    no = ["", "Oslo", "the unknown soldier memorial", "Note", "None of them left early", "I know"]
-    assert [text for text in yes if not is_abstention(text)] == []
-    assert [text for text in no if is_abstention(text)] == []
+REFUSALS = """
+unknown|Unknown.|N/A|Not sure|Can't say.|Not mentioned|Not in the notes.|No idea|Answer: unknown|Insufficient data.
+I don't know.|I don\u2019t know where Ana lives.|I can't answer that.|I'm not sure.|I am unable to answer that.
+I don't have that information.|I have no record of that.|I wasn't told.|I could not find any information about Bo's dog.
+No information available|There isn't enough information to answer.|There is no mention of that.|No details found.
+You did not mention this information.|You never told me that.|The user hasn't mentioned a colour.
+The conversation does not mention Ana's birthday.|The notes don't say where she lives.|None of the notes mention it.
+She never mentioned it.|She did not say.|Ana didn't mention when she moved.|Nobody mentioned it.|Nothing is known of it.
+It is not mentioned in the notes.|Her real name is unknown.|It isn't stated.|That has not been mentioned.
+I'm sorry, but I don't have enough information to answer.|Based on the notes, it cannot be determined.
+Unbekannt.|Je ne sais pas.|No lo s\u00e9.|не знаю|不知道|わかりません。
+"""
+TELLING = """
+Oslo|No.|Yes|Two|I know|the unknown soldier memorial|Unknown Mortal Orchestra|None of them left early
+Her real name is unknown to fans; it is Mira Holt.|They are not available on Mondays|No information was lost
+I don't know, maybe Oslo.|I don't know exactly, but she lives in Oslo.|Unknown, but probably Oslo|Not mentioned: Oslo
+She said she doesn't know how to swim.|She does not know how to cook.|I do not eat meat.|I don't have a dog.
+He was not given the job|She did not say no.|It was never mentioned again after 1999|Her name is known.
+The song is "I Don't Know".|The notes do not mention a second name. Mira Holt.|The tickets are not available until May
+"""
+
+
+def test_a_refusal_is_the_whole_of_a_short_reply():
+    refusals, telling = (
+        [text for line in block.split("\n") for text in line.split("|")] for block in (REFUSALS, TELLING)
+    )
+    assert [text for text in refusals if text and not is_abstention(text)] == []
+    assert [text for text in telling if is_abstention(text)] == []
+    assert not is_abstention("I don't know. " * 20)
 
 
 def shown(*contents: str) -> tuple[Hit, ...]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from memalpha.agent.reader import Answer
-from memalpha.agent.text_match import contains, is_same
+from memalpha.agent.text_match import contains, holds_answer, is_same
 from memalpha.errors import DataError
 from memalpha.qa.scoring.official import (
     all_mentioned,
+    answer_line,
     bag_f1,
     choice_score,
     keyword_share,
@@ -21,17 +22,18 @@ from memalpha.qa.scoring.official import (
     parts_share,
     recommendation_recall,
     rouge,
+    squad_f1,
     strict_match,
     substring_match,
 )
-from memalpha.store.slots import normalize
+from memalpha.store.values import FULL_DATE, normalize
 from memalpha.types import Question
 
 Metric = Callable[[str, str], float]
 
 
 def exact_match(prediction: str, gold: str) -> float:
-    """Return 1 if both are equal after SQuAD's normalization."""
+    """Return 1 if both are equal after `normalize`, which keeps numbers, names and dates apart."""
     return float(is_same(prediction, gold))
 
 
@@ -41,15 +43,21 @@ def containment(prediction: str, gold: str) -> float:
 
 
 def token_f1(prediction: str, gold: str) -> float:
-    """Return the harmonic mean of precision and recall over normalized tokens with multiplicity (SQuAD)."""
-    return bag_f1(normalize(prediction).split(), normalize(gold).split())
+    """Return the harmonic mean of precision and recall over normalized tokens with multiplicity.
+
+    Where both texts hold a whole date, a date is one token: another day of the same month earns nothing.
+    """
+    texts = [normalize(prediction), normalize(gold)]
+    if all(map(FULL_DATE.search, texts)):
+        texts = [FULL_DATE.sub(r"\1-\2-\3", text) for text in texts]
+    return bag_f1(texts[0].split(), texts[1].split())
 
 
 METRICS: Mapping[str, Metric] = {"exact": exact_match, "f1": token_f1, "contains": containment}
 CORRECT_FROM = {
-    "exact": 1.0, "contains": 1.0, "substring": 1.0, "eventqa": 1.0, "label": 1.0, "choice": 1.0, "judge": 1.0,
-    "f1": 0.5, "locomo-f1": 0.5, "recall@5": 0.5, "keywords": 0.5, "parts": 0.5, "rouge": 0.5, "rubric": 0.5,
-    "keypoint-f1": 0.5,
+    "exact": 1.0, "squad-exact": 1.0, "contains": 1.0, "substring": 1.0, "eventqa": 1.0, "label": 1.0, "choice": 1.0,
+    "judge": 1.0, "f1": 0.5, "squad-f1": 0.5, "locomo-f1": 0.5, "recall@5": 0.5, "keywords": 0.5, "parts": 0.5,
+    "rouge": 0.5, "rubric": 0.5, "keypoint-f1": 0.5,
 }  # fmt: skip
 """Score from which an answer counts as correct, by metric."""
 
@@ -72,8 +80,8 @@ def best_score(metric: str, prediction: str, answers: Sequence[str]) -> float:
 def score_answer(metric: str, answer: Answer, answers: Sequence[str]) -> float:
     """Score an answer, abstention and the conflict rule included.
 
-    Without accepted answers an abstention scores 1. Otherwise it scores 0, unless an accepted answer is equal to it
-    ("none"). An answer that the conflict rule refused scores 0.
+    Without accepted answers an abstention scores 1. Otherwise it scores 0, unless it holds an accepted answer ("none").
+    An answer that the conflict rule refused scores 0.
 
     Args:
         metric: A key of `METRICS`.
@@ -84,7 +92,7 @@ def score_answer(metric: str, answer: Answer, answers: Sequence[str]) -> float:
         return 0.0
     if not answers:
         return float(answer.abstained)
-    if answer.abstained and not any(is_same(answer.text, accepted) for accepted in answers):
+    if answer.abstained and not any(holds_answer(answer.text, accepted) for accepted in answers):
         return 0.0
     return best_score(metric, answer.text, answers)
 
@@ -92,7 +100,7 @@ def score_answer(metric: str, answer: Answer, answers: Sequence[str]) -> float:
 def score_question(question: Question, answer: Answer, default: str = "exact") -> float | None:
     """Score an answer by the question's own metric (`meta["metric"]`), else by `default`.
 
-    The conflict rule applies as in `score_answer`, and for the metrics in `METRICS` abstention too. The official
+    The conflict rule applies as in `score_answer`, and for ours and SQuAD's metrics abstention too. The official
     scripts know no abstention where there is an answer: a summary that says "not mentioned" about one thing is scored
     as any other. An adversarial question of LoCoMo is right if the reply holds one of its refusals, or abstains
     otherwise. Its official prompt asks the reader for just these words.
@@ -116,7 +124,8 @@ def score_question(question: Question, answer: Answer, default: str = "exact") -
         raise DataError(f"question {question.id!r}: there is no metric {metric!r}; there are {names}")
     if metric == "locomo-f1" and question.category == "adversarial":
         return 0.0 if answer.conflict else float(answer.abstained or locomo_f1(answer.text, "", 5) > 0)
-    if answer.conflict or not question.answers or (answer.abstained and metric in METRICS):
+    is_refusal = answer.abstained and not any(holds_answer(answer.text, accepted) for accepted in question.answers)
+    if answer.conflict or not question.answers or (is_refusal and metric in _ABSTENTION_METRICS):
         return score_answer("exact", answer, question.answers)
     return QUESTION_METRICS[metric](answer.text, question)
 
@@ -155,8 +164,10 @@ QUESTION_METRICS: Mapping[str, Callable[[str, Question], float]] = {
     "f1": _best_over_answers(token_f1),
     "contains": _best_over_answers(containment),
     "exact": lambda text, question: max(
-        strict_match(text, question.answers), best_score("exact", text, question.answers)
+        best_score("exact", part, question.answers) for part in (text, answer_line(text))
     ),
+    "squad-exact": lambda text, question: strict_match(text, question.answers),
+    "squad-f1": _best_over_answers(squad_f1),
     "substring": lambda text, question: substring_match(text, question.answers),
     "eventqa": lambda text, question: all_mentioned(text, question.answers),
     "label": _best_over_answers(numeric_label),
@@ -176,5 +187,7 @@ QUESTION_METRICS: Mapping[str, Callable[[str, Question], float]] = {
     "rouge": _best_over_answers(lambda text, gold: rouge(text, gold)["rougeL"]),
 }
 """Metrics of one answer by name, for a question with accepted answers; each in 0..1."""
+_ABSTENTION_METRICS = (*METRICS, "squad-exact", "squad-f1")
+"""Metrics under which a refusal is worth 0 where there is an answer."""
 JUDGED = ("judge", "rubric", "keypoint-f1")
 """Metrics that need a judge's verdict."""

@@ -12,6 +12,7 @@ pass the verdicts of judges.
 | PersonaMem       | bowen-upenn/PersonaMem `inference_standalone`   | `choice_score`                                  |
 | BEAM             | mohammadtavakoli78/BEAM `evaluation`            | `rubric_mean`, `event_order`                    |
 | Mem-alpha        | wangyu-ustc/Mem-alpha `evaluate_agent_results`  | `keyword_share`, `parts_share`, `numeric_label` |
+| SQuAD, FriendsQA | SQuAD's `evaluate`                              | `squad_f1`, `strict_match`                      |
 | QMSum and others | rouge-score, a library (`memalpha[eval]`)       | `rouge`                                         |
 """
 
@@ -127,6 +128,11 @@ def strict_match(prediction: str, golds: Sequence[str]) -> float:
     return float(any(normalize_text(gold) in texts for gold in golds))
 
 
+def squad_f1(prediction: str, gold: str) -> float:
+    """Return SQuAD's token F1, with its normalization (Rajpurkar et al., EMNLP 2016)."""
+    return bag_f1(normalize_text(prediction).split(), normalize_text(gold).split())
+
+
 def all_mentioned(prediction: str, golds: Sequence[str]) -> float:
     """Return 1 if every gold answer occurs in the prediction, ignoring case (EventQA)."""
     return float(all(gold.lower() in prediction.lower() for gold in golds)) if golds else 0.0
@@ -212,11 +218,12 @@ def keypoint_f1(stated: int, keypoints: int, supported: int, sentences: int, flu
 
 # --------------------------------------------------------------------------------------------------------- PersonaMem
 
-_BRACKETED = re.compile(r"\(([a-z])\)")
+_BRACKETED = re.compile(r"[(\[{]([a-z])[)\]}]")
 _BOXED = re.compile(r"\\boxed\{\s*\(?([a-z])\)?\s*\}")
-_BARE = re.compile(
-    r"^(?:the )?(?:final |correct |best )?(?:(?:answer|option|choice)(?: is)?\s*:?\s*)?([a-z])[\s.,:;!)]*$"
-)
+_PREFIX = r"(?:(?:the |my )?(?:final |correct |best |right )*(?:answer|option|choice)(?: is)?\s*:?\s*(?:option )?)"
+_BARE = re.compile(rf"^{_PREFIX}?([a-z])[\s.,:;!)]*$", re.MULTILINE)
+_BOLD = re.compile(r"(?:\*\*|__|`)\s*(?:option )?([a-z])(?:[.):]+(?:\s[^*_`]*)?)?\s*(?:\*\*|__|`)")
+_WITH_TEXT = re.compile(rf"^\W*{_PREFIX}?([a-z])\s?[.):\u2013\u2014-]\s+(?=\S)(.*)", re.MULTILINE)
 
 
 def choice_score(
@@ -224,13 +231,14 @@ def choice_score(
 ) -> float:
     r"""Return 1 if the prediction names the gold option's letter and no other.
 
-    The text after the last `<final_answer>` counts. A letter is recognized in brackets, in `\\boxed{}`, or alone ("c",
-    "Answer: c.").
+    The text after the last `<final_answer>` counts. A letter is recognized in brackets, in `\\boxed{}`, in bold, alone
+    on a line ("c", "Answer: c."), or before the text of an option ("C. Read a novel"). An article is none.
 
     Args:
         prediction: Reply of the reader.
         gold: "(c)", "c" or "(c) its text".
-        options: Text by letter; the exact text of an option then counts as its letter.
+        options: Text by letter; the exact text of an option then counts as its letter. Without options any text may
+            follow a letter with a point, bracket or colon.
         official: True follows PersonaMem's script: only letters a to d; any letter that stands alone if none is in
             brackets, so that the article in "a walk" is a vote for (a); and the whole reply if the part after
             `<final_answer>` names none.
@@ -246,10 +254,21 @@ def choice_score(
     if official:
         return float({gold_letter} in (_any_letters(text), _any_letters(prediction)))
     lowered = text.lower()
-    letters = set(_BRACKETED.findall(lowered)) or set(_BOXED.findall(lowered)) or set(_BARE.findall(lowered))
-    if not letters and options:
+    letters = next((set(found) for form in (_BRACKETED, _BOXED, _BOLD) if (found := form.findall(lowered))), set())
+    plain = lowered.replace("*", "").replace("`", "")
+    letters = letters or set(_BARE.findall(plain)) or _letters_with_text(plain, options)
+    if not letters and options and not _WITH_TEXT.search(plain):
         letters = {letter for letter, option in options.items() if normalize_text(option) == normalize_text(text)}
     return float(letters == {gold_letter})
+
+
+def _letters_with_text(text: str, options: Mapping[str, str] | None) -> set[str]:
+    """Return the letters that begin a line with the text of their option; any text without options."""
+    return {
+        letter
+        for letter, rest in _WITH_TEXT.findall(text)
+        if options is None or normalize_text(rest).startswith(normalize_text(options.get(letter, "\0")))
+    }
 
 
 def _letter(gold: str) -> str:

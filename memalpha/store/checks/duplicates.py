@@ -10,6 +10,7 @@ from memalpha.store.checks.findings import Finding
 from memalpha.store.checks.slot_checks import plain
 from memalpha.store.search.bm25 import words
 from memalpha.store.slots import key_value
+from memalpha.store.values import normalize
 from memalpha.types import MemoryEntry
 
 CONTAINED = 0.85
@@ -47,10 +48,14 @@ def _text_key(content: str, index: int) -> object:
 
 
 def _words_key(content: str, index: int) -> object:
-    """Return the sorted words of a content, of slot and value apart; the index where there are no words."""
+    """Return the sorted words of a content, of slot and value apart; the index where there are no words.
+
+    Values with marks (3.5, C++) belong to the key, because the words of search are without marks.
+    """
     parts = key_value(content) or (content,)
     sorted_words = tuple(tuple(sorted(words(part))) for part in parts)
-    return sorted_words if all(sorted_words) else index
+    marked = sorted(word for word in normalize(content).split() if not word.isalpha())
+    return (sorted_words, *marked) if all(sorted_words) else index
 
 
 def _find_near(entries: Sequence[MemoryEntry], vectors: np.ndarray, heads: list[int], near: float) -> list[Finding]:

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.checks.findings import Finding
 from memalpha.store.filters import parse_time
-from memalpha.store.slots import is_contradictory, key_value, normalize, slot_value
+from memalpha.store.slots import is_contradictory, key_value, slot_value
+from memalpha.store.values import normalize
 from memalpha.types import MemoryEntry, is_iso_time
 
 _OUTDATED_LABEL = re.compile(

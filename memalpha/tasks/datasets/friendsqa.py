@@ -23,7 +23,7 @@ DATA = DataSet(
     source="github:emorynlp/FriendsQA",
     licence="Apache-2.0 for the annotations; the dialogue is the series' script: do not redistribute",
     counts="17 episodes (9 dev, 8 test), 249 scenes, 5,183 utterances, 2,383 questions",
-    metric="f1",
+    metric="squad-f1",
     files=(
         File(
             "dat/friendsqa_dev.json",

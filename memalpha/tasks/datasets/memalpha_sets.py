@@ -65,7 +65,7 @@ METRICS = {
     "pubmed-rct": "label",
     "icl_": "label",
     "ttl_train": "label",
-    "detective": "exact",
+    "detective": "squad-exact",
 }
 """Metric of Mem-alpha's authors by the beginning of a row's source."""
 

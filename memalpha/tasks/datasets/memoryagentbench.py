@@ -84,10 +84,10 @@ METRICS = {
     "ruler_qa": "substring",
     "eventqa": "eventqa",
     "longmemeval": "judge",
-    "icl_": "exact",
+    "icl_": "squad-exact",
     "recsys_redial": "recall@5",
     "infbench_sum": "keypoint-f1",
-    "detective_qa": "exact",
+    "detective_qa": "squad-exact",
     "factconsolidation": "substring",
 }
 """Official metric by the beginning of a row's `metadata.source`."""
@@ -146,7 +146,7 @@ def _task(row: Mapping[str, Any], source: str, id: str, location: str, file: Pat
     if metric == "judge":
         ids_by_text = _sessions(builder, context, location)
     else:
-        leading_borders = {"exact": _EXAMPLE, "substring": _FACT}.get(metric, ())
+        leading_borders = {"squad-exact": _EXAMPLE, "substring": _FACT}.get(metric, ())
         builder.add_text(
             context, borders=(*leading_borders, *BORDERS) if source.startswith(("icl_", "factcon")) else BORDERS
         )

@@ -120,7 +120,7 @@ def _passage_question(item: Any, turn: str, location: str) -> Question:
         answers=answers,
         category="unanswerable" if impossible else "extraction",
         evidence=() if impossible else (turn,),
-        meta={"metric": "f1"},
+        meta={"metric": "squad-f1"},
     )
 
 

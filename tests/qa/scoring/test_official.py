@@ -197,6 +197,17 @@ def test_personamem():
         ("\\boxed{c}", 1),
         ("I thought of (a). <final_answer>(c)</final_answer>", 1),
         ("(c) Try the new place, or a quiet one", 1),
+        ("**C**", 1),
+        ("Answer: **C**", 1),
+        ("**Answer: (C)**", 1),
+        ("[c]", 1),
+        ("Option C", 1),
+        ("C. Read a novel", 1),
+        ("**C.** Read a novel", 1),
+        ("The best is **C. Read a novel** by far", 1),
+        ("Answer: C\nShe likes books.", 1),
+        ("**A** or **C**", 0),
+        ("A novel is best", 0),
         ("(a) or (c)", 0),
         ("c, then d", 0),
         ("a quiet place", 0),
@@ -222,6 +233,8 @@ def test_the_text_of_an_option_names_it():
     assert official.choice_score("stay at home.", "(a) Try the new place", options=options) == 0.0
     assert official.choice_score("stay", "(b) Stay at home", options=options) == 0.0
     assert official.choice_score("stay at home", "(b) Stay at home") == 0.0
+    assert official.choice_score("B) Stay at home", "(b)", options=options) == 1.0
+    assert official.choice_score("B: Try the new place", "(b)", options=options) == 0.0
     question = question_of("choice", ("(b) Stay at home",), choices=options)
     assert score_question(question, Answer("Stay at home")) == 1.0
 
@@ -296,9 +309,22 @@ def test_a_question_is_scored_by_its_own_metric(metric, text, answers, score):
     ],
 )
 def test_an_official_metric_scores_what_a_reply_says_beside_a_phrase_of_abstention(metric, text, answers):
-    assert is_abstention(text), "or the test says nothing"
+    assert not is_abstention(text), "a reply that tells something is no refusal"
     assert score_question(question_of(metric, answers), Answer(text, abstained=True)) == 1.0
-    assert score_question(question_of("contains", answers), Answer(text, abstained=True)) == 0.0
+    assert score_question(question_of("contains", ("Lima",)), Answer(text, abstained=True)) == 0.0
+
+
+@pytest.mark.parametrize("metric", [None, "exact", "f1", "contains"])
+def test_our_metrics_keep_values_apart_and_squads_do_not(metric):
+    question = question_of(metric, ("3.5",))
+    assert [score_question(question, Answer(text)) for text in ("3.5.", "35")] == [1.0, 0.0]
+    assert [score_question(question_of(name, ("3.5",)), Answer("35")) for name in ("squad-exact", "squad-f1")] == [1, 1]
+
+
+def test_a_reply_that_holds_an_accepted_answer_is_no_refusal():
+    refusal = Answer("I don't know who Mira Holt is.", abstained=True)
+    assert score_question(question_of("contains", ("Mira Holt",)), refusal) == 1.0
+    assert score_question(question_of("contains", ("no",)), Answer("There is no information.", abstained=True)) == 0.0
 
 
 def test_what_the_official_script_would_print_besides():

@@ -96,7 +96,10 @@ def test_memoryagentbench_never_parts_an_example_from_its_label_nor_a_fact(tmp_p
     lines = [chunk.text.splitlines() for chunk in labels.chunks]
     assert all(part[0].startswith("sentence") and part[-1].startswith("label:") for part in lines)
     assert sum(len(part) for part in lines) == 1800
-    assert [(q.answers, q.meta["metric"]) for q in labels.questions] == [(("3",), "exact"), (("4",), "exact")]
+    assert [(q.answers, q.meta["metric"]) for q in labels.questions] == [
+        (("3",), "squad-exact"),
+        (("4",), "squad-exact"),
+    ]
     assert [q.answers for q in recommended.questions] == [("The Matrix",), ("The Matrix", "Up")]
     assert recommended.questions[0].meta == {"metric": "recall@5", "ids": ["7"], "candidates": ["The Matrix", "Up"]}
     facts = "Here is a list of facts:\n" + "".join(f"{n}. Ann, born 1.2 km away, is {n}.\n" for n in range(900))

@@ -98,7 +98,10 @@ def test_an_episode_is_a_task_and_its_scenes_are_the_chunks(tmp_path):
     assert first.chunks[0].render().splitlines()[1] == "Mira, Tom: The key is under the mat ."
     question = first.questions[0]
     assert question.answers == ("under the mat", "Under the mat")
-    assert (question.category, question.meta) == ("where", {"metric": "f1", "evidence": "any", "paraphrased": True})
+    assert (question.category, question.meta) == (
+        "where",
+        {"metric": "squad-f1", "evidence": "any", "paraphrased": True},
+    )
     assert question.evidence == ("s09_e01_c01:1", "s09_e01_c01:2")
     assert [task.id for task in load_set("friendsqa", data=tmp_path, variant="test")] == ["friendsqa-s09_e02"]
     assert load_set("friendsqa", data=tmp_path / "dat" / "friendsqa_tst.json") == [second]

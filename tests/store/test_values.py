@@ -1,0 +1,118 @@
+"""Comparable values: texts that differ in a mark of a number or name differ, other marks do not matter."""
+
+from datetime import date
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memalpha.agent.conflict_rule import in_conflict
+from memalpha.agent.text_match import contains
+from memalpha.qa.scoring.gold import GoldFacts
+from memalpha.qa.scoring.metrics import containment, exact_match, token_f1
+from memalpha.store.values import MONTHS, normalize
+from memalpha.types import Chunk, GoldOperation, MemoryEntry, Task
+
+MARKS = [".", "-", ":", "/", "^", "'", "*", "\u00d7"]
+NUMBERS = st.tuples(
+    st.sampled_from(["", "-", "+", "<", ">", "±", "#"]),
+    st.integers(1, 9).map(str),
+    st.sampled_from(["", *MARKS]),
+    st.integers(0, 99).map(str),
+    st.sampled_from(["", "%", "€", "+"]),
+).map("".join)
+NAMES = """
+C C++ C# C- C* F# A A+ A- O+ O- AB- .NET net AC/DC ACDC R&B RB Node.js Nodejs a.b@c.com ab@c.com user_name username
+P!nk Pnk @ana ana #general general v1.2 v12 B-12 B12 COVID-19 COVID19 x^2 5² 52 3½ 31/2 1,5 15 10:30 1030
+"""
+
+
+def entries(*values):
+    return [MemoryEntry(str(at), "semantic", f"Bo's value: {value}") for at, value in enumerate(values)]
+
+
+def are_apart(one, two):
+    gold = GoldOperation(kind="insert", chunk=0, category="semantic", content=f"Bo's value: {one}")
+    facts = GoldFacts(Task(id="t", chunks=(Chunk(text="x"),), gold_operations=(gold,)))
+    return (
+        exact_match(one, two) == 0.0
+        and in_conflict("bo's value", entries(one, two))
+        and not facts.holds("semantic", f"Bo's value: {two}", 0)
+    )
+
+
+@given(NUMBERS, NUMBERS)
+def test_numbers_that_differ_in_a_mark_differ_in_every_comparison(one, two):
+    assert are_apart(one, two) == (one != two)
+    assert exact_match(f"{one}.", f"({one})") == containment(f"It is {one}, not {two}9.", one) == 1.0
+
+
+def test_names_that_differ_in_a_mark_differ():
+    names = NAMES.split()
+    assert [pair for pair in combinations(names, 2) if not are_apart(*pair)] == []
+
+
+def test_numbers_and_names_share_no_token():
+    assert token_f1("C", "C++") == token_f1("35", "3.5") == token_f1("-5", "5") == token_f1("10:30", "1030") == 0.0
+    assert not contains("C++ and C#", "C") and contains("C++ and C#", "c#") and contains("It costs $5", "5")
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        "1,000|1000|1'000|(1,000).",
+        "1,234,567.5|1234567.5",
+        "Oslo.|Oslo|oslo!|“Oslo”|**Oslo**|*Oslo*|_Oslo_|`Oslo`|the Oslo|Os\u00adlo",
+        "3.5.|3.5|(3.5)|3.5!",
+        "\u22125|-5|\u20135|(-5).",
+        "5%|5 %|5 %.",
+        "$5|5 $|$5.",
+        "-$5|$-5",
+        "U.S.|US",
+        "p.m.|pm",
+        "don't|dont|don\u2019t",
+        "e-mail|email",
+        "C++.|(C++)|**C++**|'C++'",
+        "A-.|(A-)|**A-**",
+        ">= 5|≥5|>=5",
+        "9 January|January 9|Jan 9th|9th of January",
+        "January 2024|Jan. 2024|January, 2024",
+        "13/01/2024|01/13/2024|13 January 2024|13-01-2024",
+        "2024-01-09T10:30|9 January 2024, 10:30",
+    ],
+)
+def test_other_marks_do_not_matter(texts):
+    assert len({normalize(text) for text in texts.split("|")}) == 1
+
+
+def spellings(day):
+    month = MONTHS[day.month - 1].capitalize()
+    ordinal = f"{day.day}{'th' if 4 <= day.day <= 20 else {1: 'st', 2: 'nd', 3: 'rd'}.get(day.day % 10, 'th')}"
+    return [
+        f"{day.day} {month} {day.year}",
+        f"{month} {day.day}, {day.year}",
+        f"the {ordinal} of {month[:3]} {day.year}",
+        f"{month[:3]}. {ordinal}, {day.year}",
+        f"{day.day:02}.{day.month:02}.{day.year}",
+        f"{day.day}.{day.month}.{day.year}",
+        f"{day.day}-{month[:3]}-{day.year}",
+        f"{day.year}/{day.month}/{day.day}",
+        day.isoformat(),
+        *([f"{day.day}/{day.month}/{day.year}", f"{day:%m-%d-%Y}"] if day.day > 12 else []),
+    ]
+
+
+@given(st.dates(date(1000, 1, 1)), st.dates(date(1000, 1, 1)), st.data())
+def test_dates_are_compared_as_dates(one, two, data):
+    left, right = data.draw(st.sampled_from(spellings(one))), data.draw(st.sampled_from(spellings(two)))
+    assert exact_match(left, right) == token_f1(left, right) == float(one == two)
+    assert containment(f"She left on {left}.", data.draw(st.sampled_from(spellings(one)))) == 1.0
+
+
+def test_an_open_order_of_day_and_month_is_equal_to_its_own_spelling_alone():
+    for text in ("03/04/2024", "03-04-2024"):
+        assert exact_match(text, text) == 1.0
+        assert not any(exact_match(text, other) for other in ("3 April 2024", "4 March 2024", "04/03/2024"))
+    assert exact_match("31.02.2024", "31 February 2024") == exact_match("1.2.3.2024", "2024-03-02") == 0.0
+    assert token_f1("9 January 2024", "January 2024") == 0.8, "a date that is less exact shares words"
