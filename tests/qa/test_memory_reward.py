@@ -101,6 +101,36 @@ def test_a_perfect_writer_has_all_of_it():
     assert reward.total == pytest.approx(1 + 1 + 0.05 * (1 - 2 / 90) + 0.1)
 
 
+CITIES = ("Oslo", "Rome", "Lima")
+MOVES = TASK.model_copy(
+    update={
+        "gold_operations": (
+            op("insert", 0, "city: Oslo"),
+            *(op("update", chunk, f"city: {CITIES[chunk]}", f"city: {CITIES[chunk - 1]}") for chunk in (1, 2)),
+        )
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("turns", "default", "published"),
+    [
+        (([], [update("city: Oslo", "city: Rome")], []), 1.0, 1.0),
+        (([], [insert("city: Rome")], []), 0.0, 1.0),
+        (([], [insert("city: Rome"), delete("city: Oslo")], []), 1.0, 0.5),
+        (([], [delete("city: Oslo"), insert("city: Rome")], []), 1.0, 0.5),
+        (([], [], [insert("city: Lima")]), 0.0, 1.0),  # beside a value that was replaced twice
+        (([], [], [update("city: Oslo", "city: Lima")]), 1.0, 1.0),
+        (([], [update("city: Oslo", "city: Rome")], [insert("city: Lima")]), 0.0, 1.0),
+    ],
+)
+def test_a_new_value_beside_the_one_that_it_replaces_is_not_valid(turns, default, published):
+    turns = ([insert("city: Oslo")], *turns[1:])
+    chunk = max(index for index, turn in enumerate(turns) if turn)
+    for preset, share in (("default", default), ("published", published)):
+        assert components(*turns, preset=preset, task=MOVES).components["r4"][chunk] == share
+
+
 def test_a_delete_is_judged_like_any_write():
     assert r4(BOTH, [delete("pet: cat")])[1] == 1.0
     assert r4(BOTH, [delete("city: Oslo")])[1] == 1.0  # no longer true either: clumsy, not wrong

@@ -1,6 +1,6 @@
 """Gold facts of a task over time, and validity of a rollout's operations.
 
-Contents are compared after `normalize`: case, punctuation and articles do not matter, words do.
+Contents are compared after `normalize`: case, articles and the marks of a sentence do not matter, values do.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from memalpha.errors import DataError
 from memalpha.store.schema import MemorySchema
-from memalpha.store.slots import normalize
 from memalpha.store.state import MemoryState
+from memalpha.store.values import normalize
 from memalpha.types import Task, ToolResult, Trajectory
 
 _Fact = tuple[str, str]
@@ -29,6 +29,7 @@ class GoldFacts:
 
     def __init__(self, task: Task) -> None:
         self._spans: dict[_Fact, list[tuple[int, int | None]]] = {}
+        self._replaced: dict[_Fact, set[_Fact]] = {}
         self.judges_core = any(operation.kind == "core_update" for operation in task.gold_operations)
         core: _Fact | None = None
         for operation in sorted(task.gold_operations, key=lambda operation: operation.chunk):
@@ -41,6 +42,8 @@ class GoldFacts:
                 spans = self._spans.setdefault(current, [])
                 if not spans or spans[-1][1] is not None:  # a repetition while the fact holds opens no new span
                     spans.append((operation.chunk, None))
+                if operation.kind == "update" and previous is not None:
+                    self._replaced.setdefault(current, set()).update({previous}, self._replaced.get(previous, ()))
                 core = current if operation.kind == "core_update" else core
 
     def holds(self, category: str | None, content: str | None, chunk: int) -> bool:
@@ -64,6 +67,17 @@ class GoldFacts:
         """
         was_true = any(start <= chunk for start, _ in self._spans.get(comparable_fact(category, content), ()))
         return was_true and not self.holds(category, content, chunk)
+
+    def outdated_by(self, category: str | None, content: str | None, chunk: int) -> set[_Fact]:
+        """Return the facts that gold updates replaced by this one, step by step, and that no longer hold.
+
+        Args:
+            category: Category; None is the core memory.
+            content: Content, compared after `normalize`.
+            chunk: Index of the chunk.
+        """
+        replaced = self._replaced.get(comparable_fact(category, content), set())
+        return {fact for fact in replaced if self.has_ended(*fact, chunk)}
 
 
 def check_categories(tasks: Iterable[Task], schema: MemorySchema, data_source: str) -> None:
@@ -93,10 +107,11 @@ def check_categories(tasks: Iterable[Task], schema: MemorySchema, data_source: s
 def is_valid(result: ToolResult, gold: GoldFacts, chunk: int, state: MemoryState) -> bool | None:
     """Return True if a call made the memory truer; None if it is no write or cannot be judged.
 
-    An insert or update is valid if its content holds in its category and no other live entry says the same. An update
-    is valid only if the replaced content no longer holds. A delete is valid if the removed content held once and no
-    longer does. Removing what was never true is not judged: a writer could earn by tidying up its own junk. An exact
-    duplicate is not valid.
+    An insert or update is valid if its content holds in its category and no other live entry says the same. An insert
+    is valid only if no live entry states what a gold update replaced by it: beside the old value the memory
+    contradicts itself. An update is valid only if the replaced content no longer holds. A delete is valid if the
+    removed content held once and no longer does. Removing what was never true is not judged: a writer could earn by
+    tidying up its own junk. An exact duplicate is not valid.
 
     Args:
         result: Result of the call.
@@ -118,8 +133,10 @@ def is_valid(result: ToolResult, gold: GoldFacts, chunk: int, state: MemoryState
         return False
     if result.code == "updated" and gold.holds(result.category, result.before, chunk):
         return False
-    current = comparable_fact(result.category, result.content)
-    return sum(comparable_fact(entry.category, entry.content) == current for entry in state.entries.values()) <= 1
+    facts = [comparable_fact(entry.category, entry.content) for entry in state.entries.values()]
+    if result.code == "inserted" and not gold.outdated_by(result.category, result.content, chunk).isdisjoint(facts):
+        return False
+    return facts.count(comparable_fact(result.category, result.content)) <= 1
 
 
 @dataclass(frozen=True, slots=True)
