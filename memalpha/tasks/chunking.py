@@ -237,10 +237,15 @@ def parse_answers(value: Any, location: str) -> tuple[str, ...]:
     Raises:
         DataError: There is no answer, or a value of another type.
     """
-    answers = dict.fromkeys(text for item in _flatten(value, location) if (text := str(item).strip()))
+    answers = dict.fromkeys(text for item in _flatten(value, location) if (text := _as_text(item)))
     if not answers:
         raise DataError(f"{location}: an answer is needed, a text or a number, and this is {value!r}")
     return tuple(answers)
+
+
+def _as_text(item: str | int | float) -> str:
+    """Return an answer as a text, a whole number without a point: columns with gaps hold 15 as 15.0."""
+    return str(int(item) if isinstance(item, float) and item.is_integer() else item).strip()
 
 
 def _flatten(value: Any, location: str) -> Iterator[str | int | float]:
@@ -248,7 +253,8 @@ def _flatten(value: Any, location: str) -> Iterator[str | int | float]:
         for item in value:
             yield from _flatten(item, location)
     elif isinstance(value, str | int | float):
-        yield value
+        if value == value:  # not a number: a gap in a column of numbers
+            yield value
     elif value is not None:
         raise DataError(f"{location}: an answer is a text or a number, and this is {type(value).__name__}")
 

@@ -1,15 +1,16 @@
 """`load_text_tasks`: load prompts with their columns as `TextTask`s, by name or from any file.
 
-`arithmetic` and `programs` are generated. Everything else goes through `datasets`: GSM8K (Cobbe et al. 2021, arXiv
-2110.14168) and MATH (Hendrycks et al. 2021, arXiv 2103.03874) from the hub or a folder with their files, your own files
-(JSON, JSON Lines, CSV, Parquet), a folder that `save_to_disk` wrote, or any hub id.
+`arithmetic` and `programs` are generated. Your own JSON, JSON Lines and CSV files arrive as they are written: a cell of
+CSV is a text (007, NA, ""), a value of JSON keeps its type. Everything else goes through `datasets`: GSM8K (Cobbe et
+al. 2021, arXiv 2110.14168) and MATH (Hendrycks et al. 2021, arXiv 2103.03874) from the hub or a folder with their
+files, Parquet files, a folder that `save_to_disk` wrote, or any hub id.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -20,12 +21,15 @@ from typing import TYPE_CHECKING, Any, get_args
 from memalpha.arguments import brief_repr, check_count, check_path, check_seed, check_texts, check_type
 from memalpha.errors import DataError, install_command
 from memalpha.hub import hub_reachable
+from memalpha.tasks.formats.streaming import iter_csv_rows, iter_json_array, iter_json_lines
 from memalpha.tasks.synthetic import arithmetic, programs
 from memalpha.tasks.synthetic.value_pools import Split
 from memalpha.types import TextTask
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+Rows = list[dict[str, Any]]
 
 GENERATED: Mapping[str, Callable[[Split, int, int, int], list[TextTask]]] = {
     "arithmetic": arithmetic.tasks,
@@ -36,7 +40,7 @@ DEFAULT_LIMIT = 500
 """Number of generated tasks without a limit."""
 
 FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
-"""Format that `datasets` reads a file as, by suffix."""
+"""Format of a file by its suffix."""
 
 EVALUATION_SPLITS = ("test", "validation")
 """Names in `datasets.Split` of the splits that are not for training."""
@@ -182,7 +186,9 @@ def _interleave(parts: Sequence[list[TextTask]]) -> list[TextTask]:
     return [task for row in zip_longest(*parts) for task in row if task is not None]
 
 
-def _limited(rows: Dataset, limit: int | None) -> Dataset:
+def _limited(rows: Dataset | Rows, limit: int | None) -> Dataset | Rows:
+    if isinstance(rows, list):
+        return rows[:limit]
     return rows if limit is None else rows.select(range(min(limit, len(rows))))
 
 
@@ -190,24 +196,27 @@ def _with_answer(task: TextTask, normalize: Callable[[str], str]) -> TextTask:
     return task.model_copy(update={"columns": {**task.columns, "answer": normalize(str(task.columns["answer"]))}})
 
 
-def _read(source: str, split: str, config: str | None, name: str) -> Dataset:
-    """Read the rows of one split through `datasets`."""
+def _read(source: str, split: str, config: str | None, name: str) -> Dataset | Rows:
+    """Read the rows of one split: an own file as it is written, anything else through `datasets`."""
+    path = Path(source)
+    kind = FORMATS.get(path.suffix)
+    if path.is_file() and kind in ("csv", "json"):
+        if not (own_rows := _read_own_file(path)):
+            raise DataError(f"{name}: holds no row")
+        return own_rows
     try:
         import datasets
     except ImportError as error:
         raise DataError(f"{name}: the package datasets reads it: {install_command('train')}") from error
     from datasets.exceptions import DatasetGenerationError
 
-    path = Path(source)
-    if path.suffix in FORMATS and not path.is_file():
+    if kind is not None and not path.is_file():
         raise DataError(f"{name}: no such file")
     try:
         if path.is_file():
-            kind = FORMATS.get(path.suffix)
             if kind is None:
                 raise DataError(f"{name}: files are {', '.join(FORMATS)}, not {path.suffix or 'without a suffix'}")
-            reader_options: dict[str, Any] = {"delimiter": "\t"} if path.suffix == ".tsv" else {}
-            rows: Any = datasets.load_dataset(kind, data_files=str(path), split="train", **reader_options)
+            rows: Any = datasets.load_dataset(kind, data_files=str(path), split="train")
         elif (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file():
             rows = datasets.load_from_disk(str(path))
             if isinstance(rows, datasets.DatasetDict):
@@ -236,6 +245,33 @@ def _read(source: str, split: str, config: str | None, name: str) -> Dataset:
     return rows
 
 
+def _read_own_file(path: Path) -> Rows:
+    """Read the rows of a CSV, JSON or JSON Lines file as they are written.
+
+    Raises:
+        DataError: The file cannot be read, or a row is no JSON object; names the line.
+    """
+    located: Iterable[tuple[str, Any]]
+    if path.suffix in (".csv", ".tsv"):
+        located = iter_csv_rows(path, separator="\t" if path.suffix == ".tsv" else ",")
+    elif _starts_with_list(path):
+        located = ((f"{path}: row {number}", row) for number, row in enumerate(iter_json_array(path)))
+    else:
+        located = iter_json_lines(path)
+    rows: Rows = []
+    for location, row in located:
+        if not isinstance(row, dict):
+            raise DataError(f"{location}: a JSON object is needed, a row of named columns")
+        rows.append(row)
+    names = dict.fromkeys(column for row in rows for column in row)
+    return [{column: row.get(column) for column in names} for row in rows]
+
+
+def _starts_with_list(path: Path) -> bool:
+    with path.open("rb") as stream:
+        return stream.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
+
+
 def _check_hub(name: str, config: str | None) -> None:
     """Raise `DataError` at once if the hub does not answer.
 
@@ -259,7 +295,7 @@ def _alternatives(name: str, config: str | None) -> str:
 
 
 def _tasks(
-    rows: Dataset, columns: Mapping[str, str], label: str, name: str, category: str | None = None
+    rows: Dataset | Rows, columns: Mapping[str, str], label: str, name: str, category: str | None = None
 ) -> list[TextTask]:
     tasks = []
     for number, row in enumerate(map(dict[str, Any], rows)):
@@ -278,10 +314,10 @@ def _tasks(
         row_id = renamed.pop("id", None)
         tasks.append(
             TextTask(
-                id=f"{label}-{number}" if row_id is None else str(row_id),
+                id=f"{label}-{number}" if row_id in (None, "") else str(row_id),
                 prompt=prompt,
                 columns=renamed,
-                category=None if row_category is None else str(row_category),
+                category=None if row_category in (None, "") else str(row_category),
             )
         )
     return tasks
@@ -291,6 +327,13 @@ def _prompt(value: Any, location: str) -> str | tuple[dict[str, str], ...]:
     if isinstance(value, str) and value:
         return value
     if isinstance(value, list) and value and all(_is_message(message) for message in value):
+        for number, message in enumerate(value):
+            for name, part in message.items():
+                if name not in ("role", "content") and part not in (None, "", [], {}):
+                    raise DataError(
+                        f"{location}: prompt[{number}].{name}: a prompt's message has role and content, and no other "
+                        "field reaches the policy: write it into content, or leave it out"
+                    )
         return tuple({"role": message["role"], "content": message["content"]} for message in value)
     excerpt = json.dumps(value, ensure_ascii=False, default=str)[:80]
     raise DataError(f"{location}: prompt: a text or chat messages (role and content), not {excerpt}")

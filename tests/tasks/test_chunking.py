@@ -105,7 +105,15 @@ def test_no_chunk_is_longer_than_the_limit_and_no_word_is_lost(sessions):
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [("two", ("two",)), (3, ("3",)), (2.5, ("2.5",)), ([["a", "b"], ["a", None, " "]], ("a", "b")), (["7"], ("7",))],
+    [
+        ("two", ("two",)),
+        (3, ("3",)),
+        (2.5, ("2.5",)),
+        ([["a", "b"], ["a", None, " "]], ("a", "b")),
+        (["7"], ("7",)),
+        (15.0, ("15",)),
+        ([1e3, "15.0", float("nan")], ("1000", "15.0")),
+    ],
 )
 def test_answers_of_all_the_kinds_that_official_files_have(value, expected):
     assert parse_answers(value, "here") == expected

@@ -143,6 +143,49 @@ def test_own_files_are_read(tmp_path: Path) -> None:
         load_text_tasks(tmp_path / "splits", columns=columns)
 
 
+LINES = """
+{"prompt":"a","answer":"2024-05-01","number":123456789012345678901234567890}
+{"prompt":"b","answer":"007","tags":["x"],"extra":{"m":null}}
+"""
+TABLE = "prompt,answer,id\na,007,1\nb,NA,\nc,,3\nd,1.50,4\ne,null,5\nf,2024-05-01,6\ng,True,7\nh,1e5,8\n"
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_own_files_arrive_as_they_are_written(tmp_path: Path, mark: str) -> None:
+    (tmp_path / "a.jsonl").write_text(mark + LINES.strip(), encoding="utf-8")
+    (tmp_path / "a.json").write_text(f"{mark} [{LINES.strip().replace(chr(10), ',')}]", encoding="utf-8")
+    (tmp_path / "a.csv").write_text(mark + TABLE, encoding="utf-8")
+    (tmp_path / "a.tsv").write_text(mark + TABLE.replace(",", "\t"), encoding="utf-8")
+    rows = [json.loads(line) for line in LINES.split("\n") if line]
+    for name in ("a.jsonl", "a.json"):
+        tasks = load_text_tasks(tmp_path / name)
+        assert [task.columns["answer"] for task in tasks] == ["2024-05-01", "007"]
+        assert [task.columns["number"] for task in tasks] == [rows[0]["number"], None], "a gap is none"
+        assert tasks[1].columns["extra"] == {"m": None} and tasks[1].columns["tags"] == ["x"]
+    for name in ("a.csv", "a.tsv"):
+        tasks = load_text_tasks(tmp_path / name)
+        answers = [task.columns["answer"] for task in tasks]
+        assert answers == ["007", "NA", "", "1.50", "null", "2024-05-01", "True", "1e5"]
+        assert [task.id for task in tasks[:3]] == ["1", "a-1", "3"]
+    (tmp_path / "a.csv").write_bytes("prompt,answer\na,é\n".encode("latin-1"))
+    (tmp_path / "a.jsonl").write_text("[1]\n")
+    for name in ("a.csv", "a.jsonl"):
+        with pytest.raises(DataError, match=r"not CSV in UTF-8|a JSON object is needed"):
+            load_text_tasks(tmp_path / name)
+
+
+@pytest.mark.parametrize("field", ["tool_calls", "reasoning_content", "name", "tool_call_id", "weight"])
+def test_a_field_of_a_message_is_refused_by_name_unless_it_is_empty(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "a.jsonl"
+    for value, is_refused in ((["call"], True), ("x", True), (0, True), (None, False), ([], False), ("", False)):
+        path.write_text(json.dumps({"prompt": [{"role": "user", "content": "Hi", field: value}]}) + "\n")
+        if is_refused:
+            with pytest.raises(DataError, match=rf"row 0: prompt\[0\]\.{field}: .* has role and content"):
+                load_text_tasks(path)
+        else:
+            assert load_text_tasks(path)[0].messages == ({"role": "user", "content": "Hi"},)
+
+
 def test_test_and_validation_splits_are_refused_for_training(tmp_path: Path) -> None:
     rows = [{"prompt": "1+1?", "answer": "2"}]
     for split in ("test", "validation"):
@@ -191,7 +234,7 @@ def test_missing_files_columns_and_names_are_refused(tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_text("x")
     for name, message, more in (
         (tmp_path / "none.jsonl", "no such file", {}),
-        (tmp_path / "b.jsonl", "cannot be read", {}),
+        (tmp_path / "b.jsonl", "b.jsonl:1: not a JSON value", {}),
         (tmp_path / "c.txt", "files are .json", {}),
         (
             tmp_path / "a.jsonl",
