@@ -247,36 +247,51 @@ def _messages(prompt: JudgePrompt, system: str, unreadable: str | None = None) -
 # ----------------------------------------------------------------------------------------------------- verdicts
 
 _DECODER = json.JSONDecoder(strict=False)
+_NAMED_VERDICT = re.compile(
+    r"""\bverdict\b["'*`_]*\s*(?:is\b|[:=>\u2013-])[\s"'*`_(\[]*([^\s,;"'*`_()\]}<][^,;"'*`_()\]}<\n]*)""",
+    re.IGNORECASE,
+)
+_TRUTH = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
 _WRAPPING = re.compile(r"^[\s\"'`*_.(\[]+|[\s\"'`*_.!)\]]+$")
 
 
-def read_verdict(reply: str, words: Iterable[str]) -> str | None:
+def read_verdict(reply: str, words: Mapping[str, float] | Iterable[str]) -> str | None:
     """Return the verdict of a reply, one of `words`, or None.
 
-    The verdict is the field "verdict" of a JSON object in the reply, or the reply is the word and nothing else. A
-    leading `<think>` part does not count. Two different verdicts are none, and so is a word that merely contains
-    another.
+    The verdict is the field "verdict" of a JSON object in the reply, or what follows "verdict" in another form
+    (`{'verdict': 'correct'}`, "Verdict: correct"), or the reply is the word and nothing else. A boolean stands for the
+    word with the score 1 or 0. A leading `<think>` part does not count. Two different verdicts are none, and so is a
+    word that merely contains another.
+
+    Args:
+        reply: Reply of a judge.
+        words: Verdicts; with their scores, so that booleans can be read.
     """
     by_folded = {word.casefold(): word for word in words}
+    if isinstance(words, Mapping) and sorted(words.values()) == [0.0, 1.0]:
+        scored = {score: word for word, score in words.items()}
+        by_folded = {truth: scored[score] for truth, score in _TRUTH.items()} | by_folded
     text = reply[after_thinking(reply) :]
-    candidates = _verdict_fields(text) or [text]
+    fields = _verdict_fields(text)
+    candidates = (_NAMED_VERDICT.findall(text) if fields is None else fields) or [text]
     folded = {_WRAPPING.sub("", str(value)).casefold() if isinstance(value, str | int) else "" for value in candidates}
     return by_folded.get(folded.pop()) if len(folded) == 1 else None
 
 
-def _verdict_fields(text: str) -> list[Any]:
-    """Return the values of "verdict" in the outermost JSON objects of a text."""
-    values, position = [], text.find("{")
+def _verdict_fields(text: str) -> list[Any] | None:
+    """Return the values of "verdict" in the outermost JSON objects of a text; None without such an object."""
+    values, position, is_json = [], text.find("{"), False
     while position >= 0:
         try:
             value, end = _DECODER.raw_decode(text, position)
         except (ValueError, RecursionError):
             end = position + 1
         else:
+            is_json = is_json or isinstance(value, dict)
             if isinstance(value, dict):
                 values += [value[name] for name in value if name.casefold() == "verdict"]
         position = text.find("{", end)
-    return values
+    return values if is_json else None
 
 
 # -------------------------------------------------------------------------------------------------- known labels
@@ -313,7 +328,7 @@ def load_labels(path: str | Path | None = None) -> list[LabelledItem]:
     """
     source = resources.files("memalpha") / "data" / "judge_labels.jsonl" if path is None else Path(path)
     try:
-        lines = source.read_text(encoding="utf-8").splitlines()
+        lines = source.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{source} cannot be read ({error})") from error
     labelled = [_parse_label(line, f"{source}:{number}") for number, line in enumerate(lines, 1) if line.strip()]

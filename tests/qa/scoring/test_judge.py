@@ -66,6 +66,17 @@ def item(number: int, right: bool) -> Item:
         ('{"reason": "an object", "of": {"verdict": "correct"}}', None),
         ('{"reason": "cut off, "verdict": "corr', None),
         ("<think>correct", None),
+        ("{'verdict': 'correct'}", "correct"),
+        ("{'reason': \"it's\", 'verdict': 'wrong'}", "wrong"),
+        ("Verdict: correct", "correct"),
+        ("Reason: fine.\n**Verdict:** Correct.", "correct"),
+        ("Final verdict: **wrong** (another date)", "wrong"),
+        ("The verdict is correct, not wrong", "correct"),
+        ("<verdict>wrong</verdict>", "wrong"),
+        ("Verdict: incorrect", None),
+        ("Verdict: not correct", None),
+        ("Verdict: correct or wrong", None),
+        ("Verdict: correct\nVerdict: wrong", None),
     ],
 )
 def test_a_verdict_is_one_word_in_one_place(reply, verdict):
@@ -77,6 +88,13 @@ def test_invalid_is_not_valid():
         assert read_verdict(reply, ("valid", "invalid")) == "invalid"
     assert read_verdict("VALID", ("valid", "invalid")) == "valid"
     assert read_verdict("INVALID", ("valid", "wrong")) is None
+
+
+@pytest.mark.parametrize("form", ['{{"verdict": {}}}', "{{'verdict': {}}}", "Verdict: {}"])
+def test_a_boolean_is_the_word_with_that_score(form):
+    scores = {"correct": 1.0, "wrong": 0.0}
+    assert [read_verdict(form.format(truth), scores) for truth in ("true", "false")] == ["correct", "wrong"]
+    assert read_verdict(form.format("true"), {"good": 1.0, "fair": 0.5, "poor": 0.0}) is None
 
 
 @given(st.text(alphabet='{}[]"verdict: coretwng\\,\n', max_size=60))

@@ -87,4 +87,6 @@ def test_a_label_file_that_is_none(row, message, tmp_path):
 def test_labels_are_read_as_they_stand(tmp_path):
     path = tmp_path / "labels.jsonl"
     path.write_text('{"id": 7, "question": "q", "gold": ["a", "b"], "prediction": "p", "label": 1}\n')
-    assert load_labels(path) == [LabelledItem(Item("q", ("a", "b"), "p"), 1.0, "7")]
+    for mark in (b"", b"\xef\xbb\xbf"):  # editors on Windows write one
+        path.write_bytes(mark + path.read_bytes())
+        assert load_labels(path) == [LabelledItem(Item("q", ("a", "b"), "p"), 1.0, "7")]
