@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from memalpha.arguments import brief_repr, check_count, is_finite_number, is_own
 from memalpha.config import AgentConfig, ReaderConfig
@@ -62,6 +62,16 @@ def is_endpoint(policy: Policy) -> bool:
     return policy.name.startswith(ENDPOINT_PREFIXES)
 
 
+LOWEST_LOGPROB = -1000.0
+"""No sampled token has a log-prob as low as this."""
+
+
+def first_invalid_logprob(values: Sequence[Any]) -> int | None:
+    """Return the index of the first value that cannot be a sampled token's log-prob; None if all can."""
+    checks = (is_finite_number(value) and LOWEST_LOGPROB < value <= 1e-6 for value in values)
+    return next((index for index, is_valid in enumerate(checks) if not is_valid), None)
+
+
 def sample_checked(policy: Policy, requests: Sequence[SampleRequest]) -> list[Completion]:
     """Sample completions from a policy of any make, and check them.
 
@@ -74,7 +84,7 @@ def sample_checked(policy: Policy, requests: Sequence[SampleRequest]) -> list[Co
 
     Raises:
         PolicyError: The policy raised, or returned another number of completions, no text, or log-probs that are not
-            finite or not one per id.
+            those of sampled tokens or not one per id.
     """
     name = brief_repr(getattr(policy, "name", type(policy).__name__))
     try:
@@ -92,8 +102,11 @@ def sample_checked(policy: Policy, requests: Sequence[SampleRequest]) -> list[Co
             raise PolicyError(f"policy {name} returned {brief_repr(completion)}: a Completion with a text is needed")
         if completion.logprobs and len(completion.logprobs) != len(completion.completion_ids):
             raise PolicyError(f"policy {name} returned log-probs that are not one for each sampled id")
-        if not all(map(is_finite_number, completion.logprobs)):
-            raise PolicyError(f"policy {name} returned a log-prob that is no finite number")
+        if (invalid := first_invalid_logprob(completion.logprobs)) is not None:
+            raise PolicyError(
+                f"policy {name} returned {completion.logprobs[invalid]!r} as log-prob of token {invalid}: one of a "
+                f"sampled token is at most 0 and above {LOWEST_LOGPROB:g} (-9999.0 and -inf stand for none)"
+            )
     return completions
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -26,6 +25,7 @@ import httpx2 as httpx
 from memalpha.config.sampling import SamplerConfig
 from memalpha.endpoint_calls import backoff, is_retryable, read_error
 from memalpha.errors import PolicyError
+from memalpha.policy.base import LOWEST_LOGPROB, first_invalid_logprob
 from memalpha.policy.endpoints.loop import LoopThread
 
 
@@ -105,8 +105,13 @@ class TokenRequest:
             raise ValueError("the answer does not repeat the ids of the prompt")
         if not _are_ids(ids) or not 0 < len(ids) <= self.max_tokens:
             raise ValueError(f"the answer's token_ids are not 1 to {self.max_tokens} ids")
-        if not isinstance(logprobs, list) or len(logprobs) != len(ids) or not all(map(_is_logprob, logprobs)):
+        if not isinstance(logprobs, list) or len(logprobs) != len(ids):
             raise ValueError("the answer does not have a log-prob for each token")
+        if (invalid := first_invalid_logprob(logprobs)) is not None:
+            raise ValueError(
+                f"the answer gives {logprobs[invalid]!r} for token {invalid}, which is no log-prob of a sampled "
+                f"token: it is at most 0 and above {LOWEST_LOGPROB:g} (-9999.0 and -inf stand for none)"
+            )
         has_end = ids[-1] in self.end_ids
         if self.end_ids.intersection(ids[:-1]) or (reason == "stop") != has_end:
             raise ValueError(f"the answer ends by {reason!r}, which its ids do not show")
@@ -308,10 +313,6 @@ class VllmClient:
 
 def _are_ids(values: Any) -> bool:
     return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
-
-
-def _is_logprob(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and value <= 1e-6
 
 
 def _error_text(response: httpx.Response) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -117,9 +118,6 @@ def test_an_answer_is_read():
         {"token_ids": [], "logprobs": {"token_logprobs": []}},
         {"token_ids": None},
         {"prompt_token_ids": [5, 7]},
-        {"logprobs": {"token_logprobs": [-1.0, None, -1.0]}},
-        {"logprobs": {"token_logprobs": [-1.0, 0.5, -1.0]}},
-        {"logprobs": {"token_logprobs": [-1.0, float("-inf"), -1.0]}},
         {"logprobs": None},
         {"finish_reason": "length"},
         {"finish_reason": "abort", "token_ids": [7, 8, 9]},
@@ -128,6 +126,13 @@ def test_an_answer_is_read():
 )
 def test_an_answer_that_cannot_be_true_is_refused(change):
     with pytest.raises(ValueError, match="the answer"):
+        REQUEST.read({"model": "m", "choices": [{**CHOICE, **change}]})
+
+
+@pytest.mark.parametrize("value", [float("-inf"), float("nan"), float("inf"), -9999.0, -1e9, 0.5, None, "-1.0", True])
+def test_a_placeholder_is_no_logprob(value):
+    change = {"logprobs": {"token_logprobs": [-1.0, value, -1.0]}}
+    with pytest.raises(ValueError, match=f"gives {re.escape(repr(value))} for token 1, which is no log-prob"):
         REQUEST.read({"model": "m", "choices": [{**CHOICE, **change}]})
 
 
