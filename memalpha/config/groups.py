@@ -178,7 +178,7 @@ class TaskEvaluationConfig(EvaluationConfig):
     data: str | None = Field(
         default=None,
         description="held-out tasks: a data set's evaluation split, or a task file (default: the test split of "
-        "synthetic or babi, the last fifth of data otherwise)",
+        "synthetic or babi, a fifth of data otherwise)",
     )
     tasks: int = Field(default=200, gt=0, description="tasks of the evaluations before and after training")
     validation_tasks: int = Field(default=40, ge=0, description="tasks of a validation; 0: none")

@@ -1,9 +1,11 @@
-"""Seeded epoch order over a fixed list, and the schedule length that `epochs` implies."""
+"""Seeded epoch order over a fixed list, its splits, its fingerprint, and the schedule length that `epochs` implies."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from random import Random
 from typing import TypeVar
@@ -11,6 +13,7 @@ from typing import TypeVar
 from memalpha.config import SFTConfig
 from memalpha.config.preferences import PairsConfig
 from memalpha.errors import ConfigError
+from memalpha.types import Task, TextTask
 
 T = TypeVar("T")
 
@@ -25,6 +28,53 @@ def shuffled_item(items: Sequence[T], index: int, seed: str) -> T:
     """
     epoch, offset = divmod(index, len(items))
     return items[_epoch_order(f"{seed}|{epoch}", len(items))[offset]]
+
+
+def split_by_content(items: Sequence[T], contents: Sequence[str], most: int, purpose: str) -> tuple[list[T], list[T]]:
+    """Split off a fifth of a list by hashes of the contents, to validate or evaluate on.
+
+    Items of equal content stay together. A content keeps its side whatever else the list holds: none that was in the
+    first part of a shorter list is in the second part of a longer one. Beyond the limit as many contents again are in
+    neither part, so that contents that are added later push none into the first part.
+
+    Args:
+        items: Items in order.
+        contents: Content of each item.
+        most: Limit of the part that is split off; 0 splits off nothing.
+        purpose: Name of the split; splits of other names are independent.
+
+    Returns:
+        First part, second part. Each has a content at least; of a single one the second part is empty.
+    """
+    if not most:
+        return list(items), []
+    ranks = {
+        content: hashlib.sha256(f"{purpose}|{content}".encode(errors="surrogatepass")).digest() for content in contents
+    }
+    ordered = sorted(ranks, key=ranks.__getitem__)
+    fifth = [content for content in ordered if ranks[content][0] < 51] or ordered[:1]  # 51 of 256
+    fifth = fifth[: len(ordered) - 1]
+    chosen, dropped = set(fifth[:most]), set(fifth[most : 2 * most])
+    pairs = list(zip(items, contents, strict=True))
+    first = [item for item, content in pairs if content not in chosen and content not in dropped]
+    return first, [item for item, content in pairs if content in chosen][:most]
+
+
+def describe_repetitions(contents: Sequence[str], noun: str) -> list[str]:
+    """Return a sentence on items whose content another one has; [] if there are none."""
+    count = len(contents) - len(set(contents))
+    return [f"data: {count} of {len(contents)} tasks repeat {noun} under another id; equal ones are on one side"] * (
+        count > 0
+    )
+
+
+def fingerprint_tasks(tasks: Iterable[Task | TextTask]) -> str:
+    """Return a hash of tasks in order, their ids and all else included."""
+    digest = hashlib.sha256()
+    for task in tasks:
+        text = json.dumps(task.model_dump(), default=lambda value: type(value).__name__)
+        digest.update(f"{text}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 def split_last(items: Sequence[T], most: int, *, least: int = 1) -> tuple[list[T], list[T]]:

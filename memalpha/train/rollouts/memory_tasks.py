@@ -15,7 +15,7 @@ from memalpha.tasks.datasets import babi
 from memalpha.tasks.splits import load_evaluation_tasks, load_training_tasks
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.rollouts.curriculum import TrainingTasks, group_by_level
-from memalpha.train.rollouts.epochs import shuffled_item, split_last
+from memalpha.train.rollouts.epochs import describe_repetitions, fingerprint_tasks, shuffled_item, split_by_content
 from memalpha.types import Chunk, Observation, Task
 
 HELD_OUT_SEED = -1
@@ -32,9 +32,10 @@ class TaskSource(TrainingTasks[Task]):
     bAbI: streams of official training stories; other training stories validate. Held out are streams of official test
     stories (`eval_babi`, else `babi`).
 
-    A task file: without `eval_data` its last fifth is held out, and the last fifth of the rest validates (at most
-    `eval_tasks` and `validation_tasks` tasks). The others are reshuffled every epoch. Another named data set gives its
-    training split (`tasks.splits`), which is divided like a file; as `eval_data` it gives its first evaluation split.
+    A task file: without `eval_data` a fifth of its conversations is held out, and a fifth of the rest validates (at
+    most `eval_tasks` and `validation_tasks` tasks), by hashes (`epochs.split_by_content`). The others are reshuffled
+    every epoch; `notes` tells of equal conversations. Another named data set gives its training split (`tasks.splits`),
+    which is divided like a file; as `eval_data` it gives its first evaluation split.
 
     Raises:
         ConfigError: A task would be both trained and evaluated on, or a data set has no training split and
@@ -45,6 +46,7 @@ class TaskSource(TrainingTasks[Task]):
     def __init__(self, config: TrainConfig | SFTConfig) -> None:
         self.config = config
         self.file_tasks: list[Task] = []
+        self.notes: list[str] = []
         self._levels: dict[str, list[Task]] = {}
         eval_tasks = (
             None
@@ -75,9 +77,10 @@ class TaskSource(TrainingTasks[Task]):
             file_tasks = load_training_tasks(config.data, on_evaluation_split=config.train_on_evaluation_split)
             _check_task_count(file_tasks, config)
             self.held_out = eval_tasks or []
+            self.notes = describe_repetitions(list(map(_conversation, file_tasks)), "a conversation")
             if not eval_tasks:
-                file_tasks, self.held_out = split_last(file_tasks, config.evaluation.tasks, least=0)
-            self.file_tasks, self.validation = split_last(file_tasks, config.evaluation.validation_tasks)
+                file_tasks, self.held_out = _split(file_tasks, config.evaluation.tasks, "held-out")
+            self.file_tasks, self.validation = _split(file_tasks, config.evaluation.validation_tasks, "validation")
             if not any(task.questions for task in self.file_tasks):
                 raise DataError(
                     f"data: none of the {len(self.file_tasks)} tasks of {config.data} that are trained on has a "
@@ -90,7 +93,9 @@ class TaskSource(TrainingTasks[Task]):
         if eval_tasks:
             self._check_no_overlap(eval_tasks)
         if not any(task.questions for task in self.held_out):
-            source = f"eval_data: {config.evaluation.data}" if eval_tasks else f"data: the last fifth of {config.data}"
+            source = (
+                f"eval_data: {config.evaluation.data}" if eval_tasks else f"data: the held-out fifth of {config.data}"
+            )
             raise ConfigError(f"{source} holds no question, so nothing can be evaluated")
 
     def tasks_of_level(self, level: str, first: int, count: int) -> list[Task]:
@@ -116,6 +121,11 @@ class TaskSource(TrainingTasks[Task]):
     def known_tasks(self) -> list[Task]:
         """Tasks that are known now: those of the file (or the first batch), validation and held-out tasks."""
         return [*(self.file_tasks or self.batch(0)), *self.validation, *self.held_out]
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the tasks of files, and of what validates and is held out."""
+        return fingerprint_tasks([*self.file_tasks, *self.validation, *self.held_out])
 
     def check(self, policy: TransformersPolicy, agent: AgentConfig, schema: MemorySchema, advice: int = 0) -> None:
         """Raise `DataError` if tasks from files do not fit the schema or the policy's context.
@@ -207,6 +217,14 @@ class TaskSource(TrainingTasks[Task]):
 
     def _from_file(self, index: int) -> Task:
         return shuffled_item(self.file_tasks, index, str(self.config.seed))
+
+
+def _conversation(task: Task) -> str:
+    return "\n\n".join(chunk.render() for chunk in task.chunks)
+
+
+def _split(tasks: list[Task], most: int, purpose: str) -> tuple[list[Task], list[Task]]:
+    return split_by_content(tasks, list(map(_conversation, tasks)), most, purpose)
 
 
 def _check_task_count(tasks: Sequence[Task], config: RunConfig) -> None:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
+from uuid import uuid4
 
 import yaml
 from pydantic import ValidationError
@@ -36,6 +37,8 @@ from memalpha.train.trainers.checkpoint import (
     write_json,
 )
 
+RUN_FILE = "run.json"
+"""File with the run's id, for trackers, and the fingerprint of its data."""
 STOP_FILE = "stopped.json"
 """File that says why a run stopped by itself."""
 
@@ -63,6 +66,7 @@ class RunDirectory:
 
     def __init__(self, path: Path, world: World = SINGLE_PROCESS) -> None:
         self.path, self.world = path, world
+        self.data: str | None = None
         self._lock_file: IO[str] | None = None
 
     def __enter__(self) -> RunDirectory:
@@ -87,15 +91,42 @@ class RunDirectory:
         if not os.access(existing, os.W_OK | os.X_OK):
             raise ConfigError(f"out: no right to write in {existing}: {path} cannot be a run directory, name another")
 
-    def claim(self, config: LearnerConfig) -> None:
+    def claim(self, config: LearnerConfig, data: str | None = None) -> None:
         """Lock the directory for a run and check that its recorded settings are those of `config`.
 
+        Args:
+            config: Settings of the run.
+            data: Fingerprint of the tasks; None if the run records its data otherwise.
+
         Raises:
-            CheckpointError: Another process holds the lock, or the settings are others or unreadable.
+            CheckpointError: Another process holds the lock, the settings are others or unreadable, or the run in the
+                directory began with other data.
             ConfigError: The directory cannot be created.
         """
         self.lock()
         self.world.run_on_main(lambda: self.check_settings(config))
+        self.data = data
+        self.world.run_on_main(self._check_data)
+
+    def begin_run(self) -> None:
+        """Give the run an id of its own and record the fingerprint of its data."""
+        write_json(self.path / RUN_FILE, {"id": uuid4().hex[:16], "data": self.data})
+
+    def load_run_id(self) -> str:
+        """Return the id of the run, which stays with its files; a directory without one gets one."""
+        if not (self.path / RUN_FILE).exists():
+            self.begin_run()
+        return self.read_json(RUN_FILE)["id"]
+
+    def _check_data(self) -> None:
+        if not self.saved_steps() or not (self.path / RUN_FILE).exists():
+            return
+        recorded = self.read_json(RUN_FILE).get("data")
+        if None not in (recorded, self.data) and recorded != self.data:
+            raise CheckpointError(
+                f"{self.path} holds a run that began with other tasks (data or eval_data has changed since): put back "
+                "the files to resume it, or name another out to train on the new ones"
+            )
 
     def lock(self) -> None:
         """Lock the directory for the processes of this run until `release`; create it if missing.

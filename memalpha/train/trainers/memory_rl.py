@@ -107,10 +107,10 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
         source.held_out,
         directory,
         display,
-        notes=rewards.notes(source.known_tasks, scope),
+        notes=[*source.notes, *rewards.notes(source.known_tasks, scope)],
         stop_below=config.evaluation.stop_below,
     )
-    directory.claim(config)
+    directory.claim(config, source.fingerprint)
     return Trainer(
         config=config,
         directory=directory,

@@ -72,7 +72,7 @@ def sft_trainer(config: SFTConfig, directory: RunDirectory) -> Trainer:
     if evaluates or config.source in ("best", "erl"):
         rewards = MemoryReward(config.reward.kept_in(config.out), policy.count_tokens)
         scorer = MemoryScorer(policies.load_reader(config.reader), rewards, embedder)
-    directory.claim(config)
+    directory.claim(config, None if source is None else source.fingerprint)
     sampling, rows, held_out = None, [], []
     if is_rejection_sampling:
         assert source is not None and scorer is not None

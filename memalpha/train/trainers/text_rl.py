@@ -79,7 +79,7 @@ def text_trainer(config: TextConfig, directory: RunDirectory, inputs: PythonInpu
         source=make_source(config, tasks, worker, sampler),
         sampler_metrics=connect_sampler(sampler, engine, config, rollouts, source.batch, directory.path),
     )
-    directory.claim(config)
+    directory.claim(config, source.fingerprint)
     return Trainer(
         config=config,
         directory=directory,

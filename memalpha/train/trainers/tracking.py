@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 
 from memalpha.config import LearnerConfig
 from memalpha.errors import ConfigError
+from memalpha.train.trainers.directory import RunDirectory
 
 
 def check_trackers(names: Iterable[str]) -> None:
@@ -23,8 +23,9 @@ def check_trackers(names: Iterable[str]) -> None:
 class Trackers:
     """Trackers that `report_to` names; a resumed run continues the same charts from `step`.
 
-    TensorBoard's files are in `out/tensorboard`. The id of a Weights & Biases run is a hash of the path of `out`. Its
-    key, project and mode come from the environment (`WANDB_API_KEY`, `WANDB_PROJECT`, `WANDB_MODE`).
+    TensorBoard's files are in `out/tensorboard`. The id of a Weights & Biases run is the one in `out/run.json`: a new
+    run in the same path is another one, a run that was moved is the same. Its key, project and mode come from the
+    environment (`WANDB_API_KEY`, `WANDB_PROJECT`, `WANDB_MODE`).
     """
 
     def __init__(self, config: LearnerConfig, step: int) -> None:
@@ -39,9 +40,8 @@ class Trackers:
         if "wandb" in config.report_to:
             import wandb  # type: ignore[import-not-found]
 
-            run_id = hashlib.sha256(str(config.out.resolve()).encode()).hexdigest()[:16]
             self._wandb = wandb.init(
-                id=run_id,
+                id=RunDirectory(config.out).load_run_id(),
                 name=config.out.name,
                 dir=str(config.out),
                 resume="allow",

@@ -178,6 +178,7 @@ class Trainer:
 
     def _start_fresh(self) -> None:
         self.world.run_on_main(lambda: self._reset_files(0))
+        self.world.run_on_main(self.directory.begin_run)
         policy = Path(absolute_policy_name(self.config.policy))
         if self.config.lora is not None and policy.parent.name == "checkpoints":
             self.display.log(

@@ -69,7 +69,7 @@ def test_without_gold_operations_a_run_says_that_the_ceiling_is_unchecked(small,
     file, held_out = tmp_path / "tasks.jsonl", tmp_path / "held-out.jsonl"
     save_jsonl(tasks, file)
     save_jsonl(synthetic.tasks(WorldConfig(), 9, 0, 2), held_out)
-    settings = small(data=str(file), eval_data=str(held_out), max_steps=0, validation_tasks=2)
+    settings = small(data=str(file), eval_data=str(held_out), max_steps=0, validation_tasks=4)
     train(settings)
     messages = capfd.readouterr().err
     assert "r4 is off (weight 0) for 4 of 10 tasks (training, validation, held-out): they carry no gold" in messages

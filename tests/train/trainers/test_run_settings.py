@@ -24,7 +24,7 @@ from memalpha.train.api import train
 from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.trainers.directory import CHANGEABLE_ON_RESUME, RunDirectory
 from memalpha.train.trainers.trainer import Trainer
-from memalpha.types import Chunk, Observation
+from memalpha.types import Chunk, Observation, Question, Task
 
 
 def test_refusals(small, tmp_path):
@@ -59,14 +59,68 @@ def test_task_sources(small, tmp_path):
     assert len(others) == 5 and not others & {task.id for task in one}
     assert [t.id for t in TaskSource(small(seed=5)).held_out] == [t.id for t in source.held_out]
 
-    tasks = [task.model_copy(update={"id": str(i)}) for i, task in enumerate(source.batch(0) * 5)]
-    save_jsonl(tasks, tmp_path / "mine.jsonl")
-    file = TaskSource(small(data=str(tmp_path / "mine.jsonl"), tasks_per_step=7))
-    assert [task.id for task in file.held_out] == ["8", "9"], "a fifth of the file"
-    assert [task.id for task in file.validation] == ["7"], "a fifth of the rest"
-    first_pass = [task.id for task in file.batch(0)]
-    assert sorted(first_pass) == [str(i) for i in range(7)]
-    assert first_pass != [task.id for task in file.batch(7)]
+    save_jsonl(synthetic.tasks(WorldConfig(), 0, 0, 10), tmp_path / "mine.jsonl")
+    file = TaskSource(small(data=str(tmp_path / "mine.jsonl"), tasks_per_step=4))
+    sets = [{task.id for task in tasks} for tasks in (file.file_tasks, file.validation, file.held_out)]
+    assert all(sets) and len(set.union(*sets)) == sum(map(len, sets))
+    count = len(file.file_tasks)
+    first_pass, second_pass = ([file.batch(i)[0].id for i in range(start, start + count)] for start in (0, count))
+    assert sorted(first_pass) == sorted(second_pass) == sorted(sets[0]) and first_pass != second_pass
+
+
+def told(count, texts=None):
+    """Tasks that say a number each, or one of `texts`."""
+    return [
+        Task(
+            id=f"t{i}",
+            chunks=(Chunk(text=f"Bo: my code is {i if texts is None else texts[i % len(texts)]}."),),
+            questions=(Question(id="q", question="What is Bo's code?", answers=("7",)),),
+        )
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("most", [200, 3])
+def test_a_file_that_grows_moves_no_task(small, tmp_path, most):
+    """Whether tasks come at the end, at the start or in between, and whatever the limit of the evaluations."""
+    tasks = told(90)
+    settings = {"data": str(tmp_path / "mine.jsonl"), "eval_tasks": most, "validation_tasks": most}
+    trained: set[str] = set()
+    evaluated: set[str] = set()
+    for part in (tasks[20:60], tasks[20:65], tasks[65:10:-1], tasks):
+        save_jsonl(part, tmp_path / "mine.jsonl")
+        source = TaskSource(small(**settings))
+        now_trained = {task.id for task in source.file_tasks}
+        now_evaluated = {task.id for task in [*source.validation, *source.held_out]}
+        assert now_trained and now_evaluated and len(source.held_out) <= most
+        assert not trained & now_evaluated and not (most == 200 and evaluated & now_trained)
+        trained, evaluated = trained | now_trained, evaluated | now_evaluated
+
+
+def test_equal_conversations_are_on_one_side_and_told(small, tmp_path):
+    save_jsonl(told(40, range(8)), tmp_path / "twins.jsonl")
+    source = TaskSource(small(data=str(tmp_path / "twins.jsonl"), eval_tasks=3))
+    trained, others = (
+        {task.chunks[0].text for task in tasks} for tasks in (source.file_tasks, [*source.validation, *source.held_out])
+    )
+    assert trained and others and not trained & others
+    assert source.notes == ["data: 32 of 40 tasks repeat a conversation under another id; equal ones are on one side"]
+
+
+def test_a_run_is_resumed_on_its_own_tasks_only(small, tmp_path):
+    tasks = synthetic.tasks(WorldConfig(), 0, 0, 12)
+    path = tmp_path / "mine.jsonl"
+    save_jsonl(tasks[:10], path)
+    settings = {"data": str(path), "max_steps": 1}
+    train(small(**settings))
+    written = (small().out / "run.json").read_bytes()
+    for other in (tasks, tasks[:9], tasks[2:], [*tasks[:9], tasks[9].model_copy(update={"meta": {"n": 1}})]):
+        save_jsonl(other, path)
+        with pytest.raises(CheckpointError, match=r"began with other tasks .* another out"):
+            train(small(**{**settings, "max_steps": 2}))
+    save_jsonl(tasks[:10], path)
+    assert train(small(**{**settings, "max_steps": 2}))["steps"] == 2
+    assert (small().out / "run.json").read_bytes() == written
 
 
 def test_what_is_evaluated_is_not_trained_on(small, tmp_path):
@@ -79,7 +133,7 @@ def test_what_is_evaluated_is_not_trained_on(small, tmp_path):
     mine, held = write("mine.jsonl", trained), write("held.jsonl", others)
     source = TaskSource(small(data=mine, eval_data=held))
     assert [task.id for task in source.held_out] == [task.id for task in others]
-    assert [task.id for task in source.validation] == [trained[5].id]
+    assert [task.id for task in source.validation] == [trained[0].id]
     with pytest.raises(ConfigError, match=f"{trained[2].id!r}.*among the training tasks"):
         TaskSource(small(data=mine, eval_data=write("same.jsonl", [others[0], trained[2]])))
     renamed = trained[2].model_copy(update={"id": "another"})
@@ -221,12 +275,14 @@ def test_garbage_in_a_run_directory_is_named(small, name, content):
 
 def test_training_tasks_without_a_question_are_refused(small, tmp_path):
     tasks, held = synthetic.tasks(WorldConfig(), 0, 0, 6), synthetic.tasks(WorldConfig(), 9, 0, 3)
-    mute = [task.model_copy(update={"questions": ()}) for task in tasks]
-    save_jsonl(mute[:5] + tasks[5:], tmp_path / "mute.jsonl")
+    path = tmp_path / "mute.jsonl"
     save_jsonl(held, tmp_path / "held.jsonl")
     for more in ({}, {"eval_data": str(tmp_path / "held.jsonl")}):
+        save_jsonl(tasks, path)
+        trained = {task.id for task in TaskSource(small(data=str(path), **more)).file_tasks}
+        save_jsonl([t.model_copy(update={"questions": ()}) if t.id in trained else t for t in tasks], path)
         with pytest.raises(DataError, match=r"mute\.jsonl .*has a question.*add questions"):
-            TaskSource(small(data=str(tmp_path / "mute.jsonl"), **more))
+            TaskSource(small(data=str(path), **more))
 
 
 @pytest.mark.parametrize("key, place", [("data", 0), ("data", 4), ("data", 5), ("eval_data", 0), ("eval_data", 2)])
@@ -260,8 +316,10 @@ def test_a_chunk_that_just_fits_is_trained_on(small, tmp_path):
 
     def source(length: int) -> TaskSource:
         chunks = (*tasks[0].chunks, Chunk(timestamp="2025-06-02", text="x" * length))
-        save_jsonl([tasks[0].model_copy(update={"chunks": chunks}), *tasks[1:]], tmp_path / "mine.jsonl")
-        return TaskSource(small(data=str(tmp_path / "mine.jsonl")))
+        save_jsonl([tasks[0].model_copy(update={"chunks": chunks})], tmp_path / "mine.jsonl")
+        save_jsonl(tasks[1:], tmp_path / "held.jsonl")
+        data = {"data": str(tmp_path / "mine.jsonl"), "eval_data": str(tmp_path / "held.jsonl")}
+        return TaskSource(small(**data, validation_tasks=0))
 
     def fits(length: int) -> bool:
         try:

@@ -11,7 +11,7 @@ from run_kinds import LEVELS, python_inputs, small_config, text_tasks, upper
 from runs import lines
 
 from memalpha.config import TextConfig, build_config, training_config
-from memalpha.errors import ConfigError, DataError, RewardError
+from memalpha.errors import CheckpointError, ConfigError, DataError, RewardError
 from memalpha.rewards.environments import MultiObjective
 from memalpha.train.api import train
 from memalpha.train.rollouts.text_tasks import TextTaskSource
@@ -167,12 +167,27 @@ def test_held_out_prompts_are_not_trained_on(text):
     twice = text_tasks(20) + [task.model_copy(update={"id": f"again-{task.id}"}) for task in text_tasks(20)]
     source = TextTaskSource(text(), twice)
     apart = {task.prompt for task in [*source.held_out, *source.validation]}
-    assert not apart & {task.prompt for task in source.training_tasks} and "are not trained on" in source.notes[0]
+    assert not apart & {task.prompt for task in source.training_tasks} and "repeat a prompt" in source.notes[0]
     assert {task.category for task in source.held_out} == set(LEVELS), "not the file's tail"
     with pytest.raises(ConfigError, match="eval_data: the prompt of task 't3' is also that of training task"):
         TextTaskSource(text(validation_tasks=0), text_tasks(20), text_tasks(1, 3))
     with pytest.raises(ConfigError, match="eval_data: empty"):
         run(text(), eval_data=[])
+
+
+def test_a_run_is_resumed_on_its_own_tasks_only(text):
+    run(text(max_steps=1), tasks=text_tasks(20))
+    changed = [task.model_copy(update={"columns": {**task.columns, "more": 1}}) for task in text_tasks(20)]
+    for tasks in (text_tasks(25), text_tasks(20)[::-1], changed):
+        with pytest.raises(CheckpointError, match="began with other tasks"):
+            run(text(max_steps=2), tasks=tasks)
+    assert run(text(max_steps=2), tasks=text_tasks(20))["steps"] == 2
+
+
+def test_growing_tasks_move_none_between_the_sets(text):
+    before, after = (TextTaskSource(text(), text_tasks(count)) for count in (40, 60))
+    assert not {task.id for task in before.training_tasks} & {task.id for task in [*after.held_out, *after.validation]}
+    assert not {task.id for task in after.training_tasks} & {task.id for task in [*before.held_out, *before.validation]}
 
 
 def test_what_python_gives(text):

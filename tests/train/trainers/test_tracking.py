@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -37,6 +41,28 @@ def test_tensorboard_has_what_metrics_have(tmp_path) -> None:
     for name in ("reward", "sampled_tokens"):
         results = [(event.step, event.value) for event in shown.Scalars(name)]
         assert results == [(line["step"], pytest.approx(line[name], rel=1e-6)) for line in lines] and len(results) == 3
+
+
+def test_a_run_of_weights_and_biases_belongs_to_the_run_and_not_to_its_path(tmp_path, monkeypatch) -> None:
+    ids: list[str] = []
+    wandb = ModuleType("wandb")
+    wandb.__spec__ = ModuleSpec("wandb", None)
+    wandb.init = lambda **settings: (
+        ids.append(settings["id"]) or SimpleNamespace(log=lambda *_, **__: None, finish=list)
+    )
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+
+    def run(name: str, steps: int) -> str:
+        memalpha.train("arithmetic", out=tmp_path / name, report_to=["wandb"], max_steps=steps, **TINY)
+        return ids[-1]
+
+    first = run("run", 1)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert run("moved", 2) == first, "resumed in another path"
+    second = run("run", 1)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    third = run("run", 1)
+    assert len({first, second, third}) == 3, "each started anew"
 
 
 def test_a_missing_package_is_said_before_anything_is_done(tmp_path, monkeypatch) -> None:
