@@ -11,6 +11,7 @@ memory, give a fresh prompt for every turn.
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -208,8 +209,14 @@ def score_replies(environment: Any, groups: Sequence[TrajectoryGroup[AnyTask]]) 
     unscored = [trajectory for group in groups for trajectory in group.trajectories if trajectory.reward is None]
     if not unscored or not is_single_turn(environment):
         return list(groups)
-    replies = [trajectory.turns[-1].completion.text for trajectory in unscored]
-    scores = environment.score([trajectory.task for trajectory in unscored], replies)
+    completions = [trajectory.turns[-1].completion for trajectory in unscored]
+    ids = [completion.completion_ids for completion in completions]
+    takes_ids = all(ids) and "completion_ids" in inspect.signature(environment.score).parameters
+    scores = environment.score(
+        [trajectory.task for trajectory in unscored],
+        [completion.text for completion in completions],
+        **({"completion_ids": ids} if takes_ids else {}),
+    )
     rewards = {id(trajectory): reward for trajectory, reward in zip(unscored, scores, strict=True)}
     return [
         replace(

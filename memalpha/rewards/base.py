@@ -1,8 +1,11 @@
 """Named reward functions and their weighted sum.
 
-A reward function has TRL's signature: `function(prompts=..., completions=..., **columns)`. Every column is a list as
-long as `prompts`. The function returns a number for each row, or None for rows to which it does not apply. It may be
-`async`. A function without `**kwargs` gets only the columns in its signature.
+A reward function has TRL's signature: `function(prompts=..., completions=..., completion_ids=..., **columns)`. Every
+column is a list as long as `prompts`, and each function gets copies of its own. `completion_ids` are the sampled token
+ids, where the policy records them. TRL's other arguments (`trainer_state`, `log_extra`, `log_metric`, `environments`)
+come from TRL's trainers alone: a function that cannot do without them is refused. The function returns a number for
+each row, or None for rows to which it does not apply. It may be `async`. A function without `**kwargs` gets only the
+columns in its signature.
 
 An exception or an invalid value stops scoring with an error that names function and row. It never counts as 0.
 """
@@ -18,6 +21,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from memalpha.config.imports import import_object
 from memalpha.config.rewards import (
@@ -35,9 +40,11 @@ from memalpha.rewards.event_loop import LOOP
 from memalpha.rewards.reply import UNSCORED
 from memalpha.types import Reward
 
-_OWN_COLUMNS = ("prompts", "completions")
-_TRL_COLUMNS = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+_OWN_COLUMNS = ("prompts", "completions", "completion_ids")
+_TRL_ARGUMENTS = ("trainer_state", "log_extra", "log_metric", "environments")
 """Further keyword arguments of TRL that are not data columns."""
+_LARGEST = 3.4e38
+"""Largest total: advantages are float32."""
 
 
 @dataclass(frozen=True)
@@ -134,13 +141,13 @@ def check_columns(functions: Iterable[RewardFunction], columns: Iterable[str]) -
     """Raise `ConfigError` if a required column is missing or a column name is reserved."""
     column_names = list(columns)
     for name in column_names:
-        if name in _OWN_COLUMNS:
-            raise ConfigError(
-                f"column {name!r}: reward functions get the prompts and completions by that name; rename it"
-            )
+        if name in (*_OWN_COLUMNS, *_TRL_ARGUMENTS):
+            raise ConfigError(f"column {name!r}: reward functions get something else by that name; rename it")
     for function in functions:
         for name in function.columns:
-            if name not in column_names:
+            if name in _TRL_ARGUMENTS:
+                raise ConfigError(_explain_missing(function, name, ""))
+            if name not in column_names and name != "completion_ids":
                 raise ConfigError(
                     f"reward {function.name!r} needs the column {name!r}; the tasks have "
                     f"{', '.join(sorted(column_names)) or 'none'}: name the data's column for it "
@@ -215,9 +222,20 @@ def score_texts_or_none(
             rewards.append(None)
             continue
         weights = {function.name: function.weight for function in functions if function.name in components}
-        total = math.fsum(weights[name] * value for name, value in components.items())
+        total = _weighted_sum(components, weights, row)
         rewards.append(Reward((total,), {name: (value,) for name, value in components.items()}, weights, total))
     return rewards
+
+
+def _weighted_sum(components: Mapping[str, float], weights: Mapping[str, float], row: int) -> float:
+    """Return the sum of weighted components. Raises `RewardError` naming the parts if it is too large."""
+    terms = {name: weights[name] * value for name, value in components.items()}
+    is_finite = all(abs(term) <= _LARGEST for term in terms.values())
+    total = math.fsum(terms.values()) if is_finite else math.inf
+    if not abs(total) <= _LARGEST:
+        parts = ", ".join(f"reward {name!r}: {weights[name]:g} times {components[name]:g}" for name in terms)
+        raise RewardError(f"{parts}, row {row}: the sum is beyond {_LARGEST:g}: lower the weight, or bound the values")
+    return total
 
 
 # ---------------------------------------------------------------------------------------------------------- loading
@@ -286,7 +304,7 @@ def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[st
     needed = tuple(
         parameter.name
         for parameter in named_parameters
-        if parameter.default is parameter.empty and parameter.name not in (*_OWN_COLUMNS, *_TRL_COLUMNS)
+        if parameter.default is parameter.empty and parameter.name not in ("prompts", "completions")
     )
     if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
         return needed, None
@@ -306,12 +324,12 @@ def _values(
     if len(prompts) != len(completions):
         raise RewardError(f"{len(prompts)} prompts and {len(completions)} completions: one each is needed")
     for name, values in columns.items():
-        if name not in _TRL_COLUMNS and len(values) != len(prompts):
+        if name not in _TRL_ARGUMENTS and len(values) != len(prompts):
             raise RewardError(f"column {name!r} has {len(values)} values for {len(prompts)} rows: one each is needed")
     if not prompts:
         return [[] for _ in functions]
     replies = _as_messages(prompts, completions)
-    calls = [partial(_call, function, list(prompts), replies, columns) for function in functions]
+    calls = [partial(_call, function, prompts, replies, columns) for function in functions]
     results: list[Any] = [None] * len(calls)
     futures: dict[int, Future[Any]] = {}
     try:
@@ -355,7 +373,7 @@ def call_function(
         RewardError: The function raised, or a required column is missing.
     """
     reward = RewardFunction(name, function, columns=_parameters(function)[0])
-    result = _call(reward, list(prompts), _as_messages(prompts, completions), columns)
+    result = _call(reward, prompts, _as_messages(prompts, completions), columns)
     if inspect.isawaitable(result):
         with _name_errors(reward):
             return LOOP.submit(_await_call(lambda: result)).result()
@@ -371,17 +389,43 @@ def _as_messages(prompts: Sequence[Any], completions: Sequence[Any]) -> list[Any
 
 
 def _call(
-    function: RewardFunction, prompts: list[Any], completions: list[Any], columns: Mapping[str, Sequence[Any]]
+    function: RewardFunction, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]
 ) -> Any:
+    """Call a function on copies of its own, so that what it changes in place reaches no other one."""
     if missing := [name for name in function.columns if name not in columns]:
-        column_names = ", ".join(sorted(columns)) or "none"
-        raise RewardError(f"reward {function.name!r} needs the column {missing[0]!r}, and the rows have {column_names}")
+        error = ConfigError if missing[0] in (*_OWN_COLUMNS, *_TRL_ARGUMENTS) else RewardError
+        raise error(_explain_missing(function, missing[0], ", ".join(sorted(columns)) or "none"))
     accepted = _parameters(function.function)[1]
-    kwargs = {"prompts": prompts, "completions": completions, **columns}
-    if accepted is not None:
-        kwargs = {name: value for name, value in kwargs.items() if name in accepted}
+    kwargs = {"prompts": list(prompts), "completions": list(completions), **columns}
+    kwargs = {
+        name: value if name in _TRL_ARGUMENTS else _copy(value)
+        for name, value in kwargs.items()
+        if accepted is None or name in accepted
+    }
     with _name_errors(function):
         return function.function(**kwargs)
+
+
+def _explain_missing(function: RewardFunction, name: str, column_names: str) -> str:
+    if name == "completion_ids":
+        return (
+            f"reward {function.name!r} needs completion_ids, and the policy records no token ids (an endpoint gives "
+            "texts): give the parameter a default, or sample from a model of your own"
+        )
+    if name in _TRL_ARGUMENTS:
+        return f"reward {function.name!r} needs {name}, which TRL's trainers alone give: give the parameter a default"
+    return f"reward {function.name!r} needs the column {name!r}, and the rows have {column_names}"
+
+
+def _copy(value: Any) -> Any:
+    """Return a copy of lists, dictionaries, sets and arrays at any depth; other objects are shared."""
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copy(item) for item in value]
+    if type(value) is tuple:
+        return tuple(map(_copy, value))
+    return value.copy() if isinstance(value, set | bytearray | np.ndarray) else value
 
 
 @contextmanager

@@ -51,10 +51,23 @@ class TextGeneration:
             raise RewardError(f"task {self._task.id!r}: no reward function applies to the reply")
         return Step({name: reward.weights[name] * value for name, (value,) in reward.components.items()})
 
-    def score(self, tasks: Sequence[TextTask], replies: Sequence[str]) -> list[Reward | None]:
-        """Score all replies in one batch; None for a reply to which no function applies."""
-        needed = [column for function in self.rewards for column in function.columns]
+    def score(
+        self,
+        tasks: Sequence[TextTask],
+        replies: Sequence[str],
+        completion_ids: Sequence[Sequence[int]] | None = None,
+    ) -> list[Reward | None]:
+        """Score all replies in one batch; None for a reply to which no function applies.
+
+        Args:
+            tasks: Task of each reply.
+            replies: Texts of the replies.
+            completion_ids: Their token ids, which functions may ask for; None if they are not known.
+        """
+        needed = [column for function in self.rewards for column in function.columns if column != "completion_ids"]
         columns = columns_of(tasks, needed)
+        if completion_ids is not None:
+            columns["completion_ids"] = [list(ids) for ids in completion_ids]
         return score_texts_or_none(self.rewards, [prompt_of(task) for task in tasks], replies, columns)
 
     @property

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -119,6 +120,90 @@ def test_columns_are_checked_before_and_at_the_call():
         scored(same, columns={"answer": ["a"]})
     with pytest.raises(RewardError, match="1 prompts and 2 completions"):
         score_texts(functions, ["p"], ["a", "b"], {})
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("place", ["prompts", "completions", "completion_ids", "answer", "nested", "table"])
+def test_a_function_that_changes_what_it_gets_changes_nothing_for_others(place, is_async):
+    def empty(value):
+        if isinstance(value, dict | list):
+            for item in value.values() if isinstance(value, dict) else value:
+                empty(item)
+            value.clear()
+        else:
+            value *= 0  # an array
+
+    def vandal(**columns):
+        empty(columns[place])
+        return [0.0, 0.0]
+
+    async def async_vandal(**columns):
+        return vandal(**columns)
+
+    def witness(prompts, completions, completion_ids, answer, nested, table):
+        seen.append([prompts, completions, completion_ids, answer, nested, [row.tolist() for row in table]])
+        return [1.0, 1.0]
+
+    message = [{"role": "user", "content": "p"}]
+    columns = {
+        "completion_ids": [[1, 2], [3]],
+        "answer": ["x", "y"],
+        "nested": [{"a": [1]}, {"b": {"c": [2]}}],
+        "table": [np.ones(2), np.ones(2)],
+    }
+    seen: list = []
+    functions = [named(async_vandal if is_async else vandal, "vandal"), named(witness)]
+    if place == "table":
+        functions[0] = named(lambda table: empty(table[0]) or [0.0, 0.0], "vandal")
+    for order in (functions, functions[::-1]):
+        score_texts(order, [message, message], ["a", "b"], columns)
+    assert seen[0] == seen[1] and all(seen[0])
+    assert (message, columns["answer"], columns["nested"][1]) == (
+        [{"role": "user", "content": "p"}],
+        ["x", "y"],
+        {"b": {"c": [2]}},
+    )
+    assert columns["table"][0].tolist() == [1.0, 1.0]
+
+
+def test_token_ids_are_given_or_refused_by_name():
+    def count(completions, completion_ids, **columns):
+        return [float(len(ids)) for ids in completion_ids]
+
+    check_columns([named(count)], [])
+    assert [one.total for one in scored(count, columns={"completion_ids": [[1], [2, 3]]})] == [1.0, 2.0]
+    with pytest.raises(ConfigError, match="'count' needs completion_ids, and the policy records no token ids"):
+        scored(count)
+
+
+@pytest.mark.parametrize("name", ["trainer_state", "log_extra", "log_metric", "environments"])
+def test_what_only_trls_trainers_give_is_refused_at_the_start_unless_it_has_a_default(name):
+    scope: dict = {}
+    exec(f"def mine(completions, {name}, **columns): return [1.0] * len(completions)", scope)
+    exec(f"def easy(completions, {name}=None, **columns): return [1.0] * len(completions)", scope)
+    check_columns([named(scope["easy"])], [])
+    with pytest.raises(ConfigError, match=f"'mine' needs {name}, which TRL's trainers alone give"):
+        check_columns([named(scope["mine"])], [])
+    assert named(scope["mine"])(["p"], ["a"], **{name: object()}) == [1.0], "as TRL calls it"
+
+
+@pytest.mark.parametrize(
+    ("values", "weights"),
+    [
+        ((1e308,), (10,)),
+        ((1.7e308, 1.7e308), (1, 1)),
+        ((1e300, -1e300), (1e300, 1e300)),
+        ((1e39,), (1,)),
+        ((-1e39,), (1,)),
+    ],
+)
+def test_a_sum_that_overflows_names_the_functions(values, weights):
+    functions = [
+        named(lambda completions, value=value: [value] * 2, f"part{at}", weight)
+        for at, (value, weight) in enumerate(zip(values, weights, strict=True))
+    ]
+    with pytest.raises(RewardError, match=r"reward 'part0': .*row 0: the sum is beyond 3\.4e\+38"):
+        score_texts(functions, ["p", "q"], ["a", "b"], {})
 
 
 def test_a_function_without_keywords_gets_what_it_names():
