@@ -11,41 +11,52 @@ MAX_REFUSAL_WORDS = 40
 
 _NT = r"(?:do|does|did|ca|could|have|has|had|is|are|was|were|would|wo)nt"
 _NEVER = rf"(?:(?:do|does|did|can|could|have|has|had|am|is|are|was|were|would) not|{_NT}|cannot|never)(?: ever| \w+ly)?"
-_INFO = r"(?:information|info|details?|data|mention|indication|memory|idea|clue|answer)"
+_INFO = r"(?:information|info|details?|data|mention|indication|memory|idea|clue|answer|record|records|context)"
 _SOURCE = (
-    r"(?:(?:my|your|our|this|these|those|any|given|provided|available|stored|retrieved) )*(?:notes?|conversations?"
-    r"|context|text|memor(?:y|ies)|documents?|passages?|transcripts?|dialogues?|chats?|messages?|history|information"
-    r"|entries|facts)"
+    r"(?:(?:my|your|our|this|these|those|any|given|provided|available|stored|retrieved|conversation|chat) )*(?:notes?"
+    r"|conversations?|context|text|memor(?:y|ies)|documents?|passages?|transcripts?|dialogues?|chats?|messages?|history"
+    r"|information|entries|facts)(?: provided| given)?"
 )
 _STATED = (
     r"(?:mentioned|stated|specified|provided|given|discussed|described|indicated|recorded|revealed|disclosed|shared"
     r"|noted|told|said|known|clear|available|answerable|covered|addressed)"
 )
 _SAY = (
-    r"(?:mention|state|specify|provide|give|discuss|describe|indicate|reveal|disclose|share|note|say"
+    r"(?:mention|state|specify|provide|give|discuss|describe|indicate|reveal|disclose|share|note|say|talk(?:ed)? about"
     r"|tell(?: me| us)?)"
 )
-_WHERE = rf"(?: (?:in|by|from|within|on) {_SOURCE}| anywhere| here| yet| at all| to me| so far)*"
+_WHERE = rf"(?: (?:in|by|from|within|on|with) {_SOURCE}| anywhere| here| yet| at all| to me| so far)*"
 _QUESTION = r"(?:who|whom|whose|what|when|where|which|why|how|whether|if) .*"
 _ABOUT = rf"(?: (?:(?:about|on|regarding|concerning|of|for|as to|to|that|in|from|within) .*|{_QUESTION}))?"
 _REFUSAL = re.compile(
     "|".join(
         (
-            r"unknown|none|na|n/a|not known|not sure|unsure|unclear|unanswerable|unspecified|undetermined",
-            r"(?:dont|do not|cannot|cant|can not) (?:know|say|tell|answer|remember|recall)",
-            # I don't know where she lives; I'm not able to answer; I have no information about it
-            rf"(?:i|we)(?: {_NEVER}| (?:am|are) unable to)(?: be)? (?:know|tell|say|answer|determine|recall|remember"
-            r"|sure|certain|able|aware|told)\b.*",
-            rf"(?:i|we|im) (?:\w+ ){{0,3}}?(?:no|not|{_NT}|cannot|never|lack|insufficient) (?:\w+ ){{0,5}}?"
-            rf"(?:{_INFO}|record|context|knowledge)\b.*",
+            r"unknown|undisclosed|none|na|n/a|not (?:known|sure|found|applicable)|unsure|unclear|unanswerable",
+            r"unspecified|undetermined|no (?:record|context)|not enough context",
+            r"(?:dont|do not|cannot|cant|can not|unable to) (?:know|say|tell|answer|determine|remember|recall)"
+            rf"(?: (?:from|in) {_SOURCE}| (?:based on|given) .*)?",
+            # I don't know where she lives; I can't say for sure; I was not told
+            rf"(?:i|we)(?: {_NEVER}| (?:am|are) unable to)(?: be)? (?:know|determine|recall|remember|sure|certain|able"
+            r"|aware)\b.*",
+            rf"(?:i|we)(?: {_NEVER}| (?:am|are) unable to) (?:say|tell|answer|find)(?: (?:it|that|this|exactly)"
+            rf"| (?:it|that|this|you|your|for|from|based|with|exactly|about|any|which) .*| {_QUESTION})?",
+            r"(?:i|we) (?:(?:was|were|have) (?:not|never)|wasnt|werent|havent) (?:been )?told\b.*",
             r"(?:i|im|we|were) (?:am |are )?(?:not (?:sure|certain|aware|able)|unsure|unaware|unable)\b.*",
-            # no information is available; there isn't enough information to answer; nothing is known about her
+            # I have no information about it; I found nothing about that; there is no way to know
+            rf"(?:i|we) (?:{_NEVER} (?:have|find|found|see|possess|hold|get|been given)|(?:have|found|find|see|hold) "
+            rf"(?:no|insufficient)|lack)(?: \w+){{0,4}}? (?:{_INFO}|knowledge|anything)\b.*",
+            r"(?:i|we) (?:have|found|find|see) nothing (?:about|on|regarding|in) .*",
+            r"theres? (?:is )?no way (?:to|of) (?:know|tell|say|determin|knowing|telling|saying)\w*\b.*",
+            # no information is available; there isn't enough information to answer; no date is mentioned
             r"(?:theres? )?(?:(?:is|are|was|were) )?(?:no|not|isnt|arent|wasnt|werent|insufficient) (?:\w+ ){0,2}?"
             rf"{_INFO}(?: (?:is|was|are|were))?(?: (?:{_STATED}|found|stored|present))?{_WHERE}{_ABOUT}",
-            r"(?:nothing|nobody|no one|none|neither)(?: of(?: \S+){1,2})? (?:mentions?|mentioned|states?|stated"
-            rf"|(?:is|are|was|were|has been) (?:\w+ly )?{_STATED})\b.*",
+            rf"no (?:\S+ ){{1,4}}?(?:is|are|was|were) (?:mentioned|stated|specified|recorded){_WHERE}",
+            # nothing is known about her; none of the notes mention it; nobody knows
+            r"(?:nothing|nobody|no one|none|neither)(?: (?:of|in|about)(?: \S+){1,2})? (?:mentions?\b.*|mentioned\b.*"
+            r"|(?:said|says|knows)(?: (?:it|this|that|anything))?|(?:is|are|was|were|has been) (?:\w+ly )?(?:known"
+            rf"|mentioned|stated|recorded|specified|said){_ABOUT}){_WHERE}",
             # you did not mention this information; the notes don't say where; not in the notes
-            rf"(?:you|user|speaker) {_NEVER} (?:{_SAY}|{_STATED})\b.*",
+            rf"(?:you|user|speakers?) {_NEVER} (?:{_SAY}|{_STATED})\b.*",
             rf"{_SOURCE} {_NEVER} (?:{_SAY}|{_STATED}|contain|include|have|hold|answer|address|cover)\b.*",
             rf"(?:it is |its )?(?:not|nowhere) (?:in|within) {_SOURCE}",
             # she never mentioned it; Bo did not say
@@ -53,25 +64,26 @@ _REFUSAL = re.compile(
             rf"|(?:(?:this|that|any|such) )?{_INFO}){_WHERE}",
             rf"(?:\S+ ){{1,4}}{_NEVER} (?:mention|mentioned|say|said|specify|specified|state|stated"
             rf"|(?:tell|told) (?:me|us)){_WHERE}",
-            # her name is unknown; not specified; it has never been mentioned in the notes
-            rf"(?!(?:i|you|he|she|they|we) )(?:(?:\S+ ){{1,10}}?(?:is|are|was|were) |its |{_INFO} )?"
+            # her name is unknown; not specified; it has never been mentioned in the notes; it cannot be determined
+            rf"(?!(?:i|you|he|she|they|we) )(?:(?:\S+ ){{1,10}}?(?:is|are|was|were|remains?) |(?:its|thats|{_INFO}) )?"
             r"(?:currently |still )?(?:unknown|unclear|unspecified|(?:not|never) (?:\w+ly |yet )?"
             rf"{_STATED})(?: by \w+)?{_WHERE}",
             rf"(?:it is|it was|its) (?:unknown|unclear|unspecified|not (?:\w+ly |yet )?{_STATED}) {_QUESTION}",
             r"(?:\S+ ){1,10}?(?:isnt|arent|wasnt|werent|(?:has|have|had)(?: not| never|nt) (?:\w+ly )?been) "
             rf"(?:\w+ly )?{_STATED}(?: by \w+)?{_WHERE}",
-            r"(?:\S+ ){1,10}?(?:cannot|can not|cant|could not|couldnt) be (?:determined|answered|known|inferred"
+            r"(?:\S+ ){0,10}?(?:cannot|can not|cant|could not|couldnt) be (?:determined|answered|known|inferred"
             r"|established)\b.*",
+            r"(?:answer|information)(?: to \S+(?: \S+)?)? (?:cannot|can not|cant|could not|couldnt) be found\b.*",
         )
     )
 )
 _FILLER = re.compile(
     r"(?:im |i am |we are )?(?:very |so )?sorry(?: about that)?|i apologize|apologies|unfortunately|well|hm+|no"
-    r"|(?:based on|according to|given|as of|as an|in|from|within|looking at) .*|(?:my |final )*answer"
+    r"|(?:based on|according to|given|as of|as an|as far as|in|from|within|looking at) .*|(?:my |final )*answer"
 )
 _LINK = re.compile(
     r"^(?:(?:but|so|and|therefore|thus|hence|unfortunately|however|sorry|im afraid|i am afraid) )+"
-    r"|^(?:my |final )*answer(?: is)? "
+    r"|^(?:my |final )*answer is "
 )
 _BREAK = re.compile(r"(?<!\b[A-Z])(?<!\b[A-Z][a-z])[.!?]+(?=\s|$|[\"')*])|[,;:\n\u2014\u3002\uff01]|\s(?=but\s)")
 _REFUSAL_WORDS = frozenset(
@@ -133,6 +145,7 @@ def is_abstention(answer: str) -> bool:
     """
     if len(answer.split()) > MAX_REFUSAL_WORDS:
         return False
+    answer = re.sub(r"^[^.!?\n]*\?\s+(?=\S)", "", answer)  # the question again
     if normalize(answer) in _OTHER_LANGUAGES:
         return True
     clauses = [_LINK.sub("", normalize(clause)) for clause in _BREAK.split(answer) if clause.strip(" \t\"'*.!()")]

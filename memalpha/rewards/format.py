@@ -174,7 +174,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_parse_
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        schema = json.loads(path.read_text(encoding="utf-8"))
+        schema = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"json_schema: {path} cannot be read ({error})") from error
     if not isinstance(schema, dict):

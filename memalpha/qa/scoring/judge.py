@@ -328,7 +328,8 @@ def load_labels(path: str | Path | None = None) -> list[LabelledItem]:
     """
     source = resources.files("memalpha") / "data" / "judge_labels.jsonl" if path is None else Path(path)
     try:
-        lines = source.read_text(encoding="utf-8-sig").splitlines()
+        # Not splitlines(): JSON strings may hold U+2028 and the like.
+        lines = source.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{source} cannot be read ({error})") from error
     labelled = [_parse_label(line, f"{source}:{number}") for number, line in enumerate(lines, 1) if line.strip()]

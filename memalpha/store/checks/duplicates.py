@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
@@ -54,8 +55,13 @@ def _words_key(content: str, index: int) -> object:
     """
     parts = key_value(content) or (content,)
     sorted_words = tuple(tuple(sorted(words(part))) for part in parts)
-    marked = sorted(word for word in normalize(content).split() if not word.isalpha())
+    marked = sorted(filter(_is_marked, normalize(content).split()))
     return (sorted_words, *marked) if all(sorted_words) else index
+
+
+def _is_marked(word: str) -> bool:
+    """Return True if a normalized word has a digit or a mark: it is a number, or a name such as C++."""
+    return any(unicodedata.category(char)[0] in "NPS" for char in word)
 
 
 def _find_near(entries: Sequence[MemoryEntry], vectors: np.ndarray, heads: list[int], near: float) -> list[Finding]:
@@ -107,7 +113,8 @@ def _find_near(entries: Sequence[MemoryEntry], vectors: np.ndarray, heads: list[
 def _distinctive_words(content: str) -> tuple[frozenset[str], frozenset[str]]:
     """Return the words that make a fact another one, and all words, in lower case.
 
-    Distinctive are numbers, negations and names: words with a capital that do not begin the content.
+    Distinctive are numbers, words with marks (C++), negations and names: words with a capital that do not begin the
+    content.
     """
     tokens = [word.strip("\"'.,;:!?()[]").replace("\u2019", "'").removesuffix("'s") for word in content.split()]
     distinctive = frozenset(
@@ -115,7 +122,7 @@ def _distinctive_words(content: str) -> tuple[frozenset[str], frozenset[str]]:
         for index, word in enumerate(tokens)
         if word.lower() in _NEGATIONS
         or word.lower().endswith("n't")
-        or any(map(str.isdigit, word))
+        or _is_marked(normalize(word))
         or (index > 0 and word[:1].isupper() and word != "I")
     )
     return distinctive, frozenset(map(str.lower, tokens))

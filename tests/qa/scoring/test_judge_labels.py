@@ -90,3 +90,7 @@ def test_labels_are_read_as_they_stand(tmp_path):
     for mark in (b"", b"\xef\xbb\xbf"):  # editors on Windows write one
         path.write_bytes(mark + path.read_bytes())
         assert load_labels(path) == [LabelledItem(Item("q", ("a", "b"), "p"), 1.0, "7")]
+    path.write_text(
+        '{"id": 7, "question": "one\u2028two", "gold": [], "prediction": "p", "label": 1}\n', encoding="utf-8"
+    )
+    assert load_labels(path)[0].item.question == "one\u2028two"

@@ -129,6 +129,10 @@ def test_what_says_of_itself_that_it_is_outdated(store, content: str, says: bool
         ("Ana has paid the rent of 350 euros.", "Ana has paid the rent of 360 euros.", None),
         ("Ana likes to drink black tea in the morning.", "Ana doesn't like to drink black tea in the morning.", None),
         ("Ana likes to drink black tea in the morning.", "Ana likes not to drink black tea in the morning.", None),
+        ("Ana writes her tools in C", "Ana writes her tools in C++", None),
+        ("Ana uses c# for all of her tools.", "Ana uses c++ for all of her tools.", None),
+        ("Bo takes a dose of 3.5 mg of iron.", "Bo takes a dose of 35 mg of iron.", None),
+        ("At night it was -5 degrees in Oslo.", "At night it was 5 degrees in Oslo.", None),
         ("!!!", "???", None),
     ],
 )
