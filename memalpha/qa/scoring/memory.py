@@ -20,7 +20,7 @@ from memalpha.qa.records import Record
 from memalpha.qa.report import CHANGED, estimate_tokens
 from memalpha.qa.scoring.cited import cited_scores, evidence_notes
 from memalpha.qa.scoring.judge_scores import ContentVerdicts, judge_step
-from memalpha.qa.scoring.metrics import CORRECT_FROM, is_correct, score_answer, score_question
+from memalpha.qa.scoring.metrics import CORRECT_FROM, is_correct, is_refusal, score_answer, score_question
 from memalpha.qa.systems.base import as_passage, question_chunk
 from memalpha.store.embedding import Embedder
 from memalpha.store.in_memory import WorkingMemory
@@ -157,7 +157,7 @@ def build_record(
         correct=correct,
         stale=is_stale(question, answer, correct),
         conflict=answer.conflict,
-        abstained=answer.abstained,
+        abstained=is_refusal(answer, question.answers),
         truncated=answer.truncated,
         **fields,
     )

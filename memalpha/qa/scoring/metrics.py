@@ -77,6 +77,11 @@ def best_score(metric: str, prediction: str, answers: Sequence[str]) -> float:
     return max((scorer(prediction, answer) for answer in answers), default=0.0)
 
 
+def is_refusal(answer: Answer, answers: Sequence[str]) -> bool:
+    """Return True if an answer abstains and holds none of the accepted answers."""
+    return answer.abstained and not any(holds_answer(answer.text, accepted) for accepted in answers)
+
+
 def score_answer(metric: str, answer: Answer, answers: Sequence[str]) -> float:
     """Score an answer, abstention and the conflict rule included.
 
@@ -92,7 +97,7 @@ def score_answer(metric: str, answer: Answer, answers: Sequence[str]) -> float:
         return 0.0
     if not answers:
         return float(answer.abstained)
-    if answer.abstained and not any(holds_answer(answer.text, accepted) for accepted in answers):
+    if is_refusal(answer, answers):
         return 0.0
     return best_score(metric, answer.text, answers)
 
@@ -124,8 +129,8 @@ def score_question(question: Question, answer: Answer, default: str = "exact") -
         raise DataError(f"question {question.id!r}: there is no metric {metric!r}; there are {names}")
     if metric == "locomo-f1" and question.category == "adversarial":
         return 0.0 if answer.conflict else float(answer.abstained or locomo_f1(answer.text, "", 5) > 0)
-    is_refusal = answer.abstained and not any(holds_answer(answer.text, accepted) for accepted in question.answers)
-    if answer.conflict or not question.answers or (is_refusal and metric in _ABSTENTION_METRICS):
+    refuses = metric in _ABSTENTION_METRICS and is_refusal(answer, question.answers)
+    if answer.conflict or not question.answers or refuses:
         return score_answer("exact", answer, question.answers)
     return QUESTION_METRICS[metric](answer.text, question)
 
