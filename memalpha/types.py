@@ -396,6 +396,10 @@ class Turn:
     operations: tuple[Operation, ...] = ()
 
 
+LARGEST_REWARD = 3.4e38
+"""Largest size of a total: advantages are float32."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reward:
     """Reward of one trajectory: components, weights, total, and totals per turn.

@@ -28,11 +28,10 @@ r4 = 1 where the chunk has nothing to remember, else 0. r3 is at least 0.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from memalpha.arguments import check_count
+from memalpha.arguments import check_count, is_finite_number
 from memalpha.config import MemoryFunction, RewardConfig
 from memalpha.config.imports import import_object
 from memalpha.errors import ConfigError, RewardError
@@ -42,7 +41,7 @@ from memalpha.qa.scoring.gold import GoldFacts, is_valid
 from memalpha.qa.scoring.judge import load_judge
 from memalpha.qa.systems.base import question_chunk
 from memalpha.store.state import MemoryState
-from memalpha.types import Chunk, Reward, Task, ToolResult, Trajectory, TrajectoryGroup, Turn
+from memalpha.types import LARGEST_REWARD, Chunk, Reward, Task, ToolResult, Trajectory, TrajectoryGroup, Turn
 
 if TYPE_CHECKING:
     from memalpha.qa.records import Record
@@ -204,9 +203,10 @@ def _call_function(
     part: MemoryFunction, function: Callable[..., Any], trajectory: Trajectory, records: Sequence[Record]
 ) -> float:
     value = function(trajectory, records)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if not is_finite_number(value) or abs(part.weight * value) > LARGEST_REWARD / 2:
         raise RewardError(
-            f"reward.functions.{part.name}: {part.function} gave {value!r:.80}: a finite number is needed"
+            f"reward.functions.{part.name}: {part.function} gave {value!r:.80}: a finite number is needed, and its "
+            f"weight {part.weight:g} must keep it below {LARGEST_REWARD / 2:g}"
         )
     return float(value)
 

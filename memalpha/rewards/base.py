@@ -38,13 +38,11 @@ from memalpha.config.rewards import (
 from memalpha.errors import ConfigError, MemalphaError, RewardError
 from memalpha.rewards.event_loop import LOOP
 from memalpha.rewards.reply import UNSCORED
-from memalpha.types import Reward
+from memalpha.types import LARGEST_REWARD, Reward
 
 _OWN_COLUMNS = ("prompts", "completions", "completion_ids")
 _TRL_ARGUMENTS = ("trainer_state", "log_extra", "log_metric", "environments")
 """Further keyword arguments of TRL that are not data columns."""
-_LARGEST = 3.4e38
-"""Largest total: advantages are float32."""
 
 
 @dataclass(frozen=True)
@@ -230,11 +228,13 @@ def score_texts_or_none(
 def _weighted_sum(components: Mapping[str, float], weights: Mapping[str, float], row: int) -> float:
     """Return the sum of weighted components. Raises `RewardError` naming the parts if it is too large."""
     terms = {name: weights[name] * value for name, value in components.items()}
-    is_finite = all(abs(term) <= _LARGEST for term in terms.values())
+    is_finite = all(abs(term) <= LARGEST_REWARD for term in terms.values())
     total = math.fsum(terms.values()) if is_finite else math.inf
-    if not abs(total) <= _LARGEST:
+    if not abs(total) <= LARGEST_REWARD:
         parts = ", ".join(f"reward {name!r}: {weights[name]:g} times {components[name]:g}" for name in terms)
-        raise RewardError(f"{parts}, row {row}: the sum is beyond {_LARGEST:g}: lower the weight, or bound the values")
+        raise RewardError(
+            f"{parts}, row {row}: the sum is beyond {LARGEST_REWARD:g}: lower the weight, or bound the values"
+        )
     return total
 
 

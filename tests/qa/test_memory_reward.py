@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from memalpha.agent.apply import act
 from memalpha.agent.parsing import format_call
-from memalpha.config import RewardConfig
+from memalpha.config import MemoryFunction, RewardConfig
+from memalpha.errors import RewardError
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.scoring.gold import GoldFacts
 from memalpha.qa.scoring.judge_scores import ContentVerdicts
@@ -273,3 +274,14 @@ def test_gold_knows_when_a_fact_holds():
     assert [GoldFacts(twice).holds("semantic", "pet: cat", chunk) for chunk in range(3)] == [
         gold.holds("semantic", "pet: cat", chunk) for chunk in range(3)
     ]
+
+
+@pytest.mark.parametrize(
+    ("value", "weight"), [(1e308, 10.0), (1e39, 1.0), (-1e30, 1e10), (float("nan"), 1.0), ("1", 1.0)]
+)
+def test_a_function_whose_weighted_value_overflows_is_named(value, weight):
+    part = MemoryFunction(name="mine", function="os:getcwd", weight=weight)
+    reward = MemoryReward(RewardConfig(), len)
+    reward.functions = [(part, lambda trajectory, records: value)]
+    with pytest.raises(RewardError, match=r"reward\.functions\.mine: os:getcwd gave .* its weight .* below 1\.7e\+38"):
+        reward.reward(roll(BOTH), [])
