@@ -200,10 +200,10 @@ def _read(source: str, split: str, config: str | None, name: str) -> Dataset | R
     """Read the rows of one split: an own file as it is written, anything else through `datasets`."""
     path = Path(source)
     kind = FORMATS.get(path.suffix)
-    if path.is_file() and kind in ("csv", "json"):
-        if not (own_rows := _read_own_file(path)):
+    if files := _own_files(path, split) if config is None else []:
+        if not (own_rows := [row for file in files for row in _read_own_file(file)]):
             raise DataError(f"{name}: holds no row")
-        return own_rows
+        return _with_all_columns(own_rows)
     try:
         import datasets
     except ImportError as error:
@@ -263,6 +263,19 @@ def _read_own_file(path: Path) -> Rows:
         if not isinstance(row, dict):
             raise DataError(f"{location}: a JSON object is needed, a row of named columns")
         rows.append(row)
+    return rows
+
+
+def _own_files(path: Path, split: str) -> list[Path]:
+    """Return the file, or the files of a split in a folder without a card, that are read as they are written."""
+    candidates = [path]
+    if path.is_dir() and not (path / "README.md").exists():
+        candidates = sorted(file for file in path.glob(f"{split}*") if re.split(r"[-_.]", file.name)[0] == split)
+    own = [file for file in candidates if file.is_file() and FORMATS.get(file.suffix) in ("csv", "json")]
+    return own if len(own) == len(candidates) else []
+
+
+def _with_all_columns(rows: Rows) -> Rows:
     names = dict.fromkeys(column for row in rows for column in row)
     return [{column: row.get(column) for column in names} for row in rows]
 

@@ -167,6 +167,14 @@ def test_own_files_arrive_as_they_are_written(tmp_path: Path, mark: str) -> None
         answers = [task.columns["answer"] for task in tasks]
         assert answers == ["007", "NA", "", "1.50", "null", "2024-05-01", "True", "1e5"]
         assert [task.id for task in tasks[:3]] == ["1", "a-1", "3"]
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "a.csv").rename(tmp_path / "folder" / "train.csv")
+    (tmp_path / "a.jsonl").rename(tmp_path / "folder" / "test-00000.jsonl")
+    assert [task.columns["answer"] for task in load_text_tasks(tmp_path / "folder")] == answers
+    assert [task.columns["answer"] for task in load_text_tasks(tmp_path / "folder", split="test")] == [
+        "2024-05-01",
+        "007",
+    ]
     (tmp_path / "a.csv").write_bytes("prompt,answer\na,é\n".encode("latin-1"))
     (tmp_path / "a.jsonl").write_text("[1]\n")
     for name in ("a.csv", "a.jsonl"):
