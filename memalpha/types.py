@@ -174,8 +174,9 @@ class TextTask(_Outside):
     def _can_be_replied_to(cls, prompt: str | tuple[dict[str, str], ...]) -> str | tuple[dict[str, str], ...]:
         if not prompt:
             raise ValueError("empty: a task has a text or at least one message to reply to")
-        if not isinstance(prompt, str) and any(set(message) != {"role", "content"} for message in prompt):
-            raise ValueError("a message has 'role' and 'content', and nothing else")
+        for message in () if isinstance(prompt, str) else prompt:
+            if differing := sorted(set(message) ^ {"role", "content"}):
+                raise ValueError(f"a message has 'role' and 'content', and nothing else; see {differing[0]!r}")
         return prompt
 
     @property

@@ -26,8 +26,8 @@ def test_a_prompt_is_a_text_or_messages() -> None:
     [
         ("", "empty"),
         ([], "empty"),
-        ([{"role": "user"}], "nothing else"),
-        ([{"role": "u", "content": "x", "n": "y"}], "nothing else"),
+        ([{"role": "user"}], "nothing else; see 'content'"),
+        ([{"role": "u", "content": "x", "n": "y"}], "nothing else; see 'n'"),
     ],
 )
 def test_a_prompt_that_cannot_be_replied_to_is_refused(prompt: object, why: str) -> None:
