@@ -169,7 +169,7 @@ class InvalidContent(StoreError):
 
 
 class DuplicateContent(StoreError):
-    """Content that a live entry of the category, named by `entry_id`, already holds."""
+    """A fact that a live entry, named by `entry_id`, already states."""
 
     code = "duplicate"
 

@@ -206,7 +206,7 @@ def demonstrate(task: Task, habits: BabiHabits, rng: Random) -> tuple[list[Row],
         habits: Probabilities of acting.
         rng: Source of randomness.
     """
-    state = MemoryState.empty(SCHEMA)
+    state = MemoryState.empty(SCHEMA, unique_contents=True)
     rows, states = [], []
     careless = rng.random() < habits.forget
     for chunk in task.chunks:

@@ -69,7 +69,7 @@ def demonstrate(task: Task, habits: WriterHabits, rng: Random, first: int = 0) -
         rng: Source of randomness.
         first: First chunk that gives rows.
     """
-    state = MemoryState.empty(SCHEMA)
+    state = MemoryState.empty(SCHEMA, unique_contents=True)
     rows, states = [], []
     careless = rng.random() < habits.forget
     for chunk in task.chunks:

@@ -14,7 +14,7 @@ carries its reason: an update in `metadata["consolidated"]`, others as their sou
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +31,8 @@ from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.checks.audit import stale_findings
 from memalpha.store.checks.slot_checks import plain
 from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.schema import MemorySchema
+from memalpha.store.state import fact_identity
 from memalpha.store.store import MemoryStore
 from memalpha.types import MemoryEntry, Operation, SampleRequest, ToolCall, ViewEntry
 
@@ -106,7 +108,7 @@ def propose_consolidation(
 
     position, stale = store.snapshot(), stale_findings(store)
     draft = _Draft(WorkingMemory(store.state, store.load_embedder()))
-    for entry, reason in _superfluous(filter(takes_part, draft.memory.list())):
+    for entry, reason in _superfluous(store.schema, filter(takes_part, draft.memory.list())):
         draft.end(entry, reason)
     unsure = []
     for finding in stale:
@@ -233,12 +235,13 @@ def _start_of(operation: Operation) -> int | None:
     return None if match is None else int(match[1])
 
 
-def _superfluous(entries: Iterable[MemoryEntry]) -> Iterator[tuple[MemoryEntry, str]]:
-    """Yield each entry whose text another one has, with the reason. The one with the latest date stays."""
-    groups: dict[tuple[str, str], list[MemoryEntry]] = {}
+def _superfluous(schema: MemorySchema, entries: Iterable[MemoryEntry]) -> Iterator[tuple[MemoryEntry, str]]:
+    """Yield each entry that states in plain text what another one does. The one with the latest date stays."""
+    groups: dict[Hashable, list[MemoryEntry]] = {}
     for entry in entries:
         if entry.turn is None:
-            groups.setdefault((entry.category, plain(entry.content)), []).append(entry)
+            plain_entry = replace(entry, content=plain(entry.content))
+            groups.setdefault(fact_identity(schema, plain_entry), []).append(entry)
     for group in groups.values():
         latest = max(group, key=lambda entry: (entry.timestamp or "", entry.importance, -entry.valid_from))
         yield from ((entry, f"says the same as {latest.id}") for entry in group if entry is not latest)

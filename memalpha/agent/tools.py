@@ -7,6 +7,7 @@ bug. The docstrings of the argument models are the tool descriptions in the writ
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from memalpha.errors import DuplicateContent, InvalidContent, UnknownCategory, UnknownEntry
 from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema
-from memalpha.store.state import duplicate_error
+from memalpha.store.state import fact_identity, refuse_duplicate
 from memalpha.store.trust.quarantine import quarantine_operation
 from memalpha.store.validation import clean_content
 from memalpha.types import MemoryEntry, Operation, ToolCall, ToolResult, is_iso_time
@@ -211,7 +212,7 @@ def _run(
     elif isinstance(arguments, Update):
         before, code = memory.get(arguments.id), "updated"
         if arguments.content.strip() == before.content:  # a new date alone changes nothing
-            raise duplicate_error(before)
+            refuse_duplicate(before)
         merged = None if metadata is None else {**before.metadata, **metadata}
         dated = {"timestamp": timestamp or "", "metadata": merged}
         operation = Operation("update", id=before.id, content=arguments.content, **dated, **origin)
@@ -235,8 +236,9 @@ def _quarantine(
     """Keep an operation for a review. Raises what running it would raise for its category, content and duplicates."""
     if operation.kind == "insert":
         category, content = memory.schema.check_category(operation.category), clean_content(operation.content)
-        if (existing := memory.find(category, content)) is not None:
-            raise duplicate_error(existing)
+        existing, insert = memory.find(category, content), replace(operation, category=category, content=content)
+        if existing and fact_identity(memory.schema, existing) == fact_identity(memory.schema, insert):
+            refuse_duplicate(existing)
     memory.apply(quarantine_operation(operation, before, reason))
     return ToolResult(call, False, "quarantined", f"waits for a review: {reason}", entry_id=operation.id), None
 

@@ -55,8 +55,8 @@ def add(
 ) -> None:
     """Add one fact to STORE.
 
-    A missing STORE is created. Prints the id of the new entry, or `duplicate` and the id of the entry with the same
-    content.
+    A missing STORE is created. Prints the id of the new entry, or `duplicate` and the id of the entry that states
+    the same.
 
     Example: memalpha add ana.db "Ana lives in Lisbon." --category semantic --timestamp 2024-05-01
 

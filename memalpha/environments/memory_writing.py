@@ -73,14 +73,14 @@ class MemoryWriting:
 
     def new_memory(self) -> WorkingMemory:
         """Return an empty memory."""
-        return WorkingMemory(MemoryState.empty(self.schema), self.embedder)
+        return WorkingMemory(MemoryState.empty(self.schema, unique_contents=True), self.embedder)
 
     def without_advice(self, trajectory: Trajectory) -> list[SampleRequest]:
         """Return the prompt of each turn of a trajectory as it would be without advice.
 
         Each prompt shows the memory that the trajectory had built by then.
         """
-        before = [MemoryState.empty(self.schema), *trajectory.states[:-1]]
+        before = [MemoryState.empty(self.schema, unique_contents=True), *trajectory.states[:-1]]
         chunks = trajectory.task.chunks
         self.embed_views(zip(before, chunks, strict=True))
         return [

@@ -309,7 +309,7 @@ class MemoryClient(_Client[httpx2.BaseTransport]):
         expires: str | None = None,
         source: str | None = None,
     ) -> MemoryEntry:
-        """Store a fact. The same content in the same category is stored once.
+        """Store a fact. What the memory states already, with the same metadata, is not stored again.
 
         Args:
             category: Category of the schema.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,10 @@ from memalpha.arguments import check_items
 from memalpha.errors import StoreError
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.row_codec import content_digest
+from memalpha.store.state import fact_identity
 from memalpha.store.trust.provenance import WRITER
 from memalpha.store.validation import check_content_size, check_timestamp, clean_content, id_parts, validate_fields
-from memalpha.types import MemoryEntry
+from memalpha.types import MemoryEntry, Operation
 
 Fact = Mapping[str, Any]
 _REQUIRED_KEYS = {"category", "content"}
@@ -100,26 +101,28 @@ def insert_facts(
     """
     start = namespace.log.position
     entries = (
-        namespace.entries.with_contents([vectors[content][0] for _, content in facts]) if start else {}
-    )  # live entries by category and content
-    new_fields: dict[tuple[str, str], dict[str, Any]] = {}  # optional fields of the new entries
+        namespace.entries.with_contents(list(dict.fromkeys(vectors[content][0] for _, content in facts)))
+        if start
+        else {}
+    )  # live entries by identity
+    new_facts: dict[Hashable, tuple[str, str, dict[str, Any]]] = {}  # category, content, optional fields
     keys = []
     writer = WRITER.get()
     check_category = namespace.schema.check_category
     for index, (fact, content) in enumerate(facts):
         try:
-            key = check_category(fact["category"]), content
-            if key not in entries and key not in new_fields:
-                new_fields[key] = (
-                    {**validate_fields(fact), **writer} if len(fact) > len(_REQUIRED_KEYS) or writer else {}
-                )
+            category = check_category(fact["category"])
+            fields = {**validate_fields(fact), **writer} if len(fact) > len(_REQUIRED_KEYS) or writer else {}
+            key = fact_identity(namespace.schema, Operation("insert", None, category, content, **fields))
+            if key not in entries:
+                new_facts.setdefault(key, (category, content, fields))
         except StoreError as error:
             raise type(error)(f"fact {index}: {error}") from error
         keys.append(key)
-    ids = _free_ids(namespace, [content for _, content in new_fields], start)
+    ids = _free_ids(namespace, [content for _, content, _ in new_facts.values()], start)
     new_entries = []
-    for position, (id, (category, content), fields) in enumerate(
-        zip(ids, new_fields, new_fields.values(), strict=True), start + 1
+    for position, (id, (key, (category, content, fields))) in enumerate(
+        zip(ids, new_facts.items(), strict=True), start + 1
     ):
         value = fields.get
         entry = MemoryEntry(
@@ -138,9 +141,9 @@ def insert_facts(
             1,
             position,
         )
-        entries[category, content] = entry
+        entries[key] = entry
         new_entries.append(entry)
-    namespace.append(new_entries, list(new_fields.values()), vectors)
+    namespace.append(new_entries, [fields for *_, fields in new_facts.values()], vectors)
     return [entries[key] for key in keys]
 
 

@@ -107,16 +107,8 @@ def _restore_operations(namespace: Namespace, position: int) -> list[Operation]:
     diff = diff_positions(namespace, namespace.log.position, position)
     operations = [] if diff.core is None else [Operation("core_update", content=diff.core[1])]
     operations += [Operation("delete", id=entry.id) for entry in diff.removed]
-    # An update cannot set a content that another live entry holds; such an entry is deleted and inserted again.
-    removed_ids, swapped = {entry.id for entry in diff.removed}, []
-    for _, entry in diff.changed:
-        holder = namespace.entries.find(entry.category, entry.content)
-        if holder is not None and holder.id != entry.id and holder.id not in removed_ids:
-            swapped.append(entry)
-    operations += [Operation("delete", id=entry.id) for entry in swapped]
-    swapped_ids = {entry.id for entry in swapped}
-    operations += [as_operation("update", entry) for _, entry in diff.changed if entry.id not in swapped_ids]
-    return operations + [as_operation("insert", entry) for entry in (*swapped, *diff.added)]
+    operations += [as_operation("update", entry) for _, entry in diff.changed]
+    return operations + [as_operation("insert", entry) for entry in diff.added]
 
 
 def _last_effective(

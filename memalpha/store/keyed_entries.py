@@ -1,10 +1,9 @@
 """Key-value entries: one live entry per key, so that history, undo and search also work for them.
 
-A store holds a content once per category, without outer whitespace, but values of two keys may be equal, empty, or
-have outer whitespace. `metadata["outer"]` keeps the whitespace around a content. `metadata["exact"]` keeps the
-original text and its stored content where they differ more: an empty text is stored as its key, NULs and lone
-surrogates are replaced, and a text that another entry holds gets its key in brackets. If a content was changed by
-other means since, the content is the text.
+A store holds contents without outer whitespace, but values may be empty or have some. `metadata["outer"]` keeps the
+whitespace around a content. `metadata["exact"]` keeps the original text and its stored content where they differ more:
+an empty text is stored as its key, and NULs and lone surrogates are replaced. If a content was changed by other means
+since, the content is the text.
 """
 
 from __future__ import annotations
@@ -119,27 +118,23 @@ class KeyedEntries:
         content = content if content.strip() else key
         with self.transaction():
             id, current = self.entry_id(key), self.get(key)
-            while True:
-                operation = Operation(
-                    "insert" if current is None else "update",
-                    id=id,
-                    category=self.category,
-                    content=content,
-                    timestamp=timestamp or "",
-                    metadata={self.kind: value, **_original_metadata(text, content)},
-                    expires=expires or "",
-                    source=source,
-                    turn=turn,
-                )
-                try:
-                    entry = self.store.change(operation).entry
-                except DuplicateContent as error:
-                    if current is not None and error.entry_id == id:  # nothing but the origin would change
-                        return current
-                    content = f"{content.strip()}\n({key})"
-                    continue
-                assert entry is not None
-                return entry
+            operation = Operation(
+                "insert" if current is None else "update",
+                id=id,
+                category=self.category,
+                content=content,
+                timestamp=timestamp or "",
+                metadata={self.kind: value, **_original_metadata(text, content)},
+                expires=expires or "",
+                source=source,
+                turn=turn,
+            )
+            try:
+                entry = self.store.change(operation).entry
+            except DuplicateContent:  # nothing but the origin would change
+                return self.store.get(id)
+            assert entry is not None
+            return entry
 
     def delete(self, key: str) -> bool:
         """End the entry of a key; return False if there is none."""

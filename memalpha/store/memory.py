@@ -125,7 +125,7 @@ class Memory(ABC):
 
     @abstractmethod
     def find(self, category: str, content: str) -> MemoryEntry | None:
-        """Return the live entry of the category with exactly this content, or None."""
+        """Return the oldest live entry of the category with exactly this content, or None."""
 
     @abstractmethod
     def list(self, category: str | None = None, *, where: Where = None) -> list[MemoryEntry]:
@@ -254,10 +254,11 @@ class Memory(ABC):
         turn: str | None = None,
         expires: str | None = None,
     ) -> MemoryEntry:
-        """Store a fact. An exact duplicate in the category is not stored again.
+        """Store a fact. A fact that the memory states already is not stored again.
 
-        For a duplicate, the existing entry is returned unchanged, with its own timestamp. `apply(Operation("insert",
-        ...))` raises `DuplicateContent` instead.
+        The same fact has the same category, content, metadata and expiry. Events (categories in `schema.events`) and
+        raw spans also need the same timestamp, source, chunk and turn. For the same fact, the existing entry is
+        returned unchanged. `apply(Operation("insert", ...))` raises `DuplicateContent` instead.
 
         Args:
             category: Name of a category of the schema.
@@ -322,7 +323,6 @@ class Memory(ABC):
             StoreError: The key's entry has another category.
             UnknownCategory: The schema has no such category.
             InvalidContent: The key cannot be an id, the content is empty, or a field cannot be stored.
-            DuplicateContent: Another entry of the category has exactly this content.
             TypeError: `insert` has no such argument.
         """
         if unknown := fields.keys() - _FIELDS:
@@ -345,9 +345,7 @@ class Memory(ABC):
             raise StoreError(f"key {key!r} holds an entry of category {current.category!r}, not {category!r}")
         try:
             return self.update(key, content, **fields)
-        except DuplicateContent as duplicate:
-            if duplicate.entry_id != key:
-                raise
+        except DuplicateContent:  # it says exactly this already
             return self.get(key)
 
     def _exclusive(self) -> AbstractContextManager[Any]:
@@ -388,7 +386,7 @@ class Memory(ABC):
         Raises:
             UnknownEntry: No live entry has the id.
             InvalidContent: The content is empty, or a field cannot be stored.
-            DuplicateContent: Another live entry of the category has this content, or only the origin would change.
+            DuplicateContent: Only the origin would change.
         """
         check_flag("merge_metadata", merge_metadata)
         # What depends on the old version must be read where nobody else writes.

@@ -5,6 +5,7 @@ name: support
 categories: {customer: Who the customer is., issue: What went wrong and when.}
 core: true          # optional: a core memory text beside the categories
 core_limit: 512     # optional: its limit, in tokens of `count_core_tokens`
+events: [issue]     # optional: categories whose entries happen at a time, so that two days are two entries
 ```
 """
 
@@ -22,6 +23,7 @@ import yaml
 from memalpha.arguments import brief_repr, check_path
 from memalpha.errors import ConfigError, UnknownCategory
 
+_EVENTS = "episodic", "spatiotemporal_context"  # of the shipped schemas, and of own ones with such a category
 _NAME = re.compile(r"[^\W\d][\w-]{0,63}")
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _CORE_TOKEN = re.compile(rf"[{_CJK}]|[^\W{_CJK}]{{1,16}}|[^\w\s]{{1,16}}")
@@ -44,15 +46,18 @@ class MemorySchema:
         categories: At least one category.
         core: True if the memory has a core memory text.
         core_limit: Most tokens of the core memory, counted by `count_core_tokens`.
+        events: Categories whose entries happen at a time and a place: what happened twice is two entries.
 
     Raises:
-        ConfigError: There is no category, a name is invalid or occurs twice, or the limit is below 1.
+        ConfigError: There is no category, a name is invalid or occurs twice, `events` names none, or the limit is
+            below 1.
     """
 
     name: str
     categories: tuple[Category, ...]
     core: bool = True
     core_limit: int = 512
+    events: tuple[str, ...] = _EVENTS
 
     def __post_init__(self) -> None:
         if not self.categories:
@@ -67,6 +72,8 @@ class MemorySchema:
                 )
         if len(set(self.category_names)) != len(self.categories):
             raise ConfigError(f"schema {self.name!r}: a category name occurs twice")
+        if unknown := set(self.events) - {*_EVENTS, *self.category_names}:
+            raise ConfigError(f"schema {self.name!r}: events: {min(unknown)!r} is no category of the schema")
 
     @property
     def category_names(self) -> tuple[str, ...]:
@@ -90,11 +97,12 @@ class MemorySchema:
 
     def is_compatible_with(self, other: MemorySchema) -> bool:
         """Return True if entries fit both schemas: they differ in descriptions only."""
-        return (self.name, self.category_names, self.core, self.core_limit) == (
+        return (self.name, self.category_names, self.core, self.core_limit, self.events) == (
             other.name,
             other.category_names,
             other.core,
             other.core_limit,
+            other.events,
         )
 
     def describe(self) -> str:
@@ -106,6 +114,8 @@ class MemorySchema:
         """Return one line of JSON for `from_json`; equal schemas give equal text."""
         categories = {category.name: category.description for category in self.categories}
         data = {"name": self.name, "categories": categories, "core": self.core, "core_limit": self.core_limit}
+        if self.events != _EVENTS:  # stores of earlier versions have no such key
+            data["events"] = list(self.events)
         return json.dumps(data, ensure_ascii=False)
 
     @classmethod
@@ -149,11 +159,12 @@ def load_schema(name: str | Path | MemorySchema) -> MemorySchema:
 def _build(data: Any, label: str) -> MemorySchema:
     if not isinstance(data, Mapping):
         raise ConfigError(f"{label}: must hold a mapping with 'name' and 'categories'")
-    unknown = sorted(set(map(str, data)) - {"name", "categories", "core", "core_limit"})
+    unknown = sorted(set(map(str, data)) - {"name", "categories", "core", "core_limit", "events"})
     if unknown:
-        raise ConfigError(f"{label}: unknown key {unknown[0]!r}: use name, categories, core, core_limit")
+        raise ConfigError(f"{label}: unknown key {unknown[0]!r}: use name, categories, core, core_limit, events")
     name, categories = data.get("name"), data.get("categories")
     core, core_limit = data.get("core", True), data.get("core_limit", 512)
+    events = data.get("events", list(_EVENTS))
     if not isinstance(name, str) or not name:
         raise ConfigError(f"{label}: name: a text is needed, not {name!r}")
     if not isinstance(categories, Mapping) or not all(
@@ -164,7 +175,10 @@ def _build(data: Any, label: str) -> MemorySchema:
         raise ConfigError(f"{label}: core: true or false is needed, not {core!r}")
     if not isinstance(core_limit, int) or isinstance(core_limit, bool):
         raise ConfigError(f"{label}: core_limit: a whole number is needed, not {core_limit!r}")
-    return MemorySchema(name, tuple(Category(key, text) for key, text in categories.items()), core, core_limit)
+    if not isinstance(events, list) or not all(isinstance(event, str) for event in events):
+        raise ConfigError(f"{label}: events: a list of category names is needed, not {events!r}")
+    members = tuple(Category(key, text) for key, text in categories.items())
+    return MemorySchema(name, members, core, core_limit, tuple(events))
 
 
 MEM_ALPHA = MemorySchema(

@@ -7,7 +7,8 @@ current: `valid_from` inclusive, `valid_to` exclusive.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Protocol
@@ -39,8 +40,13 @@ class StateView(Protocol):
         """Return those of the ids that an entry ever had."""
         ...
 
-    def find(self, category: str, content: str) -> MemoryEntry | None:
-        """Return the live entry of the category with exactly this content."""
+    @property
+    def unique_contents(self) -> bool:
+        """True if a category holds a content only once, whatever else differs: the rule of training."""
+        ...
+
+    def find_same(self, fact: Operation) -> MemoryEntry | None:
+        """Return the oldest live entry that states what an insert states (see `fact_identity`)."""
         ...
 
     def has_erasure(self) -> bool:
@@ -72,7 +78,8 @@ def plan(view: StateView, operation: Operation, position: int) -> Change:
         UnknownEntry: An update or delete names no live entry.
         UnknownCategory: The schema has no such category.
         InvalidContent: A field cannot be stored.
-        DuplicateContent: A live entry of the category has exactly this content.
+        DuplicateContent: An insert without an id states what a live entry states, or an update changes no more than
+            the origin. With `view.unique_contents`: a live entry of the category has the content.
         StoreError: The kind is unknown, or the id is in use.
     """
     kind = operation.kind
@@ -91,9 +98,10 @@ def plan(view: StateView, operation: Operation, position: int) -> Change:
         category = view.schema.check_category(operation.category)
         content = clean_content(operation.content)
         ended_before = _entry_to_revive(view, operation.id, category)
-        _refuse_duplicate(view, category, content)
         id = operation.id or make_id(content, position - 1, view.used_ids, has_erasure=view.has_erasure())
         completed = _complete_operation(operation, id, category, content, importance=1.0, metadata={})
+        if operation.id is None or view.unique_contents:
+            refuse_duplicate(view.find_same(completed))
         return Change(completed, None, _make_version(completed, ended_before, position))
     if kind not in ("update", "delete", "expired"):
         raise StoreError(f"no operation {brief_repr(kind)}: use insert, update, delete or core_update")
@@ -104,12 +112,12 @@ def plan(view: StateView, operation: Operation, position: int) -> Change:
     if kind != "update":
         return Change(_complete_operation(operation, operation.id, current.category, None), ended)
     content = clean_content(operation.content)
-    if content != current.content:
-        _refuse_duplicate(view, current.category, content)
     completed = _complete_operation(operation, operation.id, current.category, content)
+    if view.unique_contents and content != current.content:
+        refuse_duplicate(view.find_same(completed))
     entry = _make_version(completed, current, position)
     if is_same_fact(entry, current):
-        raise duplicate_error(current)
+        refuse_duplicate(current)
     return Change(completed, ended, entry)
 
 
@@ -161,13 +169,14 @@ class MemoryState:
     _live: Map[str, MemoryEntry] = field(default_factory=Map)
     _ended: Map[str, MemoryEntry] = field(default_factory=Map)
     _created: Map[str, int] = field(default_factory=Map)
-    _contents: Map[tuple[str, str], str] = field(default_factory=Map)
+    _contents: Map[tuple[str, str], tuple[str, ...]] = field(default_factory=Map)
     _has_erasure: bool = False
+    unique_contents: bool = False
 
     @classmethod
-    def empty(cls, schema: MemorySchema) -> MemoryState:
-        """Return an empty memory."""
-        return cls(schema)
+    def empty(cls, schema: MemorySchema, *, unique_contents: bool = False) -> MemoryState:
+        """Return an empty memory; with `unique_contents`, one by the rule of training (see `StateView`)."""
+        return cls(schema, unique_contents=unique_contents)
 
     @classmethod
     def replay(cls, schema: MemorySchema, operations: Iterable[Operation]) -> MemoryState:
@@ -198,6 +207,9 @@ class MemoryState:
         """
         versions = list(entries)
         live = [entry for entry, _ in versions if entry.valid_to is None]
+        contents: dict[tuple[str, str], tuple[str, ...]] = {}
+        for entry in live:
+            contents[entry.category, entry.content] = *contents.get((entry.category, entry.content), ()), entry.id
         return cls(
             schema,
             core,
@@ -205,7 +217,7 @@ class MemoryState:
             Map({entry.id: entry for entry in live}),
             Map({entry.id: entry for entry, _ in versions if entry.valid_to is not None}),
             Map({entry.id: created for entry, created in versions}),
-            Map({(entry.category, entry.content): entry.id for entry in live}),
+            Map(contents),
             has_erasure,
         )
 
@@ -237,12 +249,25 @@ class MemoryState:
         return self._created[id]
 
     def find(self, category: str, content: str) -> MemoryEntry | None:
-        """Return the live entry of the category with exactly this content, or None.
+        """Return the oldest live entry of the category with exactly this content, or None.
 
         Outer whitespace is ignored.
         """
-        id = self._contents.get((category, content.strip()))
-        return None if id is None else self._live[id]
+        return next(self._holders(category, content.strip()), None)
+
+    def find_same(self, fact: Operation) -> MemoryEntry | None:
+        """Return the oldest live entry that states what an insert states, or None."""
+        assert fact.category is not None and fact.content is not None
+        holders = self._holders(fact.category, fact.content)
+        if self.unique_contents:
+            return next(holders, None)
+        identity = fact_identity(self.schema, fact)
+        return next((entry for entry in holders if fact_identity(self.schema, entry) == identity), None)
+
+    def _holders(self, category: str, content: str) -> Iterator[MemoryEntry]:
+        """Iterate over the live entries of a category with a content, oldest id first."""
+        ids = self._contents.get((category, content), ())
+        return (self._live[id] for id in sorted(ids, key=self._created.__getitem__))
 
     def latest_version(self, id: str) -> MemoryEntry | None:
         """Return the newest version of an entry, live or ended; None for an unused id."""
@@ -268,19 +293,21 @@ class MemoryState:
             core = change.operation.content or ""
         if change.ended is not None:
             ended_entry = change.ended
-            contents = contents.delete((ended_entry.category, ended_entry.content))
+            contents = _set_holders(contents, ended_entry, lambda ids: tuple(id for id in ids if id != ended_entry.id))
             if change.entry is None:
                 live, ended = live.delete(ended_entry.id), ended.set(ended_entry.id, ended_entry)
         if change.entry is not None:
             new_entry = change.entry
             live = live.set(new_entry.id, new_entry)
-            contents = contents.set((new_entry.category, new_entry.content), new_entry.id)
+            contents = _set_holders(contents, new_entry, lambda ids: (*ids, new_entry.id))
             if new_entry.id not in created:
                 created = created.set(new_entry.id, position)
             elif new_entry.id in ended:
                 ended = ended.delete(new_entry.id)
         has_erasure = self._has_erasure or change.operation.kind == "erased"
-        return MemoryState(self.schema, core, position, live, ended, created, contents, has_erasure)
+        return MemoryState(
+            self.schema, core, position, live, ended, created, contents, has_erasure, self.unique_contents
+        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, MemoryState):
@@ -306,7 +333,24 @@ def is_same_fact(left: MemoryEntry, right: MemoryEntry) -> bool:
         right.timestamp,
         right.importance,
         right.expires,
-    ) and left.metadata == right.metadata
+    ) and canonical_json(left.metadata) == canonical_json(right.metadata)
+
+
+def fact_identity(schema: MemorySchema, fact: Operation | MemoryEntry) -> tuple[Any, ...]:
+    """Return what two facts must have in common to be one: whatever a filter could tell them apart by.
+
+    Category, content, metadata (`canonical_json`) and expiry. Of an event or a raw span, timestamp, source, chunk and
+    turn, too; "" and -1 stand for none. A lasting fact that is told again, later or elsewhere, stays one.
+    """
+    identity = fact.category, fact.content, canonical_json(fact.metadata or {}), fact.expires or "", fact.turn or ""
+    if not fact.turn and fact.category not in schema.events:
+        return identity
+    return *identity, fact.timestamp or "", fact.source or "", -1 if fact.chunk is None else fact.chunk
+
+
+def canonical_json(metadata: Mapping[str, Any]) -> str:
+    """Return metadata as JSON that does not depend on the order of keys."""
+    return json.dumps(metadata, sort_keys=True) if metadata else "{}"
 
 
 def _entry_to_revive(view: StateView, id: str | None, category: str) -> MemoryEntry | None:
@@ -389,13 +433,19 @@ def _complete_operation(
     return Operation(operation.kind, id, category, content, *fields)
 
 
-def _refuse_duplicate(view: StateView, category: str, content: str) -> None:
-    existing = view.find(category, content)
+def _set_holders(
+    contents: Map[tuple[str, str], tuple[str, ...]],
+    entry: MemoryEntry,
+    change: Callable[[tuple[str, ...]], tuple[str, ...]],
+) -> Map[tuple[str, str], tuple[str, ...]]:
+    """Return the map of holders with a change of the ids that hold the content of an entry."""
+    key = entry.category, entry.content
+    ids = change(contents.get(key, ()))
+    return contents.set(key, ids) if ids else contents.delete(key)
+
+
+def refuse_duplicate(existing: MemoryEntry | None) -> None:
+    """Raise `DuplicateContent` if a live entry states the same."""
     if existing is not None:
-        raise duplicate_error(existing)
-
-
-def duplicate_error(existing: MemoryEntry) -> DuplicateContent:
-    """Return the error for a content that the live entry `existing` holds."""
-    message = f"entry {existing.id!r} of {existing.category!r} already holds exactly this content"
-    return DuplicateContent(message, existing.id)
+        message = f"entry {existing.id!r} of {existing.category!r} already holds exactly this content"
+        raise DuplicateContent(message, existing.id)

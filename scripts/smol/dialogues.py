@@ -79,7 +79,7 @@ class Conversation:
         self.speakers = ["user", "assistant"] if self.is_user_chat else [self._name(), self._name()]
         self.owners = {"user": "The user"} if self.is_user_chat else {name: name for name in self.speakers}
         self.day = date(2021, 1, 1) + timedelta(days=rng.randrange(1500))
-        self.state = MemoryState.empty(SCHEMA)
+        self.state = MemoryState.empty(SCHEMA, unique_contents=True)
         self.facts: dict[str, Fact] = {}  # by content
         self.said: list[str] = []  # talk of this chunk
         self.has_clock = not self.is_user_chat and rng.random() < 0.6

@@ -147,7 +147,7 @@ def _other_facts(passages: Sequence[Passage], passage: Passage, rng: Random, cou
 
 
 def _stored(facts: Sequence[tuple[str, str]]) -> MemoryState:
-    state = MemoryState.empty(SCHEMA)
+    state = MemoryState.empty(SCHEMA, unique_contents=True)
     for category, content in dict.fromkeys(facts):
         state = state.apply(Operation("insert", category=category, content=content))
     return state

@@ -77,7 +77,7 @@ def demonstrate(part: str, task: Task, rng: Random, first: int = 0) -> tuple[lis
         first: First chunk that gives rows.
     """
     habits = WriterHabits()
-    state, rows, states = MemoryState.empty(SCHEMA), [], []
+    state, rows, states = MemoryState.empty(SCHEMA, unique_contents=True), [], []
     has_gaps = rng.random() < habits.forget
     for chunk in task.chunks:
         gold = [operation for operation in task.gold_operations if operation.chunk == chunk.index]
@@ -245,7 +245,7 @@ def reward_tasks(count: int, seed: int = 0) -> list[Task]:
 def full_rows(seed: int, index: int) -> Iterator[SmolRow]:
     """Yield writer rows of one full-world stream, its sessions cut into short chunks."""
     rng = Random(f"smol|full|{seed}|{index}")
-    state = MemoryState.empty(SCHEMA)
+    state = MemoryState.empty(SCHEMA, unique_contents=True)
     for session in stream(FULL_WORLD, seed, index):
         turns = list(session.chunk.turns)
         while turns:

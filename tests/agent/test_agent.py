@@ -107,6 +107,16 @@ def test_metadata_of_a_read_stand_beside_what_an_entry_has():
     assert agent.chunks_read == 1, "nothing is asked for what cannot be stored"
 
 
+@pytest.mark.parametrize("fact", [{"category": "semantic"}, {"category": "episodic"}])
+def test_a_fact_of_two_users_is_two_entries_and_read_again_one(fact):
+    store = MemoryStore.open(":memory:", embedder="hash")
+    reply = format_call("memory_insert", {**fact, "content": "Likes tea."})
+    for user, code in (("ana", "inserted"), ("ben", "inserted"), ("ana", "duplicate")):
+        agent = MemoryAgent(ScriptedPolicy("fixed", text=reply), store)
+        assert [result.code for result in agent.read("I like tea.", metadata={"user": user}).results] == [code]
+    assert [store.count(where={"user": user}) for user in ("ana", "ben")] == [1, 1]
+
+
 def test_a_chunk_whose_timestamp_is_no_date_is_the_callers_mistake():
     policy = script()
     with pytest.raises(InvalidContent, match="'May 1st' is no ISO 8601"):

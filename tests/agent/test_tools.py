@@ -18,8 +18,8 @@ from memalpha.types import Operation, ToolCall
 SCHEMA = load_schema("mem-alpha")
 
 
-def memory(*contents: str) -> WorkingMemory:
-    fresh = WorkingMemory(MemoryState.empty(SCHEMA), HashEmbedder(16))
+def memory(*contents: str, **rule: bool) -> WorkingMemory:
+    fresh = WorkingMemory(MemoryState.empty(SCHEMA, **rule), HashEmbedder(16))
     for content in contents:
         fresh.insert("semantic", content, timestamp="2024-01-01")
     return fresh
@@ -73,14 +73,16 @@ def test_ok_without_a_change(name, arguments, code):
 
 @pytest.mark.parametrize("durable", [False, True])
 def test_a_duplicate_names_the_entry_that_is_there_and_changes_nothing(durable):
-    target = MemoryStore.open(":memory:", embedder="hash") if durable else memory()
+    target = MemoryStore.open(":memory:", embedder="hash") if durable else memory(unique_contents=True)
     oslo, cat = (target.insert("semantic", content, timestamp="2024-01-01") for content in ("city: Oslo", "pet: cat"))
     before = target.state
-    for name, arguments in [
+    calls = [
         ("memory_insert", {"category": "semantic", "content": "city: Oslo "}),
-        ("memory_update", {"id": cat.id, "content": "city: Oslo"}),
         ("memory_update", {"id": oslo.id, "content": " city: Oslo"}),  # the chunk's date alone is no news
-    ]:
+    ]
+    if not durable:  # the rule of training; in use an entry does not keep a text that the writer replaced
+        calls.append(("memory_update", {"id": cat.id, "content": "city: Oslo"}))
+    for name, arguments in calls:
         result, operation = run(target, name, **arguments)
         assert (result.ok, result.code, result.entry_id, operation) == (True, "duplicate", oslo.id, None)
         assert oslo.id in result.message

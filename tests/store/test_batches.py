@@ -148,7 +148,7 @@ def test_many_are_updated_or_none(store: MemoryStore) -> None:
     before = store.snapshot()
     for wrong, error, message in (
         ({"id": "nobody", "content": "x"}, UnknownEntry, "update 1: no live entry"),
-        ({"id": first, "content": "Ben: lives in Oslo"}, DuplicateContent, "update 1: .*already holds"),
+        ({"id": first, "content": "Ana: lives in Rome"}, DuplicateContent, "update 1: .*already holds"),
         ({"id": first, "content": " "}, InvalidContent, "update 1: content is empty"),
         ({"id": first, "contents": "x"}, StoreError, "update 1: a mapping with id"),
         ({"id": first, "metadata": [1], "merge_metadata": True}, InvalidContent, "update 1: metadata"),

@@ -37,6 +37,8 @@ def test_own_yaml(tmp_path) -> None:
         ("name: x\ncategories: {a: b}\ncore: 3", "core: true or false"),
         ("name: x\ncategories: {a: b}\ncore_limit: 0", "at least 1"),
         ("name: x\ncategories: {a: b}\ncore_limit: big", "core_limit: a whole number"),
+        ("name: x\ncategories: {a: b}\nevents: [c]", "events: 'c' is no category"),
+        ("name: x\ncategories: {a: b}\nevents: a", "events: a list of category names"),
         ("- a", "must hold a mapping"),
         ("a: [", "not valid YAML"),
     ],

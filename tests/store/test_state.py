@@ -65,9 +65,10 @@ def test_ids_do_not_depend_on_the_process() -> None:
 
 
 def test_duplicate_errors_name_the_entry() -> None:
-    state = EMPTY.apply(insert("a")).apply(insert("b"))
+    state = MemoryState.empty(MEM_ALPHA, unique_contents=True).apply(insert("a")).apply(insert("b"))
     a, b = (entry.id for entry in state.list())
     for operation, existing in [
+        (insert("a", metadata={"user": "ben"}, id="key"), a),
         (insert(" a\n"), a),
         (Operation("update", id=b, content="a"), a),
         (Operation("update", id=a, content="a ", importance=1, source="s"), a),  # nothing but the origin is new

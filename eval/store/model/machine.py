@@ -31,7 +31,7 @@ from brute_force import Doc, ExactEmbedder, compare_hits, embed
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
-from naive import NaiveMemory
+from naive import Fact, NaiveMemory
 from operations import OPERATIONS, Operations
 
 from memalpha.store.checks.integrity import examine
@@ -119,7 +119,8 @@ class StoreMachine(RuleBasedStateMachine, Operations):
             assert [e.id for e in store.list(limit=2, after=id)] == order[order.index(id) + 1 :][:2]
             history = [self.fact(entry) for entry in store.history(id)]
             assert history == [fact for _, fact in memory.events[id] if fact is not None]
-            assert store.find(facts[id].category, facts[id].content) == store.get(id)
+            holders = [other for other in order if _text(facts[other]) == _text(facts[id])]
+            assert store.find(*_text(facts[id])) == store.get(holders[0])
         newest = sorted(facts, key=lambda id: -memory.events[id][-1][0])[:3]
         assert [entry.id for entry in store.recent(3)] == newest
         pending = {item.position: item.before for item in store.quarantined()}
@@ -188,6 +189,10 @@ def run(operations: int, seed_number: int, *, shrink: bool = True, steps: int = 
         warnings.simplefilter("ignore")
         run_state_machine_as_test(seed(seed_number)(StoreMachine), settings=options)
     return COUNTS
+
+
+def _text(fact: Fact) -> tuple[str, str]:
+    return fact.category, fact.content
 
 
 def main() -> None:

@@ -93,11 +93,6 @@ class NaiveMemory:
         """Position of the last operation."""
         return len(self.rows)
 
-    def find(self, category: str, content: str) -> str | None:
-        """Return the id of the live fact with this content, or None."""
-        pairs = ((id, fact.category, fact.content) for id, fact in self.now.facts.items())
-        return next((id for id, c, text in pairs if (c, text) == (category, content)), None)
-
     def write(
         self, kind: str, id: str | None, time: datetime, fact: Fact | None = None, *, stack: Any = "own", **origin: Any
     ) -> None:
@@ -337,7 +332,7 @@ class NaiveMemory:
                     conflicts.add(id)
             elif target is None and current is not None:
                 plans.append(("delete", id, None))
-            elif target is not None:
+            elif target is not None and not (current is not None and _is_same(current, target)):
                 plans.append(("insert" if current is None else "update", id, target))
         plans.sort(key=lambda plan: ("delete", "update", "insert").index(plan[0]))
         updates = [position for position, row in enumerate(self.rows, 1) if row.kind == "core_update"]
@@ -362,15 +357,7 @@ class NaiveMemory:
             elif kind == "delete":
                 self.write(kind, id, time)
             else:
-                holder = self.find(target.category, target.content)
-                if (
-                    (holder is not None and holder != id)
-                    or self.now.facts.get(id) == target
-                    or (holder == id and _is_same(self.now.facts[id], target))
-                ):
-                    conflicts.add(id)
-                else:
-                    self.write(kind, id, time, target)
+                self.write(kind, id, time, target)
         return conflicts
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from copy import deepcopy
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from brute_force import ExactEmbedder, embed
 from naive import Fact, NaiveMemory
 from writes import SOURCES, Writes
 
-from memalpha.errors import DuplicateContent, UnknownEntry
+from memalpha.errors import UnknownEntry
 from memalpha.store.io.copy import copy_store
 from memalpha.store.store import MemoryStore
 
@@ -203,21 +206,20 @@ class Operations(Writes):
         store.search("oslo", as_of=store.snapshot() // 2)
 
     def duplicate(self) -> None:
-        """Write what is there: the store changes nothing."""
+        """Write what is there: the store changes nothing. What metadata tells apart is another entry."""
         memory, id = self.memory(), self.some_id()
         if id is None:
             return
         fact, position = memory.now.facts[id], memory.position
-        assert self.store.insert(fact.category, f"  {fact.content}\n").id == id
-        other = [key for key, value in memory.now.facts.items() if key != id and value.category == fact.category]
-        if other:
-            try:
-                self.store.update(other[0], fact.content)
-            except DuplicateContent as error:
-                assert error.entry_id == id
-            else:
-                raise AssertionError("a duplicate was stored")
+        fields: dict[str, Any] = {"source": fact.source, "timestamp": fact.timestamp}
+        fields["expires"] = None if fact.expires is None else fact.expires.isoformat()
+        metadata = json.loads(fact.metadata)
+        assert self.store.insert(fact.category, f"  {fact.content}\n", metadata=metadata, **fields).id == id
         assert self.store.snapshot() == position
+        self.number += 1
+        metadata["twin"] = self.number
+        twin = replace(fact, metadata=json.dumps(metadata, sort_keys=True), importance=1.0, speaker=None)
+        self.note(memory, self.store.insert(fact.category, fact.content, metadata=metadata, **fields), twin)
 
     def unknown(self) -> None:
         """Change what is not there: the store changes nothing."""

@@ -318,7 +318,7 @@ def _add_routes(app: APIRouter) -> None:
         responses={200: {"model": MemoryEntry, "description": "the entry existed already and is unchanged"}},
     )
     async def insert(service: Writing, body: InsertRequest, response: Response) -> MemoryEntry:
-        """Store a fact. The same content in the same category is stored once."""
+        """Store a fact. What the memory states already, with the same metadata, is not stored again."""
         entry, is_new = await service.insert(body.model_dump())
         response.status_code = 201 if is_new else 200
         return entry

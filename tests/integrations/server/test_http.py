@@ -55,8 +55,12 @@ def test_insert_update_and_delete_of_an_entry(store):
     )
     entry = created.json()
     assert created.status_code == 201 and entry == {**entry, "content": "Ana's city: Porto", "source": "http"}
-    again = web.post("/v1/entries", json={"category": "semantic", "content": "Ana's city: Porto"})
+    fact = {"category": "semantic", "content": "Ana's city: Porto"}
+    again = web.post("/v1/entries", json={**fact, "metadata": {"by": 1}})
     assert again.status_code == 200 and again.json() == entry
+    ben = web.post("/v1/entries", json={**fact, "metadata": {"by": 3}})  # nobody gets an entry of somebody else
+    assert ben.status_code == 201 and ben.json()["metadata"] == {"by": 3}
+    assert web.delete(f"/v1/entries/{ben.json()['id'].replace('#', '%23')}").status_code == 200
     path = f"/v1/entries/{entry['id'].replace('#', '%23')}"
     moved = web.patch(path, json={"content": "Ana's city: Oslo", "timestamp": "2024-05-01"})
     assert moved.json()["version"] == 2 and moved.json()["metadata"] == {"by": 1}
@@ -73,7 +77,9 @@ def test_insert_update_and_delete_of_an_entry(store):
     versions = web.get(path.replace("entries", "history")).json()["versions"]
     assert [version["content"] for version in versions] == ["Ana's city: Porto", "Ana's city: Oslo"]
     kinds = [line["operation"]["kind"] for line in web.get("/v1/log", params={"after": 1}).json()["operations"]]
-    assert kinds == ["update", "core_update", "delete"] and web.get("/v1/health").json() == {"status": "ok"}
+    assert kinds == ["insert", "delete", "update", "core_update", "delete"] and web.get("/v1/health").json() == {
+        "status": "ok"
+    }
 
 
 def test_read_and_pages_of_entries(store):
