@@ -7,6 +7,7 @@ file, line or field and says what to do.
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 _PARENT = Path(__file__).resolve().parent.parent  # site-packages, or the root of a checkout
 
@@ -125,10 +126,10 @@ class ScrubPending(StoreError):
     The next opening goes on with it, and so does `memalpha doctor --repair`.
 
     Attributes:
-        same_content: Other ids that hold, or held, the same content; what `erase` would have returned.
+        erasure: Result that `erase` would have returned (`Erasure`).
     """
 
-    same_content: tuple[str, ...] = ()
+    erasure: Any = None
 
 
 class UnknownFieldWarning(UserWarning):

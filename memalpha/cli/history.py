@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,8 +13,10 @@ from memalpha.cli.options import (
     EmbedderName,
     Namespace,
     StoreFile,
+    Where,
     format_entry,
     open_store,
+    parse_json_object,
     print_result,
     resolve_position,
     to_json_value,
@@ -249,8 +251,10 @@ def erase(
     ids: Annotated[
         list[str] | None, typer.Option("--id", metavar="ID", help="An entry; several: --id A --id B.")
     ] = None,
+    where: Where = None,
     namespace: Annotated[
-        str | None, typer.Option(help="Namespace of the ids (default: default); without --id, all of it is erased.")
+        str | None,
+        typer.Option(help="Namespace of the entries (default: default); without --id or --where, all is erased."),
     ] = None,
     core_history: Annotated[
         bool, typer.Option("--core-history", help="Erase all texts of the core memory but the current one.")
@@ -263,28 +267,30 @@ def erase(
 ) -> None:
     """Erase entries, or a whole namespace, for good.
 
-    Their content leaves the log, past states, vectors and the free space of the file. Operations without content stay
-    in their place, so that log positions do not change. Forks, exports and copies of the file are not touched. Exits
-    with 1 if bytes may still lie in the file; the next opening of STORE goes on.
+    `--where` takes every entry of which any version passes: live, deleted, expired, undone or quarantined. Their
+    content leaves the log, past states, vectors and the free space of the file. Operations without content stay in
+    their place, so that log positions do not change. Forks, exports and copies of the file are not touched; forks in
+    this file are named. Exits with 1 if bytes may still lie in the file; the next opening of STORE goes on.
 
-    Example: memalpha erase ana.db --id ana-lives#k --yes
+    Example: memalpha erase ana.db --where '{"user": "ana"}' --yes
 
     Raises:
         StoreError: Nothing is chosen, `yes` is missing, or an entry is unknown.
         typer.Exit: A scrub is pending (exit code 1).
     """
-    if not ids and namespace is None and not core_history:
-        raise StoreError("erase: choose entries or a namespace: --id ID or --namespace NAME")
-    if bool(ids) + core_history + drop > 1:
-        raise StoreError("erase: choose one of --id, --core-history and --drop")
+    if not ids and where is None and namespace is None and not core_history:
+        raise StoreError("erase: choose entries or a namespace: --id ID or --namespace NAME or --where JSON")
+    has_entries = bool(ids) or where is not None
+    if has_entries + core_history + drop > 1:
+        raise StoreError("erase: choose one of --id or --where, --core-history and --drop")
     if not yes:
         raise StoreError("erase: erased content cannot be restored: add --yes to confirm")
     with open_store(store, None, namespace or "default") as memory:
         count = memory.snapshot()
-        pending, same_content = None, []
+        pending, erasure = None, None
         try:
-            if ids:
-                same_content = memory.erase(*ids)
+            if has_entries:
+                erasure = memory.erase(*ids or (), where=parse_json_object("--where", where))
             elif core_history:
                 count = memory.erase_core_history()
             elif drop:
@@ -292,10 +298,14 @@ def erase(
             else:
                 count = memory.erase_all()
         except ScrubPending as error:
-            pending, same_content = str(error), list(error.same_content)
-    text = f"{len(ids)} entries erased" if ids else f"{count} operations erased"
-    text += "".join(f"\nthe same content is, or was, in {id}" for id in same_content)
-    result = {"erased": ids, "same_content": same_content} if ids else {"operations": count}
+            pending, erasure = str(error), error.erasure if has_entries else None
+    result: dict[str, Any] = {"operations": count}
+    text = f"{count} operations erased"
+    if erasure is not None:
+        result = {"erased": list(erasure.ids), "same_content": list(erasure), "forks": list(erasure.forks)}
+        text = f"{len(erasure.ids)} entries erased"
+        text += "".join(f"\nthe same content is, or was, in {id}" for id in erasure)
+        text += "".join(f"\nnamespace {name} is a fork and still has it" for name in erasure.forks)
     if pending:
         result, text = {**result, "pending_scrub": pending}, f"{text}\n{pending}"
     print_result(result, as_json, text)

@@ -364,6 +364,10 @@ class MemoryClient(_Client[httpx2.BaseTransport]):
         """Erase an entry for good, live or deleted, with all of its past."""
         return self._send(_Request("DELETE", _entry_path(id, "history"), _read_erased, is_repeatable=False))
 
+    def erase_where(self, where: Mapping[str, Any]) -> schemas.EraseResponse:
+        """Erase all entries for good of which any version, live or past, passes a filter."""
+        return self._send(_Request("POST", "/v1/erase", _read_erased, {"where": where}, is_repeatable=False))
+
     def get(self, id: str, *, as_of: int | str | None = None) -> MemoryEntry:
         """Return an entry of the current or a past state."""
         return self._send(_Request("GET", _entry_path(id), _read_entry, {"as_of": as_of}))
@@ -462,6 +466,7 @@ class AsyncMemoryClient(_Client[httpx2.AsyncBaseTransport]):
     update = _async(MemoryClient.update)
     delete = _async(MemoryClient.delete)
     erase = _async(MemoryClient.erase)
+    erase_where = _async(MemoryClient.erase_where)
     get = _async(MemoryClient.get)
     history = _async(MemoryClient.history)
     page = _async(MemoryClient.page)

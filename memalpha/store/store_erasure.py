@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Iterable
 
 from memalpha.arguments import brief_repr, check_texts
 from memalpha.errors import ScrubPending, StoreError, UnknownEntry
 from memalpha.store.backends.row_codec import is_storable
+from memalpha.store.filters import Filter, Where
 from memalpha.store.open import open_namespace
 from memalpha.store.store_reads import StoreReader
+
+
+class Erasure(list[str]):
+    """Other ids that hold, or held, exactly the content that was erased. They are left unchanged.
+
+    Attributes:
+        ids: The erased ids.
+        forks: Namespaces of the store that are forks and still have the erased operations.
+    """
+
+    ids: tuple[str, ...] = ()
+    forks: tuple[str, ...] = ()
 
 
 class StoreEraser(StoreReader):
     """Erasing in one namespace of a durable store, and dropping namespaces."""
 
-    def erase(self, *ids: str) -> list[str]:
+    def erase(self, *ids: str, where: Where = None) -> Erasure:
         """Erase entries for good: from the log, past states, vectors, and free space of the file.
+
+        With `where`, all entries of which any version passes the filter: live, ended, expired, undone or quarantined.
+        Of a quarantined change to an entry that does not pass, the change alone is erased.
 
         The operations remain as stubs without content, date, origin or id, because an id tells of the content. Stubs
         change nothing: past states, undo and restore behave as if the entries had never existed. Only an export, copy
@@ -31,23 +47,30 @@ class StoreEraser(StoreReader):
 
         Args:
             ids: Ids of live or deleted entries, or of quarantined operations. Without any, a pending scrub is finished.
+            where: Filter on fields and metadata (see `filters`).
 
         Returns:
-            Other ids that hold, or held, exactly the same content. They are left unchanged.
+            Other ids with the same content, as a list that also has what was erased and where copies are.
 
         Raises:
             UnknownEntry: No entry ever had the id.
+            StoreError: The filter is invalid or holds for everything; `erase_all` erases a namespace.
             ScrubPending: The entries are erased, but the file cannot be rewritten now. The next opening goes on.
         """
         self._database.refuse_in_transaction("erase")
         check_texts("ids", ids)
+        entry_filter = self._filter(None, where)
+        if where is not None and entry_filter is None:
+            raise StoreError("erase: where is empty, so it holds for everything: erase_all() erases a namespace")
+        forks = self._forks(ids, entry_filter)
         with self._transaction(write=True):
             unknown_ids = [id for id in ids if not self._was_used(id)]
-            same_content_ids = [] if unknown_ids else self._erase(ids)
-        self._scrub(same_content_ids)  # an unknown id may be that of an erasure that was not finished
+            erasure = Erasure() if unknown_ids else self._erase(ids, entry_filter)
+        erasure.forks = tuple(forks)
+        self._scrub(erasure)  # an unknown id may be that of an erasure that was not finished
         if unknown_ids:
             raise UnknownEntry(f"no entry ever had the id {unknown_ids[0]!r:.80}")
-        return same_content_ids
+        return erasure
 
     def erase_all(self) -> int:
         """Erase the whole namespace, core memory included, and return the number of stubs.
@@ -108,14 +131,27 @@ class StoreEraser(StoreReader):
         is_entry = self._namespace.entries.latest_version(id) is not None
         return is_entry or (is_storable(id) and self._namespace.log.is_quarantined(id))
 
-    def _erase(self, ids: Collection[str]) -> list[str]:
-        """Erase entries in the open transaction, and in the index in memory; return ids with the same content."""
+    def _erase(self, ids: Iterable[str], where: Filter | None) -> Erasure:
+        """Erase entries in the open transaction, and in the index in memory."""
         self._index.catch_up(self._namespace.log.position)
-        same_content_ids = self._namespace.erase(ids)
-        self._index.forget(ids, self._namespace.log.position)
-        return same_content_ids
+        matching, changes = ([], []) if where is None else self._namespace.ids_matching(where)
+        all_ids = dict.fromkeys([*ids, *matching])
+        erasure = Erasure(self._namespace.erase(all_ids, changes))
+        erasure.ids = tuple(all_ids)
+        self._index.forget(all_ids, self._namespace.log.position)
+        return erasure
 
-    def _scrub(self, same_content: Collection[str] = (), *, wait: bool = True) -> None:
+    def _forks(self, ids: Iterable[str], where: Filter | None) -> list[str]:
+        """Return the namespaces that are forks and have what is to be erased."""
+        with self._database.transaction(write=False):
+            names = self._database.namespaces()
+        if len(names) < 2:
+            return []
+        with self._database.transaction(*names, write=False):  # PostgreSQL shows the rows of these alone
+            matching = [] if where is None else self._namespace.ids_matching(where)[0]
+            return self._namespace.log.forks([*ids, *matching])
+
+    def _scrub(self, erasure: Erasure | None = None, *, wait: bool = True) -> None:
         """Finish the rewriting that an erasure of any namespace has left due."""
         if not self.pending_scrub:
             return
@@ -123,7 +159,7 @@ class StoreEraser(StoreReader):
         try:
             self._database.scrub(wait=wait)
         except ScrubPending as pending:
-            pending.same_content = tuple(same_content)
+            pending.erasure = Erasure() if erasure is None else erasure
             raise
 
     def _finish_interrupted_work(self) -> None:

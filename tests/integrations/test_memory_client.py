@@ -118,7 +118,7 @@ def test_every_route_of_the_server(served: Served) -> None:
     with MemoryClient(served.address, served.all, namespace="bén/#1") as memory:
         memory.health()
         dog = memory.insert("semantic", "Ana's dog: Rex", timestamp="2024-05-01", metadata={"user": "ana"})
-        assert memory.insert("semantic", "Ana's dog: Rex") == dog and dog.key == "all"
+        assert memory.insert("semantic", "Ana's dog: Rex", metadata={"user": "ana"}) == dog and dog.key == "all"
         assert memory.update(dog.id, "Ana's dog: Max").content == "Ana's dog: Max"
         assert memory.get(dog.id, as_of=dog.valid_from).content == "Ana's dog: Rex"
         assert [version.content for version in memory.history(dog.id)] == ["Ana's dog: Rex", "Ana's dog: Max"]
@@ -137,6 +137,12 @@ def test_every_route_of_the_server(served: Served) -> None:
         assert memory.delete(dog.id).content == "Ana's dog: Max"
         assert [line.operation.kind for line in memory.log(1, limit=2)] == ["update", "insert"]
         assert memory.erase(dog.id).id == dog.id
+        cat = memory.insert("semantic", "Ana's cat: Tom", metadata={"user": "eva"})
+        memory.delete(cat.id)
+        erased = memory.erase_where({"user": "eva"})
+        assert erased.ids == [cat.id] and not erased.pending and memory.erase_where({"user": "eva"}).ids == []
+        with pytest.raises(ClientError, match="where"):
+            memory.erase_where({})
         with pytest.raises(EntryNotFound, match="no live entry"):
             memory.get(dog.id)
 

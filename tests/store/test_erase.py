@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from memalpha.errors import ScrubPending, StoreError, UnknownEntry
 from memalpha.store.backends.sqlite import SQLiteDatabase
 from memalpha.store.checks.integrity import examine
 from memalpha.store.store import MemoryStore
+from memalpha.store.trust.quarantine import quarantine_operation
+from memalpha.types import Operation
 
 SECRETS = ["zyxomma", "Größenwahn", "qwobblefrotz", "1899-12-31", "chat-vrumquip", "turn-blixnard", "vorpalgimble"]
 
@@ -77,6 +80,97 @@ def test_erased_bytes_are_gone_from_the_file(tmp_path: Path, erase_all: bool) ->
     other.close()
     assert secrets_in(path) == []
     assert examine(path).problems == []
+
+
+def quarantine(store: MemoryStore, operation: Operation) -> None:
+    store.apply(quarantine_operation(operation, None, "said by somebody else"))
+
+
+def add(store: MemoryStore, content: str = "zyxomma", **fields) -> str:
+    return store.add(content, metadata={"user": "ana"}, **fields).id
+
+
+def delete_and_restore(store: MemoryStore) -> None:
+    position = store.snapshot()
+    add(store)
+    store.restore(position)
+
+
+def review(store: MemoryStore, *, accept: bool) -> None:
+    quarantine(store, insert_of_ana())
+    store.review(store.snapshot(), accept=accept)
+
+
+def insert_of_ana() -> Operation:
+    return Operation("insert", category="semantic", content="zyxomma", metadata={"user": "ana"})
+
+
+ENDS = {  # each way in which an entry of ana can be live, have ended, or never have been
+    "live": add,
+    "a version of the past": lambda store: store.update(add(store), "other", metadata={"user": "ben"}),
+    "one update by her": lambda store: store.update(store.add("pet").id, "zyxomma", metadata={"user": "ana"}),
+    "deleted": lambda store: store.delete(add(store)),
+    "deleted and back": lambda store: (store.delete(add(store)), store.undo()),
+    "expired": lambda store: add(store, expires="2024-05-10"),
+    "expires later": lambda store: add(store, expires="2999-05-10"),
+    "undone": lambda store: (add(store), store.undo()),
+    "undone, done again and deleted": lambda store: (add(store), store.undo(), store.delete(store.redo().id)),
+    "restored away": delete_and_restore,
+    "reverted": lambda store: (add(store, source="chat"), store.revert(source="chat")),
+    "under a key": lambda store: store.delete(store.upsert("qwobblefrotz", "x", metadata={"user": "ana"}).id),
+    "quarantined": lambda store: quarantine(store, insert_of_ana()),
+    "rejected": lambda store: review(store, accept=False),
+    "accepted": lambda store: review(store, accept=True),
+    "a quarantined change of somebody else's": lambda store: quarantine(
+        store, replace(insert_of_ana(), kind="update", id=store.list()[0].id)
+    ),
+}
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("end", ENDS)
+def test_erase_where_leaves_no_byte_of_a_person(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "a.db"
+    with new(path) as store:
+        other = store.add("Ben has a dog.", metadata={"user": "ben"})
+        before = store.count()
+        ENDS[end](store)
+        other_position = store.snapshot()
+        assert secrets_in(path)
+        erasure = store.erase(where={"user": "ana"})
+        assert erasure == [] and erasure.forks == ()
+        assert len(erasure.ids) == (0 if "somebody else's" in end else 2 if end == "accepted" else 1)
+        assert secrets_in(path) == [] and store.get(other.id) == other and store.count() == before
+        assert store.snapshot() == other_position + 1 and store.quarantined() == []
+        while store.undo():
+            assert "ana" not in str(store.list())
+    assert secrets_in(path) == [] and examine(path).problems == []
+
+
+@pytest.mark.sqlite
+def test_the_guide_leaves_nothing_of_the_user(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    guide = Path(__file__, "../../../docs/guides/store/erase.md").resolve().read_text()
+    exec(guide.split("```python\n")[1].split("```")[0])
+    assert not {word for word in (b"holiday", b"555", b'"ana"') if word in bytes_of(tmp_path / "users.db")}
+
+
+def test_erase_where_names_forks_and_refuses_what_holds_for_everything() -> None:
+    store = new()
+    (
+        add(store),
+        store.fork("before"),
+        add(store, "qwobblefrotz"),
+        store.fork("copy"),
+        store.namespace("x").add("zyxomma"),
+    )
+    for where in ({}, {"user": {"$like": 1}}):
+        with pytest.raises(StoreError, match="where"):
+            store.erase(where=where)
+    assert store.erase(where={"user": "nobody"}).ids == ()
+    erasure = store.erase(where={"$or": [{"user": "ana"}, {"content": "none"}]})
+    assert erasure.forks == ("before", "copy") and len(erasure.ids) == 2
+    assert store.namespace("copy").erase(*erasure.ids).forks == ("before",)
 
 
 @pytest.mark.sqlite
@@ -146,7 +240,7 @@ def test_an_erasure_without_room_is_pending_and_the_next_opening_goes_on(tmp_pat
             store.erase(id)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert caught.value.same_content == (twin,)
+    assert caught.value.erasure == [twin]
     for read in (store.get, store.history):
         with pytest.raises(UnknownEntry):
             read(id)

@@ -33,6 +33,7 @@ from memalpha.integrations.server.schemas import (
     CoreRequest,
     CoreResponse,
     EntryPage,
+    EraseRequest,
     EraseResponse,
     ErrorResponse,
     FilteredSearchRequest,
@@ -350,6 +351,11 @@ def _add_routes(app: APIRouter) -> None:
     async def erase(service: Erasing, id: Id) -> EraseResponse:
         """Erase an entry for good, live or deleted, with all of its past."""
         return await service.erase(id)
+
+    @app.post("/erase")
+    async def erase_matching(service: Erasing, body: EraseRequest) -> EraseResponse:
+        """Erase all entries for good of which any version, live or past, passes a filter."""
+        return await service.erase(where=body.where)
 
     @app.get("/core")
     async def core(service: Reading, as_of: AsOf = None) -> CoreResponse:

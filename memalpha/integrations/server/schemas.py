@@ -7,7 +7,7 @@ of the request's key.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Annotated, Any
 
@@ -230,6 +230,12 @@ class UpdateRequest(RequestModel):
     source: Label = HTTP_SOURCE
 
 
+class EraseRequest(RequestModel):
+    """Which entries to erase for good: all of which any version, live or past, passes the filter."""
+
+    where: JsonObject = Field(min_length=1, description='such as {"user": "ana"}')
+
+
 class CoreRequest(RequestModel):
     """The complete new core memory; empty text clears it."""
 
@@ -328,14 +334,16 @@ class HistoryResponse:
 
 @dataclass(frozen=True, slots=True)
 class EraseResponse:
-    """An erased entry, and other ids that hold or held the same content.
+    """Erased entries, and other ids that hold or held the same content.
 
-    `pending`: no read returns the entry, but its bytes are still in the file; the next opening removes them.
+    `id`: the entry of the request, if it named one. `pending`: no read returns the entries, but their bytes are still
+    in the file; the next opening removes them.
     """
 
-    id: str
+    id: str | None
     same_content: list[str]
     pending: bool = False
+    ids: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

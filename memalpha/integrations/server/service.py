@@ -323,15 +323,17 @@ class MemoryService:
         """Delete an entry and return its last version."""
         return await self._write(partial(self._store.delete, id, source=source))
 
-    async def erase(self, id: str) -> EraseResponse:
-        """Erase an entry for good, with all of its past."""
+    async def erase(self, id: str | None = None, *, where: Mapping[str, Any] | None = None) -> EraseResponse:
+        """Erase an entry for good, with all of its past, or all entries of which any version passes a filter."""
 
         def erase() -> EraseResponse:
             try:
-                return EraseResponse(id, self._store.erase(id))
+                erasure, is_pending = self._store.erase(*() if id is None else (id,), where=where), False
             except ScrubPending as pending:
-                return EraseResponse(id, list(pending.same_content), pending=True)
+                erasure, is_pending = pending.erasure, True
+            return EraseResponse(id, list(erasure), is_pending, list(erasure.ids))
 
+        self._check(None, where)
         return await self._write(erase)
 
     async def set_core(self, text: str, source: str) -> str:

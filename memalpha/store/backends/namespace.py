@@ -17,13 +17,21 @@ import numpy as np
 from memalpha.store.backends.base import Backend
 from memalpha.store.backends.entry_table import EntryTable
 from memalpha.store.backends.operation_log import LogEnd, OperationLog, check_clock
-from memalpha.store.backends.row_codec import content_digest, decode_vectors, operation_values, vector_blob, version_row
+from memalpha.store.backends.row_codec import (
+    ENTRY_COLUMNS,
+    content_digest,
+    decode_vectors,
+    operation_values,
+    vector_blob,
+    version_row,
+)
 from memalpha.store.backends.scope import NamespaceScope
 from memalpha.store.backends.vector_table import VectorTable
+from memalpha.store.filters import Filter
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import NOT_UNDOABLE, Change, plan
 from memalpha.store.trust.provenance import WRITER
-from memalpha.store.trust.quarantine import accepted_as, past_core_quarantine, quarantined_contents
+from memalpha.store.trust.quarantine import accepted_as, list_quarantined, past_core_quarantine, quarantined_contents
 from memalpha.types import MemoryEntry, Operation
 
 _MAX_PAGE = 500  # log rows read at once
@@ -139,11 +147,34 @@ class Namespace:
             self.entries.insert_logged(position, [vectors[entry.content][0] for entry in batch])
             self.vectors.insert_new(rows)
 
-    def erase(self, ids: Collection[str]) -> list[str]:
+    def ids_matching(self, where: Filter) -> tuple[list[str], list[int]]:
+        """Return the ids of which any version passes a filter, and the positions of other quarantined changes that do.
+
+        The ids are those of entries, live or ended, and of quarantined inserts.
+        """
+        ids = dict.fromkeys(entry.id for entry in self.entries.all_versions() if where.matches(entry))
+        changes = []
+        for item in list_quarantined(self.log, pending=False):
+            intended = item.operation
+            id = intended.id or f"quarantined#{item.position}"
+            fields = {name: getattr(intended, name) for name in ENTRY_COLUMNS.split(", ")}
+            fields |= {"id": id, "importance": intended.importance or 1.0, "metadata": intended.metadata or {}}
+            if where.matches(MemoryEntry(**fields)):
+                if intended.id is None:
+                    ids[id] = None
+                else:
+                    changes.append((item.position, id))
+        return list(ids), [position for position, id in changes if id not in ids]
+
+    def erase(self, ids: Collection[str], changes: Collection[int] = ()) -> list[str]:
         """Turn all operations on `ids` into stubs; return other ids that hold, or held, the same content.
 
         Their versions and vectors are deleted and the erasure is logged. The database must be scrubbed afterwards. An
         operation that was quarantined and then accepted as one of the entries is erased with it.
+
+        Args:
+            ids: Ids of entries, or of quarantined inserts.
+            changes: Positions of quarantined changes to other entries, which become stubs, too.
         """
         quarantined = [(id, content_digest(content)) for id, content in quarantined_contents(self.log)]
         ids = {*ids, *accepted_as(self.log, ids)} if quarantined else ids
@@ -151,7 +182,8 @@ class Namespace:
         for digest in {digest for id, digest in quarantined if id in ids} - holders.keys():
             holders[digest] = self.entries.ids_with(digest)
         erased = self.log.erase(ids)
-        if erased:
+        self.log.clear([(None, position) for position in changes])
+        if erased or changes:
             self.entries.delete(dict.fromkeys(erased))
             self.vectors.delete(digest for digest, other in holders.items() if other <= set(ids))
             self.write(Operation("erased"))

@@ -333,6 +333,7 @@ QUICK = [
 OPERATIONS = [
     *QUICK,
     *("POST /v1/read", "POST /v1/ask", "POST /v1/search", "POST /v1/entries", "PATCH /v1/entries/{id}"),
+    "POST /v1/erase",
 ]
 
 

@@ -50,6 +50,7 @@ HTTP = {  # verb: right, method, path, body
     "set_core": ("write", "PUT", "/v1/core", {"content": "core"}),
     "read": ("read-with-model", "POST", "/v1/read", {"text": "I have a cat."}),
     "erase": ("erase", "DELETE", "/v1/history/{id}", None),
+    "erase where": ("erase", "POST", "/v1/erase", {"where": {"user": "nobody"}}),
 }
 MCP = {  # tool: right, arguments
     "memory_search": ("read", {"query": "secret"}),
