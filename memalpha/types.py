@@ -387,7 +387,8 @@ class Completion:
 class Turn:
     """One policy call with its tool calls and their results.
 
-    `operations` are those that changed the memory.
+    `operations` are those that changed the memory. `problems` says what could not be read of the reply: "no_call" if it
+    held no readable call, "cut_off" if it ended at its most tokens.
     """
 
     chunk: int
@@ -395,6 +396,7 @@ class Turn:
     calls: tuple[ToolCall, ...] = ()
     results: tuple[ToolResult, ...] = ()
     operations: tuple[Operation, ...] = ()
+    problems: tuple[str, ...] = ()
 
 
 LARGEST_REWARD = 3.4e38

@@ -186,7 +186,7 @@ class MemoryAgent:
         """Read one chunk: call the policy once and apply its tool calls.
 
         Chat messages of several days, or of more than `MAX_CHUNK_CHARACTERS`, are several chunks. The turn then has the
-        calls, results and operations of all of them, and the last completion.
+        calls, results, operations and problems of all of them, and the last completion.
 
         Args:
             chunk: a text, a `Chunk`, or chat messages: `[{"role": "user", "content": "..."}]`, with `name` and
@@ -217,6 +217,7 @@ class MemoryAgent:
             calls=tuple(call for turn in turns for call in turn.calls),
             results=tuple(result for turn in turns for result in turn.results),
             operations=tuple(operation for turn in turns for operation in turn.operations),
+            problems=tuple(problem for turn in turns for problem in turn.problems),
         )
 
     def with_store(self, store: Memory) -> MemoryAgent:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from memalpha.agent.forms import parse_reply
+from memalpha.agent.forms import parse_reply, reply_problems
 from memalpha.agent.tools import changed_id, execute
 from memalpha.agent.trust.rule import TrustJudge, Verdict
 from memalpha.errors import UnknownEntry
@@ -24,6 +24,7 @@ def act(
     metadata: Mapping[str, Any] | None = None,
     visible: Mapping[str, str] = MappingProxyType({}),
     judge: TrustJudge | None = None,
+    strict: bool = False,
 ) -> Turn:
     """Apply the tool calls of a completion to the memory, in order.
 
@@ -39,14 +40,17 @@ def act(
         visible: contents that the writer saw, by id ("" for the core memory). What has another content now is not
             changed: the call fails with the code "conflict".
         judge: says on whose word each call rests, which calls must wait for a review, and how the writer saw entries.
+        strict: refuse a call for an optional argument, as rewards do; see `tools.execute`.
 
     Returns:
-        The turn: calls, their results, and the operations that changed the memory.
+        The turn: calls, their results, the operations that changed the memory, and what could not be read.
     """
     calls = parse_reply(completion.text, form)
-    outcomes = list(execute_calls(memory, chunk, calls, {"source": source, "metadata": metadata}, visible, judge))
+    origin = {"source": source, "metadata": metadata}
+    outcomes = list(execute_calls(memory, chunk, calls, origin, visible, judge, strict=strict))
+    results = tuple(result for result, _ in outcomes)
     operations = tuple(operation for _, operation in outcomes if operation is not None)
-    return Turn(chunk.index, completion, calls, tuple(result for result, _ in outcomes), operations)
+    return Turn(chunk.index, completion, calls, results, operations, reply_problems(completion, calls, form))
 
 
 def execute_calls(
@@ -56,6 +60,8 @@ def execute_calls(
     origin: Mapping[str, Any],
     visible: Mapping[str, str],
     judge: TrustJudge | None,
+    *,
+    strict: bool = False,
 ) -> Iterator[tuple[ToolResult, Operation | None]]:
     """Apply calls in order, one at each step, and yield the result of each and its operation, if there is one.
 
@@ -66,6 +72,7 @@ def execute_calls(
         origin: `source` and `metadata` of what is written, as in `act`.
         visible: contents that the writer saw; see `act`.
         judge: rule of what a speaker may change; see `act`.
+        strict: refuse a call for an optional argument; see `act`.
     """
     # Before any call: the second of two calls may change what the first one wrote.
     ids = visible.keys() & {changed_id(call) for call in calls}
@@ -77,7 +84,8 @@ def execute_calls(
         else:
             verdict = Verdict(None) if judge is None else judge.judge(call)
             call_origin = {**origin, "chunk": chunk.index, "speaker": verdict.speaker}
-            yield execute(memory, call, **call_origin, timestamp=chunk.timestamp, quarantine=verdict.reason)
+            call_origin |= {"timestamp": chunk.timestamp, "quarantine": verdict.reason}
+            yield execute(memory, call, **call_origin, strict=strict)
 
 
 def _content(memory: Memory, id: str) -> str | None:

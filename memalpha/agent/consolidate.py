@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from memalpha.agent.parsing import parse_calls
+from memalpha.agent.parsing import named_tool, parse_calls
 from memalpha.agent.prompts import render_view
 from memalpha.agent.trust.speakers import is_same
 from memalpha.config import AgentConfig
@@ -293,16 +293,19 @@ def _ask(
     [completion] = sample_checked(policy, [request])
     for call in parse_calls(completion.text):
         try:
-            _do(draft, call, ids)
+            _do(draft, named_tool(call, _NAMES), ids)
         except (MemalphaError, KeyError, TypeError) as error:
             draft.refused.append(f"{call.name} {dict(call.arguments)}: {error}")
+
+
+_NAMES = ("memory_update", "memory_delete", "core_memory_update")
 
 
 def _do(draft: _Draft, call: ToolCall, ids: set[str]) -> None:
     """Do one call on the draft. Raises if it cannot be done."""
     arguments = dict(call.arguments)
     reason = " ".join(str(arguments.get("reason") or "no reason given").split())[:_MAX_REASON]
-    if call.error or call.name not in ("memory_update", "memory_delete", "core_memory_update"):
+    if call.error or call.name not in _NAMES:
         raise StoreError(call.error or "no such tool here")
     if call.name == "core_memory_update":
         if not isinstance(arguments["content"], str):

@@ -81,6 +81,7 @@ class ConversationResult:
         chunks: Chunks read.
         operations: Operations written.
         failed_calls: Tool calls that were refused.
+        unread: Replies that held no readable call or were cut off.
         error: Reason of a failure.
     """
 
@@ -89,6 +90,7 @@ class ConversationResult:
     chunks: int = 0
     operations: int = 0
     failed_calls: int = 0
+    unread: int = 0
     error: str = ""
 
 
@@ -102,6 +104,7 @@ class ReadingSummary:
         chunks: Chunks read.
         operations: Operations written.
         failed_calls: Tool calls that were refused.
+        unread: Replies that held no readable call or were cut off.
         failed: Conversations that failed.
         stopped: True if `max_errors` conversations failed and reading stopped.
     """
@@ -111,6 +114,7 @@ class ReadingSummary:
     chunks: int = 0
     operations: int = 0
     failed_calls: int = 0
+    unread: int = 0
     failed: list[ConversationResult] = field(default_factory=list)
     stopped: bool = False
 
@@ -121,6 +125,7 @@ class ReadingSummary:
         self.chunks += result.chunks
         self.operations += result.operations
         self.failed_calls += result.failed_calls
+        self.unread += result.unread
         if result.status == "failed":
             self.failed.append(result)
 
@@ -272,7 +277,7 @@ def start_reading(settings: ReadingSettings) -> Iterator[Callable[[ConversationL
         """Read one conversation into RAM and write it in one transaction."""
         database, embedder, schema = open_once()
         operations: list[Operation] = []
-        failed_calls, location = 0, line.location
+        failed_calls, unread, location = 0, 0, line.location
         try:
             task = parse_task(line.raw, location)
             agent = MemoryAgent(policy, WorkingMemory(MemoryState.empty(schema), embedder.load_checked()), config)
@@ -281,13 +286,14 @@ def start_reading(settings: ReadingSettings) -> Iterator[Callable[[ConversationL
                 turn = agent.read(chunk, source=task.id)
                 operations += turn.operations
                 failed_calls += sum(not result.ok for result in turn.results)
+                unread += bool(turn.problems)
             location = line.location
             if not write_log(database, task.id, schema, operations, embedder):
                 return ConversationResult(task.id, "present")
         except (DataError, PolicyError, StoreError) as error:
             problem = str(error) if str(error).startswith(location) else f"{location}: {error}"
             return ConversationResult(line.task, "failed", error=problem)
-        return ConversationResult(task.id, "read", len(task.chunks), len(operations), failed_calls)
+        return ConversationResult(task.id, "read", len(task.chunks), len(operations), failed_calls, unread)
 
     with ExitStack() as files:
         open_once = cache(lambda: _open_store(settings, files, create=False))

@@ -22,10 +22,11 @@ import re
 from collections.abc import Iterable, Sequence
 
 from memalpha.agent import mem_alpha
-from memalpha.agent.parsing import after_thinking, format_call, malformed_call, parse_calls
+from memalpha.agent.parsing import after_thinking, format_call, malformed_call, named_tool, parse_calls
+from memalpha.agent.tools import TOOLS
 from memalpha.errors import DataError
 from memalpha.policy.hermes import OPEN
-from memalpha.types import ToolCall, ViewEntry, is_iso_time
+from memalpha.types import Completion, ToolCall, ViewEntry, is_iso_time
 
 SKIP = "."
 
@@ -41,7 +42,20 @@ def parse_reply(text: str, form: str) -> tuple[ToolCall, ...]:
         form: Form of the reply (`config.reply_form`).
     """
     parsers = {"mem-alpha": mem_alpha.parse_reply, "lines": parse_lines, "hermes": parse_calls}
-    return parsers[form](text)
+    return tuple(named_tool(call, TOOLS) for call in parsers[form](text))
+
+
+def reply_problems(completion: Completion, calls: Sequence[ToolCall], form: str) -> tuple[str, ...]:
+    """Return what keeps a reply from being read: "no_call" without a readable call, "cut_off" at its most tokens.
+
+    Args:
+        completion: The writer's reply.
+        calls: Its calls, from `parse_reply`.
+        form: Form of the reply.
+    """
+    is_done = form == "mem-alpha" and completion.text.strip().startswith(mem_alpha.DONE)
+    is_unread = not is_done and all(call.error for call in calls)
+    return ("no_call",) * is_unread + ("cut_off",) * (completion.stop_reason == "length")
 
 
 def format_calls(calls: Sequence[ToolCall], form: str, entries: Iterable[ViewEntry] = ()) -> str:
@@ -67,7 +81,7 @@ def parse_lines(text: str) -> tuple[ToolCall, ...]:
 
     A leading `<think>` part is skipped.
     """
-    reply = text[after_thinking(text) :]
+    reply = text[after_thinking(text, in_lines=OPEN not in text) :]
     if reply.lstrip().startswith(OPEN):
         return parse_calls(reply)
     return tuple(_read_line(line.strip()) for line in re.split(r"[\r\n]+", reply) if line.strip())

@@ -38,7 +38,7 @@ from typing import Any
 
 import yaml
 
-from memalpha.agent.parsing import parse_calls
+from memalpha.agent.parsing import named_tool, parse_calls
 from memalpha.agent.qwen_agent import FUNCTION, describe_tools, format_block, parse_blocks
 from memalpha.errors import ConfigError
 from memalpha.store.schema import MemorySchema
@@ -46,6 +46,7 @@ from memalpha.types import Observation, ToolCall, ViewEntry
 
 KINDS = ("semantic", "episodic")
 DONE = "Done"
+_NAMES = ("new_memory_insert", "memory_update", "memory_delete")
 """Reply to a chunk that leaves nothing to store."""
 
 RESPONSE_SHARE = 0.8
@@ -260,7 +261,8 @@ def _fill(template: str, values: Mapping[str, str]) -> str:
 
 def parse_reply(text: str) -> tuple[ToolCall, ...]:
     """Return the calls of a reply as calls of `agent.tools`, in order; `()` if it has none. No text raises."""
-    return tuple(map(to_tool_call, parse_blocks(text) if FUNCTION in text else parse_calls(text)))
+    calls = parse_blocks(text) if FUNCTION in text else parse_calls(text)
+    return tuple(to_tool_call(named_tool(call, _NAMES)) for call in calls)
 
 
 def format_reply(calls: Sequence[ToolCall], category_of: Callable[[str], str | None] = lambda id: None) -> str:
@@ -283,7 +285,7 @@ def to_tool_call(call: ToolCall) -> ToolCall:
     A call whose `memory_type` is missing or unknown keeps its arguments, which the tools refuse.
     """
     arguments = call.arguments
-    if call.error or call.name not in ("new_memory_insert", "memory_update", "memory_delete"):
+    if call.error or call.name not in _NAMES:
         return call
     if call.name != "new_memory_insert" and "memory_type" not in arguments and "id" in arguments:
         return call  # our own tool of the same name

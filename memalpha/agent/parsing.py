@@ -1,4 +1,4 @@
-"""Tool calls from model text: a total parser for Hermes blocks and OpenAI `tool_calls`.
+r"""Tool calls from model text: a total parser for Hermes blocks and OpenAI `tool_calls`.
 
 A block is `<tool_call>` JSON `</tool_call>` with `{"name": ..., "arguments": {...}}` inside. The JSON is scanned, not
 cut at the next tag or brace. Contents may therefore hold braces, quotes, newlines and even `</tool_call>`.
@@ -8,7 +8,8 @@ The parser tolerates common errors of models with a clear meaning:
 - trailing commas, single quotes, bare keys, Python literals, raw newlines in strings;
 - code fences and a missing close tag;
 - several calls or a list of calls in one block;
-- `arguments` as a JSON string, and `parameters` instead of `arguments`.
+- `arguments` as a JSON string (of a JSON string), or null, and `parameters` instead of `arguments`;
+- backslashes of paths, which are no escapes: `D:\Games`.
 
 Everything else inside a block is one `ToolCall` with error "malformed". Text outside blocks is ignored. No text raises.
 """
@@ -17,10 +18,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
-from memalpha.policy.hermes import CLOSE, OPEN, format_call
+from memalpha.policy.hermes import CLOSE, END_THINK, OPEN, THINK, format_call
 from memalpha.types import ToolCall
 
 __all__ = ["after_thinking", "format_call", "from_openai", "parse_calls"]
@@ -28,18 +31,21 @@ __all__ = ["after_thinking", "format_call", "from_openai", "parse_calls"]
 MALFORMED = "malformed"
 MAX_DEPTH = 32
 
+_UNICODE = re.compile(r"u([0-9a-fA-F]{4})")
 _STRICT = json.JSONDecoder(strict=False)
 _FENCE = re.compile(r"```(?:json|tool_call)?")
 _SPACE = re.compile(r"\s*")
 _BARE = re.compile(r"[^\s,:\[\]{}\"']+")
 _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
+_THOUGHT_OR_JSON = re.compile(rf"\{{|{END_THINK}")
+_THOUGHT_AT_LINE_END = re.compile(rf"^[ \t]*{END_THINK}|{END_THINK}[ \t]*$", re.MULTILINE)
 
 
 def parse_calls(text: str) -> tuple[ToolCall, ...]:
     """Return the calls of a completion in order; `()` if it has none.
 
-    A leading `<think>` part is skipped.
+    What was thought before them is skipped (`after_thinking`).
     """
     calls: list[ToolCall] = []
     position = after_thinking(text)
@@ -61,15 +67,45 @@ def from_openai(tool_calls: Sequence[Mapping[str, Any]]) -> tuple[ToolCall, ...]
     return tuple(calls)
 
 
-def after_thinking(text: str) -> int:
-    """Return the index of the reply's first character after a leading `<think>` part.
+def named_tool(call: ToolCall, names: Collection[str]) -> ToolCall:
+    """Return a call under the one of `names` that it means: `functions.memory_insert<|channel|>json`, ` memory_insert`.
 
-    This is the end of the text if the part is not closed.
+    Around the name may stand a prefix, a number, blanks and channel marks. Without such a name the call is unchanged.
     """
-    if not text.lstrip().startswith("<think>"):
+    if call.name in names:
+        return call
+    found = {word for name in re.split(r"[^\w-]+", call.name) for word in (name, name.rpartition("__")[2])} & {*names}
+    return replace(call, name=found.pop()) if len(found) == 1 else call
+
+
+def after_thinking(text: str, *, in_lines: bool = False) -> int:
+    """Return the index of the reply's first character after what was thought.
+
+    This is the part from a leading `<think>`: all of the text if it is not closed. Without a leading `<think>`, which
+    some templates write into the prompt, it is what stands before the last `</think>` outside of JSON.
+
+    Args:
+        text: A reply.
+        in_lines: The calls are lines, so that `</think>` within a line is text.
+    """
+    if text.lstrip().startswith(THINK):
+        end = text.find(END_THINK)
+        while end >= 0 and text[(start := end + len(END_THINK)) :].lstrip().startswith(END_THINK):  # closed twice
+            end = text.index(END_THINK, start)
+        return len(text) if end < 0 else end + len(END_THINK)
+    if END_THINK not in text:
         return 0
-    end = text.find("</think>")
-    return len(text) if end < 0 else end + len("</think>")
+    if in_lines:
+        return max((match.end() for match in _THOUGHT_AT_LINE_END.finditer(text)), default=0)
+    start = position = 0
+    while match := _THOUGHT_OR_JSON.search(text, position):
+        position = match.end()
+        if match[0] == END_THINK:
+            start = position
+            continue
+        with suppress(UnreadableJSON):
+            _, position = decode_json(text, match.start())
+    return start
 
 
 def _block(text: str, start: int) -> tuple[list[ToolCall], int]:
@@ -106,12 +142,16 @@ def read_call(value: Any, raw: str) -> ToolCall:
     if not isinstance(value, Mapping):
         return malformed_call(raw)
     name = value.get("name")
-    arguments = value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):
+    arguments = value.get("arguments", value.get("parameters"))
+    while isinstance(arguments, str) and arguments.strip():
+        encoded = arguments
         try:
-            arguments, _ = decode_json(arguments, skip_space(arguments, 0)) if arguments.strip() else ({}, 0)
+            arguments, _ = decode_json(encoded, skip_space(encoded, 0))
         except UnreadableJSON:
             return malformed_call(raw)
+        if arguments == encoded:  # a bare word
+            return malformed_call(raw)
+    arguments = {} if arguments is None or arguments == "" else arguments
     if not isinstance(name, str) or not name or not isinstance(arguments, Mapping):
         return malformed_call(raw)
     if not all(isinstance(key, str) for key in arguments):
@@ -207,14 +247,12 @@ def _string(text: str, position: int) -> tuple[str, int]:
             return _pairs("".join(parts)), position + 1
         if char == "\\":
             following = text[position + 1 : position + 2]
-            if following == "u":
-                digits = text[position + 2 : position + 6]
-                if not re.fullmatch(r"[0-9a-fA-F]{4}", digits):
-                    raise UnreadableJSON
-                parts.append(chr(int(digits, 16)))
-                position += 6
+            if code := _UNICODE.match(text, position + 1):
+                parts.append(chr(int(code[1], 16)))
+                position = code.end()
                 continue
-            parts.append(_ESCAPES.get(following, following))
+            kept = f"\\{following}" if following.isalnum() else following  # the backslash of a path is no escape
+            parts.append(_ESCAPES.get(following, kept))
             position += 2
             continue
         parts.append(char)

@@ -125,11 +125,15 @@ def execute(
     speaker: str | None = None,
     metadata: Mapping[str, Any] | None = None,
     quarantine: str = "",
+    strict: bool = False,
 ) -> tuple[ToolResult, Operation | None]:
     """Apply one tool call to the memory.
 
     An insert that would create an exact duplicate, or an update to the same content, changes nothing: its result is ok
     with code "duplicate".
+
+    A fact survives its optional arguments: one that cannot be read counts as not given, one that the tool does not have
+    is ignored, and the result's message names both.
 
     Args:
         memory: the memory to change.
@@ -141,6 +145,7 @@ def execute(
         metadata: set on the entry that is inserted or updated, beside what it has.
         quarantine: why the operation must wait for a review; "" applies it. A quarantined call is not ok and has the
             code "quarantined".
+        strict: refuse a call with such an argument instead, as rewards do.
 
     Returns:
         The result, and the operation as logged; None if the memory did not change.
@@ -151,16 +156,31 @@ def execute(
     if model is None or (model is CoreUpdate and not memory.schema.core):
         return ToolResult(call, False, "unknown_tool", f"no tool {call.name!r}; there are: {', '.join(TOOLS)}"), None
     try:
-        arguments = model.model_validate(call.arguments)
+        arguments, ignored = _validate(model, call.arguments, strict=strict)
     except ValidationError as error:
         return ToolResult(call, False, "invalid_arguments", format_validation_error(error)), None
     try:
         origin = {"chunk": chunk, "source": source, "speaker": speaker}
-        return _run(memory, call, arguments, origin, timestamp, metadata, quarantine)
+        result, operation = _run(memory, call, arguments, origin, timestamp, metadata, quarantine)
+        message = "; ".join(filter(None, (result.message, ignored)))
+        return replace(result, message=message) if ignored else result, operation
     except DuplicateContent as error:
         return ToolResult(call, True, "duplicate", str(error), entry_id=error.entry_id), None
     except (UnknownEntry, UnknownCategory, InvalidContent) as error:
         return ToolResult(call, False, error.code, str(error)), None
+
+
+def _validate(model: type[_Arguments], arguments: Mapping[str, Any], *, strict: bool) -> tuple[_Arguments, str]:
+    """Return the arguments of a call, and which were ignored in words. Raises `ValidationError`."""
+    try:
+        return model.model_validate(arguments), ""
+    except ValidationError as error:
+        names = {str(item["loc"][0]) for item in error.errors(include_url=False) if item["loc"]}
+        required = {name for name, field in model.model_fields.items() if field.is_required()}
+        if strict or names & required:
+            raise
+        remaining = {name: value for name, value in arguments.items() if name not in names}
+        return model.model_validate(remaining), f"ignored: {format_validation_error(error)}"
 
 
 def tool_of(call: ToolCall) -> type[_Arguments] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -113,14 +114,21 @@ def read(
     trust_pairs, writer_pairs = split_settings(settings, "trust")
     trust, config = parse_trust(trust_pairs), parse_store_writer(writer_pairs, instructions)
     config = prompted_config(config, writer, schema or config.memory_schema)
-    results = []
+    results, problems = [], Counter[str]()
     with open_store(store, embedder, namespace, schema=schema, create=True) as memory:
         agent = MemoryAgent(writer, memory, config, trust=trust)
         for index, chunk in enumerate(chunks):
             try:
-                results += agent.read(chunk, source=str(file), speaker=speaker).results
+                turn = agent.read(chunk, source=str(file), speaker=speaker)
+                results, problems = [*results, *turn.results], problems + Counter(turn.problems)
             except PromptTooLong as error:
                 raise PolicyError(_too_long(error, file, index, len(chunks), chunk_size)) from error
+    if problems:
+        print(
+            f"memalpha: of {len(chunks)} replies {problems['no_call']} held no readable call, {problems['cut_off']} "
+            "were cut off (--set max_new_tokens=N gives them more room): what they would have kept is not in the store",
+            file=sys.stderr,
+        )
     lines = [f"{result.code:<18} {result.entry_id or '-':<26} {result.content or result.message}" for result in results]
     print_result([to_json_value(result) for result in results], as_json, "\n".join(lines))
 
@@ -221,6 +229,7 @@ def _format_summary(summary: ReadingSummary, seconds: float) -> str:
         f"{summary.read} conversations read in {seconds} s: {summary.chunks} chunks, {summary.operations} operations, "
         f"{summary.failed_calls} failed calls",
         f"{summary.present} were in the store already, {len(summary.failed)} failed",
+        *([f"{summary.unread} replies held no readable call or were cut off"] if summary.unread else []),
         *(f"  {result.error}" for result in summary.failed[:_MAX_LISTED]),
     ]
     if len(summary.failed) > _MAX_LISTED:

@@ -157,7 +157,7 @@ class WritingEpisode:
 
     def _apply(self, reply: str) -> Step:
         chunk, form = self.task.chunks[self._index], self.writing.config.reply_form
-        turn = act(self.memory, chunk, Completion(reply), source=self.task.id, form=form)
+        turn = act(self.memory, chunk, Completion(reply), source=self.task.id, form=form, strict=True)
         self._index += 1
         self._not_embedded.update((operation.id, None) for operation in turn.operations if operation.id)
         return Step(None, self._index == self.turns, None, turn.calls, turn.results, turn.operations)

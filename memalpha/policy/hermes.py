@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+THINK, END_THINK = "<think>", "</think>"
 
 
 def format_call(name: str, arguments: Mapping[str, Any]) -> str:

@@ -6,7 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memalpha.agent.apply import act
+from memalpha.agent.forms import parse_reply
 from memalpha.agent.parsing import MAX_DEPTH, format_call, from_openai, parse_calls
+from memalpha.store.store import MemoryStore
+from memalpha.types import Chunk, Completion
 
 NASTY = st.text() | st.lists(
     st.sampled_from(["</tool_call>", "<tool_call>", "{", "}", '"', "'", "\\", "\n", "```", ",", ":", "é", "猫", "a b"])
@@ -88,7 +92,6 @@ def test_tolerated_forms(body):
         '{"arguments": {}}</tool_call>',
         '{"name": "f", "arguments": [1]}</tool_call>',
         '{"name": 3}</tool_call>',
-        '{"name": "f", "arguments": {"content": "\\u12"}}</tool_call>',
         "[" * 100_000,
         '{"a":' * 100_000,
     ],
@@ -133,3 +136,86 @@ def test_text_without_a_block_and_thinking_are_no_calls():
     assert parse_calls('{"name": "f", "arguments": {}}') == ()
     assert parse_calls("<think>" + format_call("f", {})) == ()
     assert [c.name for c in parse_calls("<think>" + format_call("f", {}) + "</think>" + format_call("g", {}))] == ["g"]
+
+
+DRAFT, CALL = format_call("memory_insert", {"content": "Lisbon"}), format_call("memory_insert", {"content": "Porto"})
+
+
+@pytest.mark.parametrize(
+    ("text", "contents"),
+    [
+        (f"Maybe {DRAFT}? No, she moved.\n</think>\n{CALL}", ["Porto"]),
+        (f"{DRAFT}</think>{DRAFT}</think>{CALL}", ["Porto"]),
+        (f"a brace {{ or two {{{{ </think>{CALL}", ["Porto"]),
+        (f"<think>{DRAFT}</think>\n</think>\n{CALL}", ["Porto"]),
+        (f"<think>x</think>{CALL}</think>", ["Porto"]),
+        (f"{DRAFT}</think>", []),
+        (f"<think>{DRAFT}", []),
+        (f"{DRAFT}{CALL}", ["Lisbon", "Porto"]),
+        (format_call("memory_insert", {"content": "a </think> b"}) + CALL, ["a </think> b", "Porto"]),
+        ("<tool_call>{'name': 'f', 'arguments': {'content': 'a </think> b',}}</tool_call>", ["a </think> b"]),
+    ],
+)
+def test_what_was_thought_before_a_call_is_none(text, contents):
+    assert [call.arguments["content"] for call in parse_calls(text)] == contents
+
+
+@pytest.mark.parametrize("mark", ["functions.{}", " {}\n", "{}<|channel|>json", "<|channel|>commentary to=functions.{}",
+                                  "mcp__memalpha__{}", "default_api:{}", "functions.{}:0", "tools/{}"])  # fmt: skip
+@pytest.mark.parametrize("name", ["memory_insert", "core_memory_update"])
+def test_a_tool_is_meant_by_its_name_without_prefixes_and_marks(mark, name):
+    (call,) = parse_reply(format_call(mark.format(name), {"content": "x"}), "hermes")
+    assert call.name == name
+
+
+@pytest.mark.parametrize("name", ["memory_inserts", "my_memory_insert", "memory_insert or memory_delete", "insert", ""])
+def test_another_name_is_no_tool(name):
+    (call,) = parse_reply(format_call(name, {}), "hermes")
+    assert call.name == name
+
+
+@pytest.mark.parametrize("times", range(4))
+@pytest.mark.parametrize("value", [{"content": 'a "quoted" \\ text'}, {}, None])
+def test_arguments_are_decoded_until_they_are_a_mapping(times, value):
+    arguments = value
+    for _ in range(times):
+        arguments = json.dumps(arguments)
+    (call,) = parse_calls(f"<tool_call>{json.dumps({'name': 'f', 'arguments': arguments})}</tool_call>")
+    assert (call.arguments, call.error) == (value or {}, None)
+
+
+@pytest.mark.parametrize("arguments", ["word", "3", '"word"', "[]", "true", '["a"]'])
+def test_arguments_that_are_no_mapping_are_malformed(arguments):
+    (call,) = parse_calls(f"<tool_call>{json.dumps({'name': 'f', 'arguments': arguments})}</tool_call>")
+    assert call.error == "malformed"
+
+
+@pytest.mark.parametrize("path", ["D:\\Games", "C:\\users\\x", "C:\\Windows\\9", "\\\\server\\Öl", "regex \\d+ \\w"])
+def test_backslashes_before_letters_and_digits_stay(path):
+    (call,) = parse_calls(f'<tool_call>{{"name":"f","arguments":{{"content":"In {path}"}}}}</tool_call>')
+    assert call.arguments["content"].replace("\\\\", "\\") == f"In {path}".replace("\\\\", "\\")
+
+
+def test_a_backslash_before_punctuation_goes():
+    (call,) = parse_calls("<tool_call>{'name': 'f', 'arguments': {'content': 'it\\'s \\$5\\n'}}</tool_call>")
+    assert call.arguments["content"] == "it's $5\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "cut", "problems"),
+    [
+        (CALL, "hermes", False, ()),
+        (CALL, "hermes", True, ("cut_off",)),
+        ("", "hermes", False, ("no_call",)),
+        ("I noted it.", "hermes", True, ("no_call", "cut_off")),
+        ("<tool_call>{", "hermes", False, ("no_call",)),
+        (".", "lines", False, ()),
+        ("Nothing.", "lines", False, ("no_call",)),
+        ("Done", "mem-alpha", False, ()),
+        ("Sorry", "mem-alpha", False, ("no_call",)),
+    ],
+)
+def test_a_turn_says_what_could_not_be_read(text, form, cut, problems):
+    store = MemoryStore.open(":memory:", embedder="hash")
+    reply = Completion(text, stop_reason="length" if cut else "eos")
+    assert act(store, Chunk(text="x"), reply, form=form).problems == problems

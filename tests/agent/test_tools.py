@@ -25,8 +25,8 @@ def memory(*contents: str, **rule: bool) -> WorkingMemory:
     return fresh
 
 
-def run(target, name, **arguments):
-    return execute(target, ToolCall(name, arguments), chunk=3, source="s", timestamp="2024-05-01")
+def run(target, name, strict=False, **arguments):
+    return execute(target, ToolCall(name, arguments), chunk=3, source="s", timestamp="2024-05-01", strict=strict)
 
 
 def test_insert_update_delete_and_core():
@@ -109,9 +109,39 @@ def test_a_duplicate_names_the_entry_that_is_there_and_changes_nothing(durable):
 def test_mistakes_have_codes_and_change_nothing(name, arguments, code):
     target = memory("city: Oslo")
     before = target.state
-    result, operation = run(target, name, **arguments)
+    result, operation = run(target, name, strict=True, **arguments)
     assert not result.ok and result.code == code and result.message
     assert operation is None and target.state is before
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        *(("timestamp", value) for value in ("", " ", "2024-05", "2024-02-30", "yesterday", 2024, ["2024-05-01"], {})),
+        *(("importance", value) for value in (-1, 2, "high", "", [], {}, float("nan"), None)),
+        *((name, value) for name in ("confidence", "id", "metadata", "x y") for value in (0.9, None, {}, "x")),
+    ],
+)
+def test_a_fact_survives_its_optional_arguments_which_are_named(argument, value):
+    target = memory("city: Oslo")
+    fact = {"category": "semantic", "content": "pet: cat"}
+    result, operation = run(target, "memory_insert", **fact, **{argument: value})
+    assert result.ok and result.code == "inserted" and operation is not None
+    assert (operation.content, operation.timestamp, operation.importance) == ("pet: cat", "2024-05-01", 1.0)
+    assert (argument in result.message) == ((argument, value) != ("importance", None))
+    strict_result, _ = run(memory(), "memory_insert", strict=True, **fact, **{argument: value})
+    assert strict_result.ok == ((argument, value) == ("importance", None))
+    for name, more in (("memory_update", {"content": "city: Rome"}), ("memory_delete", {})):
+        if argument != "id":
+            result, operation = run(target, name, id=target.list()[0].id, **more, **{argument: value})
+            assert result.ok and operation is not None and argument in result.message
+
+
+def test_a_call_without_what_it_needs_is_refused_whatever_else_it_has():
+    for arguments in ({"content": "x", "mood": 1}, {"category": "semantic", "content": 3, "timestamp": ""}):
+        target = memory()
+        result, _ = run(target, "memory_insert", **arguments)
+        assert result.code == "invalid_arguments" and target.list() == []
 
 
 @pytest.mark.parametrize("name", ["memory_insert", "memory_update", "core_memory_update"])

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from memalpha.errors import PromptTooLong
+from memalpha.policy.hermes import format_call
 from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.types import Completion
 
 
 def test_read_writes_every_chunk_in_order(memalpha, tmp_path: Path) -> None:
@@ -22,6 +24,17 @@ def test_read_writes_every_chunk_in_order(memalpha, tmp_path: Path) -> None:
     assert [entry["content"] for entry in entries] == ["user: first", "user: second", "user: third"]
     assert [entry["chunk"] for entry in entries] == [0, 0, 1]
     assert {entry["source"] for entry in entries} == {str(text)}
+
+
+def test_replies_that_hold_no_call_are_said_once(memalpha, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "chat.txt").write_text("Ana: I live in Porto.\n" * 3)
+    reply = [Completion("Let me see", stop_reason="length")]
+    monkeypatch.setattr("memalpha.policy.scripted.ScriptedPolicy.sample", lambda self, requests: reply)
+    words = ("read", tmp_path / "a.db", tmp_path / "chat.txt", "--policy", "add_all", "--chunk", 30)
+    code, _, err = memalpha(*words)
+    assert code == 0 and err.count("memalpha:") == 1 and "of 3 replies 3 held no readable call, 3 were cut off" in err
+    reply[0] = Completion(format_call("memory_skip", {}))
+    assert memalpha(*words)[2] == ""
 
 
 def test_read_takes_chat_messages(memalpha, tmp_path: Path) -> None:

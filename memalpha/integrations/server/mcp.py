@@ -129,7 +129,7 @@ async def _call(
         await context.session.report_progress(done, chunks, f"{done} of {chunks} chunks read")
 
     response = await service.read(ReadRequest.model_validate(arguments), source="mcp", progress=progress)
-    return _result({"chunks": response.chunks, "results": list(map(asdict, response.results))})
+    return _result(asdict(response))
 
 
 def _is_allowed(context: ServerRequestContext[Any], name: str) -> bool:

@@ -290,10 +290,14 @@ class CallOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ReadResponse:
-    """Number of chunks of a text, and every tool call of the writer in order."""
+    """Number of chunks of a text, and every tool call of the writer in order.
+
+    `problems`: "no_call" for each reply without a readable call, "cut_off" for each that ended at its most tokens.
+    """
 
     chunks: int
     results: tuple[CallOutcome, ...]
+    problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

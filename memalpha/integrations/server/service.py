@@ -193,6 +193,7 @@ class MemoryService:
 
     async def _read(self, request: ReadRequest, source: str, progress: Progress | None) -> ReadResponse:
         outcomes: list[CallOutcome] = []
+        problems: list[str] = []
         chunks = self._split(request)
         for index, chunk in enumerate(chunks):
             try:
@@ -203,9 +204,10 @@ class MemoryService:
                 message, wait = f"{error.message}{note}", error.retry_after
                 raise ServiceError(error.code, message, error.status, retry_after=wait) from error
             outcomes += map(CallOutcome.from_result, turn.results)
+            problems += turn.problems
             if progress is not None and len(chunks) > 1:
                 await progress(index + 1, len(chunks))
-        return ReadResponse(len(chunks), tuple(outcomes))
+        return ReadResponse(len(chunks), tuple(outcomes), tuple(problems))
 
     def _split(self, request: ReadRequest) -> Sequence[str | Chunk]:
         if request.text is not None:

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from memalpha.policy.hermes import CLOSE, OPEN, format_call
+from memalpha.policy.hermes import CLOSE, END_THINK, OPEN, THINK, format_call
 
-THINK, END_THINK = "<think>", "</think>"
 _THOUGHTS = ("reasoning_content", "thinking")
 _UNREADABLE = (ValueError, TypeError, KeyError, RecursionError)
 

@@ -61,7 +61,7 @@ class Bill:
 class Reply:
     """Message of an endpoint, its finish reason, and its billed tokens.
 
-    `message` holds `content`, `tool_calls` and `refusal` where present.
+    `message` holds `content`, `tool_calls`, `function_call` and `refusal` where present.
     """
 
     message: Mapping[str, Any]

@@ -284,7 +284,7 @@ class EndpointClient:
                 max_new_tokens or estimated_tokens * 4,
             )
             self.bill.doubted += prompt_tokens is None or completion_tokens is None
-            fields = {name: message[name] for name in ("content", "tool_calls", "refusal") if message.get(name)}
+            fields = {name: message[name] for name in _FIELDS if message.get(name)}
             finish = data["choices"][0].get("finish_reason")
             return Reply(
                 fields,
@@ -331,6 +331,12 @@ class EndpointClient:
         return (reply.prompt_tokens * prompt + reply.completion_tokens * generated) / 1e6
 
 
+_FIELDS = ("content", "tool_calls", "function_call", "refusal")
+
+
+_THOUGHTS = ("thinking", "reasoning")  # types of content parts that are no part of the reply
+
+
 def _message(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the message of the first choice; None if there is none."""
     choices = data.get("choices")
@@ -340,7 +346,8 @@ def _message(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if not isinstance(message, Mapping):
         return None
     content = message.get("content")
-    if isinstance(content, list):  # a list of text parts
-        texts = [part.get("text") for part in content if isinstance(part, Mapping)]
+    if isinstance(content, list):  # a list of parts, which may hold thoughts
+        parts = [{"text": part} if isinstance(part, str) else part for part in content]
+        texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") not in _THOUGHTS]
         return {**message, "content": "".join(text for text in texts if isinstance(text, str))}
     return message if content is None or isinstance(content, str) else None

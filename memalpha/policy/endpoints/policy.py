@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -15,7 +16,7 @@ from memalpha.config import EndpointConfig
 from memalpha.errors import PolicyError
 from memalpha.policy.endpoints.accounting import Reply, estimate_tokens
 from memalpha.policy.endpoints.client import EndpointClient, RequestBatch
-from memalpha.policy.hermes import CLOSE, OPEN
+from memalpha.policy.hermes import CLOSE, END_THINK, OPEN, THINK
 from memalpha.policy.noise import request_seed
 from memalpha.types import Completion, SampleRequest
 
@@ -134,7 +135,7 @@ def make_completion(request: SampleRequest, reply: Reply) -> Completion:
     return Completion(
         completion_text(reply),
         temperature=request.temperature,
-        stop_reason="length" if reply.finish_reason == "length" else "eos",
+        stop_reason="length" if reply.finish_reason in ("length", "max_tokens") else "eos",
     )
 
 
@@ -144,22 +145,21 @@ def completion_text(reply: Reply) -> str:
     Thinking before structured calls is dropped: an unclosed `<think>` would hide them.
     """
     text = reply.message.get("content") or reply.message.get("refusal") or ""
-    calls = reply.message.get("tool_calls")
+    calls = reply.message.get("tool_calls") or reply.message.get("function_call")
+    calls = [calls] if isinstance(calls, Mapping) else calls  # the legacy field, and servers that send a single call
     if not isinstance(calls, list) or not calls:
         return text
-    if text.lstrip().startswith("<think>"):
-        text = text.partition("</think>")[2].lstrip()
+    if END_THINK in text or text.lstrip().startswith(THINK):
+        text = text.rpartition(END_THINK)[2].lstrip() if END_THINK in text else ""
     return "".join(([text.rstrip() + "\n"] if text.strip() else []) + [_block(call) for call in calls])
 
 
 def _block(call: Any) -> str:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    body: Any = call
+    body, function = call, call.get("function", call) if isinstance(call, Mapping) else None
     if isinstance(function, Mapping):
-        arguments = function.get("arguments", function.get("parameters", {}))
-        try:
-            parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
-        except ValueError:
-            parsed = arguments  # keep the text: the tolerant parser reads it or reports it as malformed
-        body = {"name": function.get("name"), "arguments": parsed if isinstance(parsed, Mapping) else arguments}
+        arguments = function.get("arguments", function.get("parameters"))
+        with suppress(ValueError):  # keep the text: the tolerant parser reads it or reports it as malformed
+            while isinstance(arguments, str):
+                arguments = json.loads(arguments)
+        body = {"name": function.get("name"), "arguments": {} if arguments is None else arguments}
     return f"{OPEN}\n{json.dumps(body, ensure_ascii=False)}\n{CLOSE}\n"

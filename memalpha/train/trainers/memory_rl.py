@@ -133,8 +133,12 @@ def _attempt_metrics(
     summary = summarize(records, attempts, count_tokens)
     names = ("reward", "accuracy", "answerable_accuracy", "valid_calls", "duplicates", "update_share")
     names += ("delete_share", "update_hit", "delete_hit", "memory_tokens")
-    calls = sum(len(turn.calls) for trajectory in attempts for turn in trajectory.turns)
-    metrics = {**{name: summary[name] for name in names}, "calls": calls / len(attempts)}
+    turns = [turn for trajectory in attempts for turn in trajectory.turns]
+    metrics = {
+        **{name: summary[name] for name in names},
+        "calls": sum(len(turn.calls) for turn in turns) / len(attempts),
+    }
+    metrics["no_call"] = sum(all(call.error for call in turn.calls) for turn in turns) / len(turns)
     if isinstance(reader, PolicyReader) and records:
         metrics["reader_truncated"] = sum(record.truncated for record in records) / len(records)
         if reader.cache is not None:

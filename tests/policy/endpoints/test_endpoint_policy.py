@@ -163,6 +163,30 @@ def test_why_it_ended(reason, stop, monkeypatch):
         assert policy.sample([SampleRequest(MESSAGES)])[0].stop_reason == stop
 
 
+FACT = {"category": "semantic", "content": "Porto"}
+INSERT = {"name": "memory_insert", "arguments": json.dumps(FACT)}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"function_call": INSERT},
+        {"tool_calls": {"function": INSERT}},
+        {"tool_calls": [INSERT]},
+        {"tool_calls": [{"function": {**INSERT, "arguments": json.dumps(json.dumps(FACT))}}]},
+        {"tool_calls": [{"function": {**INSERT, "arguments": FACT}}]},
+        {"tool_calls": [{"function": INSERT}], "content": "draft </think> so:"},
+        {"tool_calls": [{"function": INSERT}], "content": "<think>so"},
+        {"tool_calls": [], "function_call": INSERT},
+    ],
+)
+def test_a_call_in_any_form_of_a_message_is_one(message):
+    (call,) = parse_calls(completion_text(Reply(message, "stop", 1, 1)))
+    assert (call.name, call.arguments, call.error) == ("memory_insert", FACT, None)
+    (call,) = parse_calls(completion_text(Reply({"function_call": {"name": "f", "arguments": None}}, "stop", 1, 1)))
+    assert call.arguments == {} and call.error is None
+
+
 def test_text_and_thinking_around_calls():
     two = calls(("a", "{}"), ("b", '{"x": 1}'))
 
