@@ -19,12 +19,13 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "memalpha"
 
 # room → the rooms it may import from (besides itself)
-BASE = frozenset({"errors", "arguments", "frozen", "types", "config", "hub", "workers", "endpoint_calls"})
+BASE = frozenset({"errors", "arguments", "frozen", "types", "config", "hub", "workers", "endpoint_calls", "forks"})
 BELOW: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "frozen": frozenset(),
     "types": frozenset({"errors", "frozen"}),
     "hub": frozenset(),
+    "forks": frozenset(),
     "arguments": frozenset({"errors"}),
     "workers": frozenset({"errors"}),
     "endpoint_calls": frozenset({"errors"}),

@@ -27,6 +27,7 @@ from memalpha.agent.trust.rule import TrustJudge, trusted_view
 from memalpha.arguments import brief_repr, check_count, check_flag, check_function, check_type
 from memalpha.config import AgentConfig, TrustConfig
 from memalpha.errors import ConfigError, DataError
+from memalpha.forks import ForkAware
 from memalpha.policy.base import Policy, count_checked, sample_checked
 from memalpha.policy.load import load_policy
 from memalpha.store.memory import Memory
@@ -115,7 +116,7 @@ def _check_origin(
     return {"source": source, "speaker": speaker, "metadata": stored}
 
 
-class MemoryAgent:
+class MemoryAgent(ForkAware):
     """Write a memory with a policy: `read` the conversation, `ask` the memory.
 
     Threads may share an agent: it reads one chunk at a time. `aread`, `aask` and `astream` serve event loops. They run
@@ -173,6 +174,11 @@ class MemoryAgent:
         self.chunks_read = 0
         self._turn = RLock()
         self._thread: ThreadPoolExecutor | None = None
+        self.watch_forks()
+
+    def reset_in_child(self, state: object) -> None:
+        """Forget the turn and the thread of the parent's calls."""
+        self._turn, self._thread = RLock(), None
 
     def read(
         self,

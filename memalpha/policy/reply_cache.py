@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import Any
 
+from memalpha.forks import ForkAware
 from memalpha.policy.base import Policy, SamplingQueue, is_endpoint, open_queue, sample_checked
 from memalpha.policy.endpoints.cache import AnswerCache
 from memalpha.types import Completion, SampleRequest
@@ -17,7 +18,7 @@ MAX_REPLIES = 4096
 """Replies that a cache keeps; the least recently used is dropped first."""
 
 
-class ReplyCache:
+class ReplyCache(ForkAware):
     """Ask a policy whose weights never change, and keep its replies.
 
     A greedy reply depends on its request alone (`Policy.sample`), so results equal those without a cache. Kept are text
@@ -37,6 +38,11 @@ class ReplyCache:
         self.requests = self.hits = 0
         self._replies: OrderedDict[bytes, Completion] = OrderedDict()
         self._lock = Lock()
+        self.watch_forks()
+
+    def reset_in_child(self, state: object) -> None:
+        """Take a new lock, and an empty cache: another thread may have been changing it."""
+        self._lock, self._replies = Lock(), OrderedDict()
 
     def __len__(self) -> int:
         return len(self._replies)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
@@ -12,19 +11,21 @@ from contextlib import suppress
 from typing import Any
 
 from memalpha.errors import RewardError
+from memalpha.forks import ForkAware
 
 
-class EventLoop:
+class EventLoop(ForkAware):
     """Event loop in its own thread, started on first use.
 
     It stays open between calls, so clients that belong to the loop can be reused.
     """
 
     def __init__(self) -> None:
-        self.reset()
+        self.reset_in_child(None)
+        self.watch_forks()
 
-    def reset(self) -> None:
-        """Forget loop and thread without stopping them, as a forked process must."""
+    def reset_in_child(self, state: object) -> None:
+        """Forget loop and thread without stopping them."""
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -71,5 +72,3 @@ LOOP = EventLoop()
 close_loop = LOOP.close
 """Stop the event loop of async reward functions; called at exit too."""
 atexit.register(close_loop)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=LOOP.reset)  # a forked child lacks the thread

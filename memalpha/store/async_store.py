@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from memalpha.errors import StoreError
+from memalpha.forks import ForkAware
 from memalpha.store.checks.audit import audit as audit_of
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import MemoryState
@@ -28,11 +29,17 @@ T = TypeVar("T")
 _PAGE = 1000
 
 
-class _Worker:
+class _Worker(ForkAware):
     """Thread of a store and of its namespaces."""
 
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = ThreadPoolExecutor(1, "memalpha")
+        self.watch_forks()
+
+    def reset_in_child(self, state: object) -> None:
+        """Start another thread with the next call."""
+        if self._thread is not None:
+            self._thread = ThreadPoolExecutor(1, "memalpha")
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work` in the thread and return its result, or raise its exception."""

@@ -24,6 +24,7 @@ import numpy as np
 from memalpha.arguments import brief_repr, check_path
 from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.errors import EmbedderError, MemalphaError, install_command
+from memalpha.forks import ForkAware
 from memalpha.hub import hub_reachable
 from memalpha.store.indexing.endpoint_embedder import EndpointEmbedder
 
@@ -334,7 +335,7 @@ class SentenceTransformerEmbedder:
         return normalize(np.asarray(vectors, np.float32))
 
 
-class CachedEmbedder:
+class CachedEmbedder(ForkAware):
     """Wrap an embedder in a least-recently-used cache of vectors by text; safe to share between threads."""
 
     def __init__(self, inner: Embedder, size: int = 32768) -> None:
@@ -342,6 +343,11 @@ class CachedEmbedder:
         self._size = size
         self._cache: OrderedDict[str, np.ndarray] = OrderedDict()
         self._lock = Lock()
+        self.watch_forks()
+
+    def reset_in_child(self, state: object) -> None:
+        """Take a new lock, and an empty cache: another thread may have been changing it."""
+        self._lock, self._cache = Lock(), OrderedDict()
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Return float32 `(len(texts), dim)`; only texts not in the cache reach the embedder, each once."""

@@ -38,7 +38,7 @@ from memalpha.types import MemoryEntry, Operation
 class MemoryStore(StoreReviewer):
     """Durable memory: one namespace of a store. Open the first one with `MemoryStore.open`.
 
-    Threads may share it; a forked process must open its own.
+    Threads may share it, and so may a forked process, unless the store is in memory or was in a transaction then.
 
     `as_of` in `get`, `list`, `search` and `core_at` is a log position (`snapshot`) or an ISO time (UTC unless it says
     otherwise). It means the memory after all operations up to and including it.

@@ -326,7 +326,7 @@ class StoreReader(Memory):
         """Return True if a live entry has expired."""
         if log_end.next_expiry is None:
             return False
-        return log_end.next_expiry <= check_clock(self._database.now(), log_end)
+        return log_end.next_expiry <= check_clock(self._database, log_end)
 
     def _end_expired(self) -> LogEnd:
         """End all expired entries and return the new end of the log.

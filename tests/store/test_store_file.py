@@ -7,13 +7,14 @@ import sqlite3
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Thread
 
 import pytest
 
 from memalpha.errors import DataError, EmbedderError, InvalidContent, MemalphaError, StoreError
+from memalpha.store.backends import base
 from memalpha.store.embedding import HashEmbedder, load_embedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.state import MemoryState
@@ -316,6 +317,88 @@ def test_one_reading_of_a_wrong_clock_is_refused(tmp_path: Path) -> None:
     assert [time[:10] for _, time, _ in store.log()] == ["2027-01-01", "2027-01-02"]
     now[0] = datetime(2036, 1, 1, tzinfo=UTC)
     store.add("pet: bee")  # a long pause is none
+
+
+@pytest.mark.parametrize("days", [1.5, 40, 5 * 365])
+def test_a_jump_of_the_systems_clock_is_refused(tmp_path: Path, days, monkeypatch) -> None:
+    ahead = [timedelta()]
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz=None) -> datetime:
+            return super().now(tz) + ahead[0]
+
+    monkeypatch.setattr(base, "datetime", Clock)
+    store = MemoryStore.open(tmp_path / "a.db", embedder="hash")
+    expires = (datetime.now(UTC) + timedelta(days=days * 0.9)).isoformat()
+    entry = store.insert("semantic", "Ana is on holiday.", expires=expires)
+    ahead[0] = timedelta(days=days)
+    for call in (store.list, lambda: store.insert("semantic", "Ana skis."), lambda: store.search("Ana")):
+        with pytest.raises(StoreError, match=r"clock reads 20.*nothing was written.*open the store again"):
+            call()
+    ahead[0] = timedelta(hours=20)  # a timezone set wrong, or a slow clock put right
+    store.insert("semantic", "Ana skis.")
+    ahead[0] = timedelta()
+    assert entry in store.list()
+    monkeypatch.setattr(base, "time_since_boot", lambda: time.monotonic() + days * 86400)  # a machine that slept
+    ahead[0] = timedelta(days=days)
+    store.insert("semantic", "Ana is back.")
+    assert entry not in store.list()
+
+
+@pytest.mark.parametrize("event", ["replaced", "removed", "moved away", "link changed"])
+@pytest.mark.parametrize("namespace", ["default", "other"])
+def test_a_file_that_is_no_longer_the_open_one_is_not_written(tmp_path: Path, event, namespace) -> None:
+    path, other = tmp_path / "s.db", tmp_path / "other.db"
+    with MemoryStore.open(other, embedder="hash") as second:
+        second.add("of the other file")
+    if event == "link changed":
+        path.symlink_to(tmp_path / "first.db")
+    store = MemoryStore.open(path, embedder="hash").namespace(namespace)
+    store.add("of the first file")
+    if event == "replaced":
+        other.replace(path)
+    elif event == "link changed":
+        path.unlink()
+        path.symlink_to(other)
+    elif event == "removed":
+        path.unlink()
+    else:
+        path.rename(tmp_path / "backup.db")
+    word = "replaced" if event in ("replaced", "link changed") else "removed"
+    for write in (lambda: store.add("lost"), store.undo, lambda: store.erase_all()):
+        with pytest.raises(StoreError, match=rf"s\.db was {word}.*nothing was written; open the store again"):
+            write()
+    if word == "replaced":  # the old log is not applied to the other file
+        with MemoryStore.open(path) as restored:
+            assert [entry.content for entry in restored.list()] == ["of the other file"]
+            restored.add("after it")
+    else:
+        assert not path.exists()
+        MemoryStore.open(path, embedder="hash").add("anew")
+    if event == "moved away":
+        with MemoryStore.open(tmp_path / "backup.db", namespace=namespace) as moved:
+            assert [entry.content for entry in moved.list()] == ["of the first file"]
+
+
+@pytest.mark.parametrize(
+    "name", ["file:x.db", "file:x.db?mode=ro", "file://x", "file::memory:", "x?cache=shared", "%41.db"]
+)
+def test_a_path_is_a_path(tmp_path: Path, name, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        with MemoryStore.open(name, embedder="hash") as store:
+            store.add("fact")
+            monkeypatch.chdir(tmp_path.parent)
+            store.add("another")
+            monkeypatch.chdir(tmp_path)
+        with MemoryStore.open(name, read_only=True) as store:
+            assert store.count() == 2
+    except StoreError as error:
+        assert "://" in name, error
+        assert not list(tmp_path.iterdir())
+    else:
+        assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
 def test_deep_metadata_is_refused_and_never_blocks_an_export(tmp_path: Path) -> None:

@@ -6,11 +6,14 @@ import hashlib
 import json
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 from memalpha.errors import PolicyError
+from memalpha.forks import ForkAware
 
 _SCHEMA = "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, model TEXT NOT NULL, answer TEXT NOT NULL)"
 
@@ -23,7 +26,7 @@ def answer_key(model: str, request: Mapping[str, Any]) -> str:
     return hashlib.sha256(payload.encode()).hexdigest()
 
 
-class AnswerCache:
+class AnswerCache(ForkAware):
     """Map keys to answers on disk.
 
     An answer returned by `put` survives a crash of the process, and of the machine unless it was made with
@@ -34,13 +37,21 @@ class AnswerCache:
     """
 
     def __init__(self, path: str | Path, *, cheap: bool = False) -> None:
-        self.path = Path(path)
+        self.path, self._is_cheap = Path(path), cheap
+        self._lock = RLock()
+        self._open()
+        self.watch_forks()
+
+    def _open(self) -> None:
+        self._is_paused = False
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Only the thread of the client uses it, but another thread opened it.
             self._db = sqlite3.connect(self.path, timeout=60.0, isolation_level=None, check_same_thread=False)
             self._write_ahead()
-            self._db.execute(f"PRAGMA synchronous={'NORMAL' if cheap else 'FULL'}")  # NORMAL: no wait for the disk
+            self._db.execute(
+                f"PRAGMA synchronous={'NORMAL' if self._is_cheap else 'FULL'}"
+            )  # NORMAL: no wait for the disk
             self._db.execute(_SCHEMA)
         except (OSError, sqlite3.Error) as error:
             raise self._unusable(error) from error
@@ -59,10 +70,36 @@ class AnswerCache:
                     raise
                 time.sleep(0.02)
 
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        """Yield the connection, opened anew after a fork: SQLite allows none across one."""
+        with self._lock:
+            if self._is_paused:
+                self._open()
+            yield self._db
+
+    def before_fork(self) -> bool:
+        """Close the connection; return True if this thread holds the lock."""
+        is_held = self._lock.acquire(timeout=5)
+        if is_held:
+            self._db.close()
+            self._is_paused = True
+        return is_held
+
+    def after_fork(self, state: bool) -> None:
+        """Let the other threads go on."""
+        if state:
+            self._lock.release()
+
+    def reset_in_child(self, state: bool) -> None:
+        """Take a new lock."""
+        self._lock, self._is_paused = RLock(), True
+
     def get(self, key: str) -> dict[str, Any] | None:
         """Return the answer stored under `key`, or None."""
         try:
-            row = self._db.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
+            with self._connection() as db:
+                row = db.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
             return json.loads(row[0]) if row else None
         except (sqlite3.Error, ValueError) as error:
             raise self._unusable(error) from error
@@ -82,7 +119,8 @@ class AnswerCache:
             PolicyError: if the file cannot be written or read.
         """
         try:
-            self._db.execute("INSERT OR IGNORE INTO answers VALUES (?, ?, ?)", (key, model, json.dumps(answer)))
+            with self._connection() as db:
+                db.execute("INSERT OR IGNORE INTO answers VALUES (?, ?, ?)", (key, model, json.dumps(answer)))
         except sqlite3.Error as error:
             raise self._unusable(error) from error
         stored = self.get(key)
@@ -91,10 +129,12 @@ class AnswerCache:
         return stored
 
     def __len__(self) -> int:
-        return self._db.execute("SELECT count(*) FROM answers").fetchone()[0]
+        with self._connection() as db:
+            return db.execute("SELECT count(*) FROM answers").fetchone()[0]
 
     def close(self) -> None:
         """Close the file."""
+        self.unwatch_forks()
         self._db.close()
 
     def _unusable(self, error: Exception) -> PolicyError:

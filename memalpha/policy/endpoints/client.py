@@ -24,6 +24,7 @@ import httpx2 as httpx
 from memalpha.config import EndpointConfig
 from memalpha.endpoint_calls import backoff, is_retryable, parse_name, read_error, read_key, retry_after
 from memalpha.errors import PolicyError
+from memalpha.forks import ForkAware
 from memalpha.policy.endpoints.accounting import (
     MESSAGE_OVERHEAD,
     Bill,
@@ -59,7 +60,7 @@ class RequestBatch:
     error: PolicyError | None = None
 
 
-class EndpointClient:
+class EndpointClient(ForkAware):
     """Client of one model at one endpoint; `ask` works from any thread or event loop.
 
     It works in its own thread, which ends with `close` or with the last reference.
@@ -95,11 +96,21 @@ class EndpointClient:
         self._window = Window(self.config.requests_per_minute, self.config.tokens_per_minute)
         self._quiet_until = 0.0
         self._rng = Random()
-        self._flying: dict[str, asyncio.Task[Reply]] = {}
         self._thread = LoopThread(name)
+        self._inherited: tuple[object, ...] = ()
+        self._reset()
+        self.watch_forks()
+
+    def _reset(self) -> None:
+        self._flying: dict[str, asyncio.Task[Reply]] = {}
         self._http: httpx.AsyncClient | None = None
         self._slots = asyncio.Semaphore(self.config.concurrency)
         self._queue = asyncio.Lock()
+
+    def reset_in_child(self, state: object) -> None:
+        """Open connections anew; those of the parent stay referenced, so that nothing closes them."""
+        self._inherited = (self._inherited, self._flying, self._http)
+        self._reset()
 
     # ------------------------------------------------------------------------------------------------ for callers
 

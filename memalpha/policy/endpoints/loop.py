@@ -10,10 +10,15 @@ from concurrent import futures
 from typing import Any
 
 from memalpha.errors import PolicyError
+from memalpha.forks import ForkAware
+
+_INHERITED: list[asyncio.AbstractEventLoop] = []  # loops of the parent, which closing would disturb
 
 
-class LoopThread:
+class LoopThread(ForkAware):
     """Run coroutines in one background thread, which starts with the first and ends with the last reference.
+
+    A forked process starts a thread of its own.
 
     Args:
         name: Name in error messages and of the thread.
@@ -24,6 +29,15 @@ class LoopThread:
         self.waiting: set[futures.Future[Any]] = set()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.watch_forks()
+
+    def reset_in_child(self, state: object) -> None:
+        """Forget lock, loop and thread of the parent."""
+        self._lock, self.waiting = threading.Lock(), set()
+        if self._loop is not None:
+            self._stop.detach()
+            _INHERITED.append(self._loop)
+            self._loop = None
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine and return its result. Raises `PolicyError` if `cancel` ends it."""

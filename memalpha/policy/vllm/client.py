@@ -25,6 +25,7 @@ import httpx2 as httpx
 from memalpha.config.sampling import SamplerConfig
 from memalpha.endpoint_calls import backoff, is_retryable, read_error
 from memalpha.errors import PolicyError
+from memalpha.forks import ForkAware
 from memalpha.policy.base import LOWEST_LOGPROB, first_invalid_logprob
 from memalpha.policy.endpoints.loop import LoopThread
 
@@ -120,7 +121,7 @@ class TokenRequest:
         return SampledTokens(tuple(ids), tuple(map(float, logprobs)), has_end)
 
 
-class VllmClient:
+class VllmClient(ForkAware):
     """Client of one server; it works in its own thread, which ends with `close` or with the last reference.
 
     Args:
@@ -137,7 +138,14 @@ class VllmClient:
         self._thread = LoopThread(self.name)
         self._slots = asyncio.Semaphore(config.concurrency)
         self._http: httpx.AsyncClient | None = None
+        self._inherited: tuple[object, ...] = ()
         self._rng = Random()
+        self.watch_forks()
+
+    def reset_in_child(self, state: object) -> None:
+        """Open connections anew; those of the parent stay referenced, so that nothing closes them."""
+        self._inherited, self._http = (self._inherited, self._http), None
+        self._slots = asyncio.Semaphore(self.config.concurrency)
 
     # ------------------------------------------------------------------------------------------------ completions
 

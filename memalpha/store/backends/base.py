@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
@@ -22,6 +23,11 @@ CANNOT_WRITE = "a reading transaction cannot write: write after its block"
 def system_clock() -> datetime:
     """Return the current time in UTC."""
     return datetime.now(UTC)
+
+
+def time_since_boot() -> float:
+    """Return seconds that no setting of the clock changes, those of a suspended machine included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 class Cursor(Protocol):
@@ -63,6 +69,7 @@ class Backend(ABC):
         self.path, self.clock = path, clock
         self.rollbacks = self.losses = 0
         self.meta: dict[str, str] = {}
+        self._opened = time_since_boot(), system_clock()
 
     @abstractmethod
     def transaction(self, *namespaces: str, write: bool = True) -> AbstractContextManager[Any]:
@@ -104,10 +111,35 @@ class Backend(ABC):
 
     def now(self) -> str:
         """Return the current time as the log stores it."""
-        time = self.clock()
-        if not isinstance(time, datetime) or time.tzinfo is None:
-            raise StoreError(f"clock: it returned {brief_repr(time)}: a datetime with its zone is needed")
-        return format_utc(time)
+        return format_utc(self._read_clock())
+
+    def _read_clock(self) -> datetime:
+        now = self.clock()
+        if not isinstance(now, datetime) or now.tzinfo is None:
+            raise StoreError(f"clock: it returned {brief_repr(now)}: a datetime with its zone is needed")
+        return now
+
+    def checked_now(self, log_end: str) -> str:
+        """Return `now`, unless the system's clock has been set far ahead: the log's times never go back.
+
+        Args:
+            log_end: Last time of the log.
+
+        Raises:
+            StoreError: Since the store was opened, the clock has gone more than a day further than time, and it is
+                more than a day after the end of the log.
+        """
+        now = self._read_clock()
+        if self.clock is system_clock:
+            elapsed, opened = time_since_boot() - self._opened[0], self._opened[1]
+            day_before = now - timedelta(days=1)
+            if day_before > opened + timedelta(seconds=elapsed) and format_utc(day_before) > log_end:
+                raise StoreError(
+                    f"the clock reads {format_utc(now)[:19]}, but {elapsed:.0f} s ago, when the store was opened, it "
+                    f"read {format_utc(opened)[:19]}: nothing was written, since the log's times never go back. If the "
+                    "clock is right now, open the store again"
+                )
+        return format_utc(now)
 
     def namespaces(self) -> list[str]:
         """Return the names of all written namespaces that may be seen. Raises `DamagedStore`."""

@@ -99,7 +99,7 @@ class Namespace:
         completed, entry = change.operation, change.entry
         ns = self.scope.create()
         time = max(
-            time or check_clock(self.database.now(), log_end), log_end.time
+            time or check_clock(self.database, log_end), log_end.time
         )  # keep the log ordered if the clock is set back
         if effective_position is None:  # time, erasure and reviews are not undone
             is_undoable = completed.kind not in NOT_UNDOABLE
@@ -137,7 +137,7 @@ class Namespace:
         """
         log_end = self.log.end()
         self.scope.create()
-        time = max(check_clock(self.database.now(), log_end), log_end.time)
+        time = max(check_clock(self.database, log_end), log_end.time)
         size = self._BATCH or len(entries) or 1
         for start in range(0, len(entries), size):
             batch = entries[start : start + size]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from memalpha.arguments import brief_repr
 from memalpha.errors import DamagedStore, StoreError
+from memalpha.store.backends.base import Backend
 from memalpha.store.backends.row_codec import OPERATION_VALUES, decode_log_row, logged_values
 from memalpha.store.backends.scope import NamespaceScope
 from memalpha.store.filters import format_utc, parse_time
@@ -46,20 +47,21 @@ class LogEnd(NamedTuple):
     next_expiry: str | None = None
 
 
-def check_clock(now: str, log_end: LogEnd) -> str:
+def check_clock(database: Backend, log_end: LogEnd) -> str:
     """Return the clock's time, if it can be right: the log's times never go back, so a wrong one would stay.
 
     Args:
-        now: Time of the clock.
+        database: Database with the clock.
         log_end: End of the log.
 
     Raises:
-        StoreError: It is over ten years after this release and after the last operation.
+        StoreError: It is over ten years after this release and after the last operation, or it has jumped.
         DamagedStore: The log's end has no year.
     """
     latest = max(log_end.time, _RELEASE)
     if not (latest.isascii() and latest[:4].isdigit()):
         raise DamagedStore(f"the last time of the log is {latest[:40]!r}: run `memalpha doctor`, or go back to a copy")
+    now = database.checked_now(log_end.time)
     if int(now[:4]) - int(latest[:4]) > _MOST_YEARS:
         raise StoreError(
             f"the clock reads {now[:19]}, more than {_MOST_YEARS} years after {latest[:10]}: set it right; the log's "

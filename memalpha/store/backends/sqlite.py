@@ -34,8 +34,8 @@ from memalpha.store.backends.sqlite_schema import (
     foreign_objects,
     split_statements,
 )
+from memalpha.store.backends.sqlite_transactions import LEFT_OPEN, TransactionalConnection
 from memalpha.store.backends.sqlite_transactions import LOCK_TIMEOUT as _LOCK_TIMEOUT
-from memalpha.store.backends.sqlite_transactions import TransactionalConnection
 from memalpha.store.backends.temporary import (
     abandoned_files,
     locked_file,
@@ -89,20 +89,27 @@ class SQLiteDatabase(TransactionalConnection):
         """
         super().__init__(path, durability, clock)
         self._inspect, self._durability = inspect, durability
+        self._file = path  # absolute: SQLite takes a relative one that begins with "file:" for a URI
+        self._identity: tuple[int, int] | None = None
         if path != ":memory:":
             _check_path(Path(path), create)
+            self._file = str(Path(path).absolute())
         initial_meta = cache(initial_meta)
         if not Path(path).exists():
             initial_meta()  # may raise: call it before the file is created
             if path != ":memory:":
                 _create_private_file(Path(path))
         self._open(create, initial_meta)
+        self.watch_forks()
 
     def _open(self, create: bool = False, initial_meta: Callable[[], dict[str, str]] = dict) -> None:
-        """Connect to the file and prepare it."""
+        """Connect to the file and prepare it. Raises `StoreError` if it is another file than before."""
+        if self._identity is not None and self._identity != self._read_identity():
+            raise self._file_changed()
         with self._translated_errors():
             self._connection = self._connect()
         try:
+            self._identity = self._read_identity()
             self._prepare(create, initial_meta)
             if self._durability == "normal":  # creating a file is always durable
                 self._connection.execute("PRAGMA synchronous = NORMAL")
@@ -112,7 +119,43 @@ class SQLiteDatabase(TransactionalConnection):
 
     def _connect(self) -> sqlite3.Connection:
         # With isolation_level None, the sqlite3 module never begins or ends a transaction itself.
-        return sqlite3.connect(self.path, timeout=_LOCK_TIMEOUT, isolation_level=None, check_same_thread=False)
+        return sqlite3.connect(self._file, timeout=_LOCK_TIMEOUT, isolation_level=None, check_same_thread=False)
+
+    def _read_identity(self) -> tuple[int, int] | None:
+        """Return device and inode of the file at the path; None if there is none."""
+        try:
+            status = Path(self._file).stat()
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
+
+    def _check_file(self) -> None:
+        if self._identity != self._read_identity():
+            is_ours = self._pragma("data_version") == self._data_version
+            self._connection.execute("ROLLBACK")
+            self._leave_file(is_ours)
+            raise self._file_changed()
+
+    def _leave_file(self, is_log_ours: bool) -> None:
+        """Close the connection to a file that has another path now; the next transaction looks at the path again.
+
+        Its log lies where the other file's would, and whoever opens that one would apply it. So the log's content is
+        moved into the file that it belongs to, unless another connection has written to the log.
+        """
+        if is_log_ours:
+            with suppress(sqlite3.Error):
+                self._connection.execute("PRAGMA busy_timeout = 0")
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        log = Path(f"{self._file}-wal")
+        if log.exists() and log.stat().st_size:  # closing would remove it: it may be that of the other file
+            LEFT_OPEN.append(self._connection)
+        else:
+            self._connection.close()
+        self._is_paused = True
+
+    def _file_changed(self) -> StoreError:
+        event = "removed" if self._read_identity() is None else "replaced by another file"
+        return StoreError(f"{self.path} was {event} while it was open: nothing was written; open the store again")
 
     def _set_limits(self) -> None:
         self._connection.execute("PRAGMA trusted_schema = OFF")  # what the file defines calls no risky function
@@ -190,6 +233,7 @@ class SQLiteDatabase(TransactionalConnection):
 
     def scrub(self, *, wait: bool = True) -> None:
         with self._lock, self._translated_errors():
+            self._resume_after_fork()
             if not self.is_scrub_due:
                 return
             self._connection.execute(f"PRAGMA busy_timeout = {1000 * _LOCK_TIMEOUT * wait:.0f}")
@@ -224,6 +268,7 @@ class SQLiteDatabase(TransactionalConnection):
     def empty_wal(self) -> None:
         """Move the write-ahead log into the file. Closing does so too, but tells nobody if it fails."""
         with self._lock, self._translated_errors():
+            self._resume_after_fork()
             if self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
                 raise StoreError(f"{self.path}: another process reads the file while it is made: try again")
 
@@ -296,6 +341,8 @@ class SQLiteDatabase(TransactionalConnection):
     def close(self) -> None:
         with self._lock:
             self._connection.close()
+            self._is_paused = False
+            self.unwatch_forks()
 
 
 @contextmanager

@@ -33,22 +33,25 @@ class ReadOnlyDatabase(SQLiteDatabase):
             StoreError: There is no such store, or it has another format.
         """
         self._file_state: tuple[Any, ...] = ()
-        self._is_private = False
         super().__init__(path, create=False, initial_meta=dict, clock=clock, inspect=inspect)
 
     @property
     def is_read_only(self) -> bool:
         return True
 
+    def _read_identity(self) -> None:
+        """Return None: another file at the path is read from then on."""
+
     def _connect(self) -> sqlite3.Connection:
+        self._is_private = False
         self._file_state = self._read_file_state()
         mode = "mode=ro" if self._file_state[1] else "mode=ro&immutable=1"
-        uri = f"file:{quote(str(Path(self.path).absolute()))}?{mode}"
+        uri = f"file:{quote(self._file)}?{mode}"
         return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
 
     def _read_file_state(self) -> tuple[Any, ...]:
         """Return what changes when somebody writes: size and time of the file, and the size of its log."""
-        status, log = Path(self.path).stat(), Path(f"{self.path}-wal")
+        status, log = Path(self._file).stat(), Path(f"{self._file}-wal")
         return (status.st_ino, status.st_size, status.st_mtime_ns), log.stat().st_size if log.exists() else 0
 
     def _prepare(self, *_: Any) -> None:
@@ -64,6 +67,7 @@ class ReadOnlyDatabase(SQLiteDatabase):
         if write:
             raise StoreError(f"{self.path} was opened read-only: open it without read_only to write")
         with self._lock:
+            self._resume_after_fork()
             if not self._connection.in_transaction:
                 self._reopen_if_changed()
             with super().transaction(*namespaces, write=write) as connection:
@@ -74,12 +78,12 @@ class ReadOnlyDatabase(SQLiteDatabase):
     def _reopen_if_changed(self) -> None:
         if self._read_file_state() != self._file_state:
             self._connection.close()
-            self._is_private = False
             self._open()
 
     @contextmanager
     def expiry_transaction(self, namespace: str) -> Iterator[None]:
         with self._lock:
+            self._resume_after_fork()
             if not self._is_private:
                 copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
                 with self._translated_errors():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -12,15 +13,23 @@ from threading import RLock
 from typing import NoReturn
 
 from memalpha.errors import DamagedStore, DeadlineExceeded, StoreError
+from memalpha.forks import ForkAware
 from memalpha.store.backends.base import CANNOT_WRITE, Backend, Clock, Durability
 from memalpha.store.backends.deadline import watched
 
 _FULL = 1 << 20  # free bytes below which an error of the disk is put down to a full one
 LOCK_TIMEOUT = 30.0  # seconds that a writer waits for the lock
+_FORK_WAIT = 5.0  # seconds that a fork waits for the transactions of other threads
+
+LEFT_OPEN: list[sqlite3.Connection] = []  # connections whose closing could remove a write-ahead log in use
 
 
-class TransactionalConnection(Backend):
-    """Connection whose transactions threads take in turns."""
+class TransactionalConnection(Backend, ForkAware):
+    """Connection whose transactions threads take in turns.
+
+    SQLite allows no connection across a fork. So it is closed before one, and opened anew by the next transaction of
+    either process. A child cannot use a store in memory, or one with an open transaction: there it raises `StoreError`.
+    """
 
     def __init__(self, path: str, durability: Durability, clock: Clock) -> None:
         super().__init__(path, durability, clock)
@@ -29,6 +38,52 @@ class TransactionalConnection(Backend):
         self._atomic_namespaces: tuple[str, ...] | None = None  # those of `atomic`, while it is open
         self.namespace_ids: dict[str, int] = {}
         self._data_version = 0
+        # True if the connection is closed until the next transaction, or cannot be used in this process.
+        self._is_paused = self._is_unusable = False
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Open the file of a closed connection."""
+
+    def before_fork(self) -> bool:
+        """Close the connection unless a transaction uses it; return True if this thread holds the lock."""
+        if not self._lock.acquire(timeout=_FORK_WAIT):
+            return False
+        if not self._is_paused and self.path != ":memory:" and not self._connection.in_transaction:
+            self._connection.close()
+            self._is_paused = True
+        return True
+
+    def after_fork(self, state: bool) -> None:
+        """Let the other threads go on."""
+        if state:
+            self._lock.release()
+
+    def reset_in_child(self, state: bool) -> None:
+        """Take a new lock; a connection that could not be closed stays that of the parent alone."""
+        self._lock = RLock()
+        if not self._is_paused:
+            self._is_unusable = True
+            LEFT_OPEN.append(self._connection)
+
+    def _resume_after_fork(self) -> None:
+        """Open the file anew after a fork. Raises `StoreError` where that cannot be done."""
+        if self._is_unusable:
+            raise StoreError(
+                f"{self.path}: this process was forked while the store was in memory or in a transaction: open a store "
+                "in the new process"
+            )
+        if self._is_paused:
+            self._is_paused = False
+            self.namespace_ids.clear()
+            try:
+                self._open()
+            except BaseException:
+                self._is_paused = True
+                raise
+
+    def _check_file(self) -> None:
+        """Raise `StoreError` if the file at the path is no longer the open one."""
 
     def _pragma(self, name: str) -> int:
         return self._connection.execute(f"PRAGMA {name}").fetchone()[0]
@@ -41,6 +96,7 @@ class TransactionalConnection(Backend):
         except inside `atomic`.
         """
         with self._lock:
+            self._resume_after_fork()
             connection = self._connection
             try:
                 self._check_atomic(namespaces)
@@ -55,15 +111,18 @@ class TransactionalConnection(Backend):
                     with watched(connection):
                         # IMMEDIATE: wait for other writers here, before reading anything that they may change.
                         connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+                        if write:
+                            self._check_file()
                         self._forget_ids_if_changed()
                         yield connection
                         self._check_atomic(())
+                        self._resume_after_fork()  # the block may have forked: its child must not end the transaction
                     connection.execute("COMMIT")
                 except BaseException:  # Ctrl-C included
                     self._note_rollback()
                     raise
                 finally:
-                    if connection.in_transaction:
+                    if not self._is_paused and not self._is_unusable and connection.in_transaction:
                         connection.execute("ROLLBACK")
             except sqlite3.Error as error:
                 self._raise_store_error(error)

@@ -11,6 +11,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
+from memalpha.forks import ForkAware
 from memalpha.store.backends.deadline import no_deadline
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.row_codec import check_position, check_texts, decode_vectors
@@ -61,7 +62,7 @@ def _in_turn(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[A
     return run
 
 
-class NamespaceIndex:
+class NamespaceIndex(ForkAware):
     """Keep the search corpus of a namespace in step with its operation log, whoever writes it.
 
     Call every method inside a transaction. Threads take turns. On a server, the transaction
@@ -77,6 +78,11 @@ class NamespaceIndex:
         self._rollbacks: int | None = None  # of the database, if the corpus holds what is not committed yet
         self._losses = rows.database.losses  # of the database when the corpus was checked out
         self._updates: deque[tuple[int, list[str]]] = deque(maxlen=_MAX_UPDATES)  # position before, and ids changed
+        self.watch_forks()
+
+    def reset_in_child(self, state: object) -> None:
+        """Take a new lock; a corpus that another thread had checked out is built anew."""
+        self._lock = RLock()
 
     @_in_turn
     def search(

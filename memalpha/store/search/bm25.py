@@ -13,10 +13,10 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
-from threading import Lock
+from threading import local
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +42,15 @@ _RUN = re.compile(rf"[{_UNSPACED}]")
 _WORD_ALONE = re.compile(rf"[{_ALONE}]")
 _ASCII_TOKEN = re.compile(r"[a-z0-9]+(?:'[a-z0-9]\w*)*")  # what _TOKEN finds in lower-case ASCII, four times as fast
 
-_PORTER, _PORTER_LOCK = Stemmer.Stemmer("porter", maxCacheSize=0), Lock()  # not safe for concurrent use
+
+class _Porter(local):
+    """Stemmer of each thread: one is not safe for concurrent use."""
+
+    def __init__(self) -> None:
+        self.stem: Callable[[str], str] = Stemmer.Stemmer("porter", maxCacheSize=0).stemWord
+
+
+_PORTER = _Porter()
 _BLI_LOGI = re.compile(r"(bl|log)(?:y|i(?:e?s|ed)?)$")
 _MEASURE = re.compile(r"[aeiou][^aeiou]|[^aeiouy]y[^aeiou]")  # a vowel and a consonant: Porter's m is above 0
 
@@ -95,8 +103,7 @@ def stem(word: str) -> str:
     ending = _BLI_LOGI.search(word)
     if ending and _MEASURE.search(word, 0, ending.start()):
         word = word[: ending.end(1)] + ("e" if ending[1] == "bl" else "")
-    with _PORTER_LOCK:
-        return _PORTER.stemWord(word)
+    return _PORTER.stem(word)
 
 
 @lru_cache(maxsize=65536)

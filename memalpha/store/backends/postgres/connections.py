@@ -19,6 +19,7 @@ from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from memalpha.errors import StoreError, StoreUnavailable
+from memalpha.forks import ForkAware
 from memalpha.store.backends.postgres.errors import explain_connection_error
 from memalpha.store.backends.postgres.url import CONNECTIONS
 
@@ -30,7 +31,7 @@ _POOL_WAIT = 1  # seconds that a thread waits for a connection before it looks w
 _DEAD_PEER = {"tcp_user_timeout": 10_000, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
 
 
-class Connections:
+class Connections(ForkAware):
     """Pooled connections to one server, which messages call `path`."""
 
     def __init__(
@@ -45,20 +46,30 @@ class Connections:
             size: Connections at most.
         """
         self._conninfo, self.path, self._size = conninfo, path, size
+        self._configure, self._inherited = configure, ()
+        self._open()
+        self.watch_forks()
+
+    def _open(self) -> None:
         # Weak: a connection that a Ctrl-C tore out of the hands of its borrower is closed, and its transaction ended.
         self._in_use: WeakSet[psycopg.Connection] = WeakSet()
         self._is_silent, self._looking = False, Lock()
-        peer = {name: value for name, value in _DEAD_PEER.items() if f"{name}=" not in conninfo}
+        peer = {name: value for name, value in _DEAD_PEER.items() if f"{name}=" not in self._conninfo}
         self._pool: ConnectionPool[psycopg.Connection] = ConnectionPool(
-            conninfo,
+            self._conninfo,
             min_size=0,
-            max_size=size,
+            max_size=self._size,
             num_workers=1,
             reconnect_timeout=_POOL_WAIT,  # the pool's own retries get rarer: a server that is back would wait for them
-            configure=configure,
+            configure=self._configure,
             kwargs={"autocommit": True, "connect_timeout": CONNECT_TIMEOUT, **peer},
             open=True,
         )
+
+    def reset_in_child(self, state: object) -> None:
+        """Open a pool of its own; that of the parent stays referenced, so that nothing closes its connections."""
+        self._inherited = (self._inherited, self._pool, list(self._in_use))
+        self._open()
 
     def connect(self, timeout: int = CONNECT_TIMEOUT) -> psycopg.Connection:
         """Return a connection outside of the pool. Raises `StoreUnavailable`."""
