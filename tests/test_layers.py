@@ -19,13 +19,16 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "memalpha"
 
 # room → the rooms it may import from (besides itself)
-BASE = frozenset({"errors", "arguments", "frozen", "types", "config", "hub", "workers", "endpoint_calls", "forks"})
+BASE = frozenset(
+    {"errors", "arguments", "frozen", "types", "config", "hub", "workers", "endpoint_calls", "forks", "text_files"}
+)
 BELOW: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "frozen": frozenset(),
     "types": frozenset({"errors", "frozen"}),
     "hub": frozenset(),
     "forks": frozenset(),
+    "text_files": frozenset({"errors"}),
     "arguments": frozenset({"errors"}),
     "workers": frozenset({"errors"}),
     "endpoint_calls": frozenset({"errors"}),

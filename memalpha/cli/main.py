@@ -7,10 +7,14 @@ a bug in memalpha and keeps its traceback.
 
 from __future__ import annotations
 
+import errno
 import inspect
+import io
+import os
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import requires
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -142,10 +146,18 @@ for _group, _commands in (
 def main() -> NoReturn:
     """Run a command: the entry point of the console script.
 
-    Exits with 2 on a `MemalphaError` or where an extra is not installed, and with 1 on an `EvaluationError`.
+    Exits with 2 on a `MemalphaError`, where an extra is not installed or the output cannot be written, and with 1 on
+    an `EvaluationError`.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # characters that the output's encoding lacks
     try:
-        app()
+        _run_and_flush()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered would be tried again at exit
+        _exit_with_message(f"the output cannot be written: {(error.strerror or str(error)).lower()}")
     except EvaluationError as error:
         _exit_with_message(str(error), 1)
     except MemalphaError as error:
@@ -160,6 +172,14 @@ def main() -> NoReturn:
     sys.exit(0)
 
 
+def _run_and_flush() -> None:
+    try:
+        app()
+    finally:
+        if sys.stdout is not None:  # closed
+            sys.stdout.flush()
+
+
 def _extra_of(module: str | None) -> str | None:
     """Return the first extra of memalpha that installs a module, None if none does."""
     package = (module or "").partition(".")[0].replace("_", "-")
@@ -172,5 +192,6 @@ def _extra_of(module: str | None) -> str | None:
 
 def _exit_with_message(message: str, code: int = 2) -> NoReturn:
     program = f"memalpha (process {PROCESS_RANK})" if PROCESS_RANK else "memalpha"
-    print(f"{program}: {visible(message)}", file=sys.stderr)
+    with suppress(OSError):  # stderr may be full, too
+        print(f"{program}: {visible(message)}", file=sys.stderr)
     sys.exit(code)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,6 +19,8 @@ from memalpha.errors import ConfigError, DataError, StoreError
 from memalpha.store.validation import check_timestamp, visible
 from memalpha.tasks.formats.jsonl import load_jsonl
 from memalpha.tasks.formats.messages import is_message_file, load_messages
+from memalpha.text_files import decode_text
+from memalpha.text_files import read_text as read_text_file
 from memalpha.types import Chunk, MemoryEntry
 
 if TYPE_CHECKING:
@@ -198,12 +202,11 @@ def resolve_position(text: str | None, memory: MemoryStore, option: str = "--as-
 
 def read_text(file: Path) -> str:
     """Return the text of a file, or of stdin for `-`."""
-    try:
-        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read: {(error.strerror or str(error)).lower()}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file}: not UTF-8 text (byte {error.start} is invalid): save it as UTF-8") from error
+    if str(file) != "-":
+        return read_text_file(file)
+    if sys.stdin is None:
+        raise DataError("stdin: closed: pipe a text into the command, or name a file")
+    return decode_text(sys.stdin.buffer.read(), "stdin")
 
 
 def read_chunks(file: Path, timestamp: str | None, size: int = 4000) -> list[Chunk]:
@@ -267,7 +270,18 @@ def print_result(value: Any, as_json: bool, text: str) -> None:
         from memalpha.store.io.jsonl import to_json
 
         text = to_json(to_json_value(value), default=str)
+        with suppress(LookupError):  # an encoding without some character: JSON has escapes for all of them
+            encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+            text = text.encode(encoding, "json-escape").decode(encoding)
     typer.echo(visible(text))
+
+
+def _escape_for_json(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+codecs.register_error("json-escape", _escape_for_json)
 
 
 def write_page(run: Path) -> Path:

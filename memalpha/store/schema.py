@@ -148,7 +148,7 @@ def load_schema(name: str | Path | MemorySchema) -> MemorySchema:
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"no schema {str(name)!r}: use {', '.join(SHIPPED)}, or a .yaml file with own categories")
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"schema {path}: cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:

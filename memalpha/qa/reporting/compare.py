@@ -28,6 +28,7 @@ from memalpha.qa.scoring.stats import (
     exact_mcnemar,
     mean_and_deviation,
 )
+from memalpha.text_files import read_text
 
 Value = Literal["score", "correct"]
 ALL_ABILITIES = "all"
@@ -102,11 +103,7 @@ def load_records(path: str | Path) -> list[Record]:
         DataError: The file cannot be read, or a line is no record; names file, line and field.
     """
     records = []
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_text(Path(path)).rstrip("\n").split("\n"), start=1):
         where = f"{path}:{number}"
         try:
             item = json.loads(line)

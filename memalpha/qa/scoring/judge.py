@@ -35,6 +35,7 @@ from memalpha.qa.scoring.judge_prompts import (
     prompts_of,
     score_of,
 )
+from memalpha.text_files import decode_text
 from memalpha.types import SampleRequest
 
 __all__ = ["Item", "Judge", "Judgement", "Vote", "Write", "agreement", "item_of", "load_judge", "read_verdict"]
@@ -329,8 +330,8 @@ def load_labels(path: str | Path | None = None) -> list[LabelledItem]:
     source = resources.files("memalpha") / "data" / "judge_labels.jsonl" if path is None else Path(path)
     try:
         # Not splitlines(): JSON strings may hold U+2028 and the like.
-        lines = source.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        lines = decode_text(source.read_bytes(), str(source)).split("\n")
+    except OSError as error:
         raise DataError(f"{source} cannot be read ({error})") from error
     labelled = [_parse_label(line, f"{source}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not labelled:

@@ -25,6 +25,7 @@ from memalpha.store.backends.temporary import locked_file, move_file, remove_aba
 from memalpha.store.filters import format_utc
 from memalpha.store.schema import MemorySchema
 from memalpha.store.validation import check_timestamp, clean_content
+from memalpha.text_files import read_text
 from memalpha.types import LoggedKind, Operation
 
 VERSION = 1
@@ -122,23 +123,13 @@ def atomic_writer(path: Path) -> Iterator[TextIO]:
             temporary.unlink(missing_ok=True)
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a file with its line ends unchanged. Raises `DataError`."""
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text (byte {error.start} is invalid): save it as UTF-8") from error
-
-
 def read_jsonl(path: Path) -> list[tuple[int, Line]]:
     """Return the operations of a file with their line numbers.
 
     Raises `DataError` naming file, line and field.
     """
     lines: list[tuple[int, Line]] = []
-    for number, text in enumerate(read_text(path).split("\n"), 1):
+    for number, text in enumerate(read_text(path, keep_line_ends=True).split("\n"), 1):
         if not text.strip():
             continue
         location = f"{path}:{number}"

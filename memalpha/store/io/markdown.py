@@ -33,9 +33,10 @@ import numpy as np
 
 from memalpha.errors import DataError, DuplicateContent, StoreError
 from memalpha.store.backends.namespace import Namespace
-from memalpha.store.io.jsonl import atomic_writer, locate_errors, parse_fields, read_text, to_json
+from memalpha.store.io.jsonl import atomic_writer, locate_errors, parse_fields, to_json
 from memalpha.store.schema import MemorySchema
 from memalpha.store.validation import check_timestamp, clean_content
+from memalpha.text_files import read_text
 from memalpha.types import MemoryEntry, Operation
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ class _LineReader(Iterator[tuple[int, str]]):
 
 
 def _read_lines(path: str | Path) -> _LineReader:
-    texts = read_text(Path(path)).split("\n")
+    texts = read_text(Path(path), keep_line_ends=True).split("\n")
     if all(text.endswith("\r") for text in texts[:-1]):  # line ends of an editor, not of the content
         texts = [text.removesuffix("\r") for text in texts]
     return _LineReader(texts)

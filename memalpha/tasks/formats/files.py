@@ -16,6 +16,7 @@ import yaml
 from pydantic import ValidationError
 
 from memalpha.errors import DataError
+from memalpha.text_files import read_text
 from memalpha.types import Chunk, SpeakerTurn, Task
 
 CHUNK_TOKENS = 2048
@@ -38,16 +39,6 @@ def find_file(path: Path, name: str) -> Path:
         if candidate.is_file():
             return candidate
     raise DataError(f"{path}: no file {name} in this folder")
-
-
-def read_text(path: Path) -> str:
-    """Read a UTF-8 file. Raises `DataError` if it cannot be read or decoded."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not a text in UTF-8: {error}") from error
 
 
 def read_json(path: Path) -> Any:

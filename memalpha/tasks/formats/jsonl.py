@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from memalpha.arguments import check_target
 from memalpha.errors import DataError
+from memalpha.text_files import to_utf8
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task, is_iso_time
 
 _MODELS: dict[str, type[BaseModel]] = {
@@ -46,7 +47,7 @@ def load_jsonl(path: str | Path) -> list[Task]:
     tasks: list[Task] = []
     first_line: dict[str, int] = {}
     # Not splitlines(): JSON strings may hold U+2028 and the like.
-    for number, raw in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+    for number, raw in enumerate(to_utf8(data, str(path)).split(b"\n"), start=1):
         if not raw.strip():
             continue
         location = f"{path}:{number}"

@@ -7,6 +7,7 @@ user.
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime
@@ -16,6 +17,7 @@ from typing import Any, TypeGuard
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import CHUNK, split_text
 from memalpha.tasks.formats.files import pack_turns
+from memalpha.text_files import UTF_16, to_utf8
 from memalpha.types import Chunk, SpeakerTurn, is_iso_time
 
 Messages = Sequence[Mapping[str, Any]]
@@ -95,7 +97,9 @@ def is_message_file(path: Path) -> bool:
     """Return True if the first JSON line of a file is a chat message: an object with `role` and without `chunks`."""
     try:
         with path.open("rb") as file:
-            line = next((line for line in file if line.strip()), b"").removeprefix(b"\xef\xbb\xbf")
+            line = next((line for line in file if line.strip()), b"").removeprefix(codecs.BOM_UTF8)
+        if line.startswith(UTF_16):
+            line = line[: len(line) // 2 * 2]  # the line end is cut in half; `json` knows the encoding
         value = json.loads(line)
     except (OSError, ValueError, RecursionError):
         return False
@@ -104,7 +108,7 @@ def is_message_file(path: Path) -> bool:
 
 def _read_file(path: Path) -> Iterator[tuple[str, Any]]:
     try:
-        data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+        data = to_utf8(path.read_bytes(), str(path))
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}): give the path of a file of messages") from error
     if path.suffix != ".jsonl":

@@ -1,0 +1,55 @@
+"""Texts of files and pipes: UTF-8 with or without a byte order mark, or UTF-16 with one; nothing is guessed."""
+
+from __future__ import annotations
+
+import codecs
+from pathlib import Path
+
+from memalpha.errors import DataError
+
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+"""Byte order marks of UTF-16."""
+
+
+def read_text(path: Path, *, keep_line_ends: bool = False) -> str:
+    """Return the text of a file.
+
+    Args:
+        path: File.
+        keep_line_ends: Leave line ends as they are; otherwise each is one "\\n".
+
+    Raises:
+        DataError: The file cannot be read or decoded.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from error
+    text = decode_text(data, str(path))
+    return text if keep_line_ends else text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def decode_text(data: bytes, name: str) -> str:
+    """Return the text of bytes.
+
+    Args:
+        data: Content of a file or a pipe.
+        name: What messages call it.
+
+    Raises:
+        DataError: It is text of another encoding, or none.
+    """
+    try:
+        text = data.decode("utf-16" if data.startswith(UTF_16) else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{name}: not UTF-8 text (byte {error.start} is invalid): save it as UTF-8") from error
+    if "\0" in text:
+        raise DataError(f"{name}: holds NUL characters, as UTF-16 read as UTF-8 does: save it as UTF-8")
+    return text
+
+
+def to_utf8(data: bytes, name: str) -> bytes:
+    """Return the bytes in UTF-8 without a byte order mark; invalid ones stay. Raises `DataError` for bad UTF-16."""
+    if data.startswith(UTF_16):
+        return decode_text(data, name).encode()
+    return data.removeprefix(codecs.BOM_UTF8)

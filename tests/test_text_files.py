@@ -1,0 +1,117 @@
+"""Encodings of files and pipes, in and out: a text arrives as it was written, or is refused in words."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from memalpha.errors import DataError
+from memalpha.qa.scoring.judge import load_labels
+from memalpha.store.store import MemoryStore
+from memalpha.tasks.formats.files import read_json
+from memalpha.tasks.formats.jsonl import load_jsonl
+from memalpha.tasks.formats.messages import is_message_file, load_messages
+from memalpha.text_files import decode_text
+
+TEXT = "Ana: café, Straße, \N{SLICE OF PIZZA} 東京\n"
+READABLE = {
+    "utf-8": TEXT.encode(),
+    "utf-8 with a mark": codecs.BOM_UTF8 + TEXT.encode(),
+    "utf-16": TEXT.encode("utf-16"),
+    "utf-16 big-endian": codecs.BOM_UTF16_BE + TEXT.encode("utf-16-be"),
+}
+UNREADABLE = {
+    "latin-1": "Ana: café\n".encode("latin-1"),
+    "cp1252": "Ana: “tea”\n".encode("cp1252"),
+    "shift-jis": "東京\n".encode("shift-jis"),
+    "utf-16 without a mark": "Ana: tea\n".encode("utf-16-le"),
+    "half a utf-16": codecs.BOM_UTF16_LE + b"A\x00\x00\xd8",
+    "cut utf-8": "é".encode()[:1],
+    "bytes": bytes(range(256)),
+}
+
+
+@pytest.mark.parametrize("kind", READABLE)
+def test_marks_are_no_part_of_a_text(kind) -> None:
+    assert decode_text(READABLE[kind], "x") == TEXT
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_other_encodings_are_refused_by_name(kind) -> None:
+    with pytest.raises(DataError, match=r"^x: .*save it as UTF-8"):
+        decode_text(UNREADABLE[kind], "x")
+
+
+LABEL = {"question": "Where?", "gold": ["東京"], "prediction": "café", "label": 1}
+TASK = {"id": "t", "chunks": [{"text": "café"}], "questions": [{"id": "q", "question": "?", "answers": ["x"]}]}
+FACT = {"category": "semantic", "content": "café 東京"}
+
+
+def import_contents(path: Path) -> list[str]:
+    with MemoryStore.open(":memory:", embedder="hash") as store:
+        store.import_jsonl(path)
+        return [entry.content for entry in store.list()]
+
+
+LOADERS: dict[str, tuple[object, Callable[[Path], object], object]] = {
+    "labels": (LABEL, lambda path: load_labels(path)[0].item.prediction, "café"),
+    "tasks": (TASK, lambda path: load_jsonl(path)[0].chunks[0].text, "café"),
+    "facts": (FACT, import_contents, ["café 東京"]),
+    "JSON": (TASK, lambda path: read_json(path)["id"], "t"),
+    "messages": (
+        {"role": "user", "content": "café"},
+        lambda path: (is_message_file(path), load_messages(path)[0].turns[0].text),
+        (True, "café"),
+    ),
+}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "latin-1"])
+@pytest.mark.parametrize("kind", LOADERS)
+def test_files_of_every_kind_may_have_a_mark(tmp_path: Path, kind, encoding) -> None:
+    value, load, expected = LOADERS[kind]
+    path = tmp_path / "file.jsonl"
+    text = json.dumps(value, ensure_ascii=False) + "\n"
+    if encoding == "latin-1":
+        path.write_bytes(text.encode("latin-1", "replace"))
+        with pytest.raises(DataError, match=r"file\.jsonl"):
+            load(path)
+        return
+    path.write_bytes((codecs.BOM_UTF16_BE if encoding == "utf-16-be" else b"") + text.encode(encoding))
+    assert load(path) == expected
+
+
+def memalpha(*words: object, stdin: bytes = b"", stdout: int | str = subprocess.PIPE, encoding: str = "utf-8"):
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "memalpha", *map(str, words)]
+    if isinstance(stdout, str):
+        with Path(stdout).open("wb") as file:
+            return subprocess.run(command, input=stdin, stdout=file, stderr=subprocess.PIPE, env=environment)
+    return subprocess.run(command, input=stdin, stdout=stdout, stderr=subprocess.PIPE, env=environment)
+
+
+def test_pipes_and_outputs_of_other_encodings(tmp_path: Path) -> None:
+    store = tmp_path / "s.db"
+    for stdin in (READABLE["utf-16"], READABLE["utf-8 with a mark"]):
+        assert memalpha("read", store, "-", "--policy", "add_all", stdin=stdin).returncode == 0
+    for stdin in (UNREADABLE["latin-1"], UNREADABLE["utf-16 without a mark"]):
+        run = memalpha("read", store, "-", "--policy", "add_all", stdin=stdin)
+        assert run.returncode == 2 and b"memalpha: stdin: " in run.stderr and b"Traceback" not in run.stderr
+    with MemoryStore.open(store) as opened:
+        assert [entry.content for entry in opened.list()] == [TEXT.strip()]
+    run = memalpha("show", store, encoding="cp1252")
+    assert run.returncode == 0 and "café".encode("cp1252") in run.stdout and rb"\U0001f355" in run.stdout
+    run = memalpha("show", store, "--json", encoding="ascii")
+    assert json.loads(run.stdout)["entries"][0]["content"] == TEXT.strip()
+    if Path("/dev/full").exists():
+        for words in (("show", store), ("show", store, "--json"), ("--help",)):
+            run = memalpha(*words, stdout="/dev/full")
+            assert run.returncode == 2
+            assert run.stderr == b"memalpha: the output cannot be written: no space left on device\n"
