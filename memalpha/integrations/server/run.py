@@ -91,20 +91,14 @@ def quiet_stdout() -> Iterator[None]:
 
 def serve_stdio(service: MemoryService) -> None:
     """Serve MCP on stdin and stdout until stdin ends or a signal arrives."""
-    from memalpha.integrations.server.mcp import mcp_server
-
-    asyncio.run(_stdio(service, mcp_server(service)))
+    asyncio.run(_stdio(service))
 
 
-async def _stdio(service: MemoryService, server: Any) -> None:
-    from mcp.server.stdio import stdio_server
-
-    async def run() -> None:
-        async with stdio_server() as (incoming, outgoing):
-            await server.run(incoming, outgoing, server.create_initialization_options())
+async def _stdio(service: MemoryService) -> None:
+    from memalpha.integrations.server.stdio import serve_lines
 
     stop = _stop_event()
-    serving, stopped = asyncio.create_task(run()), asyncio.create_task(stop.wait())
+    serving, stopped = asyncio.create_task(serve_lines(service)), asyncio.create_task(stop.wait())
     await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
     await service.close()
     if not serving.done():

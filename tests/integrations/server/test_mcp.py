@@ -29,6 +29,7 @@ from memalpha.errors import ConfigError
 from memalpha.integrations.server.mcp import mcp_server
 from memalpha.integrations.server.run import check_token_needed, is_loopback, parse_address, read_token
 from memalpha.integrations.server.service import MemoryService
+from memalpha.integrations.server.stdio import read_line
 from memalpha.policy.load import load_policy
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.store import MemoryStore
@@ -162,7 +163,8 @@ def test_read_reports_progress(store):
             )
 
     reading = asyncio.run(ask()).structured_content
-    assert [item["code"] for item in reading["results"]] == ["inserted"] * 400
+    assert {item["code"] for item in reading["results"]} == {"inserted"}
+    assert len(reading["results"]) + reading["left_out"] == 400
     assert progress_log == [
         (n, reading["chunks"], f"{n} of {reading['chunks']} chunks read") for n in range(1, len(progress_log) + 1)
     ]
@@ -380,3 +382,146 @@ def test_the_documented_host_commands_are_valid():
         assert options["mcp"] or options["http"], words
         assert options["policy"] or options["read_only"], words
     assert len(lines) == 14
+
+
+FACTS = ("Ana skis.", "Ben swims.", "Cleo reads.")
+MEANT = {
+    "a number as text": ("memory_search", {"query": "Ana", "k": "2"}, {"query": "Ana", "k": 2}),
+    "a float as text": ("memory_search", {"query": "Ana", "k": " 2.0 "}, {"query": "Ana", "k": 2}),
+    "an empty category": ("memory_search", {"query": "Ana", "category": ""}, {"query": "Ana"}),
+    "a blank category": ("memory_list", {"category": "  "}, {}),
+    "null for everything": ("memory_list", {"category": None, "limit": None, "after": None}, {}),
+    "an empty id": ("memory_list", {"after": "", "limit": "2"}, {"limit": 2}),
+    "a number as a query": ("memory_search", {"query": 42}, {"query": "42"}),
+    "messages as text": (
+        "memory_read",
+        {"messages": '[{"role": "user", "content": "I ski."}]', "text": "", "timestamp": ""},
+        {"messages": [{"role": "user", "content": "I ski."}]},
+    ),
+    "metadata as text": (
+        "memory_read",
+        {"text": "user: I ski.", "metadata": '{"user": "ana"}'},
+        {"text": "user: I ski.", "metadata": {"user": "ana"}},
+    ),
+    "importance as text": (
+        "memory_insert",
+        {"category": "semantic", "content": "Dan sails.", "importance": "0.5"},
+        {"category": "semantic", "content": "Dan sails.", "importance": 0.5},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MEANT)
+def test_arguments_are_read_as_models_mean_them(kind) -> None:
+    name, written, meant = MEANT[kind]
+    outputs = []
+    for arguments in (written, meant):
+        with MemoryStore.open(":memory:", embedder="hash") as store:
+            for fact in FACTS:
+                store.insert("semantic", fact)
+            (result,) = calls(store, (name, arguments))
+            entries = [(entry.content, entry.metadata, entry.importance) for entry in store.list()]
+            outputs.append((result.structured_content, entries))
+            assert not result.is_error, result.structured_content
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("memory_search", {"query": "Ana", "k": "two"}),
+        ("memory_search", {"query": "Ana", "k": "true"}),
+        ("memory_search", {"query": "Ana", "k": "[2]"}),
+        ("memory_search", {"query": ""}),
+        ("memory_read", {"text": "", "messages": ""}),
+        ("memory_read", {"messages": "hello"}),
+    ],
+)
+def test_what_cannot_be_read_is_refused(store, name, arguments) -> None:
+    (result,) = calls(store, (name, arguments))
+    assert result.is_error and result.structured_content["code"] == "invalid_arguments"
+
+
+LONG = {
+    "many": [f"Note {number}: " + f"word{number} " * 2500 for number in range(12)],
+    "one": ["é" * 19_000 + " needle " + "x" * 60_000],
+    "wide": ["\N{SLICE OF PIZZA}" * 15_000, "Ana skis."],
+    "short": [f"Fact {number} of many." for number in range(3000)],
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_answers_end_before_hosts_cut_them(kind) -> None:
+    with MemoryStore.open(":memory:", embedder="hash") as store:
+        store.add_many(LONG[kind])
+        contents: list[str] = []
+        after, pages = None, 0
+        while pages == 0 or after is not None:
+            (page,) = calls(store, ("memory_list", {"after": after, "limit": 1000}))
+            assert len(page.model_dump_json().encode()) < 160_000
+            contents += [entry["content"] for entry in page.structured_content["entries"]]
+            after, pages = page.structured_content["next"], pages + 1
+        assert len(contents) == len(LONG[kind]) and (pages > 1 or kind == "one")
+        assert all(text.startswith(shown) for text, shown in zip(LONG[kind], contents, strict=True))
+        (found,) = calls(store, ("memory_search", {"query": "word7 needle fact", "k": 100}))
+        assert len(found.model_dump_json().encode()) < 160_000
+        hits = found.structured_content["hits"]
+        assert len(hits) + found.structured_content.get("left_out", 0) == min(100, len(LONG[kind]))
+        if kind == "many":
+            assert "word7" in hits[0]["content"] and "best passage" in hits[0]["shown"]
+        if kind == "one":
+            assert "needle" in hits[0]["content"]
+
+
+LINES = {
+    b'{"jsonrpc":"2.0","id":1,"method":"ping"}': (None, None),
+    b'{"jsonrpc":"2.0","id":"a","method":"x","params":{"q":"cut \\ud83d"}}': (None, None),
+    b'{"jsonrpc":"2.0","id":2,"method":"x","params":{"q":"caf\xe9"}}': (None, None),
+    b'{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name': (-32700, 3),
+    b'{"jsonrpc":"2.0","method":"tools/call","params":{"id":"ana#1"': (-32700, None),
+    b"{'jsonrpc':'2.0','id':4}": (-32700, None),
+    b"\xff\xfe{\x00": (-32700, None),
+    b"hello": (-32700, None),
+    b"[" * 100_000: (-32700, None),
+    b'{"id":5,"method":"ping"}': (-32600, 5),
+    b'{"jsonrpc":"1.0","id":"b","method":"ping"}': (-32600, "b"),
+    b'{"jsonrpc":"2.0","id":true}': (-32600, None),
+    b'[{"jsonrpc":"2.0","id":6,"method":"ping"}]': (-32600, None),
+    b"7": (-32600, None),
+    b'{"jsonrpc":"2.0","id":' + b"9" * 5000 + b',"method":"ping"}': (-32700, None),
+}
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: ascii(line[:40]))
+def test_every_line_is_a_message_or_answered(line) -> None:
+    code, id = LINES[line]
+    text, error = read_line(line + b"\r\n")
+    assert (error and error.error.code, error and error.id) == (code, id)
+    assert (text == "") == (error is not None)
+    text.encode()
+
+
+def test_blank_lines_are_no_messages() -> None:
+    assert [read_line(line) for line in (b"\n", b" \r\n")] == [("", None)] * 2
+
+
+def test_stdio_answers_lines_that_are_no_messages(tmp_path) -> None:
+    command = [sys.executable, "-m", "memalpha", "serve", str(tmp_path / "s.db"), "--mcp", "--policy", "add_all"]
+    start = {"protocolVersion": "2025-03-26", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    lines = [
+        json.dumps({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": start}).encode(),
+        b'{"jsonrpc":"2.0","method":"notifications/initialized"}',
+        b"no JSON",
+        b'{"jsonrpc":"2.0","id":8,"method":"tools/call","params":{"na',
+        b'{"jsonrpc":"2.0","id":9,"method":"tools/call","params":{"name":"memory_search",'
+        b'"arguments":{"query":"cut \\ud83d \xff"}}}',
+    ]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdin and server.stdout
+        server.stdin.write(b"\n".join(lines) + b"\n")
+        server.stdin.flush()
+        answers = [json.loads(server.stdout.readline()) for _ in range(4)]
+        server.stdin.close()
+    by_id = {answer["id"]: answer for answer in answers}
+    assert by_id[None]["error"]["code"] == by_id[8]["error"]["code"] == -32700
+    assert by_id[9]["result"]["structuredContent"] == {"hits": []}
