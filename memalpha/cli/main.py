@@ -13,9 +13,10 @@ import io
 import os
 import re
 import sys
+import tomllib
 from collections.abc import Callable
 from contextlib import suppress
-from importlib.metadata import requires
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -183,7 +184,14 @@ def _run_and_flush() -> None:
 def _extra_of(module: str | None) -> str | None:
     """Return the first extra of memalpha that installs a module, None if none does."""
     package = (module or "").partition(".")[0].replace("_", "-")
-    for requirement in requires("memalpha") or ():
+    try:
+        requirements = requires("memalpha") or []
+    except PackageNotFoundError:  # a source tree that is not installed
+        pyproject = Path(__file__).parents[2] / "pyproject.toml"
+        project = tomllib.loads(pyproject.read_text(encoding="utf-8")) if pyproject.is_file() else {}
+        extras = project.get("project", {}).get("optional-dependencies", {})
+        requirements = [f"{package}; extra == '{extra}'" for extra, packages in extras.items() for package in packages]
+    for requirement in requirements:
         match = re.match(r"([\w-]+)[^;]*; extra == ['\"](\w+)", requirement)
         if match and match[1] == package:
             return match[2]

@@ -15,18 +15,12 @@ from time import sleep
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 from urllib.parse import quote
 
+import httpx2
 from pydantic import TypeAdapter, ValidationError
 
-from memalpha.errors import ConfigError, MemalphaError, install_command
+from memalpha.errors import ConfigError, MemalphaError
 from memalpha.integrations.server import schemas
 from memalpha.types import Hit, MemoryEntry
-
-try:
-    import httpx2
-except ModuleNotFoundError as error:
-    if error.name != "httpx2":
-        raise
-    raise ConfigError(f"the client needs httpx2: {install_command('client')}") from error
 
 P = ParamSpec("P")
 T = TypeVar("T")

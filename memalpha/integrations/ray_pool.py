@@ -27,8 +27,8 @@ class RayPool:
         try:
             import ray  # pyright: ignore[reportMissingImports]
             from ray.exceptions import RayError  # pyright: ignore[reportMissingImports]
-        except ImportError as error:
-            raise ConfigError(f"workers on Ray need the package ray: {install_command('ray')}") from error
+        except ImportError:
+            raise ConfigError(f"workers on Ray need the package ray: {install_command('ray')}") from None
         self._ray: Any = ray
         self.workers, self.died = workers, RayError
         self._was_running = ray.is_initialized()

@@ -70,12 +70,8 @@ def load_policy(
 
         return ScriptedPolicy(text.removeprefix("scripted:"))
     if text.startswith(ENDPOINT_PREFIXES):
-        try:
-            from memalpha.policy.endpoints.policy import EndpointPolicy
-        except ModuleNotFoundError as error:
-            if error.name != "httpx2":
-                raise
-            raise PolicyError(f"endpoint {text!r} needs httpx2: {install_command('eval')}") from error
+        from memalpha.policy.endpoints.policy import EndpointPolicy
+
         policy = EndpointPolicy(text, endpoint)
         policy.client.check()
         return policy
@@ -87,7 +83,7 @@ def load_policy(
         raise PolicyError(
             f"policy {text!r} needs {error.name}: {install_command('train')} (scripted:... policies need nothing). "
             f"{endpoint_hint(text)}"
-        ) from error
+        ) from None
     base, *adapters = adapter_chain(text)
     try:
         if base == SMOL_BASE:
@@ -130,7 +126,7 @@ def load_reward_model(name: str | Path, *, dtype: str = "float32", device: str =
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "transformers"):
             raise
-        raise PolicyError(f"reward model {str(name)!r} needs {error.name}: {install_command('train')}") from error
+        raise PolicyError(f"reward model {str(name)!r} needs {error.name}: {install_command('train')}") from None
     from memalpha.policy.model_files import is_reward_model
     from memalpha.policy.transformers import TransformersPolicy
 
@@ -230,7 +226,7 @@ def write_merged(name: str | Path, out: str | Path) -> Path:
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "transformers"):
             raise
-        raise PolicyError(f"merge needs {error.name}: {install_command('train')}") from error
+        raise PolicyError(f"merge needs {error.name}: {install_command('train')}") from None
     policy = load_policy(name)
     if not isinstance(policy, TransformersPolicy):
         raise PolicyError(f"policy {str(name)!r} has no weights to write")

@@ -324,8 +324,8 @@ def load_from_adapter(folder: str, base: RewardModel | TransformersPolicy) -> Re
     """
     try:
         import peft
-    except ModuleNotFoundError as error:
-        raise PolicyError(f"{folder} holds a LoRA adapter, which needs peft: {install_command('train')}") from error
+    except ModuleNotFoundError:
+        raise PolicyError(f"{folder} holds a LoRA adapter, which needs peft: {install_command('train')}") from None
     head = read_head(Path(folder))
     try:
         config = peft.PeftConfig.from_pretrained(folder)

@@ -309,8 +309,8 @@ def merge_adapter(base: TransformersPolicy, folder: str | Path) -> TransformersP
     """
     try:
         import peft
-    except ModuleNotFoundError as error:
-        raise PolicyError(f"{folder} holds a LoRA adapter, which needs peft: {install_command('train')}") from error
+    except ModuleNotFoundError:
+        raise PolicyError(f"{folder} holds a LoRA adapter, which needs peft: {install_command('train')}") from None
     try:
         config = peft.PeftConfig.from_pretrained(str(folder))
         if not isinstance(config, peft.LoraConfig):

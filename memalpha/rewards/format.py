@@ -79,8 +79,8 @@ class SchemaReward:
         try:
             from jsonschema import Draft202012Validator, SchemaError
             from jsonschema.validators import validator_for
-        except ModuleNotFoundError as error:
-            raise ConfigError(f"a schema reward needs jsonschema: {install_command('train')}") from error
+        except ModuleNotFoundError:
+            raise ConfigError(f"a schema reward needs jsonschema: {install_command('train')}") from None
         schema = dict(schema) if isinstance(schema, Mapping) else _read(Path(schema))
         try:
             validator_for(schema, default=Draft202012Validator).check_schema(schema)
@@ -185,8 +185,8 @@ def _read(path: Path) -> dict[str, Any]:
 def _compile(pattern: str) -> Any:
     try:
         import regex
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"a pattern needs regex: {install_command('train')}") from error
+    except ModuleNotFoundError:
+        raise ConfigError(f"a pattern needs regex: {install_command('train')}") from None
     try:
         return regex.compile(pattern)
     except (regex.error, ValueError, OverflowError) as error:

@@ -418,10 +418,10 @@ def load_cross_encoder(name: str) -> Callable[[str, Sequence[str]], list[float]]
     """
     try:
         from sentence_transformers import CrossEncoder
-    except ImportError as error:
+    except ModuleNotFoundError:
         raise EmbedderError(
             f"reranker {name!r} needs sentence-transformers, which is not installed: {install_command('embed')}"
-        ) from error
+        ) from None
     _check_model_name("reranker", name)
     try:
         model = CrossEncoder(name, device="cpu", trust_remote_code=False)

@@ -207,5 +207,5 @@ def _import_postgres() -> type[PostgresDatabase]:
     try:
         from memalpha.store.backends.postgres.database import PostgresDatabase
     except ImportError as error:
-        raise StoreError(f"PostgreSQL needs more packages ({error}): {install_command('postgres')}") from error
+        raise StoreError(f"PostgreSQL needs more packages ({error}): {install_command('postgres')}") from None
     return PostgresDatabase

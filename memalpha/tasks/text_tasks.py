@@ -206,8 +206,8 @@ def _read(source: str, split: str, config: str | None, name: str) -> Dataset | R
         return _with_all_columns(own_rows)
     try:
         import datasets
-    except ImportError as error:
-        raise DataError(f"{name}: the package datasets reads it: {install_command('train')}") from error
+    except ModuleNotFoundError:
+        raise DataError(f"{name}: the package datasets reads it: {install_command('train')}") from None
     from datasets.exceptions import DatasetGenerationError
 
     if kind is not None and not path.is_file():

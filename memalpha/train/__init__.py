@@ -41,7 +41,7 @@ def _import_function(module: str, name: str) -> Callable[..., dict[str, Any]]:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in ("torch", "transformers", "safetensors", "peft", "accelerate"):
             raise
-        raise PolicyError(f"training needs {error.name}: {install_command('train')}") from error
+        raise PolicyError(f"training needs {error.name}: {install_command('train')}") from None
 
 
 sys.modules[__name__].__class__ = _CallablePackage

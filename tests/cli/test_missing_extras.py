@@ -6,12 +6,13 @@ import json
 import subprocess
 import sys
 
-# torch stands for `train`, httpx2 for `eval` and `client`: transformers brings httpx2, so it is never missing there.
+import pytest
+
 BLOCKED = """
 import sys
 from importlib.abc import MetaPathFinder
 
-MISSING = {"torch", "transformers", "trl", "peft", "datasets", "safetensors", "httpx2", "huggingface_hub", "pyarrow",
+MISSING = {"torch", "transformers", "trl", "peft", "datasets", "safetensors", "huggingface_hub", "pyarrow",
            "rouge_score", "mcp", "fastapi", "uvicorn", "prometheus_client", "psycopg", "gguf", "sentence_transformers"}
 
 
@@ -23,12 +24,21 @@ class Missing(MetaPathFinder):
 
 sys.meta_path.insert(0, Missing())
 
-import contextlib, io, json
+import contextlib, importlib.metadata, io, json
+
+
+def no_metadata(name):
+    raise importlib.metadata.PackageNotFoundError(name)
+
+
+is_installed, commands = json.loads(sys.stdin.read())
+if not is_installed:
+    importlib.metadata.requires = no_metadata
 
 from memalpha.cli.main import main
 
 results = []
-for words in json.loads(sys.stdin.read()):
+for words in commands:
     out, err = io.StringIO(), io.StringIO()
     sys.argv = ["memalpha", *words]
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -43,7 +53,8 @@ print(json.dumps(results))
 """
 
 
-def test_without_extras(tmp_path):
+@pytest.mark.parametrize("is_installed", [True, False], ids=["installed", "source tree"])
+def test_without_extras(is_installed, tmp_path):
     data, db = "data/example.jsonl", str(tmp_path / "a.db")
     commands = {
         ("add", db, "Ana's city: Porto"): None,
@@ -53,21 +64,24 @@ def test_without_extras(tmp_path):
         ("data", "check", data): None,
         ("eval", "tasks", f"data={data}", "systems=[add_all,rag]", "reader.kind=copy", "metric=f1", "limit=1"): None,
         ("config", "demo", "--keys"): None,
-        ("train", "demo"): "train",
-        ("train", "sft", "--plan"): "train",
-        ("check-policy", "tiny"): "train",
-        ("fetch", "smol"): "",  # the first extra that brings what is missing
-        ("eval", "tasks", f"data={data}", "systems=http://localhost:1/v1#m"): "eval",
-        ("eval", "longmemeval", "systems=rag"): "eval",
-        ("serve", db, "--http", "127.0.0.1:0", "--read-only"): "serve",
-        ("serve", db, "--mcp", "--read-only"): "serve",
-        ("add", "postgresql://127.0.0.1:1/x", "a"): "postgres",
+        ("train", "demo"): "[train]",
+        ("train", "sft", "--plan"): "[train]",
+        ("check-policy", "tiny"): "[train]",
+        ("fetch", "smol"): "pip install",  # the first extra that brings what is missing
+        ("eval", "tasks", f"data={data}", "systems=http://localhost:1/v1#m"): "localhost:1",  # endpoints need no extra
+        ("eval", "longmemeval", "systems=rag"): "[eval]",
+        ("serve", db, "--http", "127.0.0.1:0", "--read-only"): "[serve]",
+        ("serve", db, "--mcp", "--read-only"): "[serve]",
+        ("add", "postgresql://127.0.0.1:1/x", "a"): "[postgres]",
     }
     process = subprocess.run(
-        [sys.executable, "-c", BLOCKED], input=json.dumps(list(commands)), capture_output=True, text=True, check=False
+        [sys.executable, "-c", BLOCKED],
+        input=json.dumps([is_installed, list(commands)]),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert process.returncode == 0, process.stderr
-    for (words, extra), (code, message) in zip(commands.items(), json.loads(process.stdout), strict=True):
-        assert code == (0 if extra is None else 2), (words, code, message)
-        if extra is not None:
-            assert "pip install" in message and f"[{extra}" in message, (words, message)
+    for (words, hint), (code, message) in zip(commands.items(), json.loads(process.stdout), strict=True):
+        assert code == (0 if hint is None else 2), (words, code, message)
+        assert hint is None or hint in message, (words, message)

@@ -17,7 +17,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name not in ("uvicorn", "h11"):
         raise
-    raise ConfigError(f"serving HTTP needs {error.name}: {install_command('serve')}") from error
+    raise ConfigError(f"serving HTTP needs {error.name}: {install_command('serve')}") from None
 
 MAX_CONNECTIONS = 1000
 """Maximum open connections."""

@@ -69,7 +69,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name not in ("fastapi", "starlette"):
         raise
-    raise ConfigError(f"serving HTTP needs {error.name}: {install_command('serve')}") from error
+    raise ConfigError(f"serving HTTP needs {error.name}: {install_command('serve')}") from None
 
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server

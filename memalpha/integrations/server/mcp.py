@@ -38,7 +38,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name not in ("mcp", "mcp_types"):
         raise
-    raise ConfigError(f"serving MCP needs {error.name}: {install_command('serve')}") from error
+    raise ConfigError(f"serving MCP needs {error.name}: {install_command('serve')}") from None
 
 EDITS = ("memory_insert", "memory_update", "memory_delete")
 """Writer's tools that are served. Only the writer itself may write the core memory or skip a chunk."""

@@ -27,7 +27,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name not in ("fastapi", "starlette"):
         raise
-    raise ConfigError(f"serving HTTP needs {error.name}: {install_command('serve')}") from error
+    raise ConfigError(f"serving HTTP needs {error.name}: {install_command('serve')}") from None
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HEALTH = "/v1/health"

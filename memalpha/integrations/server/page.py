@@ -29,7 +29,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name not in ("fastapi", "starlette"):
         raise
-    raise ConfigError(f"serving HTTP needs {error.name}: {install_command('serve')}") from error
+    raise ConfigError(f"serving HTTP needs {error.name}: {install_command('serve')}") from None
 
 PAGE_SOURCE = "page"
 """Source of what is edited on the page."""

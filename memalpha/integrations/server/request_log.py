@@ -33,7 +33,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name not in ("prometheus_client", "starlette"):
         raise
-    raise ConfigError(f"serving HTTP needs {error.name}: {install_command('serve')}") from error
+    raise ConfigError(f"serving HTTP needs {error.name}: {install_command('serve')}") from None
 
 METRICS = "/metrics"
 REQUEST = "memalpha.request"

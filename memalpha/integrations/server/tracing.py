@@ -20,7 +20,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name is None or not error.name.startswith("opentelemetry"):
         raise
-    raise ConfigError(f"serving needs {error.name}: {install_command('serve')}") from error
+    raise ConfigError(f"serving needs {error.name}: {install_command('serve')}") from None
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ def start_tracing() -> Callable[[], None]:
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("opentelemetry"):
             raise
-        raise ConfigError(f"otel: tracing needs {error.name}: {install_command('otel')}") from error
+        raise ConfigError(f"otel: tracing needs {error.name}: {install_command('otel')}") from None
     provider = TracerProvider(resource=Resource.create({"service.name": _NAME}))  # OTEL_SERVICE_NAME goes before
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)

@@ -284,11 +284,11 @@ class ChatTemplate:
     def _known_templates(self) -> dict[str, Mapping[str, Any]]:
         try:
             return known_templates()
-        except ModuleNotFoundError as error:
+        except ModuleNotFoundError:
             raise PolicyError(
                 f"policy {self.name!r}: its calls are in no form that is known without trl, which reads those of more "
                 f"families: {install_command('train')}"
-            ) from error
+            ) from None
 
     def _rendered_probe(self, count: int) -> str:
         """Return a reply of `count` calls as the template writes it; "" if it refuses them."""

@@ -80,8 +80,8 @@ def _locomo_tokens(text: str) -> list[str]:
 def _nltk_stem() -> Callable[[str], str]:
     try:
         from nltk.stem.porter import PorterStemmer  # pyright: ignore[reportMissingImports]
-    except ModuleNotFoundError as error:
-        raise DataError(f"LoCoMo's F1 needs nltk, which comes with rouge-score: {install_command('eval')}") from error
+    except ModuleNotFoundError:
+        raise DataError(f"LoCoMo's F1 needs nltk, which comes with rouge-score: {install_command('eval')}") from None
     return lru_cache(maxsize=65536)(PorterStemmer().stem)
 
 
@@ -393,6 +393,6 @@ def rouge(prediction: str, gold: str) -> Mapping[str, float]:
 def _rouge_scorer() -> Any:
     try:
         from rouge_score.rouge_scorer import RougeScorer  # pyright: ignore[reportMissingImports]
-    except ModuleNotFoundError as error:
-        raise DataError(f"ROUGE needs rouge-score: {install_command('eval')}") from error
+    except ModuleNotFoundError:
+        raise DataError(f"ROUGE needs rouge-score: {install_command('eval')}") from None
     return RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)

@@ -37,11 +37,11 @@ def obtain(dataset: DataSet, variant: str | None = None, data: str | Path | None
         return path
     try:
         import huggingface_hub  # noqa: F401
-    except ImportError as error:
+    except ModuleNotFoundError:
         instructions = _manual_instructions(dataset, variant)
         raise DataError(
             f"{dataset.name}: huggingface_hub fetches it: {install_command('eval')}; or {instructions}"
-        ) from error
+        ) from None
     files = dataset.files_for(variant)
     folder = _find_cached(dataset, files)
     # A pinned revision cannot change: cached files need no request, unless only the hub knows the file names.

@@ -96,8 +96,8 @@ def iter_parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str,
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
-    except ImportError as error:
-        raise DataError(f"{path}: pyarrow reads Parquet files: {install_command('eval')}") from error
+    except ModuleNotFoundError:
+        raise DataError(f"{path}: pyarrow reads Parquet files: {install_command('eval')}") from None
     if not path.is_file():
         raise DataError(f"{path}: cannot be read (no such file)")
     try:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
-import sys
 
 import pytest
 from hostile import HostileServer
 
 from memalpha.config import EndpointConfig
 from memalpha.endpoint_calls import parse_name
-from memalpha.errors import PolicyError, install_command
+from memalpha.errors import PolicyError
 from memalpha.policy.load import load_policy
 
 
@@ -35,14 +33,6 @@ def test_a_missing_key_is_said_before_anything_is_sent(monkeypatch):
         load_policy("openai:gpt")
     with pytest.raises(PolicyError, match="MY_KEY"):
         load_policy("http://127.0.0.1:1/v1#m", endpoint=EndpointConfig(key_env="MY_KEY"))
-
-
-def test_without_its_package_an_endpoint_is_refused(monkeypatch):
-    for name in ("memalpha.policy.endpoints.policy", "memalpha.policy.endpoints.client"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setitem(sys.modules, "httpx2", None)
-    with pytest.raises(PolicyError, match=f"needs httpx2: {re.escape(install_command('eval'))}"):
-        load_policy("http://127.0.0.1:1/v1#m")
 
 
 def test_keys_go_where_they_are_meant_to_and_into_no_message(monkeypatch):
