@@ -75,7 +75,7 @@ def train(
     if PROCESS_RANK:
         return  # the process of rank 0 reports
     page = write_page(settings.out)
-    print_result(summary, as_json, f"{_format_summary(summary)}\n{page}")
+    print_result(summary, as_json, f"{_format_summary(summary)}\npage: {page}")
 
 
 def _print_plan(settings: AnyTraining, as_json: bool, gpu: str | None, processes: int | None) -> None:

@@ -30,7 +30,7 @@ from memalpha.policy.load import absolute_policy_name
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.learner.model_state import BaseEngine
 from memalpha.train.trainers.directory import RunDirectory
-from memalpha.train.trainers.progress import Display
+from memalpha.train.trainers.progress import VALIDATION_METRICS, Display, format_validation
 from memalpha.train.trainers.start import RunStart
 from memalpha.train.trainers.tracking import open_trackers
 
@@ -142,6 +142,7 @@ class Trainer:
         self.is_consistent = not self.is_distributed  # True while this process may save a checkpoint on its own
         self.minutes_before = self.learning_minutes_before = self.learning_minutes = 0.0
         self.is_out_of_time = False
+        self.start_validation: dict[str, float] = {}
         self.best: dict[str, Any] | None = None
         self.final: dict[str, Any] | None = None
 
@@ -185,7 +186,11 @@ class Trainer:
                 f"the adapters' base is {policy}: keep it (a run resumed there may delete it), or start from a copy"
             )
         self.evaluations.before()
-        self._validate({})
+        metrics: dict[str, Any] = {}
+        self._validate(metrics)
+        self.start_validation = {name: metrics[name] for name in VALIDATION_METRICS if metrics.get(name) is not None}
+        if self.start_validation:
+            self.display.log(f"start  {format_validation(metrics, {})}")
         self._save()
 
     def _resume(self, step: int, stop: int) -> None:
@@ -201,7 +206,7 @@ class Trainer:
                 "there, or start again in another out"
             )
         self.minutes_before, self.learning_minutes_before = state["minutes"], state["learning_minutes"]
-        self.best = state["best"]
+        self.best, self.start_validation = state["best"], state.get("start_validation", {})
         self.training_step.restore(state)
         self.evaluations.restore(state)
         self.world.run_on_main(lambda: self._reset_files(step))
@@ -221,7 +226,7 @@ class Trainer:
         first_step, start_time = self.step, time.monotonic()
         with (
             open_trackers(self.config, self.step, self.world.is_main) as trackers,
-            self.display.training_progress(self.step, stop) as show_step,
+            self.display.training_progress(self.step, stop, self.start_validation) as show_step,
         ):
             while self.step < stop and not self.is_out_of_time:
                 # A single process may drop a prepared batch at any time; several processes must stop together.
@@ -313,6 +318,7 @@ class Trainer:
             "started_from": self.start.fingerprint,
             "software": software_version(),
             "best": self.best,
+            "start_validation": self.start_validation,
             "minutes": self._minutes(),
             "learning_minutes": self.learning_minutes_before + self.learning_minutes,
             **self.training_step.state(self.step),

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
+import re
 
 import pytest
 from rich.console import Console
 
 from memalpha.train.trainers.progress import Display
 
-LINE = {"reward": 1.5, "accuracy": 0.25, "calls": 4.0, "entropy": 0.31, "validation_accuracy": 0.5}
-SHOWN = "reward 1.50  accuracy 0.25  calls 4.0  entropy 0.31  2.0 min left  (validation accuracy 0.50)"
+LINE = {
+    "reward": 1.5,
+    "accuracy": 0.25,
+    "calls": 4.0,
+    "entropy": 0.31,
+    "validation_accuracy": 0.5,
+    "validation_se": 0.1,
+}
+SHOWN = (
+    "reward 1.50  accuracy 0.25  calls 4.0  entropy 0.31  2.0 min left  "
+    "(validation accuracy 0.500 ± 0.100, +0.300 since the start)"
+)
 
 
 @pytest.fixture
@@ -21,23 +34,45 @@ def display() -> Display:
     return display
 
 
-def shown(display: Display) -> str:
+def show(display: Display, steps: int = 1) -> None:
+    """Show an evaluation, some steps and a message."""
     with display.task_progress("evaluating before") as progress:
         progress(1, 2)
-    with display.training_progress(3, 10) as show:
-        show(4, LINE, 2.0)
+    with display.training_progress(0, steps, {"validation_accuracy": 0.2}) as show_step:
+        for step in range(1, steps + 1):
+            show_step(step, LINE, 2.0)
     display.log("[done] at checkpoints/step-4")
-    return display.console.file.getvalue()
 
 
 def test_a_log_has_a_line_a_step(display):
-    assert shown(display).splitlines() == ["evaluating before", f"step 4/10  {SHOWN}", "[done] at checkpoints/step-4"]
+    show(display)
+    lines = ["evaluating before", f"step 1/1  {SHOWN}", "[done] at checkpoints/step-4"]
+    assert display.console.file.getvalue().splitlines() == lines
 
 
-def test_a_terminal_has_one_live_line(display):
-    display.console = Console(file=io.StringIO(), force_terminal=True, width=200, highlight=False)
-    text = shown(display)
-    assert SHOWN in text and "4/10" in text and "[done] at checkpoints/step-4" in text
+def test_a_terminal_keeps_the_line_of_every_step(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    master, slave = pty.openpty()
+    display = Display()
+    with os.fdopen(slave, "w") as terminal:
+        display.console = Console(file=terminal, width=200, highlight=False)
+        assert display.console.is_terminal
+        show(display, steps=12)
+    text = b""
+    while part := _read(master):
+        text += part
+    os.close(master)
+    rows = [row.rsplit("\r", 1)[-1] for row in re.sub(r"\x1b\[[0-9;?]*\w", "", text.decode()).split("\r\n")]
+    assert [row for row in rows if row.startswith("step")] == [f"step {n}/12  {SHOWN}" for n in range(1, 13)]
+    assert "[done] at checkpoints/step-4" in rows and "training" in text.decode()
+
+
+def _read(file: int) -> bytes:
+    """Read what a terminal got; b"" when its last writer has closed it."""
+    try:
+        return os.read(file, 65536)
+    except OSError:
+        return b""
 
 
 @pytest.mark.parametrize(
@@ -49,14 +84,16 @@ def test_a_terminal_has_one_live_line(display):
             "reward 1.00  calls 0.0  entropy 1.00  0.0 min left",
         ),
         (
-            {"train_loss": 0.1234, "entropy": 0.5, "validation_loss": 0.25},
+            {"train_loss": 0.1234, "entropy": 0.5, "validation_loss": 0.25, "validation_content_loss": 0.5},
             1.0,
-            "train loss 0.123  entropy 0.50  1.0 min left  (validation loss 0.250)",
+            "train loss 0.123  entropy 0.50  1.0 min left  (validation loss 0.250, -0.500 since the start)  "
+            "(validation content loss 0.500)",
         ),
+        ({"validation_accuracy": 0.5, "validation_se": None}, 1.0, "1.0 min left  (validation accuracy 0.500)"),
     ],
-    ids=["an accuracy that does not exist", "a supervised run"],
+    ids=["an accuracy that does not exist", "a supervised run", "a validation without error"],
 )
 def test_a_line_holds_what_there_is(display, line, minutes, text):
-    with display.training_progress(0, 1) as show:
-        show(1, line, minutes)
+    with display.training_progress(0, 1, {"validation_loss": 0.75}) as show_step:
+        show_step(1, line, minutes)
     assert display.console.file.getvalue() == f"step 1/1  {text}\n"

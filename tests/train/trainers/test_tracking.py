@@ -33,7 +33,7 @@ TINY = {
 def test_tensorboard_has_what_metrics_have(tmp_path) -> None:
     out = tmp_path / "run"
     for last in (2, 3):  # the second goes on with the first
-        memalpha.train("arithmetic", out=out, report_to=["tensorboard"], max_steps=last, **TINY)
+        memalpha.train("arithmetic", out=out, report_to="tensorboard", max_steps=last, **TINY)
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     shown = EventAccumulator(str(out / "tensorboard"))
     shown.Reload()
