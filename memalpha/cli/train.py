@@ -15,8 +15,9 @@ import memalpha
 from memalpha.cli.options import PROCESS_RANK, AsJson, Overrides, print_result, write_page
 from memalpha.config import parse_overrides, training_config
 from memalpha.config.training import AnyTraining
-from memalpha.errors import ConfigError, DataError
+from memalpha.errors import ConfigError
 from memalpha.policy.smol.base_model import GGUF_SHA256, base_folder
+from memalpha.train.inputs import check_inputs
 
 
 def demo(
@@ -39,7 +40,9 @@ def demo(
 
 
 def train(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A shipped configuration's name or a YAML file.")],
+    config: Annotated[
+        str, typer.Argument(metavar="CONFIG", help="A shipped configuration's name, a YAML file, or a run's directory.")
+    ],
     overrides: Overrides = None,
     as_json: AsJson = False,
     plan: Annotated[
@@ -54,7 +57,8 @@ def train(
 
     A memory writer by reinforcement learning (demo, dpo, ...), by imitation (sft), or on preference pairs
     (preferences). A text policy answers prompts (task: text; arithmetic, programs, gsm8k). A reward model scores
-    replies (reward). A run directory with a checkpoint is resumed, and Ctrl-C saves one. With --plan nothing starts: it
+    replies (reward). Ctrl-C saves a checkpoint. A run's directory in place of CONFIG resumes it with its own settings;
+    those that change nothing of what is learnt may be given anew, such as max_steps. With --plan nothing starts: it
     prints tokens, memory and time of the run, without loading the model's weights.
 
     Example: memalpha train demo seed=7 reward.beta=0.1 out=runs/seed-7
@@ -65,7 +69,7 @@ def train(
         CheckpointError: The run directory holds another run.
     """
     settings = training_config(config, parse_overrides(overrides or []))
-    _check_data_files(settings)
+    check_inputs(settings)  # before torch, which takes seconds to import
     if plan:
         _print_plan(settings, as_json, gpu, processes)
         return
@@ -83,22 +87,6 @@ def _print_plan(settings: AnyTraining, as_json: bool, gpu: str | None, processes
 
     result = plan_run(settings, gpu=gpu, processes=processes)
     print_result(result, as_json, format_plan(result))
-
-
-def _check_data_files(settings: AnyTraining) -> None:
-    """Refuse an empty data file here: the trainer would do so only after loading torch."""
-    evaluation = getattr(settings, "evaluation", None)
-    paths = {"data": getattr(settings, "data", None), "evaluation.data": getattr(evaluation, "data", None)}
-    for key, path in paths.items():
-        if not isinstance(path, str | Path) or not Path(path).is_file():
-            continue
-        try:
-            with Path(path).open("rb") as file:
-                is_empty = not any(map(bytes.strip, file))
-        except OSError:
-            continue  # the trainer's message says why
-        if is_empty:
-            raise DataError(f"{key}: {path} is empty")
 
 
 def _format_summary(summary: Mapping[str, Any]) -> str:

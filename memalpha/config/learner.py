@@ -86,7 +86,8 @@ class LearnerConfig(Config):
     def _within_schedule(self) -> LearnerConfig:
         steps = self.optimizer.schedule_steps
         if self.max_steps is not None and self.max_steps > steps:
-            raise ValueError(f"max_steps: {self.max_steps} is beyond schedule_steps {steps}")
+            wanted = self.max_steps
+            raise ValueError(f"max_steps: {wanted} is beyond schedule_steps {steps}: set schedule_steps={wanted}")
         return self
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from memalpha.arguments import brief_repr
+from memalpha.arguments import brief_repr, check_path
 from memalpha.config.algorithms import ERLSettings
 from memalpha.config.common import (
     AgentConfig,
@@ -171,14 +171,22 @@ def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, An
     `optimizer.schedule_steps`.
 
     Args:
-        config: A shipped configuration's name, a YAML file, or a configuration.
+        config: A shipped configuration's name, a YAML file, a run directory (its recorded settings, with itself as
+            `out`), or a configuration.
         overrides: Settings on top of it, by full or short name.
 
     Raises:
         ConfigError: The configuration does not exist or a setting does not fit.
     """
+    if not isinstance(config, AnyTraining):
+        check_path("config", config, error=ConfigError)
     if isinstance(config, AnyTraining):
         base, label = config.model_dump(exclude_unset=True), "overrides"  # what was not set stays so, as if from a file
+    elif str(config) not in shipped_configs() and Path(config).is_dir():
+        label = str(Path(config) / "config.yaml")
+        if not Path(label).is_file():
+            raise ConfigError(f"{config} holds no config.yaml, so it is no training run that could be resumed")
+        base = {**read_config(label), "out": str(config)}  # it may have been moved
     else:
         base, label = read_config(config), str(config)
     kind = type(config) if isinstance(config, AnyTraining) else _kind_of({**base, **(overrides or {})}, label)

@@ -74,8 +74,8 @@ def write_report(run: str | Path) -> Path:
 
 
 def _reproduction(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `command` that repeats the run ("" if none was recorded), its `software` and the installed version."""
-    command, software = "", summary.get("software")
+    """Return the commands that repeat ("" if none was recorded) and resume the run, and software versions."""
+    command, software = "", summary.get("software") or (_read_lines(folder / "starts.jsonl") or [{}])[-1]
     provenance = _read_provenance(folder / "eval" / "summary.json")
     if (folder / "config.yaml").exists():
         command = f"memalpha train {shlex.quote(str(folder / 'config.yaml'))}"
@@ -86,6 +86,7 @@ def _reproduction(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
         versions = provenance.get("versions")
         software = {"version": versions.get("memalpha")} if isinstance(versions, Mapping) else None
     return {
+        "resume_command": shlex.join(["memalpha", "train", str(folder)]),
         "command": command and f"{command} out={shlex.quote(f'{folder}-again')}",
         "software": software if isinstance(software, Mapping) else {},
         "installed_version": __version__,

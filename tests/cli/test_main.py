@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -10,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+import memalpha as memalpha_package
 from memalpha import __version__
 from memalpha.cli import main
 from memalpha.store.store import MemoryStore
+from memalpha.tasks.formats.jsonl import save_jsonl
+from memalpha.tasks.load import load_tasks
 
 TASK = {"id": "t", "chunks": [{"text": "user: hi"}], "questions": [{"id": "q", "question": "?", "answers": ["x"]}]}
 
@@ -293,22 +297,53 @@ def test_eval_and_data(memalpha, tmp_path: Path) -> None:
     assert "abstention" in memalpha("eval", "synthetic", "limit=3", "agent.embedder=hash")[1]
 
 
-def test_an_empty_data_file_is_refused_before_torch_loads(tmp_path: Path) -> None:
-    for key, text in (("data", ""), ("evaluation.data", " \n\n")):
-        (tmp_path / "empty.txt").write_text(text)
-        words = ["memalpha", "train", "demo", f"{key}={tmp_path / 'empty.txt'}", f"out={tmp_path / 'run'}"]
-        code = f"""
-import sys
+def test_what_needs_no_torch_is_refused_before_torch_loads(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "blank.txt").write_text(" \n\n")
+    tasks = load_tasks("synthetic", limit=6)
+    no_gold = [task.model_copy(update={"gold_operations": ()}) for task in tasks]
+    save_jsonl(no_gold, tmp_path / "no-gold.jsonl")
+    save_jsonl([*tasks[:3], no_gold[3], *tasks[4:]], tmp_path / "some-gold.jsonl")
+    save_jsonl([*tasks[:5], no_gold[5]], tmp_path / "held-out-without-gold.jsonl")
+    (tmp_path / "run").mkdir()
+    teacher = "memalpha data write"
+    refusals = {
+        ("demo", "data=empty.txt"): "data: empty.txt is empty",
+        ("demo", "evaluation.data=blank.txt"): "evaluation.data: blank.txt is empty",
+        ("demo", "data=missing.jsonl"): "give the path of a JSON Lines file",
+        ("demo", "data=missing"): "give the path of a task file",
+        ("preferences", "data=missing.jsonl"): "data: missing.jsonl: there is no such file",
+        ("arithmetic", "data=missing.jsonl"): "data: missing.jsonl: there is no such file",
+        ("sft", "data=no-gold.jsonl"): teacher,
+        ("sft", "data=some-gold.jsonl", "source=scripted:oracle"): "or set source=best",
+        ("sft", "data=no-gold.jsonl", "source=erl"): teacher,
+        ("sft", "data=held-out-without-gold.jsonl", "source=nothing"): "source: 'nothing' is none",
+        ("sft", "source=missing.jsonl"): teacher,
+        ("sft", "source=run"): "only a run with keep_tokens=true writes it",
+        ("run",): "run holds no config.yaml",
+        ("demo", "max_steps=60"): "set schedule_steps=60",
+    }
+    code = """
+import contextlib, io, json, sys
 from memalpha.cli import main
-sys.argv = {words!r}
-try:
-    main()
-finally:
-    assert "torch" not in sys.modules
+
+messages = []
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["memalpha", "train", *words]
+    with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.suppress(SystemExit):
+        main()
+    messages.append(err.getvalue())
+assert "torch" not in sys.modules
+print(json.dumps(messages))
 """
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (2, f"memalpha: {key}: {tmp_path / 'empty.txt'} is empty\n")
-        assert not (tmp_path / "run").exists()
+    environment = {**os.environ, "PYTHONPATH": str(Path(memalpha_package.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(list(refusals))],
+        capture_output=True, text=True, check=True, cwd=tmp_path, env=environment,
+    )  # fmt: skip
+    for (words, hint), message in zip(refusals.items(), json.loads(done.stdout), strict=True):
+        assert hint in message, (words, message)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_report_writes_the_page_of_a_run(memalpha, tmp_path: Path) -> None:

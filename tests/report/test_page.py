@@ -103,8 +103,10 @@ def test_what_ended_is_shown_as_ended(run: Path) -> None:
 def test_an_unfinished_run_is_called_so(run: Path) -> None:
     (run / "summary.json").unlink()
     (run / "eval" / "example.json").unlink()
+    (run / "starts.jsonl").write_text('{"step": 0, "version": "0.0.9", "commit": "abc"}\n')
     text = page_of(run).text
     assert "not finished" in text and "Reward" in text
+    assert f"memalpha train {run} resumes it" in text and "made by memalpha 0.0.9, commit abc" in text
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

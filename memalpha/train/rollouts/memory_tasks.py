@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from memalpha.agent.agent import build_request
 from memalpha.config import AgentConfig, RunConfig, SFTConfig, TrainConfig
 from memalpha.errors import ConfigError, DataError
-from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.scoring.gold import check_categories
 from memalpha.store.schema import MemorySchema
 from memalpha.tasks.catalog import MODULES
@@ -17,6 +17,9 @@ from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.rollouts.curriculum import TrainingTasks, group_by_level
 from memalpha.train.rollouts.epochs import describe_repetitions, fingerprint_tasks, shuffled_item, split_by_content
 from memalpha.types import Chunk, Observation, Task
+
+if TYPE_CHECKING:
+    from memalpha.policy.transformers import TransformersPolicy
 
 HELD_OUT_SEED = -1
 """Seed of synthetic validation and evaluation tasks: the same in all runs, so that they compare on equal tasks."""

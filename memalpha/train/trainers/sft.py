@@ -17,7 +17,6 @@ or of a run's tasks, at most `validation_tasks`. Beside it stands that of the to
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,12 +25,12 @@ from memalpha.agent.policy_check import check_policy
 from memalpha.config import SFTConfig
 from memalpha.environments.engine import RolloutEngine
 from memalpha.environments.memory_writing import MemoryWriting
-from memalpha.errors import ConfigError
 from memalpha.qa.evaluate import Evaluator, MemoryScorer
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.store.embedding import load_embedder
 from memalpha.train.data.content_tokens import content_tokens
 from memalpha.train.data.samples import TrainingSample
+from memalpha.train.inputs import check_source
 from memalpha.train.learner.engine import Engine, scheduled_learning_rate
 from memalpha.train.learner.losses import LossSettings
 from memalpha.train.rollouts.epochs import schedule_steps, shuffled_item
@@ -51,7 +50,7 @@ def sft_trainer(config: SFTConfig, directory: RunDirectory) -> Trainer:
     Raises:
         ConfigError: The source is invalid; checked before anything is loaded.
     """
-    _check_source(config.source)
+    check_source(config.source, is_resuming=bool(directory.saved_steps()))
     is_rejection_sampling, evaluates = config.source == "best", config.evaluation.evaluate
     needs_tasks = config.source in ("best", "gold", "erl") or config.source.startswith("scripted:")
     source = TaskSource(config) if needs_tasks or evaluates else None
@@ -230,15 +229,3 @@ class ImitationEvaluations(Evaluations):
     def check(self, step: int) -> None:
         if self.tasks is not None:
             self.tasks.check(step)
-
-
-def _check_source(source: str) -> None:
-    path = Path(source)
-    if source in ("gold", "best", "erl") or source.startswith("scripted:") or path.suffix == ".jsonl":
-        return
-    if not path.is_dir():
-        raise ConfigError(
-            f"source: {source!r} is none: give gold, scripted:KIND, best, erl, a run directory, or a .jsonl of rows"
-        )
-    if not (path / "turns.jsonl").is_file():
-        raise ConfigError(f"source: {source} holds no turns.jsonl: only a run with keep_tokens=true writes it")

@@ -25,6 +25,7 @@ from memalpha.train.data.demonstrations import (
     load_rows,
 )
 from memalpha.train.data.samples import TrainingSample, cross_entropy_sample
+from memalpha.train.inputs import check_gold, needs_gold
 from memalpha.train.rollouts.epochs import split_last
 from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.rollouts.worker import RolloutWorker
@@ -149,6 +150,8 @@ def load_fixed_rows(
     else:
         assert source is not None
         tasks, validation = _round_tasks(config, source, 0), source.validation
+        if source.file_tasks and needs_gold(config.source):
+            check_gold([*tasks, *validation], config)
         if scorer is not None and config.source == "erl":
             rows, left_out = _reflection_rows(config, policy, writing, scorer, tasks, 0)
             held_out, _ = _reflection_rows(config, policy, writing, scorer, validation, len(tasks))

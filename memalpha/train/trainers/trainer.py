@@ -14,16 +14,20 @@ Every process knows all results; only the main process writes files and logs.
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
+import platform
+import shlex
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from memalpha import __version__
 from memalpha.config import LearnerConfig
 from memalpha.errors import CheckpointError, PolicyError, TrainingError
 from memalpha.policy.load import absolute_policy_name
@@ -219,6 +223,7 @@ class Trainer:
             self.directory.truncate(name, step)
         self.directory.clear_stop()
         self.directory.write_settings(self.config)
+        self.directory.append("starts.jsonl", [{"step": step, **describe_start()}])
         if self.best:  # the link may point to the last step of a shorter run
             self.directory.link_best(self.best["step"])
 
@@ -340,7 +345,10 @@ class Trainer:
             self._save()
         steps = saved_steps()
         if steps:
-            self.display.log(f"stopped: {out} holds a checkpoint of step {steps[-1]}; the same command resumes it")
+            self.display.log(
+                f"stopped: {out} holds a checkpoint of step {steps[-1]}; the same command resumes it, as does memalpha "
+                f"train {out}"
+            )
         else:
             self.display.log(f"stopped before training began: the same command starts {out} again")
 
@@ -402,13 +410,15 @@ def defer_interrupt(log: Callable[[str], None], world: World = SINGLE_PROCESS) -
         raise KeyboardInterrupt
 
 
+def describe_start() -> dict[str, str | None]:
+    """Return the time, host, command and software of this process."""
+    time_text = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"time": time_text, "host": platform.node(), "command": shlex.join(sys.argv), **software_version()}
+
+
 def software_version() -> dict[str, str | None]:
-    """Return memalpha's `version`, and `commit` where it runs from a git checkout; None where unknown."""
-    try:
-        version = importlib.metadata.version("memalpha")
-    except importlib.metadata.PackageNotFoundError:  # a source tree that is not installed
-        version = None
-    return {"version": version, "commit": _commit(Path(__file__).parents[3] / ".git")}
+    """Return memalpha's `version`, and `commit` where it runs from a git checkout (None elsewhere)."""
+    return {"version": __version__, "commit": _commit(Path(__file__).parents[3] / ".git")}
 
 
 def _commit(git: Path) -> str | None:

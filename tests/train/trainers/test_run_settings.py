@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import get_args
 
 import pytest
@@ -9,7 +10,7 @@ from hub_layouts import use_as_hub_cache, write_memalpha_split
 from pydantic import BaseModel
 
 from memalpha.agent.prompts import writer_messages
-from memalpha.config import SFTConfig, TrainConfig, WorldConfig, build_config, training_config
+from memalpha.config import SFTConfig, TrainConfig, WorldConfig, build_config, shipped_configs, training_config
 from memalpha.config.algorithms import VETTED
 from memalpha.errors import CheckpointError, ConfigError, DataError, PolicyError
 from memalpha.policy.load import load_policy
@@ -25,6 +26,8 @@ from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.trainers.directory import CHANGEABLE_ON_RESUME, RunDirectory
 from memalpha.train.trainers.trainer import Trainer
 from memalpha.types import Chunk, Observation, Question, Task
+
+EVALUATIONS = ("locomo", "search", "synthetic", "tasks")
 
 
 def test_refusals(small, tmp_path):
@@ -48,6 +51,33 @@ def test_refusals(small, tmp_path):
     with pytest.raises(DataError):
         train(small(data=str(tmp_path / "empty.jsonl"), out=str(tmp_path / "other")))
     assert not (tmp_path / "other").exists()
+
+
+def test_a_run_is_resumed_by_its_name(small, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["memalpha", "train", "a name"])
+    for name, parts in (("whole", [2]), ("parts", [1, 2])):
+        settings = small(out=str(tmp_path / name), max_steps=parts[0])
+        train(settings)
+        moved = settings.out.rename(tmp_path / f"{name}-moved")
+        for steps in parts[1:]:
+            train(moved, max_steps=steps)
+    runs = [tmp_path / "whole-moved", tmp_path / "parts-moved"]
+    for file in ("checkpoints/step-2/model.safetensors", "trajectories.jsonl", "eval/after.jsonl"):
+        whole, parts = ((run / file).read_bytes() for run in runs)
+        assert whole == parts, file
+    starts = [json.loads(line) for line in (runs[1] / "starts.jsonl").read_text().splitlines()]
+    assert [start["step"] for start in starts] == [0, 1]
+    assert starts[0]["command"] == "memalpha train 'a name'" and starts[0]["version"] and starts[0]["host"]
+    with pytest.raises(CheckpointError, match="other settings \\(seed: 0 there, 9 now\\)"):
+        train(runs[1], seed=9)
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_configs() if name not in EVALUATIONS])
+def test_recorded_settings_are_read_back_as_they_were(name, tmp_path):
+    config = training_config(name, {"data": "x.jsonl"} if name in ("preferences", "reward") else {})
+    RunDirectory(tmp_path).write_settings(config)
+    assert training_config(tmp_path) == config.model_copy(update={"out": tmp_path})
+    assert training_config(tmp_path, {"max_steps": 1}).max_steps == 1
 
 
 def test_task_sources(small, tmp_path):
