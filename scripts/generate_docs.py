@@ -35,7 +35,8 @@ TITLES = {
     "eval": "Evaluation (`memalpha eval`)",
 }
 THEMES = {
-    "Training": "demo-seeds algorithms chunk-groups sft text-toys trl-erl reward-model truncated-completions vllm-check",
+    "Training": "demo-seeds algorithms chunk-groups sft text-toys trl-erl reward-model truncated-completions "
+    "vllm-check",
     "Speed and memory of training": "update-bench sampling-speed plan-memory",
     "Writers": "smol-writer smol-contamination smollm2 writers chat-templates",
     "Evaluation": "systems-locomo systems-babi systems-synthetic model-reader poison",
