@@ -90,10 +90,10 @@ class _Trunk:
 
     def group(self) -> TrajectoryGroup[Task]:
         before = tuple(self.before[:-1])
-        trajectories = [
-            Trajectory(self.task, rollout, *zip(*replies, strict=True), before=before)
-            for rollout, replies in enumerate(self.replies)
-        ]
+        trajectories = []
+        for rollout, replies in enumerate(self.replies):
+            turns, states = tuple(turn for turn, _ in replies), tuple(state for _, state in replies)
+            trajectories.append(Trajectory(self.task, rollout, turns, states, before=before))
         return TrajectoryGroup(self.task, tuple(trajectories))
 
 

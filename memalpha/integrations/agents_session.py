@@ -1,10 +1,11 @@
 """Sessions of the OpenAI Agents SDK in a store: `Runner.run(agent, text, session=MemorySession("7", store))`.
 
 Each session has its own namespace, `session:ID`, and keeps its items in order. An item is an entry: its content is the
-message (`user: I live in Porto.`), or the whole item as text for calls and the like. `metadata["message"]` is the item
-itself. `source` and `turn` give its position, so that searches know the neighbouring messages. Popped and cleared items
-are deleted but stay in the history, and `undo` restores them; `store.namespace("session:ID").erase_all()` erases them.
-Works with openai-agents (tested with 0.24), but does not import it.
+message (`user: I live in Porto.`), or the whole item as text for calls and the like; of a longer text than the store
+takes, its beginning. `metadata["message"]` is the item itself, whole. `source` and `turn` give its position, so that
+searches know the neighbouring messages. Popped and cleared items are deleted but stay in the history, and `undo`
+restores them; `store.namespace("session:ID").erase_all()` erases them. Works with openai-agents (tested with 0.24), but
+does not import it.
 """
 
 from __future__ import annotations
@@ -65,7 +66,14 @@ class MemorySession:
             time = format_utc(self._items.now())
             for number, item in enumerate(items, 1 if last is None else int(last.id) + 1):
                 key = f"{number:06}"
-                self._items.put(key, _text(item), item, timestamp=time, source=self.session_id, turn=key)
+                self._items.put(
+                    key,
+                    self._items.searchable_part(_text(item)),
+                    item,
+                    timestamp=time,
+                    source=self.session_id,
+                    turn=key,
+                )
 
     def _pop(self) -> Any | None:
         with self._items.transaction():

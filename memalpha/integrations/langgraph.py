@@ -171,7 +171,7 @@ class LangGraphStore(BaseStore):
             item["ttl"] = op.ttl
         expires = None if op.ttl is None else _expiry(time, op.ttl)
         text = self._text(value, op.index or None)
-        self._items.put(key, text, item, timestamp=format_utc(time), expires=expires)
+        self._items.put(key, self._items.searchable_part(text), item, timestamp=format_utc(time), expires=expires)
 
     def _text(self, value: dict[str, Any], index: Sequence[str] | None) -> str:
         """Return the text that searches use."""

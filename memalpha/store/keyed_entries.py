@@ -66,6 +66,12 @@ class KeyedEntries:
         """Return the time of the store's clock, which decides when its entries expire."""
         return self.store._database.clock()
 
+    def searchable_part(self, text: str) -> str:
+        """Return the beginning of a text that an entry can hold, for items that are whole in the metadata."""
+        data, limit = text.encode("utf-8", "replace"), self.store.max_content
+        limit = max(limit // 2, limit - 600)  # `put` may add the key
+        return text if len(data) <= limit else data[:limit].decode("utf-8", "ignore")
+
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Make all writes inside happen together or not at all."""

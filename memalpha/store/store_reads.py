@@ -57,6 +57,11 @@ class StoreReader(Memory):
         return self._database.path
 
     @property
+    def max_content(self) -> int:
+        """Bytes (UTF-8) of a content at most."""
+        return self._max_content
+
+    @property
     def schema(self) -> MemorySchema:
         return self._namespace.schema
 

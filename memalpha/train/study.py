@@ -220,7 +220,7 @@ def _metrics(run: Path) -> list[dict[str, Any]]:
 
 def interpolate(curve: Sequence[tuple[int, float]], tokens: float) -> float:
     """Return a curve's value at a number of tokens; before the first validation that of the first."""
-    return float(np.interp(tokens, *zip(*curve, strict=True)))
+    return float(np.interp(tokens, [at for at, _ in curve], [value for _, value in curve]))
 
 
 def format_results(results: Mapping[str, Any]) -> str:

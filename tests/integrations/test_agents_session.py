@@ -56,6 +56,19 @@ def test_items_round_trip(store):
     assert store.list() == [] and store.namespaces() == ["session:7"]
 
 
+@pytest.mark.parametrize("limit", [1_000_000, 2000, 40])
+@pytest.mark.parametrize("item", [user("needle " + "é" * 700_000), {**OUTPUT, "output": "needle " + "x " * 600_000}])
+def test_items_of_any_size_are_kept_whole_and_found(item, limit):
+    with MemoryStore.open(":memory:", embedder="hash", max_content=limit) as store:
+        session = MemorySession("7", store)
+        items = [user("Hello."), item, item, reply("Bye.")]
+        asyncio.run(session.add_items(items))
+        assert asyncio.run(session.get_items()) == items
+        if limit > 40:
+            assert {hit.entry.turn for hit in session.store.search("needle", k=2)} == {"000002", "000003"}
+        assert all(len(entry.content.encode()) <= limit for entry in session.store.list())
+
+
 def test_items_are_entries(store):
     session = MemorySession("7", store)
     asyncio.run(session.add_items([user("I live in Porto."), reply("Nice."), user("My dog is called Rex."), CALL]))
