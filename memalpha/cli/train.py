@@ -17,7 +17,6 @@ from memalpha.config import parse_overrides, training_config
 from memalpha.config.training import AnyTraining
 from memalpha.errors import ConfigError
 from memalpha.policy.smol.base_model import GGUF_SHA256, base_folder
-from memalpha.train.inputs import check_inputs
 
 
 def demo(
@@ -68,6 +67,8 @@ def train(
         DataError: The data are missing or do not fit.
         CheckpointError: The run directory holds another run.
     """
+    from memalpha.train.inputs import check_inputs
+
     settings = training_config(config, parse_overrides(overrides or []))
     check_inputs(settings)  # before torch, which takes seconds to import
     if plan:

@@ -104,6 +104,11 @@ class AsyncMemoryStore:
         return AsyncMemoryStore(self._store.namespace(name), self._worker, is_scope=True)
 
     @property
+    def max_content(self) -> int:
+        """Bytes (UTF-8) of a content at most."""
+        return self._store.max_content
+
+    @property
     def path(self) -> str:
         """Path of the file, ":memory:", or the URL without its password."""
         return self._store.path

@@ -205,6 +205,7 @@ ELSEWHERE = {
     "backup",
     "open",
     "close",
+    "max_content",
     "path",
     "schema",
     "embedder",

@@ -219,6 +219,7 @@ def _turn(value: Mapping[str, Any]) -> Turn:
         calls=tuple(ToolCall(**call) for call in value["calls"]),
         results=tuple(ToolResult(**{**result, "call": ToolCall(**result["call"])}) for result in value["results"]),
         operations=tuple(Operation(**operation) for operation in value["operations"]),
+        problems=tuple(value["problems"]),
     )
 
 

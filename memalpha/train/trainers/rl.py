@@ -385,9 +385,9 @@ class UpdateKL:
         self.values.append(float((np.expm1(log_ratio) - log_ratio).mean()))
         self._before = after
 
-    def metrics(self) -> dict[str, float]:
-        """Return `update_kl`; nothing for a step without a policy gradient."""
-        return {"update_kl": self.mean} if self.values else {}
+    def metrics(self) -> dict[str, float | None]:
+        """Return `update_kl`; None for a step without a policy gradient."""
+        return {"update_kl": self.mean if self.values else None}
 
 
 def is_flat(group: TrajectoryGroup[Any]) -> bool:

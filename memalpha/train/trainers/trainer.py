@@ -14,6 +14,7 @@ Every process knows all results; only the main process writes files and logs.
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
 import platform
 import shlex
@@ -27,7 +28,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from memalpha import __version__
 from memalpha.config import LearnerConfig
 from memalpha.errors import CheckpointError, PolicyError, TrainingError
 from memalpha.policy.load import absolute_policy_name
@@ -418,7 +418,7 @@ def describe_start() -> dict[str, str | None]:
 
 def software_version() -> dict[str, str | None]:
     """Return memalpha's `version`, and `commit` where it runs from a git checkout (None elsewhere)."""
-    return {"version": __version__, "commit": _commit(Path(__file__).parents[3] / ".git")}
+    return {"version": importlib.metadata.version("memalpha"), "commit": _commit(Path(__file__).parents[3] / ".git")}
 
 
 def _commit(git: Path) -> str | None:

@@ -145,7 +145,7 @@ def test_edits_act_as_in_training(store):
         assert {key: outcome[key] for key in outcome if key != "tool"} == {
             key: getattr(result, key) for key in outcome if key != "tool"
         }
-    assert store.state == same.state and store.snapshot() == 2
+    assert store.state == same.state and store.snapshot() == 4
 
 
 def test_read_reports_progress(store):

@@ -9,7 +9,7 @@ import pytest
 from float64_groups import groups, make_engine, settings
 from pydantic import ValidationError
 
-from memalpha.config import TrainConfig, load_config
+from memalpha.config import TrainConfig, load_config, training_config
 from memalpha.train.algorithms.ppo import PPO, explained_variance, gae, whiten
 from memalpha.types import TrajectoryGroup, Turn
 
@@ -115,9 +115,9 @@ def test_choosing_ppo_gives_its_vetted_settings():
         "as config.yaml of a run has it"
     )
     assert PPO(config).value_learning_rate == pytest.approx(10 * config.optimizer.learning_rate)
-    assert load_config(TrainConfig, "ppo") == load_config(
-        TrainConfig, "demo", {"algorithm": "ppo", "out": "runs/ppo", "group_size": 1, "tasks_per_step": 64}
-    )
+    ppo = {"algorithm": "ppo", "out": "runs/ppo", "group_size": 1, "tasks_per_step": 64}
+    whole = {"groups": "conversation", "schedule_steps": 50, "reward": {"calls": 1.0}}
+    assert load_config(TrainConfig, "ppo") == training_config("demo", {**ppo, **whole})
 
 
 def test_float32_goes_in_float64_comes_out():
