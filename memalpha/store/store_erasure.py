@@ -12,6 +12,8 @@ from memalpha.store.filters import Filter, Where
 from memalpha.store.open import open_namespace
 from memalpha.store.store_reads import StoreReader
 
+_SHOWN_NAMESPACES = 16  # at once beside one's own: PostgreSQL shows a transaction the rows of up to 20
+
 
 class Erasure(list[str]):
     """Other ids that hold, or held, exactly the content that was erased. They are left unchanged.
@@ -144,12 +146,14 @@ class StoreEraser(StoreReader):
     def _forks(self, ids: Iterable[str], where: Filter | None) -> list[str]:
         """Return the namespaces that are forks and have what is to be erased."""
         with self._database.transaction(write=False):
-            names = self._database.namespaces()
-        if len(names) < 2:
-            return []
-        with self._database.transaction(*names, write=False):  # PostgreSQL shows the rows of these alone
-            matching = [] if where is None else self._namespace.ids_matching(where)[0]
-            return self._namespace.log.forks([*ids, *matching])
+            others = sorted({*self._database.namespaces()} - {self._namespace.name})
+        forks: list[str] = []
+        for start in range(0, len(others), _SHOWN_NAMESPACES):
+            names = others[start : start + _SHOWN_NAMESPACES]
+            with self._database.transaction(self._namespace.name, *names, write=False):
+                matching = [] if where is None else self._namespace.ids_matching(where)[0]
+                forks += self._namespace.log.forks([*ids, *matching], names)
+        return forks
 
     def _scrub(self, erasure: Erasure | None = None, *, wait: bool = True) -> None:
         """Finish the rewriting that an erasure of any namespace has left due."""

@@ -346,6 +346,7 @@ def test_a_jump_of_the_systems_clock_is_refused(tmp_path: Path, days, monkeypatc
     assert entry not in store.list()
 
 
+@pytest.mark.sqlite
 @pytest.mark.parametrize("event", ["replaced", "removed", "moved away", "link changed"])
 @pytest.mark.parametrize("namespace", ["default", "other"])
 def test_a_file_that_is_no_longer_the_open_one_is_not_written(tmp_path: Path, event, namespace) -> None:
@@ -381,6 +382,7 @@ def test_a_file_that_is_no_longer_the_open_one_is_not_written(tmp_path: Path, ev
             assert [entry.content for entry in moved.list()] == ["of the first file"]
 
 
+@pytest.mark.sqlite
 @pytest.mark.parametrize(
     "name", ["file:x.db", "file:x.db?mode=ro", "file://x", "file::memory:", "x?cache=shared", "%41.db"]
 )

@@ -270,18 +270,19 @@ class OperationLog:
         self.clear([(id and f"erased#{first_positions[id]}", position) for position, id in rows])
         return [id for _, id in rows]
 
-    def forks(self, ids: Sequence[str]) -> list[str]:
-        """Return the namespaces whose log has operations on some ids in common with this one, as forks do."""
-        names: dict[str, None] = {}
+    def forks(self, ids: Sequence[str], names: Sequence[str]) -> list[str]:
+        """Return those of `names` whose log shares operations on some ids with this one, as forks do."""
+        found: set[str] = set()
         for start in range(0, len(ids), _FEW):
             batch = ids[start : start + _FEW]
             query = (  # each log is read by its positions
                 "SELECT DISTINCT n.name FROM operations own CROSS JOIN namespaces n CROSS JOIN operations o "
-                f"WHERE own.ns = ? AND own.id IN ({','.join('?' * len(batch))}) AND n.ns <> own.ns "
+                f"WHERE own.ns = ? AND own.id IN ({','.join('?' * len(batch))}) "
+                f"AND n.name IN ({','.join('?' * len(names))}) "
                 "AND o.ns = n.ns AND o.seq = own.seq AND o.id = own.id AND o.time = own.time"
             )
-            names.update((name, None) for (name,) in self._scope.select(query, *batch))
-        return sorted(names)
+            found.update(name for (name,) in self._scope.select(query, *batch, *names))
+        return sorted(found)
 
     def stubs(self, position: int) -> dict[int, str | None]:
         """Return the stubs up to a position: their positions and ids. The rows that log erasures are among them."""
