@@ -117,6 +117,8 @@ def shrunk(recipe: str, folder: Path, **changes: Any) -> TrainConfig | SFTConfig
     }
     if shipped.data == "synthetic" and shipped.world.preset == "full":
         sizes["world"] = {"tokens": 300}
+    if shipped.lora is not None and shipped.lora.layers is not None:
+        sizes["lora"] = {"layers": 2}
     if shipped.reader.policy is not None:
         sizes["reader"]["policy"] = policy
     if shipped.reward.reader is not None:
