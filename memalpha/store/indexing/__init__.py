@@ -1,1 +1,1 @@
-"""Search indexes made from the operation log, and their cache files."""
+"""Search indexes made from the operation log."""

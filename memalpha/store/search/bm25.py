@@ -36,7 +36,19 @@ _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff" 
 _SIGNS = "".join(
     char for char in map(chr, (*range(0x300, 0x1E00), *range(0xA600, 0xAC00))) if unicodedata.category(char)[0] == "M"
 )
-_POINTS = re.compile("[\u0591-\u05c7\u0640\u064b-\u065f\u0670]")  # of Hebrew and Arabic, mostly not written
+# Points of Hebrew and Arabic, mostly not written, and what nobody sees: soft hyphens, joiners, marks of direction. The
+# space of no width stays: in scripts without spaces it ends a word.
+_UNWRITTEN = re.compile(
+    "[\u0591-\u05c7\u0640\u064b-\u065f\u0670"
+    "\u00ad\u034f\u061c\u180b-\u180f\u200c-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e0fff]"
+)
+_ACCENT = re.compile("[\u0300-\u036f]")  # of Latin, Greek and Cyrillic letters
+_LETTERS = {0xF8: "o", 0x142: "l", 0x111: "d", 0xF0: "d", 0x127: "h", 0x131: "i", 0xE6: "ae", 0x153: "oe", 0xFE: "th"}
+_ELISION = re.compile(  # of French, Italian, Catalan, Portuguese articles and pronouns, before a word
+    "(?:[cdjlmnstv]|qu|jusqu|lorsqu|puisqu|quoiqu|quelqu|entr|un|all|dall|dell|nell|sull|coll|quell|quest|bell|sant|tutt|"
+    r"gl)'(?=\w\w)"
+)
+_ENDING = re.compile(r"(\w{3,})'(?!(?:[dmst]|re|ve|ll|em)$)\w+$")  # of a name: the Turkish "izmir'de"
 _TOKEN = re.compile(rf"[{_UNSPACED}]+|(?:(?![{_UNSPACED}_])[\w{_SIGNS}])+(?:['\u2019](?![{_UNSPACED}_])\w+)*")
 _RUN = re.compile(rf"[{_UNSPACED}]")
 _WORD_ALONE = re.compile(rf"[{_ALONE}]")
@@ -66,7 +78,8 @@ STOP_WORDS = frozenset(_STOP_WORDS.split())
 def words(text: str) -> list[str]:
     """Split a text into terms, in order.
 
-    The text is normalised to NFKC and lower case. English words are stemmed; stop words and possessive 's are dropped.
+    The text is normalised to NFKC and folded case. English words are stemmed; stop words, possessive 's, the elided
+    article of "l'opéra" and signs that nobody sees are dropped. A word with accents gives a second term without them.
     A run of a script written without spaces gives its character bigrams and, for Han and Hangul, its characters. So a
     word is found inside a sentence, even one of a single character.
     """
@@ -74,15 +87,20 @@ def words(text: str) -> list[str]:
 
 
 def _tokens(text: str) -> list[str]:
-    """Return the lower-case words of a text, and the bigrams of scripts without spaces, in order."""
-    return _ASCII_TOKEN.findall(text.lower()) if text.isascii() else _any_tokens(text)
+    """Return the words of a text in folded case, and the bigrams of scripts without spaces, in order."""
+    if not text.isascii():
+        return _any_tokens(text)
+    tokens = _ASCII_TOKEN.findall(text.lower())
+    return [form for token in tokens for form in _forms(token)] if "'" in text else tokens
 
 
 def _any_tokens(text: str) -> list[str]:
     tokens: list[str] = []
-    for token in _TOKEN.findall(_POINTS.sub("", unicodedata.normalize("NFKC", text)).lower()):
+    # Once more after the case is folded, which takes some letters apart: of a Turkish \u0130 a dot above the i remains.
+    text = unicodedata.normalize("NFKC", _UNWRITTEN.sub("", unicodedata.normalize("NFKC", text)).casefold())
+    for token in _TOKEN.findall(text.replace("i\u0307", "i")):
         if len(token) == 1 or not _RUN.match(token):
-            tokens.append(token)
+            tokens += (token,) if token.isalpha() and token.isascii() else _forms(token)
         else:
             tokens += [token[i : i + 2] for i in range(len(token) - 1)]
             tokens += _WORD_ALONE.findall(token)
@@ -90,9 +108,21 @@ def _any_tokens(text: str) -> list[str]:
 
 
 @lru_cache(maxsize=65536)
+def _forms(token: str) -> tuple[str, ...]:
+    """Return the words that a token counts as: without its article; also without accents, and without its ending."""
+    token = token.replace("\u2019", "'")
+    if elided := _ELISION.match(token):
+        token = token[elided.end() :]
+    without_accents = unicodedata.normalize("NFC", _ACCENT.sub("", unicodedata.normalize("NFD", token)))
+    forms = [token, without_accents.translate(_LETTERS)]
+    forms += [ending[1] for form in forms if (ending := _ENDING.match(form))]
+    return tuple(dict.fromkeys(forms))
+
+
+@lru_cache(maxsize=65536)
 def _word(token: str) -> str:
     """Return the term of a token: a word's stem, "" for a stop word, a bigram itself."""
-    token = token.replace("\u2019", "'").removesuffix("'s")
+    token = token.removesuffix("'s")
     return "" if token in STOP_WORDS else stem(token)
 
 
