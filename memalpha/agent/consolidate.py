@@ -27,6 +27,7 @@ from memalpha.config import AgentConfig
 from memalpha.errors import ConfigError, MemalphaError, StoreError, UnknownEntry
 from memalpha.policy.base import Policy, sample_checked
 from memalpha.policy.chat.tool_text import describe_tools
+from memalpha.policy.plain_text import plain_line
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.checks.audit import stale_findings
 from memalpha.store.checks.slot_checks import plain
@@ -277,7 +278,7 @@ def _ask(
     """Let the model change a group of entries and the core memory of the draft."""
     view = [ViewEntry(entry.id, entry.category, entry.content, entry.timestamp) for entry in entries]
     ids = {entry.id for entry in entries}
-    hints = [line for line in unsure if line.split(" ", 1)[0] in ids]
+    hints = [plain_line(line) for line in unsure if line.split(" ", 1)[0] in ids]
     tools = _tools(has_core=draft.memory.schema.core)
     form = f"\n\n{describe_tools(tools)}" if config.form == "hermes" else ""
     wishes = f"\n\nInstructions of the user on what to remember:\n{config.instructions}" if config.instructions else ""

@@ -41,6 +41,7 @@ import yaml
 from memalpha.agent.parsing import named_tool, parse_calls
 from memalpha.agent.qwen_agent import FUNCTION, describe_tools, format_block, parse_blocks
 from memalpha.errors import ConfigError
+from memalpha.policy.plain_text import plain_line, plain_text
 from memalpha.store.schema import MemorySchema
 from memalpha.types import Observation, ToolCall, ViewEntry
 
@@ -213,7 +214,7 @@ def load_prompt(path: Path | None) -> Prompt:
 
 def render_view(core: str, entries: Sequence[ViewEntry]) -> str:
     """Return the memory as blocks of core, semantic and episodic memory, as the system message shows it."""
-    texts = {"core": core, **{kind: _lines(entries, kind) for kind in KINDS}}
+    texts = {"core": plain_line(core), **{kind: _lines(entries, kind) for kind in KINDS}}
     return "\n\n".join(f"<{name}{_SUFFIX}>\n{text}\n</{name}{_SUFFIX}>" for name, text in texts.items())
 
 
@@ -231,16 +232,17 @@ def writer_messages(
         prompt: Texts of the messages.
         wishes: The user's instructions, appended to the system message.
     """
-    chunk, text = observation.chunk, observation.chunk.render()
+    chunk, text = observation.chunk, plain_text(observation.chunk.render())
     if chunk.timestamp and not text.startswith("["):
         text = f"[{chunk.timestamp}]\n{text}"
-    values = {"core": observation.core, "chunk": text, "response_limit": str(int(max_new_tokens * RESPONSE_SHARE))}
+    limit = str(int(max_new_tokens * RESPONSE_SHARE))
+    values = {"core": plain_line(observation.core), "chunk": text, "response_limit": limit}
     for kind in KINDS:
         visible = sum(entry.category == kind for entry in observation.entries)
         values[kind] = _lines(observation.entries, kind)
         values[f"{kind}_shown"] = str(visible)
         values[f"{kind}_total"] = str(max(observation.entry_counts.get(kind, 0), visible))
-    advice = f"Your advice from an earlier attempt:\n{observation.advice}\n\n" if observation.advice else ""
+    advice = f"Your advice from an earlier attempt:\n{plain_text(observation.advice)}\n\n" if observation.advice else ""
     return (
         {"role": "system", "content": _fill(prompt.system, values) + wishes},
         {"role": "user", "content": advice + _fill(prompt.user, values)},
@@ -248,7 +250,8 @@ def writer_messages(
 
 
 def _lines(entries: Sequence[ViewEntry], kind: str) -> str:
-    return "\n".join(f"[{entry.id}] {entry.content}" for entry in entries if entry.category == kind) or "Empty."
+    shown = [entry for entry in entries if entry.category == kind]
+    return "\n".join(f"[{entry.id}] {plain_line(entry.content)}" for entry in shown) or "Empty."
 
 
 def _fill(template: str, values: Mapping[str, str]) -> str:

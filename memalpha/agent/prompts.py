@@ -10,9 +10,7 @@ Calls are written in one of three forms: `native` to the model's chat template, 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from memalpha.agent import mem_alpha
@@ -21,6 +19,7 @@ from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.base import Policy, with_prompt_style
 from memalpha.policy.chat.tool_text import describe_tools
+from memalpha.policy.plain_text import plain_line, plain_text
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema, load_schema
@@ -34,8 +33,6 @@ DEMOTED = "demoted"
 """Part of the score of a hit that a trust rule ranks lower: another than the owner said it."""
 
 CORE_CUT = "[cut here to fit this view: the stored core memory is longer, and rewriting it would lose the rest]"
-
-_CALL_MARKS = re.compile(r"<(?=/?(?:tool_call|tool_response|tools|think)\b)")
 
 _WRITER_SYSTEM = """\
 You keep the long-term memory of a conversation. The conversation reaches you one part at a time. You never see \
@@ -104,8 +101,8 @@ def check_style(config: AgentConfig, schema: MemorySchema) -> None:
 
 
 def view_line(entry: ViewEntry, style: str) -> str:
-    """Return one line of the memory view; line breaks in the content become spaces."""
-    content = _one_line(entry.content)
+    """Return one line of the memory view: `plain_line` of the content."""
+    content = plain_line(entry.content)
     if style == "compact":
         return f"{entry.id} {content}"
     note = ", ".join(part for part in (entry.category, entry.timestamp) if part)
@@ -127,8 +124,8 @@ def render_view(core: str, entries: Iterable[ViewEntry], style: str) -> str:
         return mem_alpha.render_view(core, list(entries))
     lines = [view_line(entry, style) for entry in entries]
     if style == "compact":
-        return "\n".join(["memory", *([f"core: {_one_line(core)}"] if core else []), *lines])
-    return "\n".join(["Core memory:", core or "(empty)", "", "Memory entries:", *(lines or ["(none)"])])
+        return "\n".join(["memory", *([f"core: {plain_line(core)}"] if core else []), *lines])
+    return "\n".join(["Core memory:", plain_line(core) or "(empty)", "", "Memory entries:", *(lines or ["(none)"])])
 
 
 def writer_messages(
@@ -145,52 +142,27 @@ def writer_messages(
         Messages and tool schemas. The compact style has no tools, because its policy was trained without them; in the
         style mem-alpha, and in the forms hermes and lines, the system message says how to call them.
     """
-    if config.prompt != "compact":  # whose policy was trained on exact bytes
-        observation = _without_call_marks(observation)
     wishes = f"\n\nInstructions of the user on what to remember:\n{config.instructions}" if config.instructions else ""
     if config.prompt == "mem-alpha":
         prompt = mem_alpha.load_prompt(config.prompt_file)
         return mem_alpha.writer_messages(observation, config.max_new_tokens, prompt, wishes), ()
-    chunk = observation.chunk
+    chunk, text = observation.chunk, plain_text(observation.chunk.render())
     view = render_view(observation.core, observation.entries, config.prompt)
     if config.prompt == "compact":
         stamp = f" {chunk.timestamp}" if chunk.timestamp else ""
-        advice = f"advice\n{_one_line(observation.advice)}\n" if observation.advice else ""
-        return ({"role": "user", "content": f"{view}\n{advice}chunk{stamp}\n{chunk.render()}"},), ()
+        advice = f"advice\n{plain_line(observation.advice)}\n" if observation.advice else ""
+        return ({"role": "user", "content": f"{view}\n{advice}chunk{stamp}\n{text}"},), ()
     kinds = "\n".join(f"- {category.name}: {category.description}" for category in schema.categories)
     date = f" ({chunk.timestamp})" if chunk.timestamp else ""
-    advice = f"Your advice from an earlier attempt:\n{observation.advice}\n\n" if observation.advice else ""
+    advice = f"Your advice from an earlier attempt:\n{plain_text(observation.advice)}\n\n" if observation.advice else ""
     tools = tool_schemas(schema)
     system = _WRITER_SYSTEM.format(**(_LINES if config.form == "lines" else _CALLS))
     rules = {"native": "", "hermes": f"\n\n{describe_tools(tools)}", "lines": _LINE_RULES}[config.form]
     messages = (
         {"role": "system", "content": f"{system}{rules}\n\nCategories of entries:\n{kinds}{wishes}"},
-        {"role": "user", "content": f"{view}\n\n{advice}New part of the conversation{date}:\n{chunk.render()}"},
+        {"role": "user", "content": f"{view}\n\n{advice}New part of the conversation{date}:\n{text}"},
     )
     return messages, tools if config.form == "native" else ()
-
-
-def _without_call_marks(observation: Observation) -> Observation:
-    """Return an observation in which nobody's words look like a call or a thought of the model.
-
-    The marks get a blank (`< tool_call>`). Chat templates see to the special tokens (`policy.chat.template`).
-    """
-    chunk, entries = observation.chunk, observation.entries
-    texts = [observation.core, chunk.text or "", *(turn.text for turn in chunk.turns), *(e.content for e in entries)]
-    if not any(map(_CALL_MARKS.search, texts)):
-        return observation
-    turns = tuple(turn.model_copy(update={"text": _escape_marks(turn.text)}) for turn in chunk.turns)
-    text = None if chunk.text is None else _escape_marks(chunk.text)
-    return replace(
-        observation,
-        chunk=chunk.model_copy(update={"text": text, "turns": turns}),
-        core=_escape_marks(observation.core),
-        entries=tuple(replace(entry, content=_escape_marks(entry.content)) for entry in entries),
-    )
-
-
-def _escape_marks(text: str) -> str:
-    return _CALL_MARKS.sub("< ", text)
 
 
 def reflection_messages(
@@ -209,14 +181,14 @@ def reflection_messages(
         The messages; no tools are offered.
     """
     if config.prompt == "compact":
-        lines = ["reflect", *(f"advice\n{_one_line(text)}" for text in earlier), feedback or "all right"]
+        lines = ["reflect", *(f"advice\n{plain_line(text)}" for text in earlier), plain_text(feedback) or "all right"]
         return ({"role": "user", "content": "\n".join(lines)},)
     parts = [f"The memory after the last part:\n{render_view(core, entries, config.prompt)}"]
     if earlier:
         parts.append(
-            "Advice that helped in other conversations:\n" + "\n".join(f"- {_one_line(text)}" for text in earlier)
+            "Advice that helped in other conversations:\n" + "\n".join(f"- {plain_line(text)}" for text in earlier)
         )
-    parts.append(f"What went wrong:\n{feedback}" if feedback else "All answers were right.")
+    parts.append(f"What went wrong:\n{plain_text(feedback)}" if feedback else "All answers were right.")
     return (
         {"role": "system", "content": _REFLECTION_SYSTEM},
         {"role": "user", "content": "\n\n".join(parts)},
@@ -235,14 +207,15 @@ def reader_messages(question: str, hits: Sequence[Hit], config: ReaderConfig, *,
     Returns:
         The messages.
     """
+    question = plain_text(question)
     facts = [
-        _one_line(entry.content) + (f" ({entry.timestamp})" if entry.timestamp else "") for entry in order_notes(hits)
+        plain_line(entry.content) + (f" ({entry.timestamp})" if entry.timestamp else "") for entry in order_notes(hits)
     ]
     if config.prompt == "compact":
-        lines = ["facts", *([f"core: {_one_line(core)}"] if core else []), *facts, f"ask: {question}"]
+        lines = ["facts", *([f"core: {plain_line(core)}"] if core else []), *facts, f"ask: {question}"]
         return ({"role": "user", "content": "\n".join(lines)},)
     marks = [f"[{number}]" for number in range(1, len(facts) + 1)] if config.cite else ["-"] * len(facts)
-    lines = [f"- core memory: {core}"] if core else []
+    lines = [f"- core memory: {plain_line(core)}"] if core else []
     lines += [f"{mark} {fact}" for mark, fact in zip(marks, facts, strict=True)]
     note_lines = "\n".join(lines) or "(none)"
     form = f"\n\n{_CITE_INSTRUCTION}" if config.cite else ""
@@ -266,10 +239,6 @@ def question_with_choices(question: Question) -> str:
 
 def _age(entry: MemoryEntry) -> tuple[str, int]:
     return entry.timestamp or "", entry.valid_from
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.splitlines()) if "\n" in text or "\r" in text else text
 
 
 def prompted_config(config: AgentConfig, policy: Policy, schema: str | None = None) -> AgentConfig:

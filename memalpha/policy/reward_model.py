@@ -40,6 +40,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from memalpha.errors import PolicyError, install_command
 from memalpha.policy.model_files import hide_progress_bars, is_reward_model, load_adapter, load_model
+from memalpha.policy.plain_text import break_control_tokens, special_token_pattern
 from memalpha.policy.reward_head import HEAD_FILE, Head, RewardScorer, add_attention_pool, add_reward_head, read_head
 from memalpha.policy.transformers import TransformersPolicy
 
@@ -60,6 +61,8 @@ def encode_row(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the prompt ids and reply ids of a row; template errors propagate.
 
+    Special tokens that a reply or a message other than the system's spells out stay text.
+
     Args:
         tokenizer: the model's tokenizer.
         prompt: a text or chat messages.
@@ -69,10 +72,18 @@ def encode_row(
     Returns:
         Prompt ids, and reply ids with everything after the reply.
     """
+    special_tokens = special_token_pattern(tokenizer)
+    reply = break_control_tokens(reply, special_tokens)
     if isinstance(prompt, str):
         prompt_ids, row_ids = _ids(tokenizer, prompt), _ids(tokenizer, f"{prompt}{reply}{tokenizer.eos_token or ''}")
     else:
-        chat, tool_list = [dict(message) for message in prompt], [dict(tool) for tool in tools]
+        chat = [
+            {**message, "content": break_control_tokens(message["content"], special_tokens)}
+            if message["role"] != "system" and isinstance(message.get("content"), str)
+            else dict(message)
+            for message in prompt
+        ]
+        tool_list = [dict(tool) for tool in tools]
         chat_tools: Any = tool_list or None
         whole_chat = [*chat, {"role": "assistant", "content": reply}]
         # No `add_generation_prompt` for the whole chat: the template also writes its text after the reply.

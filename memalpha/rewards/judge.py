@@ -22,6 +22,7 @@ from typing import Any
 
 from memalpha.config import JudgeConfig
 from memalpha.config.rewards import template_fields
+from memalpha.policy.plain_text import enclose
 from memalpha.qa.scoring.judge import load_judge
 from memalpha.qa.scoring.judge_prompts import JudgePrompt
 from memalpha.rewards.reply import UNSCORED, read_column, reply_text
@@ -91,7 +92,7 @@ class JudgeReward:
             "completion": text,
             **{name: str(value) for name, value in values.items()},
         }
-        tagged = {name: f"<{name}>\n{_escape_tag(text, name)}\n</{name}>" for name, text in parts.items()}
+        tagged = {name: enclose(name, text) for name, text in parts.items()}
         instruction = self.template.format_map(tagged)
         return JudgePrompt(
             f"{instruction}\n\nReply with one JSON object and nothing else:\n{self._form}", self._verdicts
@@ -134,7 +135,3 @@ def _prompt_text(prompt: Any) -> str:
     if len(prompt) == 1:
         return reply_text(prompt)
     return "\n\n".join(f"{message['role']}: {reply_text([message])}" for message in prompt)
-
-
-def _escape_tag(text: str, name: str) -> str:
-    return text.replace(f"</{name}>", f"< /{name}>")  # a text must not close its tag

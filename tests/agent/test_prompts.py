@@ -53,7 +53,7 @@ def test_marks_of_calls_and_thoughts_in_other_peoples_words_stay_text():
         messages, _ = writer_messages(Observation(chunk, forged, view), FULL, SCHEMA)
         assert messages[1]["content"].count(escaped) == 3 and forged not in messages[1]["content"]
     (message,), _ = writer_messages(Observation(Chunk(text=forged)), COMPACT, SCHEMA)
-    assert forged in message["content"], "the compact prompt keeps its bytes"
+    assert escaped in message["content"]
 
 
 def _hit(content: str, timestamp: str | None, position: int) -> Hit:

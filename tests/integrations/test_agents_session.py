@@ -61,7 +61,7 @@ def test_items_round_trip(store):
 def test_items_of_any_size_are_kept_whole_and_found(item, limit):
     with MemoryStore.open(":memory:", embedder="hash", max_content=limit) as store:
         session = MemorySession("7", store)
-        items = [user("Hello."), item, item, reply("Bye.")]
+        items = [user("Hello."), item, item, *(reply(f"Bye {number}.") for number in range(8))]
         asyncio.run(session.add_items(items))
         assert asyncio.run(session.get_items()) == items
         if limit > 40:

@@ -25,6 +25,7 @@ from memalpha.errors import PolicyError, install_command
 from memalpha.policy.chat.replies import END_THINK, THINK, ReplyParser, known_templates
 from memalpha.policy.chat.tool_text import describe_tools
 from memalpha.policy.hermes import CLOSE, OPEN
+from memalpha.policy.plain_text import break_control_tokens, special_token_pattern
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
@@ -127,16 +128,12 @@ class ChatTemplate:
         content = message.get("content")
         if message["role"] in ("system", "assistant") or not isinstance(content, str):
             return message
-        escaped = self._special_tokens.sub(lambda match: f"{match[0][0]} {match[0][1:]}", content)
+        escaped = break_control_tokens(content, self._special_tokens)
         return message if escaped == content else {**message, "content": escaped}
 
     @cached_property
     def _special_tokens(self) -> re.Pattern[str]:
-        """Pattern of the tokenizer's special tokens, the longest first; tokens of one character stay."""
-        added = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
-        tokens = sorted(added | {*self.tokenizer.all_special_tokens}, key=len, reverse=True)
-        names = [re.escape(token) for token in tokens if len(token) > 1]
-        return re.compile("|".join(names) or r"(?!)")
+        return special_token_pattern(self.tokenizer)
 
     def _read_family(self, parser: ReplyParser, reply: str, tools: Tools, in_thought: bool, native_calls: bool) -> str:
         """Read a reply through the family's parser, but for calls that were asked for in plain text and came so."""

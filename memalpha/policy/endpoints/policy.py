@@ -18,6 +18,7 @@ from memalpha.policy.endpoints.accounting import Reply, estimate_tokens
 from memalpha.policy.endpoints.client import EndpointClient, RequestBatch
 from memalpha.policy.hermes import CLOSE, END_THINK, OPEN, THINK
 from memalpha.policy.noise import request_seed
+from memalpha.policy.plain_text import break_control_tokens
 from memalpha.types import Completion, SampleRequest
 
 
@@ -56,7 +57,7 @@ class EndpointPolicy:
     def body(self, request: SampleRequest) -> dict[str, Any]:
         """Return the chat-completion body of a request."""
         body: dict[str, Any] = {
-            "messages": [dict(message) for message in request.messages],
+            "messages": [_as_text(message) for message in request.messages],
             "temperature": request.temperature,
             self._room: request.max_new_tokens + request.thinking_tokens,
         }
@@ -128,6 +129,13 @@ class EndpointQueue:
         for future in self._flying:
             future.cancel()
         self._reset()
+
+
+def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message in which no user or tool spells out a control token of any family."""
+    if message["role"] in ("system", "assistant") or not isinstance(message.get("content"), str):
+        return dict(message)
+    return {**message, "content": break_control_tokens(message["content"])}
 
 
 def make_completion(request: SampleRequest, reply: Reply) -> Completion:

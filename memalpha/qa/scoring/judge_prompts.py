@@ -31,6 +31,7 @@ from typing import Literal
 import yaml
 
 from memalpha.errors import DataError
+from memalpha.policy.plain_text import enclose
 from memalpha.qa.scoring.official import event_order, keypoint_f1
 from memalpha.types import Question
 
@@ -235,8 +236,7 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
 
 def _make_prompt(rule: str, parts: Mapping[str, str], verdicts: Mapping[str, float]) -> JudgePrompt:
-    escaped = {name: text.replace(f"</{name}>", f"< /{name}>") for name, text in parts.items()}  # no way out of a tag
-    material = "\n".join(f"<{name}>\n{text}\n</{name}>" for name, text in escaped.items())
+    material = "\n".join(enclose(name, text) for name, text in parts.items())
     words = list(verdicts)
     choice = f"{', '.join(words[:-1])} or {words[-1]}"
     form = f'{{"reason": "one short sentence", "verdict": "{choice}"}}'

@@ -8,13 +8,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from runs import lines
 from tiny import tiny_policy, tiny_tokenizer
 
 from memalpha.agent.reader import ExtractiveReader
 from memalpha.config import TrainConfig, WorldConfig
 from memalpha.environments import memory_engine
 from memalpha.errors import ConfigError
+from memalpha.policy.plain_text import plain_line
 from memalpha.qa.evaluate import MemoryScorer
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.store.embedding import HashEmbedder, load_embedder
@@ -25,6 +25,7 @@ from memalpha.train.learner.distributed import SINGLE_PROCESS
 from memalpha.train.rollouts.reflection import MemoryReflection, ReflectionMemory
 from memalpha.train.rollouts.second_attempts import INTERNALIZED, run_second_attempts
 from memalpha.train.rollouts.worker import RolloutWorker
+from runs import lines
 
 EASY = {"algorithm": 1, "reward_threshold": 0.01, "reflection_tokens": 8}
 """With a random policy every attempt with one right answer (an abstention) succeeds."""
@@ -105,7 +106,7 @@ def test_second_attempts_see_their_advice_and_internalized_rows_do_not():
     for retry, internalized in zip(retries, trajectories_of_role(groups, INTERNALIZED), strict=True):
         assert internalized.reward is None and internalized.states == retry.states
         advice = reflections[retry.task.id, retry.rollout].replace("<|end|>", "").strip()
-        line = f"advice\n{' '.join(advice.splitlines())}\n" if advice else ""
+        line = f"advice\n{plain_line(advice)}\n" if advice else ""
         for turn, plain in zip(imitated_turns(retry), internalized.turns, strict=True):
             assert plain.completion.completion_ids == turn.completion.completion_ids
             assert plain.completion.logprobs == turn.completion.logprobs
@@ -146,7 +147,7 @@ def test_the_memory_is_recalled_and_changes_only_with_the_weights():
     groups, _ = algorithm.collect(make_worker(config, policy), TASKS, 1)
     for reflection in trajectories_of_role(groups, "reflection"):
         prompt = policy.tokenizer.decode(reflection.turns[0].completion.prompt_ids)
-        recalled = "".join(f"advice\n{' '.join(text.splitlines())}\n" for text in advice[-2:])
+        recalled = "".join(f"advice\n{plain_line(text)}\n" for text in advice[-2:])
         assert f"reflect\n{recalled}" in prompt and prompt.count("advice\n") == 2
     config = settings(enable_memory=False)
     algorithm, _, _ = collect(config, policy)
@@ -231,7 +232,7 @@ def assert_recalled_by_similarity(config: TrainConfig, turns, step: int) -> None
         prompt = text.removeprefix("<|user|>reflect\nadvice\n").removesuffix("<|assistant|>")
         recalled, _, feedback = prompt.partition("\n")
         [[best]] = memory.recall(["" if feedback == "all right" else feedback])
-        assert prompt != text and recalled == " ".join(best.splitlines())
+        assert prompt != text and recalled == plain_line(best)
 
 
 @pytest.mark.parametrize("algorithm", [1, 2])
