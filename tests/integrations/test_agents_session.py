@@ -61,11 +61,12 @@ def test_items_round_trip(store):
 def test_items_of_any_size_are_kept_whole_and_found(item, limit):
     with MemoryStore.open(":memory:", embedder="hash", max_content=limit) as store:
         session = MemorySession("7", store)
-        items = [user("Hello."), item, item, *(reply(f"Bye {number}.") for number in range(8))]
+        between = [reply(f"Bye {number}.") for number in range(6)]
+        items = [user("Hello."), item, *between, item, *between]
         asyncio.run(session.add_items(items))
         assert asyncio.run(session.get_items()) == items
         if limit > 40:
-            assert {hit.entry.turn for hit in session.store.search("needle", k=2)} == {"000002", "000003"}
+            assert {hit.entry.turn for hit in session.store.search("needle", k=2)} == {"000002", "000009"}
         assert all(len(entry.content.encode()) <= limit for entry in session.store.list())
 
 
