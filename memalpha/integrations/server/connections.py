@@ -1,7 +1,8 @@
-"""Connections of the HTTP server: how many may be open, and how long one may take to ask.
+"""Connections of the HTTP server: how many may be open, how long one may take to ask, and how far ahead it may.
 
-uvicorn bounds neither. A client that opens connections and sends half of a request on each would otherwise hold every
-file descriptor of the process, and no other client would be heard (the attack known as Slowloris).
+uvicorn bounds none of them. A client that opens connections and sends half of a request on each would otherwise hold
+every file descriptor of the process, and no other client would be heard (the attack known as Slowloris). One that sends
+requests without end and reads no answer would fill the memory with them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ MAX_CONNECTIONS = 1000
 """Maximum open connections."""
 HEAD_SECONDS = 10
 """Time for the head of a request, and the longest that an unused connection stays open."""
+AHEAD_BYTES = 16_384
+"""Requests behind the one that is being answered; a connection that sends more of them is closed."""
 BACKLOG = 64
 """Connections that the system accepts ahead of the server; they take descriptors too."""
 OTHER_FILES = 128
@@ -63,7 +66,11 @@ def limited_protocol(limit: int, head_seconds: float = HEAD_SECONDS) -> type[H11
                 next(iter(waiting))._close()  # type: ignore[attr-defined]
 
         def data_received(self, data: bytes) -> None:
-            super().data_received(data)
+            for start in range(0, len(data), AHEAD_BYTES):
+                super().data_received(data[start : start + AHEAD_BYTES])
+                if len(self.conn.trailing_data[0]) > AHEAD_BYTES and not self.transport.is_closing():
+                    self._close()
+                    return
             self._look()
 
         def on_response_complete(self) -> None:

@@ -137,6 +137,23 @@ def test_half_requests_leave_room_for_whole_ones_and_are_ended():
         assert second.recv(4096).startswith(b"HTTP/1.1 200") and is_closed(second)
 
 
+def test_requests_ahead_of_their_answers_are_bounded():
+    """A few requests at once are answered in order; who sends on without end is closed, and others are served."""
+    ask = b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with serving() as (_, url, port):
+        with socket.create_connection(("localhost", port), timeout=WAIT) as polite:
+            polite.sendall(ask * 20)
+            received = b""
+            while received.count(b"HTTP/1.1 200") < 20:
+                received += polite.recv(65536)
+        with socket.create_connection(("localhost", port), timeout=WAIT) as greedy:
+            sent = 0
+            with pytest.raises(ConnectionError):
+                while sent < 200_000_000:
+                    sent += greedy.send(ask * 1000)
+        assert sent < 50_000_000 and httpx2.get(f"{url}/v1/health").status_code == 200
+
+
 def test_a_request_that_takes_long_is_answered():
     policy = SlowPolicy()
     with serving(policy) as (service, url, _):
