@@ -124,7 +124,7 @@ def test_core_dependencies_are_these() -> None:
 
 
 def test_scripts_are_executable_and_name_no_machine() -> None:
-    for name in ("scripts/setup", "scripts/demo", "scripts/test", ".ci/run"):
+    for name in ("scripts/setup", "scripts/demo", "scripts/test", "scripts/check-versions", ".ci/run"):
         path = ROOT / name
         assert path.stat().st_mode & 0o111, f"{name} is not executable"
         subprocess.run(["bash", "-n", str(path)], check=True)
