@@ -91,7 +91,9 @@ def _tokens(text: str) -> list[str]:
     if not text.isascii():
         return _any_tokens(text)
     tokens = _ASCII_TOKEN.findall(text.lower())
-    return [form for token in tokens for form in _forms(token)] if "'" in text else tokens
+    if "'" in text and any(_forms(token) != (token,) for token in tokens if "'" in token):  # not "don't" or "it's"
+        return [form for token in tokens for form in _forms(token)]
+    return tokens
 
 
 def _any_tokens(text: str) -> list[str]:
