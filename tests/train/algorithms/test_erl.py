@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from runs import lines
 from tiny import tiny_policy, tiny_tokenizer
 
 from memalpha.agent.reader import ExtractiveReader
@@ -25,7 +26,6 @@ from memalpha.train.learner.distributed import SINGLE_PROCESS
 from memalpha.train.rollouts.reflection import MemoryReflection, ReflectionMemory
 from memalpha.train.rollouts.second_attempts import INTERNALIZED, run_second_attempts
 from memalpha.train.rollouts.worker import RolloutWorker
-from runs import lines
 
 EASY = {"algorithm": 1, "reward_threshold": 0.01, "reflection_tokens": 8}
 """With a random policy every attempt with one right answer (an abstention) succeeds."""
