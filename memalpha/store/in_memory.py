@@ -98,7 +98,8 @@ class WorkingMemory(Memory):
         if corpus is None:
             state = self._state
             documents = (Document.from_entry(entry, state.creation_position(id)) for id, entry in state.entries.items())
-            corpus = Corpus(self._embedder, documents, lambda: self._state.entries.values())
+            descriptions = self._state.schema.descriptions
+            corpus = Corpus(self._embedder, documents, lambda: self._state.entries.values(), descriptions=descriptions)
         results = corpus.search_many(queries, options, vectors)
         self._corpus = corpus
         return [[Hit(self._state.get(id), score, explain) for id, score, explain in hits] for hits in results]

@@ -173,7 +173,8 @@ class Memory(ABC):
             as_of: Log position or ISO time; the result equals a search at that moment. Only a `MemoryStore` has a past.
             around: Tokens of raw text to return around each hit (see `MemoryStore.around`); 0 returns none.
             exact: Score every entry. By default, a `MemoryStore` above 50,000 entries scores likely candidates only.
-            weights: Weights of the parts "dense", "bm25" and "group" in routes that add them; 1 by default.
+            weights: Weights of the parts "dense", "bm25", "group" (1 by default) and "category" (2) in routes that add
+                them.
             min_score: Return only hits with at least this score. Scores of routes that add parts are relative to the
                 other entries; those of "dense" and "bm25" are not.
             vector: Embedding of the query, instead of the embedder's; scaled to length 1.

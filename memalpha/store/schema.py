@@ -81,6 +81,11 @@ class MemorySchema:
         return tuple(category.name for category in self.categories)
 
     @property
+    def descriptions(self) -> dict[str, str]:
+        """Descriptions by category name."""
+        return {category.name: category.description for category in self.categories}
+
+    @property
     def default_category(self) -> str:
         """Category of a fact that names none: "semantic", or the schema's first."""
         return "semantic" if "semantic" in self.category_names else self.category_names[0]
@@ -112,8 +117,7 @@ class MemorySchema:
 
     def to_json(self) -> str:
         """Return one line of JSON for `from_json`; equal schemas give equal text."""
-        categories = {category.name: category.description for category in self.categories}
-        data = {"name": self.name, "categories": categories, "core": self.core, "core_limit": self.core_limit}
+        data = {"name": self.name, "categories": self.descriptions, "core": self.core, "core_limit": self.core_limit}
         if self.events != _EVENTS:  # stores of earlier versions have no such key
             data["events"] = list(self.events)
         return json.dumps(data, ensure_ascii=False)

@@ -10,8 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from memalpha.store.schema import load_schema
+
 DIM = 32
 K1, B = 1.5, 0.75
+DESCRIPTIONS = {category.name: category.description for category in load_schema("mem-alpha").categories}
 Vector = tuple[float, ...]
 
 
@@ -68,6 +71,17 @@ def _bm25(query: Sequence[str], documents: list[list[str]]) -> list[float]:
     return scores
 
 
+def _confidence(query: Sequence[str], documents: list[list[str]]) -> float:
+    """Return how much of the query the document with most of it holds, by idf, against four words of no other one."""
+    idf = {}
+    for word, repeats in Counter(query).items():
+        holders = sum(word in document for document in documents)
+        idf[word] = math.log(1 + (len(documents) - holders + 0.5) / (holders + 0.5)) * repeats
+    held = max(sum(weight for word, weight in idf.items() if word in document) for document in documents)
+    enough = max(1, min(4, len(idf))) * math.log(1 + (len(documents) - 0.5) / 1.5)
+    return min(1.0, held / enough)
+
+
 def _scaled(values: list[float]) -> list[float]:
     low, high = min(values), max(values)
     return [(value - low) / max(high - low, 1e-3) for value in values]
@@ -101,7 +115,11 @@ def brute_force(docs: list[Doc], query: str, route: str) -> dict[str, float]:
             similarity[category] = _dot(vector, [x / norm for x in sums]) if norm > 1e-6 else 0.0
         similarity = _shares(similarity)
         prior = {category: (lexical[category] + similarity[category]) / 2 for category in groups}
-    lexical_scores = _bm25(words, [doc.text.split() for doc in docs])
+        if len(groups) > 1:
+            for name in groups:
+                prior[name] += 2 * _dot(vector, embed(f"{name}: {DESCRIPTIONS[name]}"))
+    texts = [doc.text.split() for doc in docs]
+    lexical_scores, confidence = _bm25(words, texts), _confidence(words, texts)
     if route == "hard":
         threshold = sorted(prior.values())[-max(1, round(len(prior) ** 0.5))]
         pairs = [
@@ -114,7 +132,7 @@ def brute_force(docs: list[Doc], query: str, route: str) -> dict[str, float]:
     elif route == "bm25":
         scores = lexical_scores
     else:
-        scores = [a + b for a, b in zip(_scaled(dense), _scaled(lexical_scores), strict=True)]
+        scores = [a + confidence * b for a, b in zip(_scaled(dense), _scaled(lexical_scores), strict=True)]
         if route == "soft":
             scores = [score + prior[doc.category] for score, doc in zip(scores, docs, strict=True)]
     return {doc.id: score for doc, score in zip(docs, scores, strict=True)}

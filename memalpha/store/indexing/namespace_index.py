@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, wraps
 from threading import RLock
@@ -69,8 +69,8 @@ class NamespaceIndex(ForkAware):
     of one may have begun before that of another, which has brought the corpus further: then it is brought back.
     """
 
-    def __init__(self, rows: Namespace, embedder: RecordedEmbedder) -> None:
-        self._rows, self._embedder = rows, embedder
+    def __init__(self, rows: Namespace, embedder: RecordedEmbedder, descriptions: Mapping[str, str]) -> None:
+        self._rows, self._embedder, self._descriptions = rows, embedder, descriptions
         self._lock = RLock()
         self._corpus: Corpus | None = None
         self._past: _PastCorpus | None = None
@@ -131,7 +131,12 @@ class NamespaceIndex(ForkAware):
             if corpus is None:
                 entries = self._past_entries(position, where)
                 documents = (Document.from_entry(entry, index) for index, entry in enumerate(entries))
-                corpus = Corpus(self._encoder(), documents, partial(self._past_entries, position, where))
+                corpus = Corpus(
+                    self._encoder(),
+                    documents,
+                    partial(self._past_entries, position, where),
+                    descriptions=self._descriptions,
+                )
             else:
                 where = None
             past = _PastCorpus(position, where, namespace_id, last_position, database.rollbacks, corpus)
@@ -269,7 +274,7 @@ class NamespaceIndex(ForkAware):
 
     def _build_corpus(self) -> Corpus:
         """Build the corpus from the stored rows."""
-        corpus = Corpus(self._encoder(), (), self._live_entries, approximate=True)
+        corpus = Corpus(self._encoder(), (), self._live_entries, descriptions=self._descriptions, approximate=True)
         without_vector = []
         for page in self._rows.vectors.search_rows(_PAGE):
             without_vector += [row for row in page if row[-1] is None]

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import faiss
 import numpy as np
 
-from memalpha.store.search.ranking import LexicalScores, Selection
+from memalpha.store.search.ranking import CATEGORY_WEIGHT, LexicalScores, Selection
 
 if TYPE_CHECKING:
     from memalpha.store.search.options import Route
@@ -108,7 +108,9 @@ class Candidates:
             vector: Embedding of the query `(1, dim)`.
             route: Route of the search: "soft", "flat" or "dense".
         """
-        prior = whole.group_priors(query, vector) if route == "soft" else np.zeros(whole.size)
+        group_prior = whole.group_priors(query, vector) if route == "soft" else np.zeros(whole.size)
+        described = whole.description_scores(vector) if route == "soft" else None
+        prior = group_prior if described is None else group_prior + CATEGORY_WEIGHT * described
         chosen = [self._nearest(whole, index, vector, prior)]
         lexical = None if route == "dense" else whole.bm25_scores(query)
         if lexical is not None:
@@ -121,9 +123,12 @@ class Candidates:
         documents = np.unique(np.concatenate(chosen))
         self.slots = whole.slots[documents]
         self._dense = whole.products(vector, documents)
-        self._prior = prior[whole.groups[documents]]
+        self._prior = group_prior[whole.groups[documents]]
+        self._category = None if described is None else described[whole.groups[documents]]
         if lexical is not None:
-            self._lexical = LexicalScores(lexical.scores[documents], lexical.passages[documents])
+            self._lexical = LexicalScores(
+                lexical.scores[documents], lexical.passages[documents], confidence=lexical.confidence
+            )
             far = whole.products(vector, whole.documents_at(index.nearest(-vector, FARTHEST, fast=True)))
             lowest = far.min(initial=self._dense.min(initial=0.0))
             self.score_ranges["dense"] = (lowest, self._dense.max(initial=0.0))
@@ -154,6 +159,10 @@ class Candidates:
     def group_prior(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
         """Return the prior of each document's group, float64 `(n,)`."""
         return self._prior
+
+    def category_prior(self, vector: np.ndarray) -> np.ndarray | None:
+        """Return the similarity of the query to what each document's group is for, float64 `(n,)`; None if equal."""
+        return self._category
 
 
 def _indices_of_largest(values: np.ndarray, count: int) -> np.ndarray:

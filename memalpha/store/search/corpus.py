@@ -2,17 +2,21 @@
 
 For a query, every live document gets
 
-    score = coverage * scale(dense) + scale(bm25) + prior(group)             route "soft", the default
+    score = coverage ** 2 * scale(dense) + confidence * scale(bm25) + prior(group) + 2 * category(group)
     prior(group) = (bm25 of the members together / the best group's + prototype's inner product / the best group's) / 2
+    category(group) = inner product with the vector of the category's name and description
 
-where dense is the inner product with the document's vector and bm25 is over its lexical text. `scale` maps the searched
-documents to 0..1 by their smallest and largest score, and coverage is the share of the query that the embedder knows:
-where it knows nothing, words alone decide. A long document has the bm25 of its best passage (`passages`). Scaled sums
-keep how far ahead a document is, which rank fusion discards (LoCoMo recall@10 .61 against .56).
+by the route "soft", the default, where dense is the inner product with the document's vector and bm25 is over its
+lexical text. `scale` maps the searched documents to 0..1 by their smallest and largest score. Coverage is the share of
+the query that the embedder knows: where it knows nothing, words alone decide. Confidence is the share of the query's
+words, by idf, that the document with most of them holds: where all share but a common word with the query, vectors
+decide. It is 1 where there are spans (below). A single category has no part. A long document has the bm25 of its best
+passage (`passages`). Scaled sums keep how far ahead a document is, which rank fusion discards (LoCoMo recall@10 .61
+against .56).
 
-The other routes are "flat" (no prior), "dense", "bm25", and "hard" (flat, within the best round(sqrt(groups)) groups).
-A hard first layer loses what it cuts, so it is used only on request. Equal scores go to the more recent document.
-Nothing here is tuned by kind of question.
+The other routes are "flat" (no prior), "dense", "bm25", and "hard" (flat, within the best round(sqrt(groups)) groups by
+both priors). A hard first layer loses what it cuts, so it is used only on request. Equal scores go to the more recent
+document. Nothing here is tuned by kind of question.
 
 In raw text (documents that are spans of a source: entries with a `source` and a `turn`) route "soft" takes the bm25 of
 `span_bm25`, which counts the words of neighbouring spans too. Facts that a writer states have no turn, so nothing
@@ -26,7 +30,7 @@ whenever k entries pass, and no score reveals anything about the rest of the mem
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,7 +45,7 @@ from memalpha.store.search.options import SearchOptions
 from memalpha.store.search.passages import WINDOW, PassageIndex
 from memalpha.store.search.ranking import ScoredEntry, Selection, explain, score_documents, top_k
 from memalpha.store.search.span_bm25 import Span
-from memalpha.store.search.vectors import Prototypes, VectorIndex
+from memalpha.store.search.vectors import Prototypes, VectorIndex, inner_products
 from memalpha.types import MemoryEntry
 
 
@@ -90,6 +94,7 @@ class Corpus:
         documents: Iterable[Document] = (),
         entries: Callable[[], Iterable[MemoryEntry]] = tuple,
         *,
+        descriptions: Mapping[str, str] | None = None,
         approximate: bool = False,
     ) -> None:
         """Create a corpus.
@@ -98,6 +103,7 @@ class Corpus:
             embedder: Embedder of documents and queries.
             documents: First documents.
             entries: Returns the entries of all documents, for filters.
+            descriptions: What a group is for, by its name; a group that is not there has none.
             approximate: Search a large memory as `ann` says; False searches exactly at any size.
         """
         self.embedder = embedder
@@ -110,6 +116,8 @@ class Corpus:
         self._orders = np.zeros(0, np.int64)
         self._groups = np.zeros(0, np.int64)
         self._group_numbers: dict[str, int] = {}
+        self._descriptions = dict(descriptions or {})
+        self._description_vectors = np.zeros((0, embedder.dim), np.float32)  # of the first groups
         self._spans = np.zeros((0, 3), np.int64)  # source number (0: no span), chunk, position
         self._source_numbers: dict[str, int] = {}
         self._vectors = VectorIndex(embedder.dim)
@@ -297,6 +305,21 @@ class Corpus:
         """Return the ids of the documents that pass a filter, in no order."""
         is_match = self._columns.mask(where, self._slots, self._size) & self._live[: self._size]
         return [self._ids[slot] for slot in np.flatnonzero(is_match).tolist()]
+
+    def description_scores(self, vector: np.ndarray) -> np.ndarray | None:
+        """Return the inner products of a query's vector with what each group is for, float64 `(groups,)`.
+
+        None where no group has a description.
+        """
+        names = list(self._group_numbers)
+        if not any(name in self._descriptions for name in names):
+            return None
+        if len(self._description_vectors) < len(names):
+            rows = np.zeros((len(names), self.embedder.dim), np.float32)
+            described = [index for index, name in enumerate(names) if name in self._descriptions]
+            rows[described] = self.embedder.encode([f"{names[i]}: {self._descriptions[names[i]]}" for i in described])
+            self._description_vectors = rows
+        return inner_products(vector, self._description_vectors)[0]
 
     def _tidy(self) -> None:
         """Drop removed documents once they outnumber the others, and settle postings once many are new."""

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from memalpha.store.search.corpus import Corpus
     from memalpha.store.search.options import SearchOptions
 
+SURE_WORDS = 4.0  # words of no other document, from which on words count fully beside vectors
+CATEGORY_WEIGHT = 2.0  # of what a category is for; like SURE_WORDS chosen on one of the sets in eval/qa/pools
 SMALLEST_RANGE = 1e-3  # of scores that are scaled; inner products are rounded to 1e-5
 
 
@@ -82,11 +84,13 @@ class LexicalScores(NamedTuple):
         scores: Score of each document, float64 `(n,)`.
         passages: Number of the best passage of each long document, NaN elsewhere, float64 `(n,)`.
         own: Score without the words of neighbouring spans, float64 `(n,)`; None if they do not count.
+        confidence: Share by which words count beside the vectors, 0 to 1.
     """
 
     scores: np.ndarray
     passages: np.ndarray
     own: np.ndarray | None = None
+    confidence: float = 1.0
 
 
 class Selection:
@@ -201,8 +205,22 @@ class Selection:
 
     def bm25_scores(self, query: Sequence[str]) -> LexicalScores:
         """Return BM25 of each document (layer two)."""
-        scores, idf = self._bm25.scores(self.match_terms(query))
-        return self._with_passages(query, scores, idf, self._inverse_mean)
+        matches = self.match_terms(query)
+        scores, idf = self._bm25.scores(matches)
+        scored = self._with_passages(query, scores, idf, self._inverse_mean)
+        return scored if self._neighbours is not None else scored._replace(confidence=self._confidence(matches, idf))
+
+    def _confidence(self, matches: TermMatches | None, idf: np.ndarray) -> float:
+        """Return the share by which words count: scaling makes the best match a 1 even where it shares a common word.
+
+        They count fully where a document holds as much of the query as `SURE_WORDS` words that no other one holds, or
+        as all words of a shorter query.
+        """
+        if matches is None:
+            return 0.0
+        unique_idf = np.log(1 + (len(self.slots) - 0.5) / 1.5)
+        held = np.bincount(matches.documents, idf[matches.terms]).max()
+        return min(1.0, held / (min(SURE_WORDS, len(matches.repeats)) * unique_idf))
 
     def neighbour_scores(self, query: Sequence[str]) -> LexicalScores | None:
         """Return BM25 with the words of neighbouring spans; None without spans."""
@@ -230,9 +248,20 @@ class Selection:
         """Return the prior of each document's group (layer one), float64 `(n,)`."""
         return self.group_priors(query, vector)[self.groups]
 
+    def category_prior(self, vector: np.ndarray) -> np.ndarray | None:
+        """Return the similarity of the query to what each document's group is for, float64 `(n,)`; None if equal."""
+        scores = self.description_scores(vector)
+        return None if scores is None else scores[self.groups]
+
+    def description_scores(self, vector: np.ndarray) -> np.ndarray | None:
+        """Return the similarity of the query to what each group is for, float64 `(size,)`; None for a single group."""
+        return self._corpus.description_scores(vector) if np.count_nonzero(self.group_sizes) > 1 else None
+
     def in_best_groups(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
         """Return a mask of the documents in the best round(sqrt(groups)) groups, bool `(n,)`."""
         prior = self.group_priors(query, vector)
+        if (described := self.description_scores(vector)) is not None:
+            prior = prior + CATEGORY_WEIGHT * described
         sorted_priors = np.sort(prior[np.unique(self.groups)])
         return prior[self.groups] >= sorted_priors[-max(1, round(len(sorted_priors) ** 0.5))]
 
@@ -288,9 +317,9 @@ def score_documents(
         subset = selection.in_best_groups(query, vector)
     if dense is not None:
         dense = parts["dense"] = dense[subset]
-    scores = None
+    scores, confidence = None, 1.0
     if lexical is not None:
-        scores = lexical.scores[subset]
+        scores, confidence = lexical.scores[subset], lexical.confidence
         parts["bm25"] = scores if lexical.own is None else lexical.own
         if lexical.own is not None:
             parts["around"] = scores - lexical.own
@@ -300,12 +329,15 @@ def score_documents(
         terms = [values for values in (dense, scores) if values is not None]
     else:
         terms = [
-            coverage * weights.get("dense", 1.0) * scale(dense, selection.score_ranges.get("dense")),
-            weights.get("bm25", 1.0) * scale(scores, selection.score_ranges.get("bm25")),
+            coverage**2 * weights.get("dense", 1.0) * scale(dense, selection.score_ranges.get("dense")),
+            confidence * weights.get("bm25", 1.0) * scale(scores, selection.score_ranges.get("bm25")),
         ]
     if route == "soft" and vector is not None:
         parts["group"] = selection.group_prior(query, vector)
         terms.append(weights.get("group", 1.0) * parts["group"])
+        if (category := selection.category_prior(vector)) is not None:
+            parts["category"] = category
+            terms.append(weights.get("category", CATEGORY_WEIGHT) * category)
     if boost is not None:
         boosts = boost.terms(lambda field: numbers(field)[subset])
         parts |= boosts

@@ -171,7 +171,11 @@ def test_a_store_finds_the_best_and_filters_exactly(tmp_path) -> None:
         store.insert_many({"category": "semantic", "content": text} for text in texts)
         right = store.search_many(QUERIES, 10, exact=True)
         recalled = store.search_many(QUERIES, 10)
-        assert [[hit.entry for hit in hits] for hits in recalled] == [[hit.entry for hit in hits] for hits in right]
+        found = [
+            {hit.entry.id for hit in hits} & {hit.entry.id for hit in best}
+            for hits, best in zip(recalled, right, strict=True)
+        ]
+        assert sum(map(len, found)) >= 0.95 * sum(map(len, right))
     with MemoryStore.open(path, embedder=Embedder()) as store:
         assert store.search_many(QUERIES, 10) == recalled
         new = store.insert("semantic", "zyxomma alone")

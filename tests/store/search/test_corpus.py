@@ -50,7 +50,11 @@ def test_the_score_is_the_documented_one():
     near = np.maximum(prototypes / np.linalg.norm(prototypes, axis=1, keepdims=True) @ query_vector, 0)
     worded = BM25(alone.lengths, member, 2).scores(alone.match_terms(words(query)))[0]
     prior = (worded / worded.max() + near / near.max()) / 2
-    expected = {"dense": dense, "bm25": bm25, "flat": scaled(dense) + scaled(bm25)}
+    matches = alone.match_terms(words(query))
+    idf = np.log(1 + (5 - np.bincount(matches.terms) + 0.5) / (np.bincount(matches.terms) + 0.5))
+    held = max(idf[matches.terms[matches.documents == at]].sum() for at in slots)
+    share = min(1.0, held / (min(4, len({*words(query)})) * np.log(1 + 4.5 / 1.5)))
+    expected = {"dense": dense, "bm25": bm25, "flat": scaled(dense) + share * scaled(bm25)}
     expected["soft"] = expected["flat"] + prior[member]
     corpus = Corpus(EMBEDDER, DOCS)
     for route, scores in expected.items():
@@ -59,6 +63,12 @@ def test_the_score_is_the_documented_one():
     best = search(corpus, query, 1)[0]
     assert best.id == "d"
     assert set(best.explain) == {"dense", "bm25", "group"}
+    described = Corpus(EMBEDDER, DOCS, descriptions={"episodic": "What happened, and when."})
+    similarity = float(EMBEDDER.encode(["episodic: What happened, and when."])[0].astype(float) @ query_vector)
+    hits = search(described, query, 5)
+    assert sorted({hit.explain["category"] for hit in hits}) == pytest.approx(sorted([0.0, similarity]), abs=1e-5)
+    scores = expected["soft"] + 2.0 * np.array([similarity if doc.group == "episodic" else 0.0 for doc in DOCS])
+    assert np.allclose([{hit.id: hit.score for hit in hits}[doc.id] for doc in DOCS], scores, atol=1e-4)
     # round(sqrt(2)) = 1 group is left by the hard route, and its scores are flat's among its members.
     assert sorted(ids(search(corpus, query, 5, route="hard"))) == ["c", "d"]
 
