@@ -408,7 +408,8 @@ class Reward:
     """Reward of one trajectory: components, weights, total, and totals per turn.
 
     `components` maps a name to one float per turn. A component in `shared` belongs to the whole trajectory and repeats;
-    all others belong to their turns. `turns` holds the totals r_t.
+    all others belong to their turns. `turns` holds the totals r_t. `calls` holds per turn a number for each call, then
+    one for the end of the reply (`train.algorithms.credit`); it is empty without credit per call.
     """
 
     turns: tuple[float, ...]
@@ -416,6 +417,7 @@ class Reward:
     weights: Mapping[str, float]
     total: float
     shared: frozenset[str] = frozenset()
+    calls: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

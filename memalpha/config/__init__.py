@@ -8,6 +8,7 @@ from memalpha.config.algorithms import DPOConfig, ERLSettings, PPOConfig, Rollou
 from memalpha.config.common import (
     AgentConfig,
     BabiConfig,
+    CreditConfig,
     EndpointConfig,
     JudgeConfig,
     LearntReward,
@@ -46,6 +47,7 @@ __all__ = [
     "BabiConfig",
     "CheckpointConfig",
     "ComputeConfig",
+    "CreditConfig",
     "CurriculumConfig",
     "DPOConfig",
     "ERLSettings",

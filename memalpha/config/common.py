@@ -252,6 +252,20 @@ class MemoryFunction(Config):
     weight: float = Field(default=1.0, allow_inf_nan=False, description="weight of the component in the reward")
 
 
+class CreditConfig(Config):
+    """Settings of `reward.credit: calls` (`memalpha.train.algorithms.credit`)."""
+
+    share: float = Field(
+        default=0.25, ge=0.0, description="weight of the turn's advantage, which credit is added to (0: calls rot)"
+    )
+    gamma: float = Field(default=0.5, ge=0.0, le=1.0, description="discount of later turns' effects on an answer")
+    failed: float = Field(default=0.5, ge=0.0, description="cost of a failed call, centred over the group's calls")
+    duplicate: float = Field(default=0.25, ge=0.0, description="cost of a duplicate, centred likewise")
+    end: float = Field(
+        default=0.5, ge=0.0, description="weight of what no call of the reply explains, which its end gets"
+    )
+
+
 class RewardConfig(Config):
     """Weights of r_t = r1 + r2_t + beta r3 + gamma r4_t, and the rules of each component."""
 
@@ -279,6 +293,12 @@ class RewardConfig(Config):
         default=None, description="reward model that scores the final memory given the conversation, as a component"
     )
     functions: tuple[MemoryFunction, ...] = Field(default=(), description="user-defined functions, one component each")
+    credit: Literal["turn", "calls"] = Field(
+        default="turn",
+        description="what a token learns from: the advantage of its turn, or (calls) that and what its call did to the "
+        "answers (grpo, rloo, erl)",
+    )
+    credit_settings: CreditConfig = Field(default=CreditConfig(), description="credit=calls: its settings")
 
     @model_validator(mode="after")
     def _a_judge(self) -> RewardConfig:
@@ -290,6 +310,13 @@ class RewardConfig(Config):
             raise ValueError(f"functions: two components have one name ({', '.join(names)}): set name")
         if self.judge is not None and "judge" not in (self.metric, self.content):
             raise ValueError("judge: has no effect without metric=judge or content=judge; leave it out")
+        if self.credit == "turn":
+            if self.credit_settings != CreditConfig():
+                raise ValueError("credit_settings: have no effect with credit=turn; leave them out")
+        elif self.metric == "judge":
+            raise ValueError("credit: calls would ask the judge of every memory of every rollout; set another metric")
+        elif not self.accuracy:
+            raise ValueError("credit: calls are credited with answers, which accuracy=0 leaves out of the reward")
         return self
 
     def kept_in(self, folder: Path | None) -> RewardConfig:

@@ -73,6 +73,13 @@ class TrainConfig(ReinforcementConfig, RunConfig):
         return self
 
     @model_validator(mode="after")
+    def _check_credit(self) -> TrainConfig:
+        if self.reward.credit == "calls" and self.algorithm in ("ppo", "dpo"):
+            reason = {"ppo": "has a value for each token", "dpo": "compares whole rollouts"}[self.algorithm]
+            raise ValueError(f"reward.credit: algorithm={self.algorithm} {reason}; set credit=turn, or grpo, rloo, erl")
+        return self
+
+    @model_validator(mode="after")
     def _check_groups(self) -> TrainConfig:
         """Refuse settings that need rollouts of whole conversations."""
         sampling = self.sampling
@@ -145,6 +152,8 @@ class SFTConfig(RunConfig):
         _check_no_text_settings(self.erl)
         if self.reward.reader is not None:
             raise ValueError("reward.reader: has no effect with algorithm=sft; leave it out")
+        if self.reward.credit != "turn":
+            raise ValueError("reward.credit: has no effect with algorithm=sft; leave it out")
         check_one_length(self.optimizer)
         if self.source == "best" and self.optimizer.epochs is not None:
             raise ValueError("optimizer.epochs: how many rows source=best will find is not known: set schedule_steps")

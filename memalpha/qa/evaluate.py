@@ -7,7 +7,7 @@ and after their steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from types import NoneType
 from typing import Any, Generic, Protocol, TypeVar
@@ -27,7 +27,8 @@ from memalpha.qa.reader import load_reader
 from memalpha.qa.reader_check import with_check
 from memalpha.qa.records import Record
 from memalpha.qa.report import Report, estimate_tokens, make_report
-from memalpha.qa.scoring.memory import score_groups, texts_to_embed
+from memalpha.qa.scoring.memory import questions_of, score_groups
+from memalpha.qa.scoring.states import texts_to_embed
 from memalpha.store.embedding import Embedder, check_embedder, load_embedder
 from memalpha.types import AnyTask, Task, Trajectory, TrajectoryGroup
 
@@ -123,6 +124,10 @@ class MemoryScorer(RolloutScorer[Task]):
         """Return the share of correct answers; None without questions."""
         return sum(record.correct for record in records) / len(records) if records else None
 
+    def texts_to_embed(self, groups: Sequence[TrajectoryGroup]) -> list[str]:
+        """Return the texts whose vectors the scoring of these groups needs."""
+        return texts_to_embed(questions_of(groups))
+
     def background(self) -> BackgroundScoring:
         """Return scoring for another thread.
 
@@ -137,8 +142,9 @@ class MemoryScorer(RolloutScorer[Task]):
         reader = self.reader if reader_policy in endpoints else _SerializedReader(self.reader)
 
         def start(groups: Sequence[TrajectoryGroup]) -> Callable[[], ScoredGroups[Task]]:
-            embedder = _PrecomputedEmbedder(self.embedder, texts_to_embed(groups))
-            return lambda: score_groups(groups, reader, self.rewards, embedder=embedder)
+            embedder = _PrecomputedEmbedder(self.embedder, self.texts_to_embed(groups))
+            scorer = replace(self, reader=reader, embedder=embedder)
+            return lambda: scorer.score(groups)
 
         def cancel() -> None:
             for policy in endpoints:

@@ -25,7 +25,6 @@ from memalpha.qa.scoring.cited import cited_scores, evidence_notes
 from memalpha.qa.scoring.judge import Judge
 from memalpha.qa.scoring.judge_scores import UnjudgedAnswer, judge_records
 from memalpha.qa.scoring.longmemeval import LONGMEMEVAL_TYPES, longmemeval, session_scores
-from memalpha.qa.scoring.memory import build_record, is_disputed
 from memalpha.qa.scoring.metrics import (
     JUDGED,
     QUESTION_METRICS,
@@ -34,6 +33,7 @@ from memalpha.qa.scoring.metrics import (
     official_scores,
     score_question,
 )
+from memalpha.qa.scoring.states import build_record, is_disputed
 from memalpha.qa.scoring.stats import ScoredAnswer, estimate, macro
 from memalpha.qa.systems.base import Passage, Retrieval
 from memalpha.qa.systems.builtin import EvaluatedSystem, Oracle, Progress, Retrievals, SystemSettings, load_system

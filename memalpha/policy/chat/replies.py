@@ -56,6 +56,16 @@ class ReplyParser:
         match = re.search(self._calls.get("open_pattern") or re.escape(self._calls.get("open", "\0")), text)
         return match.start() if match else -1
 
+    def call_ends(self, text: str) -> list[int]:
+        """Return where each call of a text ends, without the white space after it."""
+        ends, rest = [], text
+        while (start := self.first_call(rest)) >= 0:
+            closing = re.search(self._calls["close_pattern"], rest[start:])
+            closed = rest if closing is None else rest[: start + closing.end()]
+            ends.append(len(text) - len(rest) + len(closed.rstrip()))
+            rest = rest[len(closed) :]
+        return ends
+
     def last_call_end(self, text: str) -> int:
         """Return where the last call of a text ends."""
         ends = [match.end() for match in re.finditer(self._calls["close_pattern"], text)]

@@ -51,11 +51,11 @@ def group_advantages(
         turn_rewards = [
             [a + b for a, b in zip(*rows, strict=True)] for rows in zip(turn_rewards, extra_rewards, strict=True)
         ]
-    shared_centred = _centre(shared, baseline)
+    shared_centred = centre(shared, baseline)
     advantages = [[0.0] * len(values) for values in turn_rewards]
     for index in range(max(len(values) for values in turn_rewards)):
         present = [g for g, values in enumerate(turn_rewards) if len(values) > index]
-        turn_centred = dict(zip(present, _centre([turn_rewards[g][index] for g in present], baseline), strict=True))
+        turn_centred = dict(zip(present, centre([turn_rewards[g][index] for g in present], baseline), strict=True))
         centred = [value + turn_centred.get(g, 0.0) for g, value in enumerate(shared_centred)]
         divisor = 1.0
         if scale == "group":
@@ -109,7 +109,7 @@ def _weighted_sum(reward: Reward, index: int, *, shared: bool) -> float:
     )
 
 
-def _centre(values: Sequence[float], baseline: str) -> list[float]:
+def centre(values: Sequence[float], baseline: str) -> list[float]:
     """Subtract the mean of all values, or of the other values; a single value is its own baseline.
 
     Ties give exact zeros: Adam would make a full step of a rounding error.

@@ -18,6 +18,7 @@ import torch
 from memalpha.config import ReinforcementConfig
 from memalpha.errors import TrainingError
 from memalpha.qa.records import Record
+from memalpha.train.algorithms.credit import CallCredit
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
 from memalpha.train.learner.losses import LossSettings, kl_estimate
 from memalpha.train.rollouts.worker import RolloutWorker
@@ -53,6 +54,9 @@ class Annotation:
 
 class Algorithm(ABC):
     """Base class of all algorithms. `state` is JSON and part of every checkpoint."""
+
+    credit: CallCredit | None = None
+    """Adds credit per call to the advantages (`reward.credit: calls`); set by the trainer."""
 
     def __init__(self, config: ReinforcementConfig) -> None:
         self.config = config
@@ -99,6 +103,17 @@ class Algorithm(ABC):
 
         Weights are not yet normalised.
         """
+
+    def with_credit(
+        self, advantages: Sequence[float], groups: Sequence[TrajectoryGroup[Any]]
+    ) -> list[float | np.ndarray]:
+        """Return the advantage of each turn, or of each of its tokens with credit per call.
+
+        Args:
+            advantages: Advantage of each turn, in the order of groups, trajectories and turns.
+            groups: Scored groups.
+        """
+        return list(advantages) if self.credit is None else self.credit.add_to(advantages, groups)
 
     def updates(self, samples: Sequence[TrainingSample]) -> dict[str, Sequence[TrainingSample]]:
         """Return the rows of each update phase in order, by phase name.
@@ -218,6 +233,6 @@ def turn_penalties(
     ]
 
 
-def set_advantages(rows: Sequence[TrainingSample], values: Sequence[float]) -> list[TrainingSample]:
-    """Give every token of row i the advantage `values[i]`."""
+def set_advantages(rows: Sequence[TrainingSample], values: Sequence[float | np.ndarray]) -> list[TrainingSample]:
+    """Give the tokens of row i the advantage `values[i]`: one for all, or an array (T,)."""
     return [replace(row, advantages=row.pg * np.float32(value)) for row, value in zip(rows, values, strict=True)]

@@ -15,6 +15,7 @@ Deviations from the paper, each a setting or measured:
   learner's (`old_logprobs`; the training loop recomputes them).
 * `kl_in="reward"` makes the KL a turn component of the reward instead of a loss term. It is minus `beta` times the
   estimate, summed over the turn's tokens. k1 is usual there: its sum is the log-ratio of the completion.
+* `reward.credit="calls"` adds numbers of the calls to a part of the turn's advantage (`credit`).
 * `scale_rewards="none"` (Dr. GRPO) divides by nothing. "batch" divides by the standard deviation over all rollouts of
   the step, as in TRL. Both are population deviations over rollouts; TRL takes the sample's, over rows.
 """
@@ -59,4 +60,5 @@ class GRPO(Algorithm):
             )
             for value in turn_advantages
         ]
-        return set_advantages(rows, advantages if divisor is None else [value / divisor for value in advantages])
+        advantages = advantages if divisor is None else [value / divisor for value in advantages]
+        return set_advantages(rows, self.with_credit(advantages, groups))

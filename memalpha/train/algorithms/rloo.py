@@ -56,4 +56,4 @@ class RLOO(Algorithm):
             )
             for value in turn_advantages
         ]
-        return set_advantages(rows, advantages)
+        return set_advantages(rows, self.with_credit(advantages, groups))

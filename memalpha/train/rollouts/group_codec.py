@@ -232,6 +232,7 @@ def _reward(value: Mapping[str, Any] | None) -> Reward | None:
         weights=value["weights"],
         total=value["total"],
         shared=frozenset(value["shared"]),
+        calls=tuple(map(tuple, value["calls"])),
     )
 
 

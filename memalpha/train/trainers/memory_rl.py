@@ -23,7 +23,10 @@ from memalpha.qa.report import Report, summarize
 from memalpha.qa.reporting.example import add_walks, choose_examples, write_examples
 from memalpha.store.embedding import load_embedder
 from memalpha.train.algorithms import build_algorithm
+from memalpha.train.algorithms.credit import CallCredit, credit_metrics
+from memalpha.train.data.call_spans import CallSpans
 from memalpha.train.rollouts.ahead import make_source
+from memalpha.train.rollouts.credit_scorer import CreditScorer
 from memalpha.train.rollouts.curriculum import Curriculum
 from memalpha.train.rollouts.early_stop import EarlyStop
 from memalpha.train.rollouts.memory_tasks import TaskSource
@@ -70,6 +73,10 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
     source.check(policy, config.agent, writing.schema, algorithm.advice_tokens)
     sampler = make_sampler(policy, config)
     rollouts, training_scorer = RolloutEngine(sampler, writing), MemoryScorer(training_reader, rewards, embedder)
+    if config.reward.credit == "calls":
+        settings = config.reward.credit_settings
+        training_scorer = CreditScorer(training_reader, rewards, embedder, settings)
+        algorithm.credit = CallCredit(settings.share, CallSpans(policy))
     reflection = MemoryReflection(writing, training_scorer)
     sampling = config.sampling
     worker = RolloutWorker(
@@ -139,6 +146,7 @@ def _attempt_metrics(
         "calls": sum(len(turn.calls) for turn in turns) / len(attempts),
     }
     metrics["no_call"] = sum(all(call.error for call in turn.calls) for turn in turns) / len(turns)
+    metrics |= credit_metrics(attempts)
     if isinstance(reader, PolicyReader) and records:
         metrics["reader_truncated"] = sum(record.truncated for record in records) / len(records)
         if reader.cache is not None:

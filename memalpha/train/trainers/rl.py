@@ -282,8 +282,13 @@ class ReinforcementStep(TrainingStep):
             "reward": reward.total if reward else None,
             "components": {name: list(values) for name, values in reward.components.items()} if reward else {},
             "turns": [
-                {"chunk": turn.chunk, "text": turn.completion.text, "results": [result.code for result in turn.results]}
-                for turn in trajectory.turns
+                {
+                    "chunk": turn.chunk,
+                    "text": turn.completion.text,
+                    "results": [result.code for result in turn.results],
+                    **({"credit": list(reward.calls[index])} if reward and reward.calls else {}),
+                }
+                for index, turn in enumerate(trajectory.turns)
             ],
             **self.trajectory_fields(trajectory),
         }
@@ -295,7 +300,7 @@ class ReinforcementStep(TrainingStep):
 
         trajectories.jsonl gets the rollouts of the step's first task as text. turns.jsonl gets the tokens of every turn
         and whether all its calls were executed. `advantage` is that of the turn's first token in the policy gradient,
-        if any.
+        if any; with credit per call it is a list of all tokens' advantages.
         """
         if not self.directory.world.is_main:
             return
@@ -309,10 +314,11 @@ class ReinforcementStep(TrainingStep):
         self.directory.append("trajectories.jsonl", lines)
         if not self.config.sampling.keep_tokens:
             return
-        advantages: dict[tuple[str, int, str, int], list[float]] = {}  # lists: a step may contain a task twice
+        advantages: dict[tuple[str, int, str, int], list[Any]] = {}  # lists: a step may contain a task twice
         for sample in reversed(samples):
             if sample.pg.any():
-                advantages.setdefault(_turn_key(sample), []).append(float(sample.advantages[0]))
+                value = sample.advantages.tolist() if self.algorithm.credit else float(sample.advantages[0])
+                advantages.setdefault(_turn_key(sample), []).append(value)
         turns = (
             (
                 policy_gradient_sample(turn, task=group.task.id, rollout=trajectory.rollout, role=trajectory.role),

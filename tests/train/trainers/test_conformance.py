@@ -24,6 +24,10 @@ KINDS: dict[str, tuple[type[LearnerConfig], dict[str, Any]]] = {
         TrainConfig,
         {"groups": "chunk", "conversation_share": 0.5, "tasks_per_step": 2, "target_kl": 1e-4, "staleness": 1},
     ),
+    "memory, credit per call": (
+        TrainConfig,
+        {"reward": {"credit": "calls"}, "group_size": 4, "staleness": 1, "keep_tokens": True},
+    ),
     "memory, two epochs": (
         TrainConfig,
         {"beta": 0.5, "sample_dtype": "float64", "num_iterations": 2, "questions_per_task": 2},

@@ -1,0 +1,181 @@
+"""Credit per call (`reward.credit: calls`): what a call did to the answers, beside the advantage of its turn.
+
+    d_{g,t,q} = score_q(s_{g,t}) - score_q(s_{g,t-1})
+    R_{g,t,q} = d_{g,t,q} + gamma R_{g,t+1,q}
+    a_{g,t,q} = R_{g,t,q} - mean of R over the rollouts with the same answer to q before the turn
+    C_{g,t,q} = calls whose removal from s_{g,t} changes the answer to q; of these, if there are any, those whose
+                removal changes the score against the sign of a
+    n(call)   = sum of a over the questions q with the call in C - (cost - mean cost of the group's calls in the turn)
+    n(end)    = end x sum of a over the questions q with empty C
+    A(token)  = share x A(turn) + n(call or end of the token)
+
+s_{g,t} is the memory of rollout g after turn t, and a question counts up to the chunk it is asked at. At gamma 1 the
+first turn's R is the whole gain in score. A failed call costs `failed`, a duplicate `duplicate`. A skip is part of the
+end: both decide to write nothing more.
+
+Gold operations are not used. Related: evidence-anchored credit from gold evidence (Fine-Mem, arXiv 2601.08435). This
+module only counts: `rollouts.credit_scorer` asks the states, `data.call_spans` finds the tokens of a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from memalpha.config import CreditConfig
+from memalpha.qa.memory_reward import CHANGING_CODES
+from memalpha.train.algorithms.advantages import TIE_TOLERANCE, centre
+from memalpha.train.data.call_spans import CallSpans
+from memalpha.types import ToolResult, Trajectory, TrajectoryGroup
+
+
+class StateAnswer(NamedTuple):
+    """Answer to a question from one memory state, and its score."""
+
+    score: float
+    answer: Hashable
+
+
+def question_advantages(answers: Sequence[Sequence[Sequence[StateAnswer]]], gamma: float) -> list[list[list[float]]]:
+    """Return the advantage of each turn for each question.
+
+    Args:
+        answers: Answers as [rollout][state][question], from the state before the first turn to that after the last.
+            After its own chunk a question keeps the answer that it got there.
+        gamma: Discount per turn.
+
+    Returns:
+        Advantages as [rollout][turn][question]; 0 where all rollouts with the same earlier answer came to the same.
+    """
+    turns, questions = len(answers[0]) - 1, len(answers[0][0])
+    advantages = [[[0.0] * questions for _ in range(turns)] for _ in answers]
+    for q in range(questions):
+        returns = [[0.0] * (turns + 1) for _ in answers]
+        for states, of_rollout in zip(answers, returns, strict=True):
+            for t in reversed(range(turns)):
+                of_rollout[t] = states[t + 1][q].score - states[t][q].score + gamma * of_rollout[t + 1]
+        for t in range(turns):
+            rollouts_by_answer: dict[StateAnswer, list[int]] = {}
+            for g, states in enumerate(answers):
+                rollouts_by_answer.setdefault(states[t][q], []).append(g)
+            for rollouts in rollouts_by_answer.values():
+                for g, value in zip(rollouts, centre([returns[g][t] for g in rollouts], "mean"), strict=True):
+                    advantages[g][t][q] = value if abs(value) > TIE_TOLERANCE else 0.0
+    return advantages
+
+
+def route(
+    advantages: Sequence[float], after: Sequence[StateAnswer], without: Sequence[Sequence[StateAnswer]]
+) -> tuple[list[float], float]:
+    """Give each question's advantage to the operations that its answer depends on, or else to the end of the reply.
+
+    Args:
+        advantages: Advantage of the turn for each question.
+        after: Answers from the memory after the turn.
+        without: Answers as [operation][question], from that memory without one operation of the turn.
+
+    Returns:
+        A number per operation, and one for the end.
+    """
+    numbers, end = [0.0] * len(without), 0.0
+    for q, advantage in enumerate(advantages):
+        decisive = [i for i, answers in enumerate(without) if answers[q] != after[q]]
+        agreeing = [i for i in decisive if (after[q].score - without[i][q].score) * advantage > 0]
+        for i in agreeing or decisive:
+            numbers[i] += advantage
+        if not decisive:
+            end += advantage
+    return numbers, end
+
+
+def centred_costs(results: Sequence[Sequence[ToolResult]], settings: CreditConfig) -> list[list[float]]:
+    """Return the cost of each call less the mean cost of all calls of a group at one chunk; a skip has none.
+
+    Args:
+        results: Results as [rollout][call].
+        settings: Costs of failed calls and of duplicates.
+    """
+    costs = [[_cost(result, settings) for result in of_rollout] for of_rollout in results]
+    counted = [value for values in costs for value in values if value is not None]
+    mean = sum(counted) / len(counted) if counted else 0.0
+    return [[0.0 if value is None else value - mean for value in values] for values in costs]
+
+
+def _cost(result: ToolResult, settings: CreditConfig) -> float | None:
+    if not result.ok:
+        return settings.failed
+    return {"skipped": None, "duplicate": settings.duplicate}.get(result.code, 0.0)
+
+
+def call_numbers(
+    results: Sequence[ToolResult], credit: Sequence[float], end: float, costs: Sequence[float]
+) -> tuple[float, ...]:
+    """Return the number of each call of a turn, then that of its end.
+
+    Args:
+        results: Results of the calls.
+        credit: A number per operation, in the order of the calls that changed the memory.
+        end: Number of the end.
+        costs: Centred cost of each call.
+    """
+    remaining = iter(credit)
+    numbers = [
+        end if result.code == "skipped" else (next(remaining) if result.code in CHANGING_CODES else 0.0) - cost
+        for result, cost in zip(results, costs, strict=True)
+    ]
+    return (*numbers, end)
+
+
+@dataclass(frozen=True, slots=True)
+class CallCredit:
+    """Add the numbers of calls (`Reward.calls`) to the advantages of turns.
+
+    Attributes:
+        share: Weight of a turn's advantage.
+        spans: Finds the call of each token.
+    """
+
+    share: float
+    spans: CallSpans
+
+    def add_to(self, advantages: Sequence[float], groups: Sequence[TrajectoryGroup[Any]]) -> list[float | np.ndarray]:
+        """Return an array of advantages per token for each turn whose reward has numbers; the others unchanged.
+
+        Args:
+            advantages: Advantage of each turn, in the order of groups, trajectories and turns.
+            groups: Scored groups.
+        """
+        remaining = iter(advantages)
+        values: list[float | np.ndarray] = []
+        for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
+            numbers = trajectory.reward.calls if trajectory.reward else ()
+            for index, turn in enumerate(trajectory.turns):
+                value = next(remaining)
+                values.append(self.share * value + self.spans.by_token(turn, numbers[index]) if numbers else value)
+        return values
+
+
+def credit_metrics(trajectories: Sequence[Trajectory]) -> Mapping[str, float | None]:
+    """Return the share of calls with a negative number, and the mean numbers of failed calls and of ends.
+
+    Without numbers there are none.
+    """
+    pairs = [
+        (numbers, turn.results)
+        for trajectory in trajectories
+        if trajectory.reward and trajectory.reward.calls
+        for numbers, turn in zip(trajectory.reward.calls, trajectory.turns, strict=True)
+    ]
+    calls = [pair for numbers, results in pairs for pair in zip(numbers, results, strict=False)]
+    failed = [number for number, result in calls if not result.ok]
+    ends = [numbers[-1] for numbers, _ in pairs]
+    if not pairs:
+        return {}
+    return {
+        "credit_down": float(np.mean([number < 0 for number, _ in calls])) if calls else None,
+        "credit_failed": float(np.mean(failed)) if failed else None,
+        "credit_end": float(np.mean(ends)),
+    }
