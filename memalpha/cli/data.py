@@ -1,7 +1,8 @@
-"""Commands on data sets: data list, data prepare, data check, data overlap."""
+"""Commands on data sets: data list, data prepare, data check, data overlap, data write."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memalpha.cli.options import AsJson, print_result, to_json_value
+from memalpha.cli.options import AsJson, WriterSettings, parse_writer_settings, print_result, to_json_value
 from memalpha.config import parse_overrides
 from memalpha.errors import ConfigError
 from memalpha.tasks.catalog import get_data_set, list_data_sets, loader_options
@@ -179,6 +180,63 @@ def _load_options(overrides: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(options.get("limit", 1), int):
         raise ConfigError(f"limit={options['limit']!r}: a whole number is needed")
     return options
+
+
+def write(
+    name: Name,
+    policy: Annotated[str, typer.Option(help="The teacher: openai:MODEL, an endpoint, a run, a model.")],
+    out: Annotated[Path, typer.Option(help="File of the rows (.jsonl); the same command resumes.")],
+    overrides: DataOptions = None,
+    best_of: Annotated[int, typer.Option(min=1, help="Attempts at each conversation; the best one is kept.")] = 1,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="Sampling temperature (default: 0 for one attempt, 0.7 for several).")
+    ] = None,
+    student: Annotated[
+        str | None, typer.Option(help="The policy that learns from the rows, for its prompt style: smol, tiny, a run.")
+    ] = None,
+    reader: Annotated[str, typer.Option(help="Who answers: extractive, copy, or a policy.")] = "extractive",
+    metric: Annotated[str, typer.Option(help="How answers are scored: contains, exact, f1, question.")] = "contains",
+    settings: WriterSettings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a strong writer write conversations, and keep what answers best as rows to imitate.
+
+    The questions of each conversation judge every attempt; nobody needs gold operations. NAME.scores.jsonl beside the
+    rows says for each conversation what it scored and why it was kept or not. Train on the rows with memalpha train sft
+    data=TASKS source=OUT.
+
+    Example: memalpha data write mine.jsonl --policy openai:gpt-5-mini --best-of 4 --student smol --out rows.jsonl
+
+    Raises:
+        ConfigError: A setting does not fit.
+        DataError: The conversations or a file cannot be read or written.
+        PolicyError: The teacher did not answer; what is done stays.
+    """
+    from memalpha.qa.teacher import write_file
+
+    results = write_file(
+        name,
+        policy,
+        out,
+        options=_load_options(parse_overrides(overrides or [])),
+        reader=reader,
+        metric=metric,
+        config=parse_writer_settings(settings),
+        student=student,
+        attempts=best_of,
+        temperature=(0.7 if best_of > 1 else 0.0) if temperature is None else temperature,
+    )
+    reasons = Counter(result.reason for result in results)
+    rows = sum(result.rows for result in results)
+    lines = [f"{rows} rows of {reasons['kept']} of {len(results)} conversations: {out}"]
+    lines += [f"{count} not kept: {reason}" for reason, count in reasons.items() if reason != "kept"]
+    asked = [max(result.scores) for result in results if result.scores]
+    if asked:
+        lines.append(f"mean score of the best attempts {sum(asked) / len(asked):.3f}")
+    value = {"path": str(out), "rows": rows, "conversations": len(results), "reasons": dict(reasons)}
+    print_result(value, as_json, "\n".join(lines))
+    if not rows and results:
+        raise typer.Exit(1)
 
 
 def _status(text: str) -> AbstractContextManager[object]:

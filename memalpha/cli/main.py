@@ -130,7 +130,13 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "copy": store.copy,
     "serve": serve.serve,
 }
-_DATA_COMMANDS = {"list": data.list_, "prepare": data.prepare, "check": data.check, "overlap": data.overlap}
+_DATA_COMMANDS = {
+    "list": data.list_,
+    "prepare": data.prepare,
+    "check": data.check,
+    "overlap": data.overlap,
+    "write": data.write,
+}
 _KEY_COMMANDS = {"add": serve.add_key, "list": serve.list_keys, "revoke": serve.revoke_key}
 
 for _name, _command in _COMMANDS.items():

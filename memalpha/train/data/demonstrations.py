@@ -234,7 +234,7 @@ def _common_prefix(texts: Sequence[str]) -> str:
 
 # ---------------------------------------------------------------------------------------------------- a user's own rows
 
-_KEYS = ("prompt", "completion", "messages", "tools")
+_KEYS = ("prompt", "completion", "messages", "tools", "task", "chunk")
 
 
 def load_rows(path: Path, policy: TransformersPolicy) -> list[list[TrainingSample]]:
@@ -243,7 +243,7 @@ def load_rows(path: Path, policy: TransformersPolicy) -> list[list[TrainingSampl
     `{"prompt", "completion"}`: the prompt is a text, used as it is, or messages, which go through the policy's chat
     template (with `"tools"`, if there are any); the completion is a text or one assistant message. `{"messages"}`:
     every assistant message is a completion, the messages before it are its prompt. Tool calls of an assistant message
-    become the text of calls that the agent reads.
+    become the text of calls that the agent reads. `task` and `chunk` say where a row is from.
 
     Raises:
         DataError: A line is invalid, or a row is longer than the model takes; names file, line and field.

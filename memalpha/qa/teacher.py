@@ -1,0 +1,283 @@
+"""Let a strong writer write conversations, and keep the attempts that answer best as rows to imitate.
+
+Each conversation is written `attempts` times. Its questions are asked of every memory, and the best attempt is kept if
+it answers better than an empty memory (rejection sampling: Yuan et al. 2023, arXiv 2308.01825). A row is one chunk in
+TRL's format, with `task` and `chunk`, and its prompt is the one that the student gets for that memory. Calls that
+failed are left out, and so is a chunk with failed calls alone.
+
+Beside the rows, `NAME.scores.jsonl` has a line for each conversation: what it scored, whether it was kept and why. With
+both files a stopped call resumes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from memalpha.agent.prompts import prompted_config
+from memalpha.agent.reader import Reader
+from memalpha.config import AgentConfig
+from memalpha.environments.engine import RolloutEngine
+from memalpha.environments.episode import Start
+from memalpha.environments.memory_writing import MemoryWriting
+from memalpha.errors import ConfigError, DataError
+from memalpha.policy.base import Policy
+from memalpha.policy.load import load_policy
+from memalpha.qa.memory_reward import memory_tokens
+from memalpha.qa.progress import show_progress
+from memalpha.qa.reader import load_reader
+from memalpha.qa.report import estimate_tokens
+from memalpha.qa.scoring.memory import evaluate_memory
+from memalpha.tasks.load import load_tasks
+from memalpha.types import Task, ToolCall, Trajectory, TrajectoryGroup
+
+PARALLEL_ROLLOUTS = 16
+"""Rollouts that are written at the same time; a stopped call loses at most these."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenConversation:
+    """Result of one conversation.
+
+    Attributes:
+        task: Id of the conversation.
+        teacher: Writer, attempts and temperature, as one text.
+        scores: Mean score of its questions from the memory of each attempt.
+        empty: The same from an empty memory.
+        rows: Rows that were kept.
+        reason: Why the best attempt was kept, or none.
+    """
+
+    task: str
+    teacher: str
+    scores: tuple[float, ...] = ()
+    empty: float | None = None
+    rows: int = 0
+    reason: str = "no question"
+
+
+class RowsFile:
+    """File of rows and the file of scores beside it; a conversation is appended whole.
+
+    Args:
+        path: File of rows, `NAME.jsonl`.
+
+    Attributes:
+        conversations: Results of earlier calls, by task.
+
+    Raises:
+        ConfigError: The name has another ending.
+        DataError: A file cannot be read or is not of this kind.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if path.suffix != ".jsonl":
+            raise ConfigError(f"--out {path}: name a .jsonl file")
+        self.path, self.scores_path = path, path.with_suffix(".scores.jsonl")
+        self.conversations = {
+            value["task"]: WrittenConversation(**{**value, "scores": tuple(value["scores"])})
+            for value in self._read(self.scores_path, WrittenConversation.__dataclass_fields__)
+        }
+        self.tasks_with_rows = {value["task"] for value in self._read(path, ("task", "chunk", "completion"))}
+
+    def is_done(self, task: Task, teacher: str) -> bool:
+        """Return True if a task has rows, or none from this teacher."""
+        earlier = self.conversations.get(task.id)
+        return task.id in self.tasks_with_rows or (earlier is not None and earlier.teacher == teacher)
+
+    def append(self, conversation: WrittenConversation, rows: Sequence[dict[str, Any]]) -> None:
+        """Append the rows of a conversation, then its result."""
+        self._append(self.path, rows)
+        self._append(self.scores_path, [asdict(conversation)])
+        self.conversations[conversation.task] = conversation
+
+    @staticmethod
+    def _read(path: Path, fields: Iterable[str]) -> list[dict[str, Any]]:
+        """Return the lines of a file, [] without one; cut off a last line that was not written whole."""
+        try:
+            data = path.read_bytes() if path.exists() else b""
+            whole = data[: data.rfind(b"\n") + 1]
+            if len(whole) < len(data):
+                os.truncate(path, len(whole))
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+        lines = []
+        for number, text in enumerate(whole.splitlines(), 1):
+            try:
+                value = json.loads(text)
+                lines.append({**value, **{name: value[name] for name in fields}})
+            except (ValueError, KeyError, TypeError) as error:
+                raise DataError(
+                    f"{path}:{number}: not a line that memalpha data write wrote: name another --out"
+                ) from error
+        return lines
+
+    @staticmethod
+    def _append(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+        text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as file:
+                file.write(text.encode("utf-8", "replace"))
+        except OSError as error:
+            raise DataError(
+                f"{path}: cannot be written ({error.strerror}): mend that; the same command resumes"
+            ) from error
+
+
+def write_file(
+    data: str,
+    policy: str,
+    out: Path,
+    *,
+    options: Mapping[str, Any],
+    reader: str,
+    metric: str,
+    config: AgentConfig,
+    student: str | None,
+    attempts: int,
+    temperature: float,
+) -> list[WrittenConversation]:
+    """Write the conversations of a data set with parts given by name, and show how far it is; see `write_rows`.
+
+    Args:
+        data: Name of a data set, or a task file.
+        policy: Name of the teacher.
+        out: File of the rows.
+        options: Options of the data set.
+        reader: Name of the reader.
+        metric: Metric that scores answers.
+        config: Prompts of the teacher.
+        student: Name of the policy whose prompts the rows get; None gives those of the teacher.
+        attempts: Attempts at each conversation.
+        temperature: Sampling temperature.
+    """
+    file, tasks = RowsFile(out), list(load_tasks(data, **options))
+    with show_progress("conversations") as report:
+        return write_rows(
+            tasks,
+            load_policy(policy),
+            file,
+            reader=load_reader(reader),
+            metric=metric,
+            config=config,
+            student=None if student is None else prompted_config(AgentConfig(), load_policy(student)),
+            attempts=attempts,
+            temperature=temperature,
+            progress=lambda done, total: report("writing", done, total),
+        )
+
+
+def write_rows(
+    tasks: Sequence[Task],
+    policy: Policy,
+    file: RowsFile,
+    *,
+    reader: Reader,
+    metric: str = "exact",
+    config: AgentConfig | None = None,
+    student: AgentConfig | None = None,
+    attempts: int = 1,
+    temperature: float = 0.0,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[WrittenConversation]:
+    """Write each conversation and keep the best attempt as rows; those that are done are skipped.
+
+    Args:
+        tasks: Conversations with questions.
+        policy: The teacher.
+        file: File of the rows.
+        reader: Reader that answers the questions.
+        metric: Metric that scores answers.
+        config: Prompts of the teacher. Default: its own style.
+        student: Prompts of the rows. Default: those of the teacher.
+        attempts: Attempts at each conversation.
+        temperature: Sampling temperature; several attempts need one above 0.
+        progress: Called with (conversations done, all).
+
+    Returns:
+        The results of all conversations, in order, those of earlier calls included.
+
+    Raises:
+        ConfigError: Several attempts would all be the same.
+        DataError: Two conversations have one id, or a file cannot be written.
+        PolicyError: The teacher did not answer; conversations that are done stay.
+    """
+    if attempts > 1 and not temperature:
+        raise ConfigError("temperature 0: all attempts would be the same: set one above 0, or make one attempt")
+    if len({task.id for task in tasks}) < len(tasks):
+        raise DataError("two conversations have the same id: give each its own")
+    teacher = f"{policy.name}, best of {attempts} at temperature {temperature:g}"
+    writing = MemoryWriting(prompted_config(config or AgentConfig(), policy), policy.count_tokens)
+    of_student = writing if student is None else MemoryWriting(student, policy.count_tokens)
+    engine = RolloutEngine(policy, writing)
+    todo = [(number, task) for number, task in enumerate(tasks) if not file.is_done(task, teacher)]
+    size = max(1, PARALLEL_ROLLOUTS // attempts)
+    for first in range(0, len(todo), size):
+        if progress is not None:
+            progress(len(tasks) - len(todo) + first, len(tasks))
+        batch = [(number, task) for number, task in todo[first : first + size] if task.questions]
+        # The noise depends on the place in the file, so that a resumed call asks an endpoint what it has paid for.
+        trajectories = engine.run(
+            [Start(task, number, n) for number, task in batch for n in range(attempts)], temperature
+        )
+        for index, (_, task) in enumerate(batch):
+            group = trajectories[index * attempts : (index + 1) * attempts]
+            file.append(*_judge(task, group, of_student, reader, metric, teacher))
+        for _, task in todo[first : first + size]:
+            if not task.questions:
+                file.append(WrittenConversation(task.id, teacher), ())
+    if progress is not None:
+        progress(len(tasks), len(tasks))
+    return [file.conversations.get(task.id) or WrittenConversation(task.id, "", reason="kept before") for task in tasks]
+
+
+def _judge(
+    task: Task, attempts: Sequence[Trajectory], writing: MemoryWriting, reader: Reader, metric: str, teacher: str
+) -> tuple[WrittenConversation, list[dict[str, Any]]]:
+    """Ask the questions of every attempt's memory and return the result with the rows of the best attempt."""
+    empty = Trajectory(task, len(attempts), (), (writing.new_memory().state,) * len(task.chunks))
+    group = TrajectoryGroup(task, (*attempts, empty))
+    [records] = evaluate_memory([group], reader, metric, embedder=writing.embedder)
+    *scores, floor = (sum(record.score for record in answers) / len(answers) for answers in records)
+    # Of equally good memories the shortest is the clearest example.
+    best = max(
+        attempts, key=lambda attempt: (scores[attempt.rollout], -memory_tokens(attempt.states[-1], estimate_tokens))
+    )
+    rows: list[dict[str, Any]] = []
+    if not any(turn.operations for attempt in attempts for turn in attempt.turns):
+        reason = "no call was executed"
+    elif scores[best.rollout] <= floor:
+        reason = "answers no better than an empty memory"
+    else:
+        rows, reason = list(_rows(best, writing)), "kept"
+    return WrittenConversation(task.id, teacher, tuple(scores), floor, len(rows), reason), rows
+
+
+def _rows(attempt: Trajectory, writing: MemoryWriting) -> Iterator[dict[str, Any]]:
+    """Yield a row for each turn, with those calls that were executed."""
+    for request, turn in zip(writing.without_advice(attempt), attempt.turns, strict=True):
+        calls = [call for call, result in zip(turn.calls, turn.results, strict=True) if result.ok]
+        if turn.calls and not calls:
+            continue
+        yield {
+            "task": attempt.task.id,
+            "chunk": turn.chunk,
+            "prompt": [dict(message) for message in request.messages],
+            **({"tools": [dict(tool) for tool in request.tools]} if request.tools else {}),
+            "completion": [_message(calls or [ToolCall("memory_skip", {})])],
+        }
+
+
+def _message(calls: Iterable[ToolCall]) -> dict[str, Any]:
+    """Return the assistant message that makes these calls."""
+    functions = [{"name": call.name, "arguments": dict(call.arguments)} for call in calls]
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": function} for function in functions],
+    }

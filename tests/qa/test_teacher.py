@@ -1,0 +1,141 @@
+"""A teacher's conversations: the best attempt becomes rows, a stopped call resumes, nothing is left out unsaid."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from runs import lines
+from standin import StandIn
+
+from memalpha.agent.prompts import prompted_config, writer_messages
+from memalpha.config import AgentConfig, WorldConfig
+from memalpha.errors import ConfigError, DataError, PolicyError
+from memalpha.policy.load import load_policy
+from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.qa import teacher
+from memalpha.qa.reader import load_reader
+from memalpha.qa.teacher import RowsFile, write_rows
+from memalpha.store.schema import load_schema
+from memalpha.tasks.formats.jsonl import save_jsonl
+from memalpha.tasks.synthetic import worlds
+from memalpha.train.data.demonstrations import load_rows
+from memalpha.types import Chunk, Observation, Question, Task
+
+READER = load_reader("extractive")
+
+
+def tasks(count: int = 4) -> list[Task]:
+    """Return conversations without gold operations."""
+    made = worlds.tasks(WorldConfig(preset="demo"), 5, 0, count)
+    return [task.model_copy(update={"gold_operations": ()}) for task in made]
+
+
+def written(path: Path, policy, some=None, **options):
+    return write_rows(some or tasks(), policy, RowsFile(path), reader=READER, metric="contains", **options)
+
+
+def insert_lines(body) -> dict:
+    """Return a message that inserts every line of the chunk."""
+    chunk = body["messages"][-1]["content"].partition("New part of the conversation")[2].split("\n")[1:]
+    calls = [
+        {"type": "function", "id": str(n), "function": {"name": "memory_insert", "arguments": json.dumps(arguments)}}
+        for n, arguments in enumerate(
+            {"category": "semantic", "content": line.partition(": ")[2]} for line in chunk if line.strip()
+        )
+    ]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+def test_of_several_attempts_the_best_is_kept(tmp_path):
+    asked: dict[str, int] = {}
+
+    def reply(body):
+        """Write nothing the first time that a chunk is shown on an empty memory, and then every line."""
+        shown = body["messages"][-1]["content"]
+        asked[shown] = asked.get(shown, 0) + 1
+        return "Nothing." if "(none)" in shown and asked[shown] % 2 else insert_lines(body)
+
+    with StandIn(reply) as server:
+        policy = load_policy(f"{server.url}#teacher")
+        results = written(tmp_path / "rows.jsonl", policy, attempts=2, temperature=0.7)
+    one = written(tmp_path / "one.jsonl", ScriptedPolicy("add-all"))
+    kept = [result for result in results if result.reason == "kept"]
+    assert kept and all(max(result.scores) > result.empty for result in kept)
+    for result, full in zip(results, one, strict=True):
+        assert len(result.scores) == 2 and max(result.scores) >= max(full.scores) - 1e-9
+        assert (result.rows > 0) is (result.reason == "kept")
+    assert {row["task"] for row in lines(tmp_path / "rows.jsonl")} == {result.task for result in kept}
+
+
+def test_rows_have_the_prompts_of_the_student_and_can_be_trained_on(tmp_path):
+    policy = load_policy("tiny")
+    student = prompted_config(AgentConfig(), policy)
+    written(tmp_path / "rows.jsonl", ScriptedPolicy("add-all"), student=student)
+    rows = lines(tmp_path / "rows.jsonl")
+    by_id = {task.id: task for task in tasks()}
+    first = [row for row in rows if row["chunk"] == 0]
+    assert first and student.prompt == "compact"
+    for row in first:
+        messages, _ = writer_messages(
+            Observation(by_id[row["task"]].chunks[0], task=by_id[row["task"]]), student, load_schema("mem-alpha")
+        )
+        assert row["prompt"] == [dict(message) for message in messages]
+    loaded = load_rows(tmp_path / "rows.jsonl", policy)
+    assert len(loaded) == len(rows)
+    assert "memory_insert" in policy.tokenizer.decode(loaded[0][0].completion_ids)
+
+
+def test_a_stopped_call_resumes_to_the_same_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(teacher, "PARALLEL_ROLLOUTS", 1)
+    whole = written(tmp_path / "whole.jsonl", ScriptedPolicy("add-all"))
+
+    class Failing(ScriptedPolicy):
+        asked = 0
+
+        def sample(self, requests):
+            self.asked += 1
+            if self.asked == 6:
+                raise PolicyError("no answer")
+            return super().sample(requests)
+
+    with pytest.raises(PolicyError, match="no answer"):
+        written(tmp_path / "parts.jsonl", Failing("add-all"))
+    assert 0 < len(lines(tmp_path / "parts.scores.jsonl")) < len(whole)
+    with (tmp_path / "parts.jsonl").open("a") as file:
+        file.write('{"task": "half')  # a line that a crash cut off
+    assert written(tmp_path / "parts.jsonl", ScriptedPolicy("add-all")) == whole
+    for name in ("{}.jsonl", "{}.scores.jsonl"):
+        assert (tmp_path / name.format("parts")).read_bytes() == (tmp_path / name.format("whole")).read_bytes()
+    assert written(tmp_path / "parts.jsonl", ScriptedPolicy("add-all")) == whole, "all done: nobody is asked"
+
+
+def test_what_is_not_kept_is_said(tmp_path):
+    lonely = Task(id="no question", chunks=(Chunk(text="Hi."),))
+    failing = Task(
+        id="nothing", chunks=(Chunk(text="Hi."),), questions=(Question(id="q", question="Who?", answers=("Ana",)),)
+    )
+    results = written(tmp_path / "rows.jsonl", ScriptedPolicy("fixed", text="Nothing."), [lonely, failing])
+    assert [result.reason for result in results] == ["no question", "no call was executed"]
+    assert not (tmp_path / "rows.jsonl").exists() or not lines(tmp_path / "rows.jsonl")
+
+
+def test_wrong_use_is_refused_in_words(tmp_path):
+    with pytest.raises(ConfigError, match="all attempts would be the same"):
+        written(tmp_path / "rows.jsonl", ScriptedPolicy("add-all"), attempts=2)
+    with pytest.raises(DataError, match="same id"):
+        written(tmp_path / "rows.jsonl", ScriptedPolicy("add-all"), tasks(1) * 2)
+    with pytest.raises(ConfigError, match=r"name a \.jsonl file"):
+        RowsFile(tmp_path / "rows.json")
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    with pytest.raises(DataError, match=r"mine\.jsonl:1: not a line that memalpha data write wrote"):
+        RowsFile(tmp_path / "mine.jsonl")
+
+
+def test_the_command_says_what_it_kept(tmp_path, memalpha):
+    save_jsonl(tasks(), tmp_path / "mine.jsonl")
+    words = ["data", "write", str(tmp_path / "mine.jsonl"), "--policy", "scripted:add-all"]
+    code, out, _ = memalpha(*words, "--out", tmp_path / "rows.jsonl", "--student", "tiny", "--json")
+    value = json.loads(out)
+    assert code == 0 and value["rows"] == len(lines(tmp_path / "rows.jsonl")) and sum(value["reasons"].values()) == 4
