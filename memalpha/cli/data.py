@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -195,7 +195,9 @@ def write(
         str | None, typer.Option(help="The policy that learns from the rows, for its prompt style: smol, tiny, a run.")
     ] = None,
     reader: Annotated[str, typer.Option(help="Who answers: extractive, copy, or a policy.")] = "extractive",
-    metric: Annotated[str, typer.Option(help="How answers are scored: contains, exact, f1, question.")] = "contains",
+    metric: Annotated[
+        Literal["contains", "exact", "f1", "question"], typer.Option(help="How answers are scored.")
+    ] = "contains",
     settings: WriterSettings = None,
     as_json: AsJson = False,
 ) -> None:
