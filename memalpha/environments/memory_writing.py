@@ -102,9 +102,9 @@ class MemoryWriting:
         self.embed(texts)
 
     def embed(self, texts: Mapping[str, None]) -> None:
-        """Embed texts in one batch, so that searches find them in the embedder's cache."""
+        """Embed texts, and those of the categories, in one batch: searches find them in the embedder's cache."""
         if texts:
-            self.embedder.encode(list(texts))
+            self.embedder.encode([*texts, *self.schema.category_texts.values()])
 
 
 class WritingEpisode:

@@ -98,7 +98,7 @@ class WorkingMemory(Memory):
         if corpus is None:
             state = self._state
             documents = (Document.from_entry(entry, state.creation_position(id)) for id, entry in state.entries.items())
-            descriptions = self._state.schema.descriptions
+            descriptions = self._state.schema.category_texts
             corpus = Corpus(self._embedder, documents, lambda: self._state.entries.values(), descriptions=descriptions)
         results = corpus.search_many(queries, options, vectors)
         self._corpus = corpus

@@ -81,9 +81,9 @@ class MemorySchema:
         return tuple(category.name for category in self.categories)
 
     @property
-    def descriptions(self) -> dict[str, str]:
-        """Descriptions by category name."""
-        return {category.name: category.description for category in self.categories}
+    def category_texts(self) -> dict[str, str]:
+        """What searches compare a query with, by category: its name and description."""
+        return {category.name: f"{category.name}: {category.description}" for category in self.categories}
 
     @property
     def default_category(self) -> str:
@@ -117,7 +117,8 @@ class MemorySchema:
 
     def to_json(self) -> str:
         """Return one line of JSON for `from_json`; equal schemas give equal text."""
-        data = {"name": self.name, "categories": self.descriptions, "core": self.core, "core_limit": self.core_limit}
+        categories = {category.name: category.description for category in self.categories}
+        data = {"name": self.name, "categories": categories, "core": self.core, "core_limit": self.core_limit}
         if self.events != _EVENTS:  # stores of earlier versions have no such key
             data["events"] = list(self.events)
         return json.dumps(data, ensure_ascii=False)

@@ -49,7 +49,7 @@ class StoreReader(Memory):
         self._namespace = open_namespace(database, namespace, schema)
         self._max_content = MAX_CONTENT
         self._known_fields: set[str] = set()  # metadata keys that filters may name without a warning
-        self._index = NamespaceIndex(self._namespace, embedder, schema.descriptions)
+        self._index = NamespaceIndex(self._namespace, embedder, schema.category_texts)
 
     @property
     def path(self) -> str:

@@ -77,6 +77,7 @@ def texts_to_embed(items: Iterable[StateQuestion]) -> list[str]:
         memories[id(item.state)] = item.state
     for state in memories.values():
         texts.update(dict.fromkeys(entry.content for entry in state.entries.values()))
+        texts.update(dict.fromkeys(state.schema.category_texts.values()))
     return list(texts)
 
 

@@ -103,7 +103,7 @@ class Corpus:
             embedder: Embedder of documents and queries.
             documents: First documents.
             entries: Returns the entries of all documents, for filters.
-            descriptions: What a group is for, by its name; a group that is not there has none.
+            descriptions: Text on what a group is for, by its name; a group that is not there has none.
             approximate: Search a large memory as `ann` says; False searches exactly at any size.
         """
         self.embedder = embedder
@@ -317,7 +317,7 @@ class Corpus:
         if len(self._description_vectors) < len(names):
             rows = np.zeros((len(names), self.embedder.dim), np.float32)
             described = [index for index, name in enumerate(names) if name in self._descriptions]
-            rows[described] = self.embedder.encode([f"{names[i]}: {self._descriptions[names[i]]}" for i in described])
+            rows[described] = self.embedder.encode([self._descriptions[names[i]] for i in described])
             self._description_vectors = rows
         return inner_products(vector, self._description_vectors)[0]
 

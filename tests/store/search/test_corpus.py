@@ -63,7 +63,7 @@ def test_the_score_is_the_documented_one():
     best = search(corpus, query, 1)[0]
     assert best.id == "d"
     assert set(best.explain) == {"dense", "bm25", "group"}
-    described = Corpus(EMBEDDER, DOCS, descriptions={"episodic": "What happened, and when."})
+    described = Corpus(EMBEDDER, DOCS, descriptions={"episodic": "episodic: What happened, and when."})
     similarity = float(EMBEDDER.encode(["episodic: What happened, and when."])[0].astype(float) @ query_vector)
     hits = search(described, query, 5)
     assert sorted({hit.explain["category"] for hit in hits}) == pytest.approx(sorted([0.0, similarity]), abs=1e-5)
