@@ -88,7 +88,9 @@ def test_a_rollout_embeds_new_contents_alone() -> None:
     chunks = tuple(Chunk(text=f"fact {number}") for number in range(30))
     config = AgentConfig(embedder="hash", view_recent=2)
     memory_engine(ScriptedPolicy("add-all"), config, embedder).roll_out([Task(id="a", chunks=chunks)])
-    first, *rest = [batch for batch in embedder.batches if len(batch) > 1]
+    of_categories = {*SCHEMA.category_texts.values()}  # a cache keeps them
+    batches = [[text for text in batch if text not in of_categories] for batch in embedder.batches]
+    first, *rest = [batch for batch in batches if len(batch) > 1]
     assert sorted(first) == [
         "fact 0",
         "fact 1",
