@@ -94,7 +94,7 @@ def test_loading_says_what_is_wrong(tmp_path):
     with pytest.raises(PolicyError, match=r"config\.json"):
         TransformersPolicy.from_pretrained(tmp_path / "nothing")
     with pytest.raises(PolicyError, match=r"config\.json"):
-        TransformersPolicy.from_pretrained("runs/demo/checkpoints/best")
+        TransformersPolicy.from_pretrained("runs/no such run/checkpoints/best")
     tiny_model().save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"no tensors in here")
