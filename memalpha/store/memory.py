@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -25,22 +24,6 @@ from memalpha.types import Hit, MemoryEntry, Operation
 
 _FIELDS = {"timestamp", "importance", "metadata", "source", "chunk", "turn", "expires", "merge_metadata"}
 _RERANKED = 50  # hits that a reranker scores, or as many as are asked for
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def _with_keywords_of(
-    search: Callable[Concatenate[Any, str, P], Any],
-) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, Sequence[str], P], T]]:
-    """Return a decorator that shows the keywords of `search` after a method's first parameter."""
-
-    def decorate(method: Callable[..., T]) -> Callable[Concatenate[Any, Sequence[str], P], T]:
-        signature, keywords = inspect.signature(method), inspect.signature(search).parameters.values()
-        parameters = [*signature.parameters.values()][:2] + [*keywords][2:]
-        method.__signature__ = signature.replace(parameters=parameters)  # pyright: ignore[reportFunctionMemberAccess]
-        return method
-
-    return decorate
 
 
 def _with_passage(hit: Hit) -> Hit:
@@ -185,8 +168,7 @@ class Memory(ABC):
             UnknownCategory: The schema has no such category.
             StoreError: An option is invalid, or this kind of memory lacks it.
         """
-        return self.search_many(
-            [query],
+        options = SearchOptions(
             k,
             category=category,
             where=where,
@@ -199,22 +181,55 @@ class Memory(ABC):
             min_score=min_score,
             vector=vector,
             reranker=reranker,
-        )[0]
+        )
+        return self._search_all([query], options)[0]
 
-    @_with_keywords_of(search)
-    def search_many(self, queries: Sequence[str], *args: Any, **keywords: Any) -> list[list[Hit]]:
+    def search_many(
+        self,
+        queries: Sequence[str],
+        k: int = 10,
+        *,
+        category: str | None = None,
+        where: Where = None,
+        route: Route = "soft",
+        boost: Boost | None = None,
+        as_of: int | str | None = None,
+        around: int = 0,
+        exact: bool = False,
+        weights: Mapping[str, float] | None = None,
+        min_score: float | None = None,
+        vector: Sequence[float] | np.ndarray | None = None,
+        reranker: Reranker | str | None = None,
+    ) -> list[list[Hit]]:
         """Search for several queries, embedded in one batch.
 
         Args:
             queries: One list of hits is returned for each.
-            args: `k`, as in `search`.
-            keywords: Keywords of `search`.
+            k: Number of hits of each query at most; this and all others are those of `search`.
         """
         is_list = isinstance(queries, Sequence | np.ndarray) and not isinstance(queries, str | bytes)
-        if not is_list or not all(isinstance(query, str) for query in queries):
+        if not is_list:
             raise StoreError("query: text is needed, and for search_many a list of texts")
-        queries = list(queries)
-        options = SearchOptions(*args, **keywords)
+        options = SearchOptions(
+            k,
+            category=category,
+            where=where,
+            route=route,
+            boost=boost,
+            as_of=as_of,
+            around=around,
+            exact=exact,
+            weights=weights,
+            min_score=min_score,
+            vector=vector,
+            reranker=reranker,
+        )
+        return self._search_all(list(queries), options)
+
+    def _search_all(self, queries: Sequence[str], options: SearchOptions) -> list[list[Hit]]:
+        """Return the hits of each query, with their passages and in the reranker's order."""
+        if not all(isinstance(query, str) for query in queries):
+            raise StoreError("query: text is needed, and for search_many a list of texts")
         if options.category is not None:
             self.schema.check_category(options.category)
         first_options = options if options.reranker is None else replace(options, k=max(options.k, _RERANKED))

@@ -7,35 +7,80 @@ the log, so writes of other processes are seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from memalpha.arguments import brief_repr, check_count, check_flag, check_items, check_path
-from memalpha.errors import InvalidContent, StoreError
+from memalpha.arguments import brief_repr, check_count, check_flag, check_items, check_path, check_texts, check_type
+from memalpha.errors import (
+    DuplicateContent,
+    InvalidContent,
+    ReviewConflict,
+    ScrubPending,
+    StoreError,
+    UnknownEntry,
+    UnknownFieldWarning,
+)
 from memalpha.store import history as timeline
 from memalpha.store.backends.base import Backend, Clock, Durability, system_clock
+from memalpha.store.backends.operation_log import LogEnd, check_clock
+from memalpha.store.backends.row_codec import is_storable
 from memalpha.store.bulk_insert import Fact, insert_facts, normalize_vectors, validate_facts, vector_rows
 from memalpha.store.embedding import Embedder
+from memalpha.store.filters import FIELDS, Filter, Where, filter_fields
+from memalpha.store.history import Diff
+from memalpha.store.indexing.context import surrounding_spans
+from memalpha.store.indexing.namespace_index import NamespaceIndex
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder, StoredEmbedder
 from memalpha.store.io.copy import back_up
 from memalpha.store.io.jsonl import apply_lines, read_jsonl, stored_contents, write_jsonl
-from memalpha.store.open import copy_noted, create_namespace, is_url, is_writable, open_database
+from memalpha.store.memory import Memory
+from memalpha.store.open import copy_noted, create_namespace, is_url, is_writable, open_database, open_namespace
 from memalpha.store.schema import MemorySchema
-from memalpha.store.state import Change
-from memalpha.store.trust.reviews import StoreReviewer
+from memalpha.store.search.options import SearchOptions
+from memalpha.store.state import Change, MemoryState
+from memalpha.store.trust.provenance import writing_as
+from memalpha.store.trust.quarantine import Quarantined, accepted_operation, decision_operation, list_quarantined
+from memalpha.store.trust.revert import Revert, revert
 from memalpha.store.validation import (
     MAX_CONTENT,
+    UPDATE_FIELDS,
     check_content_size,
+    check_text,
     check_timestamp,
     clean_content,
+    is_text,
+    update_operation,
 )
-from memalpha.types import MemoryEntry, Operation
+from memalpha.types import Hit, MemoryEntry, Operation
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+_PAGE = 1000
+_FEW = 5000  # matches of a filter that are sorted rather than read page by page
+_MAX_KNOWN_FIELDS = 1000  # after so many, filters are checked no more
+_SHOWN_NAMESPACES = 16  # at once beside one's own: PostgreSQL shows a transaction the rows of up to 20
 
 
-class MemoryStore(StoreReviewer):
+class Erasure(list[str]):
+    """Other ids that hold, or held, exactly the content that was erased. They are left unchanged.
+
+    Attributes:
+        ids: The erased ids.
+        forks: Namespaces of the store that are forks and still have the erased operations.
+    """
+
+    ids: tuple[str, ...] = ()
+    forks: tuple[str, ...] = ()
+
+
+class MemoryStore(Memory):
     """Durable memory: one namespace of a store. Open the first one with `MemoryStore.open`.
 
     Threads may share it, and so may a forked process, unless the store is in memory or was in a transaction then.
@@ -45,7 +90,12 @@ class MemoryStore(StoreReviewer):
     """
 
     def __init__(self, database: Backend, schema: MemorySchema, embedder: RecordedEmbedder, namespace: str) -> None:
-        super().__init__(database, schema, embedder, namespace)
+        self._database = database
+        self._embedder = embedder
+        self._namespace = open_namespace(database, namespace, schema)
+        self._max_content = MAX_CONTENT
+        self._known_fields: set[str] = set()  # metadata keys that filters may name without a warning
+        self._index = NamespaceIndex(self._namespace, embedder, schema.category_texts)
         self._is_scope = False
 
     @classmethod
@@ -128,6 +178,38 @@ class MemoryStore(StoreReviewer):
     def __repr__(self) -> str:
         return f"MemoryStore({self._database.path!r}, namespace={self._namespace.name!r})"
 
+    @property
+    def path(self) -> str:
+        """Path of the file, ":memory:", or the URL without its password."""
+        return self._database.path
+
+    @property
+    def max_content(self) -> int:
+        """Bytes (UTF-8) of a content at most."""
+        return self._max_content
+
+    @property
+    def schema(self) -> MemorySchema:
+        return self._namespace.schema
+
+    @property
+    def namespace_name(self) -> str:
+        """Name of the namespace."""
+        return self._namespace.name
+
+    @property
+    def embedder(self) -> str:
+        return self._embedder.name
+
+    def load_embedder(self) -> Embedder:
+        """Return the embedder that searches use.
+
+        Raises:
+            StoreError: The recorded name is not a shipped one, and `open` was given no embedder.
+            EmbedderError: The embedder cannot be loaded.
+        """
+        return self._embedder.load()
+
     def namespace(self, name: str) -> MemoryStore:
         """Return another namespace of the same store, with a log of its own.
 
@@ -141,6 +223,258 @@ class MemoryStore(StoreReviewer):
         """Return the names of all namespaces that were ever written to."""
         with self._database.transaction(write=False):
             return self._database.namespaces()
+
+    def drop_namespace(self, name: str) -> int:
+        """Delete a namespace of the store: its log, its entries and its name.
+
+        A namespace that is later made under this name is a new one: its positions begin at 1, and its ids are not
+        compared with those of the old one.
+
+        Args:
+            name: Name of an existing namespace.
+
+        Returns:
+            Number of operations that its log had.
+
+        Raises:
+            StoreError: There is no such namespace, or the role does not own a PostgreSQL store's tables.
+            ScrubPending: It is deleted, but the file cannot be rewritten now, as in `erase`.
+        """
+        self._database.refuse_in_transaction("drop_namespace")
+        namespace = open_namespace(self._database, name, self.schema)
+        with namespace.transaction():
+            if namespace.scope.namespace_id < 0:
+                raise StoreError(f"no namespace {brief_repr(name)}: `namespaces` lists them")
+            count = namespace.drop()
+        self._scrub()
+        return count
+
+    @property
+    def core(self) -> str:
+        return self.core_at(None)
+
+    @property
+    def state(self) -> MemoryState:
+        with self._transaction():
+            position = self._namespace.log.position
+            entries = self._namespace.entries
+            return MemoryState.from_entries(
+                self.schema,
+                self._namespace.log.core_at(position),
+                position,
+                entries.latest_versions(),
+                has_erasure=entries.has_erasure(),
+            )
+
+    def get(self, id: str, *, as_of: int | str | None = None) -> MemoryEntry:
+        """Return a live entry, or its version at `as_of`. Raises `UnknownEntry`."""
+        with self._transaction():
+            entry = self._namespace.entries.version_at(id, self._namespace.log.resolve_as_of(as_of))
+        if entry is None:
+            raise UnknownEntry(
+                f"no live entry has the id {brief_repr(id)}" + ("" if as_of is None else f" as of {as_of!r}")
+            )
+        return entry
+
+    def core_at(self, as_of: int | str | None) -> str:
+        """Return the core memory text at `as_of` (None: now); "" without one."""
+        with self._transaction():
+            return self._namespace.log.core_at(self._namespace.log.resolve_position(as_of))
+
+    def list(
+        self,
+        category: str | None = None,
+        *,
+        where: Where = None,
+        limit: int | None = None,
+        after: str | None = None,
+        as_of: int | str | None = None,
+    ) -> list[MemoryEntry]:
+        """Return the live entries, oldest id first.
+
+        Args:
+            category: Entries of this category only.
+            where: Filter on fields and metadata (see `filters`).
+            limit: Number of entries at most; None returns all.
+            after: Id of the last entry of the previous page.
+            as_of: Log position or ISO time; None means now.
+
+        Raises:
+            UnknownCategory: The schema has no such category.
+            UnknownEntry: No entry ever had the id `after`.
+            StoreError: `where`, `limit` or `as_of` is invalid.
+        """
+        entry_filter = self._filter(category, where)
+        if limit is not None:
+            check_count("limit", limit)
+        with self._transaction() as log_end:
+            if after is not None and self._namespace.entries.latest_version(after) is None:
+                raise UnknownEntry(f"after: no entry ever had the id {brief_repr(after)}")
+            position = self._namespace.log.resolve_as_of(as_of)
+            if where is None or entry_filter is None:
+                return self._namespace.entries.live(category, after=after, limit=limit, position=position)
+            ids = self._index.matching_ids(log_end.position, entry_filter) if position is None else None
+            if ids is not None and (len(ids) <= _FEW or limit is None):
+                if not ids:
+                    self._warn_of_unknown_fields(entry_filter, stacklevel=3)
+                return self._namespace.entries.live_by_creation(ids, after=after, limit=limit)
+            matches = self._namespace.entries.matching(
+                entry_filter, category, after=after, limit=limit, position=position
+            )
+            if not matches and limit != 0 and as_of is None:
+                self._warn_of_unknown_fields(entry_filter, stacklevel=3)
+            return matches
+
+    def get_many(self, ids: Iterable[str], *, as_of: int | str | None = None) -> dict[str, MemoryEntry]:
+        """Return live entries by id, in the order of `ids`; ids that are not live are left out.
+
+        Args:
+            ids: Ids of entries.
+            as_of: Log position or ISO time; None means now.
+        """
+        ids = list(dict.fromkeys(check_texts("ids", ids)))
+        with self._transaction():
+            position = self._namespace.log.resolve_as_of(as_of)
+            entries = self._namespace.entries.versions_at([id for id in ids if is_text(id)], position)
+        return {id: entries[id] for id in ids if id in entries}
+
+    def count(self, category: str | None = None, *, where: Where = None, as_of: int | str | None = None) -> int:
+        """Return the number of live entries.
+
+        Args:
+            category: Count entries of this category only.
+            where: Count entries that pass this filter only (see `filters`).
+            as_of: Log position or ISO time; None means now.
+
+        Raises:
+            UnknownCategory: The schema has no such category.
+            StoreError: `where` or `as_of` is invalid.
+        """
+        entry_filter = self._filter(category, where)
+        with self._transaction() as log_end:
+            position = self._namespace.log.resolve_as_of(as_of)
+            if where is None or entry_filter is None:
+                return self._namespace.entries.count(category, position)
+            ids = self._index.matching_ids(log_end.position, entry_filter) if position is None else None
+            return len(self.list(category, where=where, as_of=as_of) if ids is None else ids)
+
+    def to_pandas(
+        self, category: str | None = None, *, where: Where = None, as_of: int | str | None = None
+    ) -> DataFrame:
+        """Return the live entries as a pandas table, a row each, oldest id first.
+
+        Args:
+            category: Entries of this category only.
+            where: Filter on fields and metadata (see `filters`).
+            as_of: Log position or ISO time; None means now.
+
+        Raises:
+            StoreError: pandas is not installed, or an argument is invalid as in `list`.
+        """
+        try:
+            from pandas import DataFrame
+        except ImportError as error:
+            raise StoreError(f"to_pandas needs pandas ({error}): pip install pandas") from error
+        entries = [entry.to_dict() for entry in self.list(category, where=where, as_of=as_of)]
+        return DataFrame(entries, columns=list(MemoryEntry.__dataclass_fields__))
+
+    def recent(self, n: int) -> list[MemoryEntry]:
+        check_count("n", n)
+        with self._transaction() as log_end:
+            return self._namespace.recent(log_end.position, n)
+
+    def created_at(self, ids: Sequence[str]) -> dict[str, int]:
+        with self._transaction():
+            return self._namespace.entries.creation_positions(check_texts("ids", ids))
+
+    def find(self, category: str, content: str) -> MemoryEntry | None:
+        """Return the live entry of the category with exactly this content, or None.
+
+        Outer whitespace is ignored.
+        """
+        check_type("content", content, str, error=InvalidContent)
+        if not is_text(content):  # nothing can hold it
+            return None
+        with self._transaction():
+            return self._namespace.entries.find(category, content.strip())
+
+    def _search(self, queries: Sequence[str], options: SearchOptions) -> list[list[Hit]]:
+        query_vectors = options.query_vectors(len(queries), self._embedder.dim)
+        # A query is rarely a stored text, so skip the lookup of its vector.
+        if query_vectors is None and len(queries) == 1 and options.route != "bm25":
+            query_vectors = self._embedder.load_checked().encode(queries)
+        with self._transaction() as log_end:
+            position = self._namespace.log.resolve_as_of(options.as_of)
+            results = self._index.search(log_end.position, position, queries, options, query_vectors)
+            entries = self._namespace.entries.versions_at(list({hit.id for hits in results for hit in hits}), position)
+            if not entries and options.k and options.as_of is None:
+                self._warn_of_unknown_fields(options.filter, stacklevel=5)
+            tokens = options.around
+            context = {id: tuple(surrounding_spans(self._namespace, id, tokens, position)) for id in entries if tokens}
+        return [[Hit(entries[id], score, parts, context.get(id, ())) for id, score, parts in hits] for hits in results]
+
+    def around(self, id: str, tokens: int = 200, *, as_of: int | str | None = None) -> list[MemoryEntry]:
+        """Return the raw text around an entry: spans of its `source`, by `chunk` and insertion order.
+
+        Spans are entries with a `turn`. They form an unbroken run of at most `tokens` tokens (characters / 4).
+
+        Args:
+            id: Id of an entry that is live at `as_of`.
+            tokens: Length of the run at most.
+            as_of: Log position or ISO time; None means now.
+
+        Raises:
+            UnknownEntry: No such entry is live.
+        """
+        check_count("tokens", tokens)
+        with self._transaction():
+            return surrounding_spans(self._namespace, id, tokens, self._namespace.log.resolve_as_of(as_of))
+
+    def history(self, id: str) -> list[MemoryEntry]:
+        """Return all versions of an entry, oldest first, also of a deleted one. Raises `UnknownEntry`."""
+        with self._transaction():
+            if versions := self._namespace.entries.history(id):
+                return versions
+        raise UnknownEntry(f"no entry ever had the id {brief_repr(id)}")
+
+    def history_many(self, ids: Iterable[str]) -> dict[str, list[MemoryEntry]]:
+        """Return all versions of several entries by id, as `history` does; ids that were never used are left out.
+
+        500 entries are read in one statement.
+        """
+        ids = list(dict.fromkeys(check_texts("ids", ids)))
+        with self._transaction():
+            versions = self._namespace.entries.histories(ids)
+        return {id: versions[id] for id in ids if id in versions}
+
+    def log(self, after: int = 0) -> Iterator[tuple[int, str, Operation]]:
+        """Iterate over the operations after a position: position, time (ISO, UTC), operation as applied."""
+        check_count("after", after)
+        return ((position, time, operation) for position, time, _, operation in self._log_rows(after))
+
+    def snapshot(self) -> int:
+        """Return the current log position, for `restore` and `as_of`. It costs nothing and never expires."""
+        with self._transaction():
+            return self._namespace.log.position
+
+    def diff(self, a: int | str, b: int | str | None = None) -> Diff:
+        """Return the entries added, changed and removed between `a` and `b` (now), and the core text.
+
+        Both are positions or times, as in `as_of`; `b` may be the earlier one.
+        """
+        with self._transaction():
+            return timeline.diff_positions(
+                self._namespace, self._namespace.log.resolve_position(a), self._namespace.log.resolve_position(b)
+            )
+
+    @contextmanager
+    def read_transaction(self) -> Iterator[None]:
+        """Make all reads of the block see one moment, whatever others write meanwhile.
+
+        Nothing can be written inside: it raises `StoreError`. Within `transaction` it joins that one.
+        """
+        with self._transaction():
+            yield
 
     def change(self, operation: Operation) -> Change:
         if not isinstance(operation, Operation):
@@ -206,6 +540,113 @@ class MemoryStore(StoreReviewer):
         category = self.schema.default_category if category is None else category
         return self.insert_many([{"category": category, "content": content, **fields} for content in contents])
 
+    def update_many(self, updates: Iterable[Mapping[str, Any]]) -> list[MemoryEntry]:
+        """Update many entries, all or none, embedded in one batch and stored in one transaction.
+
+        Args:
+            updates: Mappings with the arguments of `update` by name; "id" is needed.
+
+        Returns:
+            The new version of each entry.
+
+        Raises:
+            StoreError: An update is invalid, as in `update`; the message names its index.
+        """
+        rows: list[dict[str, Any]] = []
+        for index, update in enumerate(check_items("updates", updates, of="mappings")):
+            with _named("update", index):
+                if not isinstance(update, Mapping) or not {"id"} <= update.keys() <= {"id", *UPDATE_FIELDS}:
+                    raise StoreError(f"a mapping with id and none but {', '.join(UPDATE_FIELDS)} is needed")
+                row = dict(update)
+                if row.get("content") is not None:
+                    row["content"] = clean_content(row["content"])
+                    check_content_size(row["content"], self._max_content)
+                check_timestamp(row.get("timestamp"))
+                rows.append(row)
+        vectors = self._embed(list(dict.fromkeys(row["content"] for row in rows if row.get("content") is not None)))
+        entries = []
+        with self._transaction(write=True):
+            for index, row in enumerate(rows):
+                with _named("update", index):
+                    operation = update_operation(self.get(row["id"]), **row)
+                    change = self._namespace.write(operation, vectors if operation.content in vectors else None)
+                    assert change.entry is not None
+                    entries.append(change.entry)
+        return entries
+
+    def delete_many(
+        self,
+        ids: Iterable[str] | None = None,
+        *,
+        category: str | None = None,
+        where: Where = None,
+        source: str | None = None,
+        chunk: int | None = None,
+        turn: str | None = None,
+    ) -> list[MemoryEntry]:
+        """End many entries, all or none, in one transaction.
+
+        Args:
+            ids: Ids of live entries. Without them, `category` or `where` says which entries to end.
+            category: End entries of this category only; not with `ids`.
+            where: End entries that pass this filter only (see `filters`); not with `ids`.
+            source: Conversation or document that caused the deletion.
+            chunk: Index of the chunk within the source.
+            turn: Id of the turn within the chunk.
+
+        Returns:
+            The last version of each entry, with `valid_to` set.
+
+        Raises:
+            StoreError: Neither or both of `ids` and a condition are given, or the filter is invalid.
+            UnknownEntry: No live entry has one of the ids; nothing was ended.
+        """
+        if isinstance(ids, str) or (ids is None) == (category is None and where is None):
+            raise StoreError("delete_many: give either a list of ids, or a category or filter of the entries to end")
+        ids = None if ids is None else check_texts("ids", ids)
+        with self._transaction(write=True):
+            if ids is None:
+                ids = [entry.id for entry in self.list(category, where=where)]
+            ended = []
+            for index, id in enumerate(dict.fromkeys(ids)):
+                with _named("delete", index):
+                    operation = Operation("delete", id=id, source=source, chunk=chunk, turn=turn)
+                    ended.append(self._namespace.write(operation).ended)
+            return ended
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Make all operations of the block happen together: one commit, or none of them if the block raises.
+
+        Reads and searches of the block see its writes. An operation that fails is undone alone; if you catch its
+        error, the others count. The block is of this namespace alone. Other writers wait until it ends, in SQLite also
+        other threads of this process, so keep it short. What cannot be undone (`erase`, `drop_namespace`, `fork`,
+        `backup`, `close`) raises `StoreError` inside.
+
+        Raises:
+            StoreError: A transaction is open already, or the store is read-only.
+        """
+        if self._database.is_atomic:
+            raise StoreError("transaction: one is open already in this thread, and they do not nest")
+        with self._database.atomic(self._namespace.name):
+            yield
+
+    @staticmethod
+    def writing_as(*, speaker: str | None = None, key: str | None = None) -> AbstractContextManager[None]:
+        """Record who is behind the operations of a block: the log, the entries and their histories say it.
+
+        It holds for all that this thread or task writes in the block. An operation that names a speaker itself keeps
+        that one.
+
+        Args:
+            speaker: Person on whose word the operations are written.
+            key: Name of the server's key that they came with.
+
+        Raises:
+            InvalidContent: A name is no text that can be stored.
+        """
+        return writing_as(speaker=speaker, key=key)
+
     def undo(self) -> Operation | None:
         """Undo the last effective operation by appending its inverse. Call again to go further back.
 
@@ -241,6 +682,166 @@ class MemoryStore(StoreReviewer):
             if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position <= log_end:
                 raise StoreError(f"position {brief_repr(position)} is not in the log: 0 to {log_end} are")
             return timeline.restore(self._namespace, position)
+
+    def revert(
+        self,
+        *,
+        source: str | None = None,
+        speaker: str | None = None,
+        key: str | None = None,
+        since: int | str | None = None,
+        dry_run: bool = False,
+    ) -> Revert:
+        """Take back all writes of a source, speaker or key, and restore what they overwrote or deleted.
+
+        An entry goes back to its last state that came from somebody else. If somebody else changed it since, it stays,
+        and the report lists it as a conflict. All changes are one transaction of ordinary operations with their reason;
+        `restore(report.position)` takes them back.
+
+        Args:
+            source: Conversation or document of the writes.
+            speaker: Person on whose word they were written.
+            key: Name of the server's key that they came with.
+            since: Log position or ISO time; writes up to it stay. Several conditions must all hold.
+            dry_run: Write nothing; the report says what would change.
+
+        Raises:
+            StoreError: No condition is given, or `since` is no position or time.
+        """
+        conditions = {"source": source, "speaker": speaker, "key": key}
+        criteria = {name: value for name, value in conditions.items() if value is not None}
+        for name, value in criteria.items():
+            check_text(name, value)
+        if not criteria and since is None:
+            raise StoreError("revert: say what to take back: give a source, a speaker, a key or a moment (since)")
+        words = [f"{name} {brief_repr(value)}" for name, value in criteria.items()]
+        words += [] if since is None else [f"since {since}"]
+
+        def is_selected(operation: Operation) -> bool:
+            return all(getattr(operation, name) == value for name, value in criteria.items())
+
+        check_flag("dry_run", dry_run)
+        with self._transaction(write=not dry_run):
+            start = 0 if since is None else self._namespace.log.resolve_position(since)
+            reason = f"revert: {', '.join(words)}"
+            return revert(self._namespace, is_selected, start, reason, now=self._database.now(), dry_run=dry_run)
+
+    def quarantined(self, *, pending: bool = True) -> list[Quarantined]:
+        """Return the operations that a trust rule kept from the memory, oldest first.
+
+        Args:
+            pending: Leave out those that had a review.
+        """
+        check_flag("pending", pending)
+        with self._transaction():
+            return list_quarantined(self._namespace.log, pending=pending)
+
+    def review(self, position: int, *, accept: bool) -> Quarantined:
+        """Apply a quarantined operation, or reject it.
+
+        Args:
+            position: Log position of the quarantined operation.
+            accept: True applies it as its speaker meant it; False leaves the memory as it is.
+
+        Returns:
+            The operation with the decision.
+
+        Raises:
+            ReviewConflict: Nothing at the position awaits a review, or the entry was changed since and it still does.
+        """
+        check_flag("accept", accept)
+        check_count("position", position)
+        item = next((item for item in self.quarantined() if item.position == position), None)
+        content = None if item is None else item.operation.content
+        is_embedded = accept and item is not None and item.operation.kind in ("insert", "update")
+        vectors = self._embed([content]) if is_embedded and content is not None else {}
+        with self._transaction(write=True):
+            pending = {item.position: item for item in list_quarantined(self._namespace.log, pending=True)}
+            if position not in pending:
+                raise ReviewConflict(
+                    f"review {brief_repr(position)}: nothing there awaits one: `quarantined` lists what does"
+                )
+            item = pending[position]
+            if accept:
+                self._check_unchanged(item)
+                with suppress(DuplicateContent):  # the memory says so already
+                    self._namespace.write(accepted_operation(item), vectors or None)
+            decision = "accepted" if accept else "rejected"
+            self._namespace.write(decision_operation(item, decision))
+            return replace(item, decision=decision)
+
+    def erase(self, *ids: str, where: Where = None) -> Erasure:
+        """Erase entries for good: from the log, past states, vectors, and free space of the file.
+
+        With `where`, all entries of which any version passes the filter: live, ended, expired, undone or quarantined.
+        Of a quarantined change to an entry that does not pass, the change alone is erased.
+
+        The operations remain as stubs without content, date, origin or id, because an id tells of the content. Stubs
+        change nothing: past states, undo and restore behave as if the entries had never existed. Only an export, copy
+        or fork made before still has them. The core memory has a past of its own (`erase_core_history`). The file is
+        rewritten, which takes time. If that fails, the entries are erased all the same: no read returns them, and
+        `pending_scrub` stays True until their bytes are gone.
+
+        In PostgreSQL no statement returns the erased content afterwards, but its bytes remain on the server for a
+        while. They stay in the tables' files until vacuum frees the space and it is reused. `VACUUM FULL
+        memalpha.operations, memalpha.versions, memalpha.vectors` does so at once; the owner runs it while nobody else
+        works. Write-ahead log, replicas and backups keep the bytes as long as they are retained.
+
+        Args:
+            ids: Ids of live or deleted entries, or of quarantined operations. Without any, a pending scrub is finished.
+            where: Filter on fields and metadata (see `filters`).
+
+        Returns:
+            Other ids with the same content, as a list that also has what was erased and where copies are.
+
+        Raises:
+            UnknownEntry: No entry ever had the id.
+            StoreError: The filter is invalid or holds for everything; `erase_all` erases a namespace.
+            ScrubPending: The entries are erased, but the file cannot be rewritten now. The next opening goes on.
+        """
+        self._database.refuse_in_transaction("erase")
+        check_texts("ids", ids)
+        entry_filter = self._filter(None, where)
+        if where is not None and entry_filter is None:
+            raise StoreError("erase: where is empty, so it holds for everything: erase_all() erases a namespace")
+        forks = self._forks(ids, entry_filter)
+        with self._transaction(write=True):
+            unknown_ids = [id for id in ids if not self._was_used(id)]
+            erasure = Erasure() if unknown_ids else self._erase(ids, entry_filter)
+        erasure.forks = tuple(forks)
+        self._scrub(erasure)  # an unknown id may be that of an erasure that was not finished
+        if unknown_ids:
+            raise UnknownEntry(f"no entry ever had the id {unknown_ids[0]!r:.80}")
+        return erasure
+
+    def erase_all(self) -> int:
+        """Erase the whole namespace, core memory included, and return the number of stubs.
+
+        Only the namespace's name and the stubs of its operations remain; `drop_namespace` removes these, too. Raises
+        `ScrubPending` as `erase` does.
+        """
+        self._database.refuse_in_transaction("erase_all")
+        with self._transaction(write=True):
+            count = self._namespace.erase_all()
+        self._scrub()
+        return count
+
+    def erase_core_history(self) -> int:
+        """Erase all texts of the core memory but the current one, and return their number.
+
+        Before the current text, past states then have no core memory. Raises `ScrubPending` as `erase` does.
+        """
+        self._database.refuse_in_transaction("erase_core_history")
+        with self._transaction(write=True):
+            count = self._namespace.erase_core_history()
+        self._scrub()
+        return count
+
+    @property
+    def pending_scrub(self) -> bool:
+        """True if content was erased whose bytes may still lie in the file. The next opening, or `erase()`, goes on."""
+        with self._database.transaction(write=False):
+            return self._database.is_scrub_due
 
     def fork(
         self, namespace: str | None = None, *, path: str | Path | None = None, as_of: int | str | None = None
@@ -334,3 +935,138 @@ class MemoryStore(StoreReviewer):
         vectors = self._embed(contents)
         with self._transaction(write=True):
             return apply_lines(self._namespace, path, lines, vectors)
+
+    @contextmanager
+    def _transaction(self, *, write: bool = False) -> Iterator[LogEnd]:
+        """Open a transaction on the memory as of the store's clock and yield the end of the log.
+
+        Expired entries are ended first, in the log too, at the time of their expiry.
+        """
+        if not write:
+            with self._namespace.transaction(write=False):
+                log_end = self._namespace.log.end()
+                if not self._has_expired_entries(log_end):
+                    yield log_end
+                    return
+            with self._database.expiry_transaction(self._namespace.name):
+                self._end_expired()
+        with self._namespace.transaction(write=write):
+            yield self._end_expired() if write else self._namespace.log.end()
+
+    def _has_expired_entries(self, log_end: LogEnd) -> bool:
+        """Return True if a live entry has expired."""
+        if log_end.next_expiry is None:
+            return False
+        return log_end.next_expiry <= check_clock(self._database, log_end)
+
+    def _end_expired(self) -> LogEnd:
+        """End all expired entries and return the new end of the log.
+
+        Call inside a writing transaction.
+        """
+        log_end = self._namespace.log.end()
+        if self._has_expired_entries(log_end):
+            timeline.expire_entries(self._namespace, self._namespace.entries.expired_by(self._database.now()))
+            log_end = self._namespace.log.end()
+        return log_end
+
+    def _exclusive(self) -> AbstractContextManager[LogEnd]:
+        return self._transaction(write=True)
+
+    def _embed(self, contents: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return the embeddings by content; stored ones are reused."""
+        vectors = StoredEmbedder(self._namespace, self._embedder.load_checked()).encode(contents)
+        return dict(zip(contents, vectors, strict=True))
+
+    def _log_rows(self, after: int) -> Iterator[tuple[int, str, int, Operation]]:
+        """Iterate over log rows in pages, so that a reader who stops early holds no transaction open."""
+        while True:
+            with self._transaction():
+                page = self._namespace.log.page(after, _PAGE)
+            yield from page
+            if len(page) < _PAGE:
+                return
+            after = page[-1][0]
+
+    def _warn_of_unknown_fields(self, entry_filter: Filter | None, stacklevel: int) -> None:
+        """Warn, once for each, of metadata keys in a filter without matches that no entry of the memory has."""
+        fields = set() if entry_filter is None else filter_fields(entry_filter) - FIELDS
+        for field in fields if len(self._known_fields) < _MAX_KNOWN_FIELDS else ():
+            path = field.removeprefix("metadata.").split(".")
+            if self._known_fields.isdisjoint((path[0], path[-1])) and self._namespace.entries.count(None, None):
+                self._known_fields.add(path[-1])
+                if not self._namespace.entries.has_metadata_key(path[-1]):
+                    warnings.warn(
+                        f"where: no entry has the field {field!r}, so nothing equals it: is it spelt right?",
+                        UnknownFieldWarning,
+                        stacklevel=stacklevel,
+                    )
+
+    def _check_unchanged(self, item: Quarantined) -> None:
+        operation, current = item.operation, None
+        if operation.kind == "core_update":
+            current = self.core
+        elif operation.id is not None:
+            with suppress(UnknownEntry):
+                current = self.get(operation.id).content
+        if current != item.before:
+            raise ReviewConflict(
+                f"review {item.position}: what it would change was changed since: reject it, or write what is right"
+            )
+
+    def _was_used(self, id: str) -> bool:
+        """Return True if an entry ever had this id, or a quarantined operation has it."""
+        is_entry = self._namespace.entries.latest_version(id) is not None
+        return is_entry or (is_storable(id) and self._namespace.log.is_quarantined(id))
+
+    def _erase(self, ids: Iterable[str], where: Filter | None) -> Erasure:
+        """Erase entries in the open transaction, and in the index in memory."""
+        self._index.catch_up(self._namespace.log.position)
+        matching, changes = ([], []) if where is None else self._namespace.ids_matching(where)
+        all_ids = dict.fromkeys([*ids, *matching])
+        erasure = Erasure(self._namespace.erase(all_ids, changes))
+        erasure.ids = tuple(all_ids)
+        self._index.forget(all_ids, self._namespace.log.position)
+        return erasure
+
+    def _forks(self, ids: Iterable[str], where: Filter | None) -> list[str]:
+        """Return the namespaces that are forks and have what is to be erased."""
+        with self._database.transaction(write=False):
+            others = sorted({*self._database.namespaces()} - {self._namespace.name})
+        forks: list[str] = []
+        for start in range(0, len(others), _SHOWN_NAMESPACES):
+            names = others[start : start + _SHOWN_NAMESPACES]
+            with self._database.transaction(self._namespace.name, *names, write=False):
+                matching = [] if where is None else self._namespace.ids_matching(where)[0]
+                forks += self._namespace.log.forks([*ids, *matching], names)
+        return forks
+
+    def _scrub(self, erasure: Erasure | None = None, *, wait: bool = True) -> None:
+        """Finish the rewriting that an erasure of any namespace has left due."""
+        if not self.pending_scrub:
+            return
+        self._database.remove_abandoned_copies()
+        try:
+            self._database.scrub(wait=wait)
+        except ScrubPending as pending:
+            pending.erasure = Erasure() if erasure is None else erasure
+            raise
+
+    def _finish_interrupted_work(self) -> None:
+        """Go on with a pending scrub, and remove what killed processes left of files, without waiting for others."""
+        try:
+            if self._database.abandoned_copies():
+                self._database.remove_abandoned_copies()
+            self._scrub(wait=False)
+        except StoreError as error:
+            warnings.warn(str(error), stacklevel=3)
+
+
+@contextmanager
+def _named(kind: str, index: int) -> Iterator[None]:
+    """Put the kind and index of an operation before the message of its error."""
+    try:
+        yield
+    except StoreError as error:
+        error.args = (f"{kind} {index}: {error}", *error.args[1:])
+        raise

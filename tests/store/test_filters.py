@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memalpha.store.search.filter_columns
-import memalpha.store.store_reads
+import memalpha.store.store
 from memalpha.errors import StoreError
 from memalpha.store.embedding import load_embedder
 from memalpha.store.filters import parse_filter
@@ -241,7 +241,7 @@ def test_lists_and_searches_of_a_memory(facts, where) -> None:
 
 
 def test_pages_of_a_filtered_list(monkeypatch) -> None:
-    monkeypatch.setattr(memalpha.store.store_reads, "_PAGE", 3)
+    monkeypatch.setattr(memalpha.store.store, "_PAGE", 3)
     store = MemoryStore.open(":memory:", embedder="hash")
     for number in range(20):
         store.insert("semantic", f"fact {number}", chunk=number % 4)

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -41,11 +40,8 @@ from memalpha.store.checks.coverage import (
 from memalpha.store.checks.duplicates import find_duplicates
 from memalpha.store.checks.findings import KINDS, Audit, Finding
 from memalpha.store.checks.slot_checks import find_contradictions, find_stale
-from memalpha.store.store_reads import StoreReader
+from memalpha.store.store import MemoryStore
 from memalpha.types import Chunk, MemoryEntry
-
-if TYPE_CHECKING:
-    from memalpha.store.store import MemoryStore
 
 NEAR = 0.95
 
@@ -72,7 +68,7 @@ def audit(
     Raises:
         StoreError: `near` is not above 0 and at most 1, or `k` is below 1.
     """
-    check_type("store", store, StoreReader)
+    check_type("store", store, MemoryStore)
     if not is_finite_number(near) or not 0 < near <= 1:
         raise StoreError(f"near {brief_repr(near)}: a cosine above 0 and at most 1 is needed")
     check_count("k", k)
