@@ -409,7 +409,8 @@ class Reward:
 
     `components` maps a name to one float per turn. A component in `shared` belongs to the whole trajectory and repeats;
     all others belong to their turns. `turns` holds the totals r_t. `calls` holds per turn a number for each call, then
-    one for the end of the reply (`train.algorithms.credit`); it is empty without credit per call.
+    one for the end of the reply (`train.algorithms.credit`); it is empty without credit per call. `call_sources` says,
+    in the same places, which questions gave how much of it.
     """
 
     turns: tuple[float, ...]
@@ -418,6 +419,7 @@ class Reward:
     total: float
     shared: frozenset[str] = frozenset()
     calls: tuple[tuple[float, ...], ...] = ()
+    call_sources: tuple[tuple[tuple[tuple[str, float], ...], ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,8 @@ OPTIONAL_LIBRARIES = MODEL_LIBRARIES | {
         "pebble",
         "opentelemetry",
     ),
-    *("pandas", "pyarrow", "ray", "referencing", "regex", "rich", "rouge_score", "uvicorn", "vllm", "wandb"),
+    *("pandas", "pyarrow", "ray", "referencing", "regex", "rich", "rouge_score", "tokenizers", "uvicorn", "vllm"),
+    "wandb",
 }
 """Heavy or optional libraries: functions may import them."""
 PLATFORM_LIBRARIES = {"resource", "select"}
@@ -99,7 +100,7 @@ LAZY_IMPORTS = {
     "store.open": "PostgreSQL needs psycopg, which is optional",
 }
 """Modules whose functions may import modules of memalpha, and why."""
-MAX_LAZY_IMPORTS = {"__init__": 1, "cli": 49, "integrations": 4, "policy": 8, "rewards": 8, "store": 4}
+MAX_LAZY_IMPORTS = {"__init__": 1, "cli": 50, "integrations": 4, "policy": 8, "rewards": 8, "store": 4}
 """Import statements of memalpha modules inside functions, per room."""
 
 
@@ -293,7 +294,8 @@ def _code_lines(module: Module) -> int:
 
 
 def test_no_module_is_too_long() -> None:
-    lengths = {module.short: _code_lines(module) for module in MODULES.values()}
+    long = [module for module in MODULES.values() if len(module.source.splitlines()) > MAX_LINES]
+    lengths = {module.short: _code_lines(module) for module in long}
     offenders = {name: f"{name}: {length} lines of code" for name, length in lengths.items() if length > MAX_LINES}
     _check(offenders)
 

@@ -103,6 +103,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "train": train.train,
     "study": train.study,
     "report": train.report,
+    "watch": train.watch,
     "merge": train.merge,
     "eval": evaluate.evaluate,
     "config": config.config,

@@ -1,4 +1,4 @@
-"""Commands on policies and runs: demo, train, report, merge, fetch."""
+"""Commands on policies and runs: demo, train, report, watch, merge, fetch."""
 
 from __future__ import annotations
 
@@ -146,6 +146,28 @@ def report(
     """
     page = write_page(run)
     print_result({"report": str(page)}, as_json, str(page))
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory; the run may be going on.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0: any free one.")] = 8766,
+) -> None:
+    """Show a run in the browser while it trains: curves, and what the policy wrote with its rewards.
+
+    The page follows the run by itself. Only this machine can open it. Ctrl-C ends it; the run does not notice.
+
+    Example: memalpha watch runs/demo
+
+    Raises:
+        DataError: RUN is no run's directory.
+        ConfigError: The port is taken, or a library is missing.
+    """
+    from memalpha.integrations.server.watch import serve_page
+    from memalpha.report.page import RunPage
+
+    page = RunPage(run)
+    page.render(live=True)  # says now what keeps it from being shown
+    serve_page(page, port, lambda address: typer.echo(f"{address} shows {run}; Ctrl-C ends it", err=True))
 
 
 def merge(

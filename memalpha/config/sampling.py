@@ -124,6 +124,9 @@ class RLSamplingConfig(SamplingConfig):
     sampler: SamplerConfig | None = Field(
         default=None, description="a vLLM server that samples the rollouts (default: this process does)"
     )
+    written_tasks: int = Field(
+        default=4, ge=1, description="tasks of each step whose rollouts trajectories.jsonl keeps, in words"
+    )
     keep_tokens: bool = Field(
         default=False, description="write turns.jsonl and a checkpoint per step, for outside checks"
     )

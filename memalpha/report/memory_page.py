@@ -11,8 +11,6 @@ another site cannot know the token, and a change that came in between is not ove
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -242,8 +240,8 @@ def _render(store: MemoryStore, history: History, **served: Any) -> str:
         "title": f"memalpha: {name}",
         "name": name,
         "policy": (
-            f"default-src 'none'; style-src {_source_hash(style)} {_source_hash(page_style)}; "
-            f"script-src {_source_hash(script)}; base-uri 'none'; form-action 'self'"
+            f"default-src 'none'; style-src {render.source_hash(style)} {render.source_hash(page_style)}; "
+            f"script-src {render.source_hash(script)}; base-uri 'none'; form-action 'self'"
         ),
         "style": style,
         "script": script,
@@ -255,8 +253,3 @@ def _render(store: MemoryStore, history: History, **served: Any) -> str:
         **dict.fromkeys(("is_served", "can_write", "can_review", "done", "failure"), ""),
     }
     return ENVIRONMENT.get_template("memory.html").render(context | served)
-
-
-def _source_hash(content: str) -> str:
-    """Return the source expression of a Content-Security-Policy that allows an element with this content."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

@@ -1,15 +1,15 @@
-"""`write_report(run)`: write one static HTML page, `RUN/report.html`, for a run directory.
+"""The page of a run: `write_report(run)` writes it as a file, `RUN/report.html`; `memalpha watch` serves it live.
 
-The page needs no network and holds no script. It is made from the files of the run: `summary.json`, `metrics.jsonl`,
-`eval/*.jsonl`, `eval/example.json`, `config.yaml`. A missing part is named as missing, never drawn as zero. An
-evaluation without training has a page too.
+The file needs no network. A script in it shows rollouts; everything else needs none. The page is made from the files of
+the run: `summary.json`, `metrics.jsonl`, `trajectories.jsonl`, `tasks.jsonl`, `eval/*.jsonl`, `eval/example.json`,
+`config.yaml`. A missing part is named as missing, never drawn as zero. An evaluation without training has a page too.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,58 +19,130 @@ from memalpha import __version__
 from memalpha.config import EvalConfig
 from memalpha.errors import DataError
 from memalpha.report.evaluation import anchor, load_systems, load_unjudged_counts, read_evaluation
-from memalpha.report.render import ENVIRONMENT
+from memalpha.report.render import ENVIRONMENT, embed_json, read_asset, source_hash
 from memalpha.report.results import SHORT_LABELS, SYSTEMS, read_results, systems_of
+from memalpha.report.run_files import Rollouts
 from memalpha.report.text import load_text_summaries, read_text_results, text_curves
 from memalpha.report.training import CURVES, draw_training
+
+
+class RunPage:
+    """The page of a run or of an evaluation: as a file, or live while the run writes on.
+
+    Args:
+        run: Its directory.
+
+    Raises:
+        DataError: There is no such directory.
+    """
+
+    def __init__(self, run: str | Path) -> None:
+        self.folder = Path(run)
+        if not self.folder.is_dir():
+            raise DataError(f"{self.folder}: there is no such directory: name that of a run or an evaluation")
+        self.rollouts = Rollouts(self.folder)
+
+    def render(self, *, live: bool = False) -> str:
+        """Return the page. A live page fetches rollouts and news; the other holds some of the rollouts itself.
+
+        Raises:
+            DataError: The directory holds no `metrics.jsonl`, no `summary.json` and no classified records
+                (`eval/*.jsonl`), a live one no `config.yaml` either, or a line of them is not JSON.
+        """
+        folder = self.folder
+        metrics, summary = self._metrics(), _read_json(folder / "summary.json")
+        texts = load_text_summaries(folder / "eval")
+        evaluated = {} if texts else load_systems(folder / "eval")
+        config_path = folder / "config.yaml"
+        is_run = bool(metrics or summary or evaluated or texts) or (live and config_path.exists())
+        if not is_run:
+            raise DataError(
+                f"{folder} is not a run directory: it holds neither summary.json nor metrics.jsonl, nor an evaluation "
+                "(eval/*.jsonl) whose wrong answers were classified"
+            )
+        config_text = config_path.read_text(encoding="utf-8", errors="replace") if config_path.exists() else ""
+        systems = systems_of(summary)
+        results = dict.fromkeys(("interval", "empty_accuracy", "error", "weakest", "charts"))
+        if "before" in systems and "after" in systems:
+            results = read_results(systems, evaluated)
+        example = folder / "eval" / "example.json"
+        context = {
+            "title": f"memalpha: {folder.name}",
+            "name": folder.name,
+            "summary": summary,
+            "metrics": metrics,
+            "texts": texts,
+            "systems": systems,
+            "short_labels": SHORT_LABELS,
+            "example": None if texts or (live and not summary) else _read_json(example),
+            "curves": _curves(metrics, texts),
+            "text": read_text_results(folder / "eval", texts) if texts else None,
+            "evaluation": (
+                read_evaluation(evaluated, SYSTEMS, load_unjudged_counts(folder / "eval")) if evaluated else None
+            ),
+            "anchor": anchor,
+            "config": _parse_config(config_text),
+            "config_text": config_text,
+            **self._rollout_values(live=live),
+        }
+        return ENVIRONMENT.get_template("report.html").render(context | results | _reproduction(folder, summary))
+
+    def training(self) -> str:
+        """Return the page's part on training as it is now."""
+        metrics, texts = self._metrics(), load_text_summaries(self.folder / "eval")
+        if not metrics:
+            return ""
+        return ENVIRONMENT.get_template("training.html").render(metrics=metrics, curves=_curves(metrics, texts))
+
+    def state(self) -> dict[str, Any]:
+        """Return what a live page has to know: steps with rollouts, the last step in words, True if the run is over."""
+        metrics, rollouts = self._metrics(), self.rollouts.steps()
+        is_finished = (self.folder / "summary.json").exists()
+        parts = ["no step yet" if not metrics else f"step {metrics[-1]['step']}"]
+        for name in ("reward", "accuracy", "validation_accuracy", "train_loss"):
+            value = next((line[name] for line in reversed(metrics) if isinstance(line.get(name), int | float)), None)
+            parts += [] if value is None else [f"{name.replace('_', ' ')} {value:.3f}"]
+        return {"rollouts": rollouts, "text": " · ".join(parts), "steps": len(metrics), "finished": is_finished}
+
+    def _metrics(self) -> list[dict[str, Any]]:
+        return _read_lines(self.folder / "metrics.jsonl", growing=not (self.folder / "summary.json").exists())
+
+    def _rollout_values(self, *, live: bool) -> dict[str, Any]:
+        """Return the template's values of the part with rollouts; without any, the page holds no script."""
+        steps = self.rollouts.steps()
+        if not steps and not live:
+            return {"live": False, "script": None}
+        embedded = [] if live else self.rollouts.embed()
+        script = read_asset("rollouts.js")
+        connect = "'self'" if live else "'none'"
+        return {
+            "live": live,
+            "script": script,
+            "rollouts": embed_json(embedded),
+            "kept_steps": len(embedded),
+            "all_steps": len(steps),
+            "policy": (
+                f"default-src 'none'; style-src 'unsafe-inline'; script-src {source_hash(script)}; "
+                f"connect-src {connect}; base-uri 'none'; form-action 'none'"
+            ),
+        }
 
 
 def write_report(run: str | Path) -> Path:
     """Write `RUN/report.html` and return its path.
 
     Raises:
-        DataError: RUN holds no `metrics.jsonl`, no `summary.json` and no classified records (`eval/*.jsonl`), or a
-            line of them is not JSON.
+        DataError: RUN is no directory of a run or of an evaluation (`RunPage.render`), or a line is not JSON.
     """
-    folder = Path(run)
-    if not folder.is_dir():
-        raise DataError(f"{folder}: there is no such directory: name that of a run or an evaluation")
-    metrics = _read_lines(folder / "metrics.jsonl")
-    summary = _read_json(folder / "summary.json")
-    texts = load_text_summaries(folder / "eval")
-    evaluated = {} if texts else load_systems(folder / "eval")
-    if not metrics and not summary and not evaluated and not texts:
-        raise DataError(
-            f"{folder} is not a run directory: it holds neither summary.json nor metrics.jsonl, nor an evaluation "
-            "(eval/*.jsonl) whose wrong answers were classified"
-        )
-    config_path = folder / "config.yaml"
-    config_text = config_path.read_text(encoding="utf-8", errors="replace") if config_path.exists() else ""
-    systems = systems_of(summary)
-    results = dict.fromkeys(("interval", "empty_accuracy", "error", "weakest", "charts"))
-    if "before" in systems and "after" in systems:
-        results = read_results(systems, evaluated)
-    curves = [*CURVES[:3], *text_curves(metrics), *CURVES[3:]] if texts else CURVES
-    context = {
-        "title": f"memalpha: {folder.name}",
-        "name": folder.name,
-        "summary": summary,
-        "metrics": metrics,
-        "texts": texts,
-        "systems": systems,
-        "short_labels": SHORT_LABELS,
-        "example": None if texts else _read_json(folder / "eval" / "example.json"),
-        "curves": draw_training(metrics, curves),
-        "text": read_text_results(folder / "eval", texts) if texts else None,
-        "evaluation": read_evaluation(evaluated, SYSTEMS, load_unjudged_counts(folder / "eval")) if evaluated else None,
-        "anchor": anchor,
-        "config": _parse_config(config_text),
-        "config_text": config_text,
-    }
-    page = ENVIRONMENT.get_template("report.html").render(context | results | _reproduction(folder, summary))
-    target = folder / "report.html"
-    target.write_text(page, encoding="utf-8", errors="backslashreplace")  # a model may write half a surrogate pair
+    page = RunPage(run)
+    target = page.folder / "report.html"
+    # A model may write half a surrogate pair.
+    target.write_text(page.render(), encoding="utf-8", errors="backslashreplace")
     return target
+
+
+def _curves(metrics: Sequence[Mapping[str, Any]], texts: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    return draw_training(metrics, [*CURVES[:3], *text_curves(metrics), *CURVES[3:]] if texts else CURVES)
 
 
 def _reproduction(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,11 +207,14 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
+def _read_lines(path: Path, *, growing: bool = False) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = []
-    for number, text in enumerate(path.read_bytes().split(b"\n"), 1):
+    data = path.read_bytes()
+    if growing:  # the run may be writing the last line
+        data = data.rpartition(b"\n")[0]
+    for number, text in enumerate(data.split(b"\n"), 1):
         try:
             lines += [json.loads(text)] if text else []
         except ValueError as error:

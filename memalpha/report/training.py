@@ -11,7 +11,12 @@ Curve = tuple[str, str, tuple[float | None, float | None], tuple[tuple[str, str,
 """Title, caption, range of y, lines as (metric key, label, colour)."""
 
 CURVES: tuple[Curve, ...] = (
-    ("Reward", "Mean total reward of a step's rollouts.", (None, None), (("reward", "reward", "after"),)),
+    (
+        "Reward",
+        "Total reward of a step's rollouts: mean, smallest and largest.",
+        (None, None),
+        (("reward", "mean", "after"), ("reward_min", "smallest", "before"), ("reward_max", "largest", "before")),
+    ),
     (
         "Accuracy",
         "Sampled rollouts on training tasks; points: greedy on validation tasks, with 95 % intervals.",
@@ -34,12 +39,48 @@ CURVES: tuple[Curve, ...] = (
         (0.0, 1.0),
         (("accuracies", "training", "before"), ("validation_accuracies", "validation", "after")),
     ),
+    (
+        "Parts of the reward",
+        "r1 answers, r2 valid calls, r3 compression, r4 content; means of a step.",
+        (None, 1.0),
+        (("r1", "r1", "after"), ("r2", "r2", "before"), ("r3", "r3", "append_only"), ("r4", "r4", "oracle")),
+    ),
     ("Valid calls", "Share of tool calls that executed.", (None, 1.0), (("valid_calls", "valid calls", "after"),)),
     (
         "Updates and deletes",
         "Their share of all calls that changed the memory.",
         (0.0, None),
         (("update_share", "update", "after"), ("delete_share", "delete", "append_only")),
+    ),
+    (
+        "Right updates and deletes",
+        "Share of the changes that the conversations ask for which were made to the right entry.",
+        (0.0, 1.0),
+        (("update_hit", "updates", "after"), ("delete_hit", "deletes", "append_only")),
+    ),
+    (
+        "Nothing to prefer",
+        "Share of groups whose rollouts all have equal rewards: they teach nothing.",
+        (0.0, 1.0),
+        (("flat", "flat groups", "before"),),
+    ),
+    (
+        "Size of a step",
+        "KL of an update, in nats per token: how far the policy moved.",
+        (0.0, None),
+        (("update_kl", "KL", "after"),),
+    ),
+    (
+        "Largest step",
+        "Largest change of a token's log-prob from the sampler's.",
+        (0.0, None),
+        (("old_max", "largest", "before"), ("old_p99", "99th percentile", "after")),
+    ),
+    (
+        "Speed",
+        "Tokens per second.",
+        (0.0, None),
+        (("sampled_tokens_per_second", "sampled", "after"), ("trained_tokens_per_second", "trained", "before")),
     ),
     ("Entropy", "Of the sampled tokens, in nats.", (0.0, None), (("entropy", "entropy", "extra"),)),
     (

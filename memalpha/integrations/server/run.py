@@ -176,7 +176,7 @@ def serve_http(
         page_edits=page_edits,
     )
     _check_descriptors()
-    with _listen(host, port) as listening:
+    with listen(host, port) as listening:
         url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         also = (f", MCP at {url}/mcp" if mcp else "") + (f", a page at {url}/" if page else "")
         print(f"memalpha serves {description} at {url}/v1{also}", file=sys.stderr)
@@ -289,7 +289,7 @@ def _stop_event() -> asyncio.Event:
 
 
 @contextmanager
-def _listen(host: str, port: int) -> Iterator[socket.socket]:
+def listen(host: str, port: int) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listening:
         try:

@@ -31,6 +31,9 @@ from memalpha.train.algorithms.advantages import TIE_TOLERANCE, centre
 from memalpha.train.data.call_spans import CallSpans
 from memalpha.types import ToolResult, Trajectory, TrajectoryGroup
 
+Source = tuple[str, float]
+"""Id of a question, and its advantage."""
+
 
 class StateAnswer(NamedTuple):
     """Answer to a question from one memory state, and its score."""
@@ -69,8 +72,8 @@ def question_advantages(answers: Sequence[Sequence[Sequence[StateAnswer]]], gamm
 
 def route(
     advantages: Sequence[float], after: Sequence[StateAnswer], without: Sequence[Sequence[StateAnswer]]
-) -> tuple[list[float], float]:
-    """Give each question's advantage to the operations that its answer depends on, or else to the end of the reply.
+) -> tuple[list[list[int]], list[int]]:
+    """Give each question to the operations that its answer depends on, or else to the end of the reply.
 
     Args:
         advantages: Advantage of the turn for each question.
@@ -78,17 +81,18 @@ def route(
         without: Answers as [operation][question], from that memory without one operation of the turn.
 
     Returns:
-        A number per operation, and one for the end.
+        Indices of the questions whose advantage each operation gets, and of those that the end gets.
     """
-    numbers, end = [0.0] * len(without), 0.0
+    of_operations: list[list[int]] = [[] for _ in without]
+    of_end = []
     for q, advantage in enumerate(advantages):
         decisive = [i for i, answers in enumerate(without) if answers[q] != after[q]]
         agreeing = [i for i in decisive if (after[q].score - without[i][q].score) * advantage > 0]
         for i in agreeing or decisive:
-            numbers[i] += advantage
+            of_operations[i].append(q)
         if not decisive:
-            end += advantage
-    return numbers, end
+            of_end.append(q)
+    return of_operations, of_end
 
 
 def centred_costs(results: Sequence[Sequence[ToolResult]], settings: CreditConfig) -> list[list[float]]:
@@ -127,6 +131,24 @@ def call_numbers(
         for result, cost in zip(results, costs, strict=True)
     ]
     return (*numbers, end)
+
+
+def call_sources(
+    results: Sequence[ToolResult], shares: Sequence[Sequence[Source]], end: Sequence[Source]
+) -> tuple[tuple[Source, ...], ...]:
+    """Return for each call of a turn, then for its end, the questions that gave it credit, with their advantages.
+
+    Args:
+        results: Results of the calls.
+        shares: Questions of each operation, in the order of the calls that changed the memory.
+        end: Questions of the end.
+    """
+    remaining = iter(shares)
+    of_calls = [
+        end if result.code == "skipped" else next(remaining, ()) if result.code in CHANGING_CODES else ()
+        for result in results
+    ]
+    return tuple(tuple(share) for share in (*of_calls, end))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,14 @@ from memalpha.qa.scoring.memory import questions_of
 from memalpha.qa.scoring.states import StateQuestion, ask_states, texts_to_embed
 from memalpha.qa.systems.base import question_chunk
 from memalpha.store.state import MemoryState
-from memalpha.train.algorithms.credit import StateAnswer, call_numbers, centred_costs, question_advantages, route
+from memalpha.train.algorithms.credit import (
+    StateAnswer,
+    call_numbers,
+    call_sources,
+    centred_costs,
+    question_advantages,
+    route,
+)
 from memalpha.types import Operation, Question, Task, Trajectory, TrajectoryGroup
 
 
@@ -97,18 +104,24 @@ class CreditScorer(MemoryScorer):
         costs = [centred_costs([turn.results for turn in at_chunk], self.settings) for at_chunk in turns]
         trajectories = []
         for rollout, trajectory in enumerate(group.trajectories):
-            numbers = []
+            numbers, sources = [], []
             for index, turn in enumerate(trajectory.turns):
                 change = changes[id(trajectory), index]
                 after, *without = [
                     [answers.get(change.task, question, state) for question in change.questions]
                     for state in (change.after, *change.without)
                 ]
-                credit, end = route(change.advantages, after, without)
-                credit = credit or [0.0] * len(turn.operations)
+                of_operations, of_end = route(change.advantages, after, without)
+                given = [(q.id, value) for q, value in zip(change.questions, change.advantages, strict=True)]
+                shares = [[given[q] for q in share] for share in (*of_operations, of_end)]
+                *credit, end = (sum(value for _, value in share) for share in shares)
+                if not change.advantages:
+                    credit = [0.0] * len(turn.operations)
                 numbers.append(call_numbers(turn.results, credit, self.settings.end * end, costs[index][rollout]))
+                sources.append(call_sources(turn.results, shares[:-1], shares[-1]))
             assert trajectory.reward is not None
-            trajectories.append(replace(trajectory, reward=replace(trajectory.reward, calls=tuple(numbers))))
+            reward = replace(trajectory.reward, calls=tuple(numbers), call_sources=tuple(sources))
+            trajectories.append(replace(trajectory, reward=reward))
         return replace(group, trajectories=tuple(trajectories))
 
 

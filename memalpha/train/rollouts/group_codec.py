@@ -233,6 +233,9 @@ def _reward(value: Mapping[str, Any] | None) -> Reward | None:
         total=value["total"],
         shared=frozenset(value["shared"]),
         calls=tuple(map(tuple, value["calls"])),
+        call_sources=tuple(
+            tuple(tuple((id, number) for id, number in source) for source in turn) for turn in value["call_sources"]
+        ),
     )
 
 

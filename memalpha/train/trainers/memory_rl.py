@@ -21,6 +21,7 @@ from memalpha.qa.reader_check import check_reader_answers
 from memalpha.qa.records import Record
 from memalpha.qa.report import Report, summarize
 from memalpha.qa.reporting.example import add_walks, choose_examples, write_examples
+from memalpha.qa.systems.base import question_chunk
 from memalpha.store.embedding import load_embedder
 from memalpha.train.algorithms import build_algorithm
 from memalpha.train.algorithms.credit import CallCredit, credit_metrics
@@ -98,6 +99,7 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
         engine=engine,
         attempt_metrics=partial(_attempt_metrics, policy.count_tokens, training_reader),
         trajectory_fields=_trajectory_fields,
+        task_fields=_task_fields,
         source=make_source(config, tasks, worker, sampler),
         sampler_metrics=connect_sampler(sampler, engine, config, rollouts, source.batch, directory.path),
         early_stop=EarlyStop(config, training_reader if isinstance(training_reader, PolicyReader) else None),
@@ -161,6 +163,17 @@ def _trajectory_fields(trajectory: Trajectory) -> dict[str, Any]:
         pairs = zip(trajectory.states, trajectory.before[1:], strict=False)
         fields["went_on"] = [after is before for after, before in pairs]
     return fields
+
+
+def _task_fields(task: Task) -> dict[str, Any]:
+    """Return the chunks and the questions with their answers, each with the chunk after which it is asked."""
+    return {
+        "chunks": [{"text": chunk.render(), "timestamp": chunk.timestamp} for chunk in task.chunks],
+        "questions": [
+            {"id": item.id, "question": item.question, "answers": item.answers, "chunk": question_chunk(item, task)}
+            for item in task.questions
+        ],
+    }
 
 
 class MemoryEvaluations(Evaluations):

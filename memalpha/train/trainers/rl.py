@@ -30,7 +30,7 @@ from memalpha.train.rollouts.worker import RolloutWorker, drop_unscored
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.start import build_engine, check_sampling_dtype
 from memalpha.train.trainers.trainer import TrainingStep
-from memalpha.types import Trajectory, TrajectoryGroup
+from memalpha.types import ToolResult, Trajectory, TrajectoryGroup
 
 KL_ROWS = 8
 """Most rows on which the KL of an update is measured."""
@@ -81,7 +81,7 @@ class ReinforcementStep(TrainingStep):
 
     Args:
         config: Settings of the run.
-        directory: Run directory; keeps trajectories.jsonl and turns.jsonl.
+        directory: Run directory; keeps tasks.jsonl, trajectories.jsonl and turns.jsonl.
         tasks: Training tasks.
         worker: Samples and scores rollouts.
         algorithm: Turns rollouts into rows to train on.
@@ -89,13 +89,14 @@ class ReinforcementStep(TrainingStep):
         attempt_metrics: Takes records, attempts and number of tasks of a step and returns metrics; called once a step,
             in every process.
         trajectory_fields: Returns the extra fields of a trajectory's line in trajectories.jsonl.
+        task_fields: Returns what tasks.jsonl keeps of a task.
         component_prefix: Prefix of the reward components' names in metrics.jsonl.
         early_stop: Stops the run if its first steps cannot teach anything.
         source: Samples ahead of learning; None samples at the start of each step.
         sampler_metrics: Returns metrics of a sampler apart from the learner; called once a step, in every process.
     """
 
-    log_files = ("turns.jsonl", "trajectories.jsonl")
+    log_files = ("turns.jsonl", "trajectories.jsonl", "tasks.jsonl")
 
     def __init__(
         self,
@@ -108,6 +109,7 @@ class ReinforcementStep(TrainingStep):
         engine: Engine,
         attempt_metrics: Callable[[Sequence[Record], Sequence[Trajectory[Any]], int], dict[str, Any]],
         trajectory_fields: Callable[[Trajectory[Any]], dict[str, Any]],
+        task_fields: Callable[[Any], dict[str, Any]],
         component_prefix: str = "",
         early_stop: EarlyStop | None = None,
         source: GroupSource | None = None,
@@ -115,7 +117,8 @@ class ReinforcementStep(TrainingStep):
     ) -> None:
         self.config, self.directory, self.tasks = config, directory, tasks
         self.worker, self.algorithm, self.engine = worker, algorithm, engine
-        self.attempt_metrics, self.trajectory_fields = attempt_metrics, trajectory_fields
+        self.attempt_metrics = attempt_metrics
+        self.trajectory_fields, self.task_fields = trajectory_fields, task_fields
         self.component_prefix, self.early_stop = component_prefix, early_stop or EarlyStop(config)
         self.source, self.sampler_metrics = source, sampler_metrics
         self.scheduled_steps = config.optimizer.schedule_steps
@@ -159,7 +162,7 @@ class ReinforcementStep(TrainingStep):
         if self.source is not None:
             metrics |= self.source.commit(step)
         self.algorithm.finish_step(metrics)
-        self._write_trajectories(groups, samples, step)
+        self._write_trajectories(groups, samples, records, step)
         self.position += count
         if self.config.sampling.resample_flat:
             metrics["resampled"] = count - self.config.tasks_per_step
@@ -272,45 +275,82 @@ class ReinforcementStep(TrainingStep):
             metrics[self.component_prefix + name] = sum(values) / len(values)
         return metrics
 
-    def _trajectory_line(self, trajectory: Trajectory[Any], step: int) -> Mapping[str, Any]:
-        reward = trajectory.reward
+    def _trajectory_line(
+        self,
+        trajectory: Trajectory[Any],
+        step: int,
+        records: Sequence[Record],
+        advantages: Mapping[tuple[str, int, str, int], float],
+    ) -> Mapping[str, Any]:
+        reward, rollout, role = trajectory.reward, trajectory.rollout, trajectory.role
+        turns = []
+        for index, turn in enumerate(trajectory.turns):
+            fields = {
+                "chunk": turn.chunk,
+                "text": turn.completion.text,
+                "results": [result.code for result in turn.results],
+                "changes": [_change(result) for result in turn.results],
+                "advantage": advantages.get((trajectory.task.id, rollout, role, turn.chunk)),
+            }
+            if reward and reward.calls:
+                fields |= {"credit": list(reward.calls[index]), "credit_from": reward.call_sources[index]}
+            turns.append(fields)
         return {
             "step": step,
             "task": trajectory.task.id,
-            "rollout": trajectory.rollout,
-            "role": trajectory.role,
+            "rollout": rollout,
+            "role": role,
             "reward": reward.total if reward else None,
             "components": {name: list(values) for name, values in reward.components.items()} if reward else {},
-            "turns": [
-                {
-                    "chunk": turn.chunk,
-                    "text": turn.completion.text,
-                    "results": [result.code for result in turn.results],
-                    **({"credit": list(reward.calls[index])} if reward and reward.calls else {}),
-                }
-                for index, turn in enumerate(trajectory.turns)
+            "turns": turns,
+            "answers": [
+                [record.question_id, record.answer, record.score]
+                for record in records
+                if role == "attempt" and (record.task, record.rollout) == (trajectory.task.id, rollout)
             ],
             **self.trajectory_fields(trajectory),
         }
 
-    def _write_trajectories(
-        self, groups: Sequence[TrajectoryGroup[Any]], samples: Sequence[TrainingSample], step: int
-    ) -> None:
-        """Append to trajectories.jsonl and, if `keep_tokens` is set, to turns.jsonl (main process only).
+    def _turn_advantages(
+        self, samples: Sequence[TrainingSample], written: Sequence[Trajectory[Any]]
+    ) -> dict[tuple[str, int, str, int], float]:
+        """Return the advantage of each written turn that is trained on; with credit per call, its share of the turn."""
+        ends = {
+            (item.task.id, item.rollout, item.role, turn.chunk): numbers[-1]
+            for item in written
+            if item.reward
+            for turn, numbers in zip(item.turns, item.reward.calls, strict=False)
+        }
+        return {
+            _turn_key(sample): float(sample.advantages[sample.pg != 0][-1]) - ends.get(_turn_key(sample), 0.0)
+            for sample in samples
+            if sample.pg.any()
+        }
 
-        trajectories.jsonl gets the rollouts of the step's first task as text. turns.jsonl gets the tokens of every turn
-        and whether all its calls were executed. `advantage` is that of the turn's first token in the policy gradient,
-        if any; with credit per call it is a list of all tokens' advantages.
+    def _write_trajectories(
+        self,
+        groups: Sequence[TrajectoryGroup[Any]],
+        samples: Sequence[TrainingSample],
+        records: Sequence[Record],
+        step: int,
+    ) -> None:
+        """Append to tasks.jsonl, trajectories.jsonl and, if `keep_tokens` is set, turns.jsonl (main process only).
+
+        The first two get some of the step's tasks (`written_tasks`) and their rollouts, in words. turns.jsonl gets the
+        tokens of every turn and whether all its calls were executed. There, `advantage` is that of the turn's first
+        token in the policy gradient, if any; with credit per call it is a list of all tokens' advantages.
         """
         if not self.directory.world.is_main:
             return
-        first_task = groups[0].task.id
-        lines = [
-            self._trajectory_line(trajectory, step)
-            for group in groups
-            if group.task.id == first_task
-            for trajectory in group.trajectories
-        ]
+        tasks = dict(
+            list({group.task.id: group.task for group in groups}.items())[: self.config.sampling.written_tasks]
+        )
+        written = [trajectory for group in groups if group.task.id in tasks for trajectory in group.trajectories]
+        of_turns = self._turn_advantages(samples, written)
+        lines = [self._trajectory_line(trajectory, step, records, of_turns) for trajectory in written]
+        self.directory.append(
+            "tasks.jsonl", ({"step": step, "task": id, **self.task_fields(task)} for id, task in tasks.items())
+        )
         self.directory.append("trajectories.jsonl", lines)
         if not self.config.sampling.keep_tokens:
             return
@@ -494,3 +534,10 @@ def _rows_by_unit(samples: Sequence[TrainingSample]) -> list[list[int]]:
 
 def _turn_key(sample: TrainingSample) -> tuple[str, int, str, int]:
     return sample.task, sample.rollout, sample.role, sample.chunk
+
+
+def _change(result: ToolResult) -> list[str | None] | None:
+    """Return id, old and new content of what a call changed ("" is the core memory's id); None if nothing."""
+    if result.code not in ("inserted", "updated", "deleted", "core_updated"):
+        return None
+    return [result.entry_id or "", result.before, result.content]

@@ -75,6 +75,7 @@ def text_trainer(config: TextConfig, directory: RunDirectory, inputs: PythonInpu
         engine=engine,
         attempt_metrics=partial(_attempt_metrics, rollouts, config, world),
         trajectory_fields=_trajectory_fields,
+        task_fields=lambda task: {"prompt": task.text},
         component_prefix="rewards/",
         source=make_source(config, tasks, worker, sampler),
         sampler_metrics=connect_sampler(sampler, engine, config, rollouts, source.batch, directory.path),

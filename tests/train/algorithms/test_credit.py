@@ -23,7 +23,14 @@ from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import MEM_ALPHA
 from memalpha.store.state import MemoryState
 from memalpha.tasks.synthetic import worlds
-from memalpha.train.algorithms.credit import StateAnswer, call_numbers, centred_costs, question_advantages, route
+from memalpha.train.algorithms.credit import (
+    StateAnswer,
+    call_numbers,
+    call_sources,
+    centred_costs,
+    question_advantages,
+    route,
+)
 from memalpha.train.rollouts.credit_scorer import CreditScorer
 from memalpha.types import (
     Chunk,
@@ -106,13 +113,14 @@ def test_a_question_s_advantage_goes_to_calls_that_its_answer_depends_on(data):
     advantages = [data.draw(st.sampled_from([-0.5, 0.25, 1.0])) for _ in range(questions)]
     after = [data.draw(answers) for _ in range(questions)]
     without = [[data.draw(answers) for _ in range(questions)] for _ in range(operations)]
-    numbers, end = route(advantages, after, without)
-    for i, number in enumerate(numbers):
+    of_operations, of_end = route(advantages, after, without)
+    for i, chosen in enumerate(of_operations):
+        number = sum(advantages[q] for q in chosen)
         of_this = [advantages[q] for q in range(questions) if without[i][q] != after[q]]
         assert of_this or number == 0, "no answer depends on it"
         assert abs(number) <= sum(map(abs, of_this)) + 1e-12
     alone = [q for q in range(questions) if all(row[q] == after[q] for row in without)]
-    assert end == pytest.approx(sum(advantages[q] for q in alone))
+    assert of_end == alone
 
 
 def result(code: str) -> ToolResult:
@@ -135,6 +143,13 @@ def test_costs_are_centred_over_the_group_and_a_skip_has_none(codes):
 def test_a_turn_s_numbers_are_of_its_calls_then_of_its_end():
     results = [result(code) for code in ("inserted", "malformed", "skipped", "inserted")]
     assert call_numbers(results, [1.0, 2.0], 0.5, [0.0, 0.25, 0.0, -0.125]) == (1.0, -0.25, 0.5, 2.125, 0.5)
+
+
+def test_a_call_s_sources_stand_where_its_number_does():
+    results = [result(code) for code in ("inserted", "malformed", "skipped", "inserted")]
+    first, second, end = [("q", 1.0)], [("r", -0.5), ("q", 0.25)], [("s", 2.0)]
+    expected = (tuple(first), (), tuple(end), tuple(second), tuple(end))
+    assert call_sources(results, [first, second], end) == expected
 
 
 TASK = Task(

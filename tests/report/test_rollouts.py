@@ -1,0 +1,203 @@
+"""The rollouts of a run: read while it writes, shown in a file and in a page that follows the run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memalpha.errors import DataError
+from memalpha.report import run_files
+from memalpha.report.page import RunPage, write_report
+from memalpha.report.run_files import Rollouts, StepFile
+
+MARKUP = "</script><script>document.title='run'</script><img src=x onerror=\"document.title='run'\">"
+
+
+def rollout(step: int, number: int, task: str = "t1") -> dict[str, Any]:
+    """A rollout of two turns: it writes Oslo, and rollout 0 then makes it Rome."""
+    first = {"chunk": 0, "text": f"+semantic city: Oslo {MARKUP}", "results": ["inserted"], "advantage": 0.25}
+    first |= {"changes": [["city#e", None, f"city: Oslo {MARKUP}"]], "credit": [0.5, -0.25]}
+    first |= {"credit_from": [[["q1", 0.5]], []]}
+    second = {"chunk": 1, "text": "~city#e city: Rome", "results": ["updated"], "advantage": -0.5}
+    second |= {"changes": [["city#e", f"city: Oslo {MARKUP}", "city: Rome"]]}
+    if number:
+        second |= {"text": "nonsense", "results": ["malformed"], "changes": [None]}
+    fields = {"step": step, "task": task, "rollout": number, "role": "attempt", "reward": 1.5 - number}
+    fields |= {"components": {"r1": [1.0, 0.0]}, "turns": [first, second], "memory": ["city: Rome"]}
+    return fields | {"answers": [["q1", "Rome" if not number else MARKUP, 1.0 - number]]}
+
+
+def append(path: Path, *lines: dict[str, Any], end: str = "\n") -> None:
+    with path.open("a") as file:
+        file.write("\n".join(map(json.dumps, lines)) + end)
+
+
+def add_step(folder: Path, step: int) -> None:
+    chunks = [{"text": f"Ana: I live in Oslo. {MARKUP}", "timestamp": "2024-05-01"}, {"text": "Ana: now in Rome"}]
+    question = {"id": "q1", "question": f"Where do I live? {MARKUP}", "answers": ["Rome"], "chunk": 1}
+    append(folder / "tasks.jsonl", {"step": step, "task": "t1", "chunks": chunks, "questions": [question]})
+    append(folder / "trajectories.jsonl", rollout(step, 0), rollout(step, 1))
+    append(folder / "metrics.jsonl", {"step": step, "reward": 1.0 + step, "accuracy": 0.5})
+
+
+@pytest.fixture
+def going(tmp_path: Path) -> Path:
+    """A run that has made two steps and goes on."""
+    folder = tmp_path / "going"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("policy: tiny\n")
+    for step in (0, 1):
+        add_step(folder, step)
+    return folder
+
+
+def test_a_file_that_grows_and_is_cut_is_read_by_step(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    file = StepFile(path)
+    assert file.steps() == []
+    append(path, {"step": 0, "a": 1}, {"step": 0, "a": 2}, {"step": 1, "a": 3})
+    append(path, {"step": 2, "a": 4}, end="")  # half a line
+    assert file.steps() == [0, 1]
+    append(path, end="")
+    path.write_bytes(path.read_bytes() + b"\n")
+    assert file.steps() == [0, 1, 2] and file.read(0) == [{"step": 0, "a": 1}, {"step": 0, "a": 2}]
+    path.write_text('{"step": 0, "a": 9}\n')  # a resumed run cuts what it repeats
+    assert file.steps() == [0] and file.read(0) == [{"step": 0, "a": 9}] and file.read(7) == []
+    append(path, end='{"step": 1, oops}\n')
+    assert file.steps() == [0, 1]
+    with pytest.raises(DataError, match=r"lines\.jsonl: a line of step 1 is not valid JSON"):
+        file.read(1)
+
+
+def test_a_file_holds_evenly_spaced_steps_and_says_how_many(going: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in range(2, 9):
+        add_step(going, step)
+    size = StepFile(going / "trajectories.jsonl")
+    size.steps()
+    monkeypatch.setattr(run_files, "MAX_EMBEDDED", 3 * size.size(0))
+    assert [step["step"] for step in Rollouts(going).embed()] == [0, 4, 8]
+    assert "This file holds 3 of 9 steps" in write_report(going).read_text()
+    monkeypatch.setattr(run_files, "MAX_EMBEDDED", 1)
+    assert Rollouts(going).embed() == []
+
+
+def test_hostile_rollouts_do_not_end_the_script(going: Path) -> None:
+    page = write_report(going).read_text()
+    scripts = re.findall(r"<script[^>]*>(.*?)</script>", page, re.DOTALL)
+    assert len(scripts) == 2 and "<img" not in page
+    assert [step["step"] for step in json.loads(scripts[0])] == [0, 1]
+    assert json.loads(scripts[0])[0]["rollouts"][1]["answers"][0][1] == MARKUP
+
+
+def test_a_step_without_rollouts_is_named(going: Path) -> None:
+    with pytest.raises(DataError, match="no rollouts of step 7"):
+        Rollouts(going).read(7)
+    assert Rollouts(going).tokens(0, "t1", 0, "attempt") == []  # without turns.jsonl
+
+
+def test_a_run_that_has_made_no_step_has_a_live_page(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("policy: tiny\n")
+    page = RunPage(tmp_path)
+    assert page.state() == {"rollouts": [], "text": "no step yet", "steps": 0, "finished": False}
+    assert "going on" in page.render(live=True) and page.training() == ""
+    with pytest.raises(DataError, match="is not a run directory"):
+        page.render()
+
+
+# --------------------------------------------------------------------------------------------------------- in a browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no chromium on this machine: the page is not opened in a browser")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def address(going: Path) -> Iterator[str]:
+    """Address of the page of the run that goes on."""
+    uvicorn = pytest.importorskip("uvicorn")
+    from memalpha.integrations.server.watch import watch_app
+
+    app = watch_app(RunPage(going), lambda: server.should_exit)
+    server: Any = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=3))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
+    server.should_exit = True
+    thread.join(10)
+
+
+def open_page(browser: Any, url: str) -> tuple[Any, list[str]]:
+    page, faults = browser.new_page(viewport={"width": 390, "height": 800}), []
+    page.on("console", lambda message: faults.append(message.text))
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.goto(url)
+    page.wait_for_selector("#rollout .card")
+    return page, faults
+
+
+def test_a_file_shows_rollouts_by_keys_and_links_and_hostile_text_is_text(going: Path, browser: Any) -> None:
+    url = write_report(going).as_uri()
+    page, faults = open_page(browser, url)
+    assert page.input_value("#step") == "1" and MARKUP in page.inner_text("#part-0 + pre")
+    assert "credit +0.50" in page.inner_text("#rollout") and "+0.50 Where do I live?" in page.inner_text("#rollout")
+    assert "✓ Rome" in page.inner_text("#rollout table") and "written in part 2" in page.inner_text("#rollout table")
+    page.keyboard.press("c")  # the other rollout beside it
+    assert MARKUP in page.inner_text("#rollout table") and page.locator("#rollout .two").count() == 2
+    page.keyboard.press("ArrowLeft")
+    link = page.url
+    assert page.input_value("#step") == "0" and "with=attempt%3A1" in link
+    page.check("#failed")
+    assert page.locator("#choice .dim").count() == 1
+    page.fill("#filter", "no such word")
+    assert page.inner_text("#rollouts-state").startswith("0 of 2 rollouts of this step match")
+    again, _ = open_page(browser, link)
+    assert again.input_value("#step") == "0" and again.locator("#choice [aria-pressed=true]").count() == 2
+    assert page.title() == "memalpha: going" and faults == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_live_page_gets_new_steps_by_itself(going: Path, address: str, browser: Any) -> None:
+    page, faults = open_page(browser, address)
+    page.wait_for_selector("#progress:has-text('step 1')")
+    add_step(going, 2)
+    page.wait_for_selector("#training:has-text('Steps 0 to 2')")
+    assert page.input_value("#step") == "2"
+    page.select_option("#step", "0")
+    add_step(going, 3)
+    page.wait_for_selector("#step option:nth-child(4)", state="attached")
+    assert page.input_value("#step") == "0", "who looks at a step keeps it"
+    assert [fault for fault in faults if "favicon" not in fault and "tokens" not in fault] == []
+
+
+def test_the_page_is_served_under_this_machine_s_names_alone(going: Path) -> None:
+    testclient = pytest.importorskip("starlette.testclient")
+    from memalpha.integrations.server.watch import watch_app
+
+    client = testclient.TestClient(watch_app(RunPage(going)), base_url="http://127.0.0.1")
+    assert client.get("/").status_code == 200 and "Steps 0 to 1" in client.get("/training").text
+    assert client.get("/", headers={"Host": "evil.example"}).status_code == 400
+    assert [line["rollout"] for line in client.get("/rollouts/1").json()["rollouts"]] == [0, 1]
+    missing = client.get("/rollouts/9")
+    assert (missing.status_code, "no rollouts of step 9" in missing.text) == (404, True)
+    assert client.get("/rollouts/1/tokens?rollout=x").status_code == 404
+    assert client.get("/rollouts/1/tokens?task=t1&rollout=0&role=attempt").json() == []
+    (going / "summary.json").write_text("{}")
+    assert '"finished": true' in client.get("/events").text  # the last event: the stream ends
