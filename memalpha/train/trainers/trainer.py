@@ -422,15 +422,19 @@ def software_version() -> dict[str, str | None]:
 
 
 def _commit(git: Path) -> str | None:
-    """Return the commit that a git directory has checked out; None where there is no such directory."""
+    """Return the commit that a git directory, or a worktree's file, has checked out; None where there is none."""
     try:
+        if git.is_file():  # of a worktree, whose branches are in the directory that it shares
+            git = git.parent / git.read_text(encoding="utf-8").strip().removeprefix("gitdir: ")
+        shared = git / "commondir"
+        refs = git / shared.read_text(encoding="utf-8").strip() if shared.is_file() else git
         head = (git / "HEAD").read_text(encoding="utf-8").strip()
         if not head.startswith("ref: "):
             return head or None
         ref = head.removeprefix("ref: ")
-        if (git / ref).is_file():
-            return (git / ref).read_text(encoding="utf-8").strip() or None
-        for line in (git / "packed-refs").read_text(encoding="utf-8").splitlines():
+        if (refs / ref).is_file():
+            return (refs / ref).read_text(encoding="utf-8").strip() or None
+        for line in (refs / "packed-refs").read_text(encoding="utf-8").splitlines():
             commit, _, name = line.partition(" ")
             if name == ref:
                 return commit
