@@ -104,6 +104,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "study": train.study,
     "report": train.report,
     "merge": train.merge,
+    "push": train.push,
     "eval": evaluate.evaluate,
     "config": config.config,
     "compare": evaluate.compare,
