@@ -105,6 +105,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "report": train.report,
     "watch": train.watch,
     "merge": train.merge,
+    "push": train.push,
     "eval": evaluate.evaluate,
     "config": config.config,
     "compare": evaluate.compare,

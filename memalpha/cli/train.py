@@ -1,4 +1,4 @@
-"""Commands on policies and runs: demo, train, report, watch, merge, fetch."""
+"""Commands on policies and runs: demo, train, report, watch, merge, push, fetch."""
 
 from __future__ import annotations
 
@@ -189,6 +189,29 @@ def merge(
     folder = merge_checkpoint(checkpoint, out)
     files = sorted(path.name for path in folder.iterdir())
     print_result({"out": str(folder), "files": files}, as_json, f"{folder}: {', '.join(files)}")
+
+
+def push(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A training run's directory.")],
+    repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the model hub.")],
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Upload a run's best checkpoint to the model hub, with its card.
+
+    One commit of weights, configuration, tokenizer and README.md, without the optimizer's state. Look at the card
+    first: RUN/checkpoints/best/README.md. Needs a token that may write (hf auth login, or HF_TOKEN).
+
+    Example: memalpha push runs/demo ana/memory-writer --private
+
+    Raises:
+        CheckpointError: RUN is no run directory.
+        PolicyError: The hub cannot be reached, or refuses.
+    """
+    from memalpha.train.publish import push_run
+
+    address, files = push_run(run, repository, private=private)
+    print_result({"url": address, "files": files}, as_json, f"{address}: {', '.join(files)}")
 
 
 def fetch(

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memalpha.arguments import check_count, check_path, check_seed, check_type
 from memalpha.config import WorldConfig
 from memalpha.errors import DataError, did_you_mean
 from memalpha.tasks.catalog import MODULES, load_set, loader_options
 from memalpha.tasks.formats.csv import load_csv
+from memalpha.tasks.formats.hub_rows import from_dataset
 from memalpha.tasks.formats.jsonl import load_jsonl
 from memalpha.types import Task
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 TABLES = (".csv", ".tsv")
 
 
 def load_tasks(
-    name_or_path: str | Path,
+    name_or_path: str | Path | Dataset,
     limit: int | None = None,
     *,
     data: str | Path | None = None,
@@ -27,13 +32,13 @@ def load_tasks(
     seed: int = 0,
     **options: Any,
 ) -> list[Task]:
-    """Load the tasks of a named data set or of your own task file.
+    """Load the tasks of a named data set, of your own task file, or of a `datasets.Dataset`.
 
     `memalpha data list` shows the names. Anything else is the path of a JSON Lines or CSV file, or of a folder with two
     CSV tables (`tasks.formats`).
 
     Args:
-        name_or_path: Name of a data set, or path of a task file.
+        name_or_path: Name of a data set, path of a task file, or a `datasets.Dataset` (`tasks.formats.hub_rows`).
         limit: Return the first `limit` tasks only.
         data: Official file of the set or its folder, for sets that neither ship nor come from a hub.
         variant: Part or size of the set; default: its first.
@@ -44,8 +49,10 @@ def load_tasks(
     Raises:
         DataError: A name or option is unknown, a file is missing or bad, or the data set is empty.
     """
-    check_path("tasks", name_or_path, error=DataError)
-    name = str(name_or_path)
+    dataset = _as_dataset(name_or_path)
+    if dataset is None:
+        check_path("tasks", name_or_path, error=DataError)
+    name = str(name_or_path) if dataset is None else "a Dataset"
     check_type("variant", variant, (str, NoneType), error=DataError)
     check_seed(seed, error=DataError)
     if data is not None:
@@ -71,11 +78,29 @@ def load_tasks(
         raise DataError(
             f"{name}: {named_set_options[0]} belongs to named data sets only; a task file is named by its path alone"
         )
+    if dataset is not None:
+        return from_dataset(dataset.select(range(min(limit or len(dataset), len(dataset)))).to_list())
     path = Path(name)
     if not path.exists() and not path.suffix:
         near = did_you_mean(name, MODULES)
         raise DataError(f"no data set {name!r}{near}: give the path of a task file or one of {', '.join(MODULES)}")
     return (load_csv(path) if path.suffix in TABLES or path.is_dir() else load_jsonl(path))[:limit]
+
+
+def _as_dataset(value: Any) -> Dataset | None:
+    """Return a `datasets.Dataset` as it is, None for anything else; does not import the package.
+
+    Raises:
+        DataError: It is a set of several splits, or is read as a stream.
+    """
+    datasets = sys.modules.get("datasets")
+    if datasets is None or isinstance(value, str | Path):
+        return None
+    if isinstance(value, datasets.DatasetDict | datasets.IterableDatasetDict):
+        raise DataError(f"this Dataset has splits: give one of them ({', '.join(map(repr, value))})")
+    if isinstance(value, datasets.IterableDataset):
+        raise DataError("this Dataset is a stream: load it with streaming=False")
+    return value if isinstance(value, datasets.Dataset) else None
 
 
 def _with_option(option: str) -> str:

@@ -8,13 +8,14 @@ writers, `trainers.text_rl` for replies to prompts, `trainers.sft` for imitation
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
+from transformers import TrainerCallback
 
 from memalpha.arguments import check_path
 from memalpha.config import (
@@ -32,6 +33,7 @@ from memalpha.errors import CheckpointError, ConfigError
 from memalpha.train.data.preferences import write_pairs
 from memalpha.train.learner.distributed import join_world, local_device
 from memalpha.train.rollouts.text_inputs import pop_python_inputs
+from memalpha.train.trainers.callbacks import Callbacks, OnStep
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.memory_rl import memory_trainer
 from memalpha.train.trainers.preferences import preference_trainer
@@ -57,14 +59,22 @@ PAIRS_FILE = "preferences.jsonl"
 """File in the run directory for pairs that were passed from Python."""
 
 
-def train(config: AnyTraining | str | Path, **overrides: Any) -> dict[str, Any]:
+def train(
+    config: AnyTraining | str | Path,
+    *,
+    on_step: OnStep | None = None,
+    callbacks: Iterable[TrainerCallback | type[TrainerCallback]] = (),
+    **overrides: Any,
+) -> dict[str, Any]:
     """Run or resume a training run and return its summary (also `summary.json` in the run directory).
 
     A resumed text run needs the same Python inputs again. Ctrl-C saves a checkpoint and raises `KeyboardInterrupt`; the
     same call resumes from it.
 
     Args:
-        config: Configuration, shipped name or YAML path.
+        config: Configuration, shipped name, YAML path, or the directory of a run to resume.
+        on_step: Called after every step with its metrics, the line of `metrics.jsonl`.
+        callbacks: transformers' `TrainerCallback`s, or classes of them (`train.trainers.callbacks`).
         overrides: Keys of the configuration, nested ones as mappings. Text runs also take objects that no file can
             hold: `rewards=[callable, ...]`, `tasks=[TextTask, ...]`, `eval_data=[TextTask, ...]`, `environment=` a
             class, `feedback_func=` a callable.
@@ -72,17 +82,20 @@ def train(config: AnyTraining | str | Path, **overrides: Any) -> dict[str, Any]:
     Raises:
         ConfigError: The settings are invalid, or Python inputs are given to a run that takes none.
     """
+    hooks = Callbacks(callbacks, on_step)
     python_inputs = pop_python_inputs(overrides)
     settings = training_config(config, overrides)
     if isinstance(settings, TextConfig):
-        return _launch(lambda config, directory: text_trainer(config, directory, python_inputs), settings)
+        return _launch(lambda config, directory: text_trainer(config, directory, python_inputs), settings, hooks)
     if python_inputs.names:
         raise ConfigError(f"{python_inputs.names[0]}: tasks and functions themselves are for text runs (task: text)")
     if isinstance(settings, PreferenceConfig):
-        return _launch(preference_trainer, settings)
+        return _launch(preference_trainer, settings, hooks)
     if isinstance(settings, RewardModelConfig):
-        return _launch(reward_model_trainer, settings)
-    return _launch(sft_trainer, settings) if isinstance(settings, SFTConfig) else _launch(memory_trainer, settings)
+        return _launch(reward_model_trainer, settings, hooks)
+    if isinstance(settings, SFTConfig):
+        return _launch(sft_trainer, settings, hooks)
+    return _launch(memory_trainer, settings, hooks)
 
 
 def train_on_preferences(
@@ -171,12 +184,15 @@ def _train_on_lists(
     return _launch(build, config)
 
 
-def _launch(build: Callable[[C, RunDirectory], Trainer], config: C) -> dict[str, Any]:
+def _launch(
+    build: Callable[[C, RunDirectory], Trainer], config: C, callbacks: Callbacks | None = None
+) -> dict[str, Any]:
     """Check the run directory and device, join the other processes, compose the run and train.
 
     Args:
         build: Composes the run; claims the directory.
         config: Configuration of the run.
+        callbacks: What is called while the run trains.
 
     Returns:
         Summary of the run, as in `summary.json`.
@@ -185,7 +201,7 @@ def _launch(build: Callable[[C, RunDirectory], Trainer], config: C) -> dict[str,
         CheckpointError: The directory holds another run, or cannot be written.
     """
     with _machine_errors(config.out):
-        return _train_in(build, config)
+        return _train_in(build, config, callbacks)
 
 
 @contextmanager
@@ -208,7 +224,7 @@ def _machine_errors(out: Path) -> Iterator[None]:
         ) from error
 
 
-def _train_in(build: Callable[[C, RunDirectory], Trainer], config: C) -> dict[str, Any]:
+def _train_in(build: Callable[[C, RunDirectory], Trainer], config: C, callbacks: Callbacks | None) -> dict[str, Any]:
     """Train in the run directory of a configuration; see `_launch`."""
     RunDirectory(config.out).check_usable()
     config = resolve_init_from(config).replace(device=local_device(config.compute.device))
@@ -218,4 +234,4 @@ def _train_in(build: Callable[[C, RunDirectory], Trainer], config: C) -> dict[st
     torch.set_num_threads(config.compute.threads)
     torch.manual_seed(config.seed)
     with RunDirectory(config.out, world) as directory:
-        return build(config, directory).train()
+        return build(config, directory).train(callbacks)

@@ -22,6 +22,8 @@ from memalpha.errors import DataError
 
 RESAMPLES = 10_000
 CONFIDENCE = 0.95
+MIN_CLUSTERS = 10
+"""With fewer conversations an interval is too narrow to be shown."""
 _BLOCK = 1_000  # resamples at once
 _NORMAL = NormalDist()
 
@@ -43,6 +45,13 @@ class Estimate:
     high: float | None
     n: int
     clusters: int
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Interval to show; None with fewer than `MIN_CLUSTERS` conversations, where it would be too narrow."""
+        if self.low is None or self.high is None or self.clusters < MIN_CLUSTERS:
+            return None
+        return self.low, self.high
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ _MODELS: dict[str, type[BaseModel]] = {
     "questions": Question,
     "gold_operations": GoldOperation,
 }
+POSITIONS: Any = {"chunks": {"__all__": {"index"}}}
+"""Fields that follow from positions and are not written."""
 _MAX_ERRORS = 3  # errors of one line that a message lists
 
 
@@ -101,13 +103,28 @@ def save_jsonl(tasks: Iterable[Task], path: str | Path) -> None:
     """
     path = Path(path)
     check_target(path, error=DataError)
-    lines: list[str] = []
+    lines = [
+        json.dumps(task.model_dump(exclude_defaults=True, exclude=POSITIONS), ensure_ascii=False) + "\n"
+        for task in check_tasks(tasks)
+    ]
+    partial_file = path.with_name(path.name + ".part")
+    try:
+        partial_file.write_text("".join(lines), encoding="utf-8", newline="\n")
+        partial_file.replace(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def check_tasks(tasks: Iterable[Task]) -> Iterator[Task]:
+    """Yield tasks that `load_jsonl` would read back as they are.
+
+    Raises:
+        DataError: JSON cannot hold a task (NaN in `meta`), `load_jsonl` would refuse it, or two have one id.
+    """
     task_ids: set[str] = set()
     for task in tasks:
         try:
-            value = task.model_dump(exclude_defaults=True, exclude={"chunks": {"__all__": {"index"}}})
-            line = json.dumps(value, ensure_ascii=False, allow_nan=False)
-            line.encode()
+            json.dumps(task.model_dump(exclude=POSITIONS), ensure_ascii=False, allow_nan=False).encode()
         except (TypeError, ValueError) as error:
             raise DataError(f"task {task.id!r} cannot be written as JSON: {error}") from error
         for field, problem in find_problems(task):
@@ -115,13 +132,7 @@ def save_jsonl(tasks: Iterable[Task], path: str | Path) -> None:
         if task.id in task_ids:
             raise DataError(f"task {task.id!r} occurs twice: ids are unique")
         task_ids.add(task.id)
-        lines.append(line + "\n")
-    partial_file = path.with_name(path.name + ".part")
-    try:
-        partial_file.write_text("".join(lines), encoding="utf-8", newline="\n")
-        partial_file.replace(path)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error.strerror})") from error
+        yield task
 
 
 def iterate_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:

@@ -3,7 +3,8 @@
 A checkpoint holds weights and everything that resuming needs. Plain transformers loads the folder (config, safetensors
 weights, tokenizer). If only adapters train, it holds `adapter_config.json`, which names
 the base, and the adapters; peft loads it. In addition there are `value_head.safetensors` (if the algorithm has a value
-head), `optimizer.safetensors` and `state.json` (step, position, algorithm state, best validation). Nothing is pickled.
+head), `optimizer.safetensors`, `state.json` (step, position, algorithm state, best validation) and a model card,
+`README.md`. Nothing is pickled.
 
 A checkpoint is written to a temporary name and then renamed, so a kill never leaves a partial one. The main process
 writes whole tensors, so checkpoints of several processes equal those of one. Where no process keeps whole weights
@@ -33,10 +34,13 @@ from memalpha.train.learner.model_state import BaseEngine
 FORMAT = 2
 RNG = "rng/torch"
 SHARDED_OPTIMIZER = "optimizer"
+CARD_FILE = "README.md"
 VALUE_HEAD = "value_head.safetensors"
 
 
-def write_checkpoint(path: Path, policy: TransformersPolicy, engine: BaseEngine, state: Mapping[str, Any]) -> None:
+def write_checkpoint(
+    path: Path, policy: TransformersPolicy, engine: BaseEngine, state: Mapping[str, Any], card: str = ""
+) -> None:
     """Write a checkpoint unless it exists. Every process must call this; the main one writes.
 
     Args:
@@ -44,6 +48,7 @@ def write_checkpoint(path: Path, policy: TransformersPolicy, engine: BaseEngine,
         policy: Policy whose tokenizer is saved with the weights.
         engine: Engine with the weights, optimizer and value head.
         state: State for `state.json`; must be JSON.
+        card: Model card, `README.md`; "": none.
     """
     if engine.world.run_on_main(path.exists):
         return
@@ -69,6 +74,8 @@ def write_checkpoint(path: Path, policy: TransformersPolicy, engine: BaseEngine,
             save_file(value_head, temporary / VALUE_HEAD)
         policy.tokenizer.save_pretrained(temporary)
         write_json(temporary / "state.json", {"format": FORMAT, **state})
+        if card:
+            (temporary / CARD_FILE).write_text(card, encoding="utf-8", errors="backslashreplace")
         for file in temporary.iterdir():
             _flush(file)
         temporary.replace(path)

@@ -28,6 +28,7 @@ from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.learner.model_state import BaseEngine
 from memalpha.train.trainers.checkpoint import (
+    CARD_FILE,
     append_lines,
     load_checkpoint,
     load_weights,
@@ -217,7 +218,7 @@ class RunDirectory:
         return sorted(int(name) for name in names if name.isdigit())
 
     def save_checkpoint(
-        self, step: int, policy: TransformersPolicy, engine: BaseEngine, state: Mapping[str, Any]
+        self, step: int, policy: TransformersPolicy, engine: BaseEngine, state: Mapping[str, Any], card: str = ""
     ) -> Path:
         """Write the checkpoint of `step` unless it exists; see `checkpoint.write_checkpoint`.
 
@@ -226,13 +227,21 @@ class RunDirectory:
             policy: Policy whose tokenizer is saved with the weights.
             engine: Engine with the weights, optimizer and value head.
             state: Additional state for `state.json`; must be JSON.
+            card: Model card, `README.md`; "": none.
 
         Returns:
             Path of the checkpoint.
         """
         path = self.checkpoint(step)
-        write_checkpoint(path, policy, engine, {"step": step, **state})
+        write_checkpoint(path, policy, engine, {"step": step, **state}, card)
         return path
+
+    def write_card(self, step: int, card: str) -> None:
+        """Replace the model card of a checkpoint atomically (main process only)."""
+        path = self.checkpoint(step) / CARD_FILE
+        temporary = path.with_name(f".{CARD_FILE}.part")
+        temporary.write_text(card, encoding="utf-8", errors="backslashreplace")
+        temporary.replace(path)
 
     def load_checkpoint(self, step: int, engine: BaseEngine) -> dict[str, Any]:
         """Restore weights, optimizer and RNG after `step` steps and return the saved state."""

@@ -33,7 +33,9 @@ from memalpha.errors import CheckpointError, PolicyError, TrainingError
 from memalpha.policy.load import absolute_policy_name
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.learner.model_state import BaseEngine
+from memalpha.train.trainers.callbacks import Callbacks
 from memalpha.train.trainers.directory import RunDirectory
+from memalpha.train.trainers.model_card import render_card
 from memalpha.train.trainers.progress import VALIDATION_METRICS, Display, format_validation
 from memalpha.train.trainers.start import RunStart
 from memalpha.train.trainers.tracking import open_trackers
@@ -145,14 +147,20 @@ class Trainer:
         self.step = 0
         self.is_consistent = not self.is_distributed  # True while this process may save a checkpoint on its own
         self.minutes_before = self.learning_minutes_before = self.learning_minutes = 0.0
-        self.is_out_of_time = False
+        self.callbacks = Callbacks()
+        self.stopped_by: str | None = None
         self.start_validation: dict[str, float] = {}
         self.best: dict[str, Any] | None = None
         self.final: dict[str, Any] | None = None
 
-    def train(self) -> dict[str, Any]:
-        """Resume or start the run, train to its last step and return the summary (also in `summary.json`)."""
+    def train(self, callbacks: Callbacks | None = None) -> dict[str, Any]:
+        """Resume or start the run, train to its last step and return the summary (also in `summary.json`).
+
+        Args:
+            callbacks: What is called while it runs, in the main process.
+        """
         directory, out = self.directory, self.directory.path
+        self.callbacks = callbacks or self.callbacks
         if self.is_distributed:
             self.display.log(f"{self.world.size} processes ({self.config.compute.sharding})")
         with closing(self.training_step):
@@ -163,6 +171,10 @@ class Trainer:
                     self.display.log(f"{out}: this run is finished; its summary is in {out / 'summary.json'}")
                     return summary
                 steps = self.world.run_on_main(directory.saved_steps)
+                policy = self.start.policy
+                if self.world.is_main:
+                    shared = {"model": policy.model, "processing_class": policy.tokenizer}
+                    self.callbacks.begin(self.config, steps[-1] if steps else 0, stop, **shared)
                 if steps:
                     self._resume(steps[-1], stop)
                 else:
@@ -233,7 +245,7 @@ class Trainer:
             open_trackers(self.config, self.step, self.world.is_main) as trackers,
             self.display.training_progress(self.step, stop, self.start_validation) as show_step,
         ):
-            while self.step < stop and not self.is_out_of_time:
+            while self.step < stop and self.stopped_by is None:
                 # A single process may drop a prepared batch at any time; several processes must stop together.
                 with defer_interrupt(self.display.log, self.world) if self.is_distributed else nullcontext():
                     metrics = self._run_step(stop, start_time)
@@ -241,7 +253,9 @@ class Trainer:
                     trackers.log(metrics)
                 minutes_left = self.learning_minutes / (self.step - first_step) * (stop - self.step)
                 show_step(self.step, metrics, min(minutes_left, self._allowed_minutes_left()))
-        if self.is_out_of_time:
+        if self.stopped_by == "callback":
+            self.display.log(f"stopped after step {self.step} of {stop} by a callback; the same command resumes")
+        elif self.stopped_by is not None:
             limit = self.config.checkpoint.max_minutes
             self.display.log(
                 f"stopped after step {self.step} of {stop}: max_minutes={limit:g} have passed; the same command resumes"
@@ -254,6 +268,7 @@ class Trainer:
 
     def _run_step(self, stop: int, start_time: float) -> dict[str, Any]:
         step_start = time.monotonic()
+        self._call("on_step_begin")
         batch = self.training_step.prepare(self.step)
         batch_ready = time.monotonic()
         with nullcontext() if self.is_distributed else defer_interrupt(self.display.log):
@@ -267,14 +282,31 @@ class Trainer:
                 self._validate(metrics)
             self.directory.append("metrics.jsonl", [metrics])
             self.learning_minutes = (time.monotonic() - start_time) / 60
-            is_due = self.step % self.config.checkpoint.save_steps == 0
+            should_save, should_stop = self.world.run_on_main(lambda: self._end_step(metrics))
+            is_due = should_save or self.step % self.config.checkpoint.save_steps == 0
             if self.training_step.keeps_all_checkpoints or is_due or self._is_best():
                 self._save()
             self.is_consistent = not self.is_distributed
             self.evaluations.check(self.step)  # after the step is on disk
-            if self.config.checkpoint.max_minutes is not None and self.step < stop:
-                self.is_out_of_time = self.world.run_on_main(self._allowed_minutes_left) == 0
+            if should_stop and self.step < stop:
+                self.stopped_by = "callback"
+            elif self.config.checkpoint.max_minutes is not None and self.step < stop:
+                is_out_of_time = self.world.run_on_main(self._allowed_minutes_left) == 0
+                self.stopped_by = "max_minutes" if is_out_of_time else None
         return metrics
+
+    def _call(self, event: str, **values: Any) -> None:
+        """Call an event of the callbacks, in the main process."""
+        if self.world.is_main:
+            self.callbacks.state.global_step = self.step
+            self.callbacks.call(event, **values)
+
+    def _end_step(self, metrics: Mapping[str, Any]) -> tuple[bool, bool]:
+        """Call the callbacks after a step; returns whether to save a checkpoint, and whether to stop."""
+        self.callbacks.state.global_step = self.step
+        control = self.callbacks.end_step(metrics)
+        should_save, control.should_save = control.should_save, False
+        return should_save, control.should_training_stop
 
     def _finish(self) -> dict[str, Any]:
         if self.final is None or self.final["step"] != self.step:
@@ -294,10 +326,14 @@ class Trainer:
             "policy_parameters": self.start.policy.parameters,
             "minutes": self._minutes(),
             "learning_minutes": self.learning_minutes_before + self.learning_minutes,
-            **({"stopped_by": "max_minutes"} if self.is_out_of_time else {}),
+            **({} if self.stopped_by is None else {"stopped_by": self.stopped_by}),
             **results,
         }
         self.directory.write_summary(summary)
+        if self.world.is_main:
+            state = self.directory.read_json(f"checkpoints/step-{best_step}/state.json")
+            self.directory.write_card(best_step, render_card(self.config, state, summary))
+        self._call("on_train_end", summary=summary)
         return self.world.run_on_main(lambda: summary)
 
     def _validate(self, metrics: dict[str, Any]) -> None:
@@ -313,12 +349,15 @@ class Trainer:
             self.final = {"step": self.step, "score": score}
             if self.step % self.config.evaluation.eval_steps == 0:
                 self.best = _better_validation(self.best, self.final)
+            self._call("on_evaluate", metrics={k: v for k, v in metrics.items() if k.startswith("validation_")})
 
     def _is_best(self) -> bool:
         return self.best is not None and self.best["step"] == self.step
 
     def _save(self) -> None:
+        is_new = self.world.is_main and self.step not in self.directory.saved_steps()
         state = {
+            "step": self.step,
             "seed": self.config.seed,
             "started_from": self.start.fingerprint,
             "software": software_version(),
@@ -329,9 +368,13 @@ class Trainer:
             **self.training_step.state(self.step),
             **self.evaluations.state(),
         }
-        self.directory.save_checkpoint(self.step, self.start.policy, self.engine, state)
+        card = render_card(self.config, state) if is_new else ""
+        path = self.directory.save_checkpoint(self.step, self.start.policy, self.engine, state, card)
         if self._is_best():
             self.directory.link_best(self.step)
+            self.callbacks.state.best_model_checkpoint = str(path)
+        if is_new:
+            self._call("on_save", checkpoint=path)
         if not self.training_step.keeps_all_checkpoints:
             best = [self.best["step"]] if self.best else []
             self.directory.prune_checkpoints(self.config.checkpoint.save_total_limit, best)
@@ -422,15 +465,19 @@ def software_version() -> dict[str, str | None]:
 
 
 def _commit(git: Path) -> str | None:
-    """Return the commit that a git directory has checked out; None where there is no such directory."""
+    """Return the commit that a git directory, or a worktree's file, has checked out; None where there is none."""
     try:
+        if git.is_file():  # of a worktree, whose branches are in the directory that it shares
+            git = git.parent / git.read_text(encoding="utf-8").strip().removeprefix("gitdir: ")
+        shared = git / "commondir"
+        refs = git / shared.read_text(encoding="utf-8").strip() if shared.is_file() else git
         head = (git / "HEAD").read_text(encoding="utf-8").strip()
         if not head.startswith("ref: "):
             return head or None
         ref = head.removeprefix("ref: ")
-        if (git / ref).is_file():
-            return (git / ref).read_text(encoding="utf-8").strip() or None
-        for line in (git / "packed-refs").read_text(encoding="utf-8").splitlines():
+        if (refs / ref).is_file():
+            return (refs / ref).read_text(encoding="utf-8").strip() or None
+        for line in (refs / "packed-refs").read_text(encoding="utf-8").splitlines():
             commit, _, name = line.partition(" ")
             if name == ref:
                 return commit

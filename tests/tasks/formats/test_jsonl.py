@@ -2,12 +2,14 @@ import json
 import math
 from pathlib import Path
 
+import datasets
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memalpha.config import WorldConfig
 from memalpha.errors import DataError
+from memalpha.tasks.formats.hub_rows import to_dataset
 from memalpha.tasks.formats.jsonl import load_jsonl, save_jsonl, summarize_tasks
 from memalpha.tasks.load import load_tasks
 from memalpha.tasks.synthetic.worlds import generate
@@ -290,3 +292,41 @@ def test_the_shipped_sample_and_the_example_in_its_readme_load(tmp_path):
     example = (data / "README.md").read_text(encoding="utf-8").split("```json\n")[1].split("```")[0]
     (tmp_path / "example.jsonl").write_text(json.dumps(json.loads(example)))
     assert len(load_tasks(tmp_path / "example.jsonl")[0].questions) == 2
+
+
+@settings(max_examples=20)
+@given(st.lists(any_task(), min_size=1, max_size=3, unique_by=lambda task: task.id))
+def test_what_becomes_a_dataset_is_read_back_the_same(tasks):
+    dataset = to_dataset(tasks)
+    assert load_tasks(dataset) == tasks and load_tasks(dataset, limit=1) == tasks[:1]
+
+
+def test_a_dataset_survives_the_files_that_the_hub_holds(tmp_path):
+    tasks = load_tasks("synthetic", limit=3)
+    to_dataset(tasks).to_parquet(tmp_path / "tasks.parquet")
+    assert load_tasks(datasets.Dataset.from_parquet(str(tmp_path / "tasks.parquet"), cache_dir=tmp_path)) == tasks
+    to_dataset(tasks).to_json(tmp_path / "tasks.jsonl")
+    assert len((tmp_path / "tasks.jsonl").read_text().splitlines()) == 3
+
+
+def test_datasets_of_others_are_read_or_refused_by_row():
+    def rows(**changes):
+        return datasets.Dataset.from_list([{**dict.fromkeys(changes), **GOOD}, {**GOOD, "id": "b", **changes}])
+
+    assert load_tasks(rows(meta={"split": "train"}))[1].meta == {"split": "train"}
+    refusals = {
+        r"row 1: id: task 'a' is already in row 0": rows(id="a"),
+        r"row 1: meta: ": rows(meta="no JSON"),
+        r"row 1: speaker: unknown key": rows(speaker="Ana"),
+        r"holds no row": rows().select([]),
+        r"has splits: give one of them \('train'\)": datasets.DatasetDict(train=rows()),
+        r"a stream: load it with streaming=False": rows().to_iterable_dataset(),
+        r"a Dataset: variant belongs to named data sets only": None,
+    }
+    for message, dataset in refusals.items():
+        with pytest.raises(DataError, match=message):
+            load_tasks(rows(), variant="x") if dataset is None else load_tasks(dataset)
+    with pytest.raises(DataError, match="there is no task"):
+        to_dataset([])
+    with pytest.raises(DataError, match="task 'a' occurs twice"):
+        to_dataset([Task.model_validate(GOOD)] * 2)

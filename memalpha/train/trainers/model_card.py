@@ -1,0 +1,311 @@
+"""Model card of a checkpoint, `README.md`: base, data, command, results with intervals, limits and licence.
+
+Its head is what the model hub reads (`huggingface_hub.ModelCardData`). Paths are shortened to their last part, and the
+host is left out: a card is made to be published.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
+
+from memalpha.config import LearnerConfig, RewardModelConfig
+from memalpha.config.training import RunConfig
+from memalpha.policy.base import NAMED_POLICIES, SHIPPED_POLICIES
+from memalpha.qa.records import Record
+from memalpha.qa.reporting.compare import load_records
+from memalpha.qa.scoring.stats import Estimate, ScoredAnswer, compare_paired, estimate
+from memalpha.tasks.catalog import MODULES, get_data_set
+
+SMOL_REPOSITORY = "HuggingFaceTB/SmolLM2-135M-Instruct"
+"""Repository of smol's base on the model hub."""
+SMALL_MODEL = 50_000_000
+"""Models with fewer weights are said to know nothing beyond what they were trained on."""
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """Hold what a run started from: a label, and hub id and licence where they are known."""
+
+    label: str
+    hub_id: str | None
+    licence: str | None
+
+
+def render_card(config: LearnerConfig, state: Values, summary: Values | None = None, *, name: str | None = None) -> str:
+    """Return the card of a checkpoint, from the files of its run.
+
+    Args:
+        config: Configuration of the run, with its directory as `out`.
+        state: State of the checkpoint, as in its `state.json`.
+        summary: Summary of the run if it chose this checkpoint, which the results are of; None: validations only.
+        name: Name that loads the model; None: the run's directory.
+    """
+    base, results = find_base(config.policy), summary or {}
+    sections = {
+        "Use": _usage(config, name or str(_shorten(config.out))),
+        "Results": "\n".join(_results(config, state, results)),
+        "Training": _training(config, state, base),
+        "What it cannot do": "\n".join(f"- {limit}" for limit in _limits(config, results)),
+        "Licence": _licence(config, base),
+    }
+    head = _head(config, results, base, name).to_yaml()
+    parts = [f"---\n{head}\n---", f"# {name or config.out.name}", _introduction(config, state, base)]
+    return "\n\n".join([*parts, *(f"## {title}\n\n{text}" for title, text in sections.items())]) + "\n"
+
+
+def find_base(policy: str) -> Base:
+    """Return what is known of a start policy; of a checkpoint what its own card says."""
+    if policy in SHIPPED_POLICIES:
+        return Base(f"`{policy}` (ships with memalpha)", None, "apache-2.0")
+    if policy in NAMED_POLICIES:
+        return Base(f"`{policy}` (SmolLM2-135M-Instruct)", SMOL_REPOSITORY, "apache-2.0")
+    folder = Path(policy)
+    if folder.is_dir():
+        data = _card_data(folder / "README.md")
+        hub_id = data.get("base_model")
+        label = f"`{'/'.join(folder.resolve().parts[-3:])}`"
+        return Base(label, hub_id if isinstance(hub_id, str) else None, data.get("license"))
+    cached = try_to_load_from_cache(policy, "README.md")
+    data = _card_data(Path(cached)) if isinstance(cached, str) else {}
+    return Base(f"[{policy}](https://huggingface.co/{policy})", policy, data.get("license"))
+
+
+def _card_data(path: Path) -> dict[str, Any]:
+    """Return the head of a model card; {} if there is none that can be read."""
+    try:
+        return ModelCard(path.read_text(encoding="utf-8"), ignore_metadata_errors=True).data.to_dict()
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+
+
+def _head(config: LearnerConfig, results: Values, base: Base, name: str | None) -> ModelCardData:
+    data_set, after = _data_set_id(config), results.get("after") or {}
+    evaluations = None
+    if "accuracy" in after:
+        evaluated = data_set or Path(_data(config) or "tasks").name
+        evaluations = [
+            EvalResult(
+                task_type="text-generation",
+                dataset_type=evaluated,
+                dataset_name=f"held-out tasks of {_data_label(config)}",
+                metric_type=after.get("metric", "accuracy"),
+                metric_name="accuracy",
+                metric_value=round(after["accuracy"], 4),
+            )
+        ]
+    return ModelCardData(
+        base_model=base.hub_id,
+        license=base.licence,
+        library_name="transformers" if config.lora is None else "peft",
+        pipeline_tag=None if isinstance(config, RewardModelConfig) else "text-generation",
+        tags=["memalpha", _method(config), *(["agent-memory"] if isinstance(config, RunConfig) else [])],
+        datasets=None if data_set is None else [data_set],
+        model_name=(name or config.out.name) if evaluations else None,
+        eval_results=evaluations,
+    )
+
+
+def _introduction(config: LearnerConfig, state: Values, base: Base) -> str:
+    kind = "A policy that answers prompts"
+    if isinstance(config, RunConfig):
+        kind = (
+            "A memory writer: it reads a conversation chunk by chunk and keeps a categorized memory with tool calls "
+            "(insert, update, delete), from which questions are answered later"
+        )
+    elif isinstance(config, RewardModelConfig):
+        kind = "A reward model that scores replies to prompts"
+    weights = "all weights" if config.lora is None else f"LoRA adapters of rank {config.lora.r}"
+    return f"{kind}.\n\nTrained from {base.label} with memalpha ({_method(config)}, {weights}), step {state['step']}."
+
+
+def _usage(config: LearnerConfig, name: str) -> str:
+    if isinstance(config, RunConfig):
+        lines = [
+            "from memalpha import MemoryAgent, MemoryStore",
+            "",
+            f'agent = MemoryAgent("{name}", MemoryStore.open("memory.db"))',
+            'agent.read("Ana: I moved to Porto last week.", timestamp="2025-01-10")',
+            'print(agent.ask("Where does Ana live?").text)',
+        ]
+    elif isinstance(config, RewardModelConfig):
+        lines = [
+            "from memalpha import load_reward_model",
+            "",
+            f'print(load_reward_model("{name}").score(["What is 2 + 2?"], ["4"]))',
+        ]
+    else:
+        package, kind = ("transformers", "AutoModelForCausalLM")
+        if config.lora is not None:
+            package, kind = ("peft", "AutoPeftModelForCausalLM")
+        lines = [f"from {package} import {kind}", "", f'model = {kind}.from_pretrained("{name}")']
+    return "\n".join(["```python", *lines, "```"])
+
+
+def _results(config: LearnerConfig, state: Values, results: Values) -> Iterator[str]:
+    """Yield the lines of the results: held-out before and after, or validations of a run that goes on."""
+    before, after = results.get("before") or {}, results.get("after") or {}
+    if "accuracy" in before and "accuracy" in after:
+        yield from _accuracies(config, results)
+    elif before and after:
+        names = [key for key, value in after.items() if isinstance(value, int | float) and key in before]
+        yield "| held out | before | after |\n|---|---|---|"
+        yield from (f"| {name.replace('_', ' ')} | {before[name]:.3f} | {after[name]:.3f} |" for name in names)
+    else:
+        yield f"Step {state['step']} of a run; {_validations(state)} Held-out results come at the end of a run."
+
+
+def _validations(state: Values) -> str:
+    start, best = state.get("start_validation") or {}, state.get("best")
+    texts = [f"{name.replace('_', ' ')} {value:.3f} at the start" for name, value in start.items()]
+    if best:
+        texts.append(f"score {best['score']:.3f} at the best step so far ({best['step']})")
+    return f"{', '.join(texts)}." if texts else "nothing was validated."
+
+
+def _accuracies(config: LearnerConfig, results: Values) -> Iterator[str]:
+    folder = config.out / "eval"
+    systems = {"before": results["before"], "after": results["after"], **results.get("baselines", {})}
+    rows = {name: _scored(folder / f"{name}.jsonl") for name in systems}
+    tasks, questions = results.get("tasks"), results.get("questions")
+    measured = "".join(f", {key} `{systems['after'][key]}`" for key in ("reader", "metric") if key in systems["after"])
+    yield f"Accuracy on {questions} questions of {tasks} held-out tasks of {_data_label(config)}{measured}.\n"
+    yield "| | accuracy | 95 % interval |\n|---|---|---|"
+    for name, values in systems.items():
+        interval = _interval(estimate(rows[name])) if rows[name] else "-"
+        yield f"| {name.replace('_', ' ')} | {values['accuracy']:.3f} | {interval} |"
+    if rows["before"] and [row[:2] for row in rows["before"]] == [row[:2] for row in rows["after"]]:
+        difference = compare_paired(rows["before"], rows["after"]).difference
+        yield f"\nDifference {difference.value:+.3f}, paired by question: {_verdict(difference)}."
+
+
+def _verdict(difference: Estimate) -> str:
+    if difference.interval is None:
+        return f"{difference.clusters} conversations are too few for an interval"
+    low, high = difference.interval
+    noise = " (no difference beyond noise)" if low <= 0 <= high else ""
+    return f"95 % interval {low:+.3f} to {high:+.3f}{noise}"
+
+
+def _interval(value: Estimate) -> str:
+    if value.interval is None:
+        return f"none: {value.clusters} conversations"
+    return f"{value.interval[0]:.3f} to {value.interval[1]:.3f}"
+
+
+def _training(config: LearnerConfig, state: Values, base: Base) -> str:
+    metrics, start = _lines(config.out / "metrics.jsonl"), (_lines(config.out / "starts.jsonl") or [{}])[-1]
+    done = [line for line in metrics if line["step"] < state["step"]]
+    kinds = {"sampled": "sampled_tokens", "trained": "tokens"}
+    sums = {word: sum(line.get(key, 0) for line in done) for word, key in kinds.items()}
+    rows = {
+        "base": base.label,
+        "data": _data_label(config),
+        "method": _method(config),
+        "steps": f"{state['step']}",
+        "tokens": ", ".join(f"{count:,} {word}" for word, count in sums.items() if count) or "-",
+        "learning rate": f"{config.optimizer.learning_rate:g}" if config.optimizer.learning_rate else "default",
+        "seed": str(config.seed),
+        "minutes": f"{state.get('minutes', 0):.1f}",
+        "software": _software(state.get("software") or {}),
+    }
+    table = "\n".join(["| | |\n|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())])
+    return f"```bash\n{_command(start.get('command', ''))}\n```\n\n{table}\n\nAll settings: `config.yaml` of the run."
+
+
+def _limits(config: LearnerConfig, results: Values) -> Iterator[str]:
+    """Yield sentences on what the model cannot do, with the figures that the run has of it."""
+    after = results.get("after") or {}
+    yield f"It was trained and measured on {_data_label(config)} alone, on no other text or language."
+    if (parameters := results.get("policy_parameters", SMALL_MODEL)) < SMALL_MODEL:
+        yield f"It has {parameters / 1e6:.1f}M parameters: a model of this size knows nothing beyond its training data."
+    if not isinstance(config, RunConfig):
+        return
+    yield "It writes, a reader answers: with another reader or metric the accuracies differ."
+    yield "It keeps what people say, true or not; see memalpha's guide to trust before you let strangers write."
+    records = load_records(path) if (path := config.out / "eval" / "after.jsonl").is_file() and after else []
+    wrong = [record.error_class for record in records if record.error_class]
+    if wrong:
+        worst = max(sorted(set(wrong)), key=wrong.count)
+        share, share_of_worst = len(wrong) / len(records), wrong.count(worst) / len(records)
+        yield f"{share:.0%} of the answers are wrong; most often: {worst.replace('_', ' ')} ({share_of_worst:.0%})."
+    if after.get("stale_rate"):
+        yield f"{after['stale_rate']:.0%} of the questions on what changed get an outdated answer."
+
+
+def _licence(config: LearnerConfig, base: Base) -> str:
+    weights = (
+        "The base states no licence where it was loaded from: look it up, it binds this model, too."
+        if base.licence is None
+        else f"The weights are under the licence of their base: {base.licence}."
+    )
+    if (data := _data(config)) in MODULES:
+        return f"{weights} Training data `{data}`: {get_data_set(data).licence}."
+    return f"{weights} The licence of the training data is its owner's to say."
+
+
+def _method(config: LearnerConfig) -> str:
+    return "reward model" if isinstance(config, RewardModelConfig) else dict(config)["algorithm"]
+
+
+def _data(config: LearnerConfig) -> str:
+    """Return the name or path of the training data; "" if they were given in Python."""
+    return str(dict(config)["data"] or "")
+
+
+def _data_label(config: LearnerConfig) -> str:
+    data = _data(config)
+    if not data:
+        return "tasks given in Python"
+    return f"the set `{data}`" if data in MODULES else f"`{_shorten(Path(data))}`"
+
+
+def _data_set_id(config: LearnerConfig) -> str | None:
+    """Return the hub id of the training data, None if it is not from there."""
+    data = _data(config)
+    source = get_data_set(data).source if data in MODULES else ""
+    return source.removeprefix("hub:") if source.startswith("hub:") else None
+
+
+def _command(recorded: str) -> str:
+    """Return the command that was recorded at the start, with paths shortened to their last part."""
+    words = [str(_shorten(Path(word))) if "=" not in word else word for word in shlex.split(recorded)]
+    pairs = [word.partition("=") for word in words]
+    words = [f"{key}={_shorten(Path(value))}" if equals else key for key, equals, value in pairs]
+    if words[:1] == ["__main__.py"]:
+        words[0] = "memalpha"
+    elif words and words[0].endswith(".py"):
+        words.insert(0, "python")
+    return shlex.join(words)
+
+
+def _shorten(path: Path) -> Path:
+    return Path(path.name) if path.is_absolute() else path
+
+
+def _software(recorded: Values) -> str:
+    memalpha = f"memalpha {recorded.get('version')}"
+    if recorded.get("commit"):
+        memalpha += f" (commit {recorded['commit']})"
+    return ", ".join([memalpha, *(f"{name} {version(name)}" for name in ("torch", "transformers", "peft"))])
+
+
+def _scored(path: Path) -> list[ScoredAnswer]:
+    records: Sequence[Record] = load_records(path) if path.is_file() else ()
+    return [ScoredAnswer(record.task, record.ability, float(record.correct)) for record in records]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -1,0 +1,90 @@
+"""Callbacks of a run: which events come when, what they may ask for, what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from transformers import TrainerCallback
+
+from memalpha.errors import ConfigError
+from memalpha.train.api import train
+
+
+class Recorder(TrainerCallback):
+    """Note every event with the step it came at."""
+
+    def __init__(self, stop_at: int | None = None, save_at: int | None = None) -> None:
+        self.events: list[tuple[str, int]] = []
+        self.values: dict[str, list] = {}
+        self.stop_at, self.save_at = stop_at, save_at
+
+    def _note(self, event, state, value=None) -> None:
+        self.events.append((event, state.global_step))
+        self.values.setdefault(event, []).append(value)
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        assert kwargs["model"] is not None and kwargs["processing_class"] is not None
+        self._note("begin", state, state.max_steps)
+
+    def on_step_end(self, args, state, control, metrics, **kwargs):
+        self._note("step", state, metrics)
+        control.should_save = state.global_step == self.save_at
+        control.should_training_stop = state.global_step == self.stop_at
+
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
+        self._note("evaluate", state, metrics)
+
+    def on_save(self, args, state, control, checkpoint, **kwargs):
+        self._note("save", state, checkpoint)
+
+    def on_train_end(self, args, state, control, summary, **kwargs):
+        self._note("end", state, summary)
+
+
+def test_events_come_in_order_with_what_they_need(small):
+    recorder, lines = Recorder(), []
+    settings = small(max_steps=2)
+    summary = train(settings, callbacks=[recorder], on_step=lines.append)
+    assert recorder.events == [
+        *(("begin", 0), ("evaluate", 0), ("save", 0), ("step", 1)),
+        *(("evaluate", 2), ("step", 2), ("save", 2), ("end", 2)),
+    ]
+    written = [json.loads(line) for line in (settings.out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1] and lines == recorder.values["step"]
+    assert json.loads(json.dumps(lines)) == written
+    assert set(recorder.values["evaluate"][-1]) == {"validation_accuracy", "validation_se"}
+    assert all((path / "model.safetensors").is_file() for path in recorder.values["save"])
+    assert recorder.values["end"] == [summary] and recorder.values["begin"] == [2]
+    assert train(settings, callbacks=[recorder]) == json.loads((settings.out / "summary.json").read_text())
+    assert len(recorder.events) == 8, "a finished run has no events"
+
+
+def test_a_callback_stops_a_run_and_saves_and_the_rest_is_as_without_it(small, tmp_path):
+    recorder = Recorder(stop_at=2, save_at=1)
+    stopped = small(out=str(tmp_path / "stopped"), max_steps=3)
+    assert train(stopped, callbacks=[recorder])["stopped_by"] == "callback"
+    assert ("save", 1) in recorder.events and ("save", 2) in recorder.events
+    resumed = train(stopped)
+    whole = small(out=str(tmp_path / "whole"), max_steps=3)
+    assert resumed["steps"] == 3 and "stopped_by" not in resumed
+    train(whole, callbacks=[TrainerCallback])
+    for file in ("checkpoints/step-3/model.safetensors", "eval/after.jsonl"):
+        assert (stopped.out / file).read_bytes() == (whole.out / file).read_bytes()
+
+
+def test_what_is_no_callback_is_refused_before_anything_starts(small, tmp_path):
+    for hooks, message in (
+        ({"callbacks": [print]}, "derive its class from transformers.TrainerCallback"),
+        ({"on_step": 3}, "on_step: give a function"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            train(small(), **hooks)
+
+    class Asking(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_evaluate = True
+
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match=r"evaluation\.eval_steps says when"):
+        train(small(max_steps=1), callbacks=[Asking])
