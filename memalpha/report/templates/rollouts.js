@@ -22,7 +22,7 @@
   const signed = (value, digits = 2) => (value === null || value === undefined ? "–" : (value < 0 ? "−" : "+") + Math.abs(value).toFixed(digits));
   const isFailed = (code) => !["inserted", "updated", "deleted", "core_updated", "skipped", "duplicate"].includes(code);
   const ofTask = () => current.rollouts.filter((rollout) => rollout.task === taskBox.value);
-  const conversation = () => current.tasks.find((task) => task.task === taskBox.value) || {};
+  const chosenTask = () => current.tasks.find((task) => task.task === taskBox.value) || {};
 
   function matches(rollout) {
     const needles = words.value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -81,7 +81,7 @@
   }
 
   function textOf(id) {
-    const question = (conversation().questions || []).find((item) => item.id === id);
+    const question = (chosenTask().questions || []).find((item) => item.id === id);
     return question ? question.question : id;
   }
 
@@ -129,7 +129,7 @@
   }
 
   function questionTable(rollouts) {
-    const questions = conversation().questions || [];
+    const questions = chosenTask().questions || [];
     if (!questions.length || !rollouts.some((rollout) => (rollout.answers || []).length)) return null;
     const head = make("tr", {}, make("th", {}, "question"), make("th", {}, "right answer"));
     for (const rollout of rollouts) head.append(make("th", {}, `rollout ${rollout.rollout}`));
@@ -171,7 +171,7 @@
     const body = at("rollout");
     body.replaceChildren();
     if (!first) return;
-    const chunks = conversation().chunks || [];
+    const chunks = chosenTask().chunks || [];
     if (first.prompt) body.append(make("pre", {}, first.prompt));
     const count = Math.max(chunks.length, ...shown.map((rollout) => rollout.turns.length));
     for (let index = 0; index < count; index += 1) {
