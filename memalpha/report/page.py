@@ -50,7 +50,7 @@ class RunPage:
                 (`eval/*.jsonl`), a live one no `config.yaml` either, or a line of them is not JSON.
         """
         folder = self.folder
-        metrics, summary = self._metrics(), _read_json(folder / "summary.json")
+        metrics, summary = self._metrics(live=live), _read_json(folder / "summary.json")
         texts = load_text_summaries(folder / "eval")
         evaluated = {} if texts else load_systems(folder / "eval")
         config_path = folder / "config.yaml"
@@ -89,23 +89,34 @@ class RunPage:
 
     def training(self) -> str:
         """Return the page's part on training as it is now."""
-        metrics, texts = self._metrics(), load_text_summaries(self.folder / "eval")
+        metrics, texts = self._metrics(live=True), load_text_summaries(self.folder / "eval")
         if not metrics:
             return ""
         return ENVIRONMENT.get_template("training.html").render(metrics=metrics, curves=_curves(metrics, texts))
 
     def state(self) -> dict[str, Any]:
-        """Return what a live page has to know: steps with rollouts, the last step in words, True if the run is over."""
-        metrics, rollouts = self._metrics(), self.rollouts.steps()
-        is_finished = (self.folder / "summary.json").exists()
+        """Return what a live page has to know: steps with rollouts, the last step in words, True if the run is over.
+
+        A step's rollouts are all there once its line of metrics is.
+        """
+        metrics = self._metrics(live=True)
+        rollouts = [step for step in self.rollouts.steps() if metrics and step <= metrics[-1]["step"]]
         parts = ["no step yet" if not metrics else f"step {metrics[-1]['step']}"]
         for name in ("reward", "accuracy", "validation_accuracy", "train_loss"):
             value = next((line[name] for line in reversed(metrics) if isinstance(line.get(name), int | float)), None)
             parts += [] if value is None else [f"{name.replace('_', ' ')} {value:.3f}"]
-        return {"rollouts": rollouts, "text": " · ".join(parts), "steps": len(metrics), "finished": is_finished}
+        return {"rollouts": rollouts, "text": " · ".join(parts), "steps": len(metrics), "finished": self._is_finished}
 
-    def _metrics(self) -> list[dict[str, Any]]:
-        return _read_lines(self.folder / "metrics.jsonl", growing=not (self.folder / "summary.json").exists())
+    @property
+    def _is_finished(self) -> bool:
+        """True if the summary is newer than the last step; a resumed run still has the old one."""
+        summary, metrics = self.folder / "summary.json", self.folder / "metrics.jsonl"
+        if not summary.exists():
+            return False
+        return not metrics.exists() or summary.stat().st_mtime_ns >= metrics.stat().st_mtime_ns
+
+    def _metrics(self, *, live: bool) -> list[dict[str, Any]]:
+        return _read_lines(self.folder / "metrics.jsonl", growing=live)
 
     def _rollout_values(self, *, live: bool) -> dict[str, Any]:
         """Return the template's values of the part with rollouts; without any, the page holds no script."""
@@ -121,6 +132,7 @@ class RunPage:
             "rollouts": embed_json(embedded),
             "kept_steps": len(embedded),
             "all_steps": len(steps),
+            "is_finished": self._is_finished,
             "policy": (
                 f"default-src 'none'; style-src 'unsafe-inline'; script-src {source_hash(script)}; "
                 f"connect-src {connect}; base-uri 'none'; form-action 'none'"

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from memalpha.errors import DataError
@@ -27,9 +28,15 @@ class StepFile:
         self._ranges: dict[int, list[tuple[int, int]]] = {}
         self._end = 0
         self._last = b""
+        self._lock = Lock()  # a server looks from several threads
 
     def steps(self) -> list[int]:
         """Return the steps that have lines, after a look at what was written since the last one."""
+        with self._lock:
+            self._look()
+            return sorted(self._ranges)
+
+    def _look(self) -> None:
         try:
             with self.path.open("rb") as file:
                 file.seek(max(0, self._end - len(self._last)))
@@ -44,7 +51,6 @@ class StepFile:
                     self._end, self._last = self._end + len(line), line
         except FileNotFoundError:
             self._ranges, self._end, self._last = {}, 0, b""
-        return sorted(self._ranges)
 
     def read(self, step: int) -> list[dict[str, Any]]:
         """Return the lines of a step; none for a step that has none.
@@ -82,7 +88,6 @@ class Rollouts:
 
     def steps(self) -> list[int]:
         """Return the steps that have rollouts."""
-        self._tasks.steps()
         return self._rollouts.steps()
 
     def read(self, step: int) -> dict[str, Any]:

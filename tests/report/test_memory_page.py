@@ -7,7 +7,6 @@ import hashlib
 import html
 import json
 import re
-import shutil
 import stat
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -181,18 +180,6 @@ def test_an_erased_entry_is_on_no_page(store: MemoryStore, tmp_path: Path) -> No
 
 
 # --------------------------------------------------------------------------------------------------------- in a browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("no chromium on this machine: the page is not opened in a browser")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 def test_a_browser_shows_any_moment_and_runs_nothing_else(store: MemoryStore, tmp_path: Path, browser: Any) -> None:

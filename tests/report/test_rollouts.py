@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -115,18 +115,6 @@ def test_a_run_that_has_made_no_step_has_a_live_page(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------------- in a browser
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("no chromium on this machine: the page is not opened in a browser")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
 def address(going: Path) -> Iterator[str]:
     """Address of the page of the run that goes on."""
@@ -184,6 +172,13 @@ def test_a_live_page_gets_new_steps_by_itself(going: Path, address: str, browser
     add_step(going, 3)
     page.wait_for_selector("#step option:nth-child(4)", state="attached")
     assert page.input_value("#step") == "0", "who looks at a step keeps it"
+    with page.expect_navigation():  # the result stands at the top, once
+        (going / "summary.json").write_text("{}")
+    page.wait_for_selector("#rollouts[data-finished=yes]")
+    page.evaluate("window.stays = true")
+    page.wait_for_selector("#progress:has-text('step 3')")
+    page.wait_for_timeout(300)
+    assert page.evaluate("window.stays"), "a finished run is not loaded again and again"
     assert [fault for fault in faults if "favicon" not in fault and "tokens" not in fault] == []
 
 
@@ -199,5 +194,16 @@ def test_the_page_is_served_under_this_machine_s_names_alone(going: Path) -> Non
     assert (missing.status_code, "no rollouts of step 9" in missing.text) == (404, True)
     assert client.get("/rollouts/1/tokens?rollout=x").status_code == 404
     assert client.get("/rollouts/1/tokens?task=t1&rollout=0&role=attempt").json() == []
+
+
+def test_a_run_is_over_when_its_summary_is_newer_than_its_last_step(going: Path) -> None:
+    page = RunPage(going)
+    assert page.state()["finished"] is False
     (going / "summary.json").write_text("{}")
-    assert '"finished": true' in client.get("/events").text  # the last event: the stream ends
+    assert page.state()["finished"] is True and 'data-finished="yes"' in page.render(live=True)
+    later = time.time() + 5
+    add_step(going, 2)
+    os.utime(going / "metrics.jsonl", (later, later))  # the run was resumed
+    assert page.state()["finished"] is False and page.state()["rollouts"] == [0, 1, 2]
+    append(going / "trajectories.jsonl", rollout(3, 0))  # the step goes on
+    assert page.state()["rollouts"] == [0, 1, 2]

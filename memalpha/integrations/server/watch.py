@@ -124,8 +124,6 @@ async def _news(page: LivePage, is_stopping: Callable[[], bool]) -> AsyncIterato
             if state != last:
                 last = state
                 yield f"data: {to_json(state)}\n\n"
-                if state["finished"]:
-                    return
         yield ": waiting\n\n"
         await asyncio.sleep(LOOK_SECONDS)
 

@@ -172,7 +172,7 @@
     body.replaceChildren();
     if (!first) return;
     const chunks = chosenTask().chunks || [];
-    if (first.prompt) body.append(make("pre", {}, first.prompt));
+    if (chosenTask().prompt) body.append(make("pre", {}, chosenTask().prompt));
     const count = Math.max(chunks.length, ...shown.map((rollout) => rollout.turns.length));
     for (let index = 0; index < count; index += 1) {
       const chunk = chunks[index];
@@ -301,8 +301,7 @@
     const isNew = setSteps(state.rollouts);
     if (!current && steps.length) start();
     else if (isNew && follow.checked) load(steps[steps.length - 1], taskBox.value);
-    if (state.finished) {
-      events.close();
+    if (state.finished && section.dataset.finished !== "yes") {
       location.reload(); // the top of the page has the result now
       return;
     }

@@ -78,7 +78,7 @@ def find_base(policy: str) -> Base:
         return Base(label, hub_id if isinstance(hub_id, str) else None, data.get("license"))
     cached = try_to_load_from_cache(policy, "README.md")
     data = _card_data(Path(cached)) if isinstance(cached, str) else {}
-    return Base(f"[{policy}](https://huggingface.co/{policy})", policy, data.get("license"))
+    return Base(f"`{policy}`", policy, data.get("license"))
 
 
 def _card_data(path: Path) -> dict[str, Any]:

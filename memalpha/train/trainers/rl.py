@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice, zip_longest
 from math import sqrt
 from random import Random
 from statistics import pstdev
@@ -18,6 +19,7 @@ import numpy as np
 from memalpha.config import ReinforcementConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.transformers import TransformersPolicy
+from memalpha.qa.memory_reward import CHANGING_CODES
 from memalpha.qa.records import Record
 from memalpha.train.algorithms.base import Algorithm, Annotation, annotate
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
@@ -88,8 +90,8 @@ class ReinforcementStep(TrainingStep):
         engine: Updates the weights.
         attempt_metrics: Takes records, attempts and number of tasks of a step and returns metrics; called once a step,
             in every process.
-        trajectory_fields: Returns the extra fields of a trajectory's line in trajectories.jsonl.
         task_fields: Returns what tasks.jsonl keeps of a task.
+        trajectory_fields: Returns the extra fields of a trajectory's line in trajectories.jsonl.
         component_prefix: Prefix of the reward components' names in metrics.jsonl.
         early_stop: Stops the run if its first steps cannot teach anything.
         source: Samples ahead of learning; None samples at the start of each step.
@@ -108,8 +110,8 @@ class ReinforcementStep(TrainingStep):
         algorithm: Algorithm,
         engine: Engine,
         attempt_metrics: Callable[[Sequence[Record], Sequence[Trajectory[Any]], int], dict[str, Any]],
-        trajectory_fields: Callable[[Trajectory[Any]], dict[str, Any]],
         task_fields: Callable[[Any], dict[str, Any]],
+        trajectory_fields: Callable[[Trajectory[Any]], dict[str, Any]] = lambda trajectory: {},
         component_prefix: str = "",
         early_stop: EarlyStop | None = None,
         source: GroupSource | None = None,
@@ -279,7 +281,7 @@ class ReinforcementStep(TrainingStep):
         self,
         trajectory: Trajectory[Any],
         step: int,
-        records: Sequence[Record],
+        records: Mapping[tuple[str, int], Sequence[Record]],
         advantages: Mapping[tuple[str, int, str, int], float],
     ) -> Mapping[str, Any]:
         reward, rollout, role = trajectory.reward, trajectory.rollout, trajectory.role
@@ -305,8 +307,7 @@ class ReinforcementStep(TrainingStep):
             "turns": turns,
             "answers": [
                 [record.question_id, record.answer, record.score]
-                for record in records
-                if role == "attempt" and (record.task, record.rollout) == (trajectory.task.id, rollout)
+                for record in (records.get((trajectory.task.id, rollout), ()) if role == "attempt" else ())
             ],
             **self.trajectory_fields(trajectory),
         }
@@ -315,17 +316,19 @@ class ReinforcementStep(TrainingStep):
         self, samples: Sequence[TrainingSample], written: Sequence[Trajectory[Any]]
     ) -> dict[tuple[str, int, str, int], float]:
         """Return the advantage of each written turn that is trained on; with credit per call, its share of the turn."""
-        ends = {
-            (item.task.id, item.rollout, item.role, turn.chunk): numbers[-1]
-            for item in written
-            if item.reward
-            for turn, numbers in zip(item.turns, item.reward.calls, strict=False)
-        }
-        return {
-            _turn_key(sample): float(sample.advantages[sample.pg != 0][-1]) - ends.get(_turn_key(sample), 0.0)
-            for sample in samples
-            if sample.pg.any()
-        }
+        credit = self.algorithm.credit
+        by_turn = {_turn_key(sample): sample for sample in samples if sample.pg.any()}
+        advantages = {}
+        for trajectory in written:
+            calls = trajectory.reward.calls if trajectory.reward else ()
+            for turn, numbers in zip_longest(trajectory.turns, calls):
+                key = (trajectory.task.id, trajectory.rollout, trajectory.role, turn.chunk)
+                if (sample := by_turn.get(key)) is None:
+                    continue
+                last = int(np.flatnonzero(sample.pg)[-1]) - len(sample.pg)  # from the end
+                of_call = credit.spans.by_token(turn, numbers)[last] if credit and numbers else 0.0
+                advantages[key] = float(sample.advantages[last] - of_call)
+        return advantages
 
     def _write_trajectories(
         self,
@@ -342,12 +345,14 @@ class ReinforcementStep(TrainingStep):
         """
         if not self.directory.world.is_main:
             return
-        tasks = dict(
-            list({group.task.id: group.task for group in groups}.items())[: self.config.sampling.written_tasks]
-        )
+        all_tasks = {group.task.id: group.task for group in groups}
+        tasks = dict(islice(all_tasks.items(), self.config.sampling.written_tasks))
         written = [trajectory for group in groups if group.task.id in tasks for trajectory in group.trajectories]
         of_turns = self._turn_advantages(samples, written)
-        lines = [self._trajectory_line(trajectory, step, records, of_turns) for trajectory in written]
+        answers: dict[tuple[str, int], list[Record]] = {}
+        for record in records:
+            answers.setdefault((record.task, record.rollout), []).append(record)
+        lines = [self._trajectory_line(trajectory, step, answers, of_turns) for trajectory in written]
         self.directory.append(
             "tasks.jsonl", ({"step": step, "task": id, **self.task_fields(task)} for id, task in tasks.items())
         )
@@ -538,6 +543,6 @@ def _turn_key(sample: TrainingSample) -> tuple[str, int, str, int]:
 
 def _change(result: ToolResult) -> list[str | None] | None:
     """Return id, old and new content of what a call changed ("" is the core memory's id); None if nothing."""
-    if result.code not in ("inserted", "updated", "deleted", "core_updated"):
+    if result.code not in CHANGING_CODES:
         return None
     return [result.entry_id or "", result.before, result.content]

@@ -74,7 +74,6 @@ def text_trainer(config: TextConfig, directory: RunDirectory, inputs: PythonInpu
         algorithm=algorithm,
         engine=engine,
         attempt_metrics=partial(_attempt_metrics, rollouts, config, world),
-        trajectory_fields=_trajectory_fields,
         task_fields=lambda task: {"prompt": task.text},
         component_prefix="rewards/",
         source=make_source(config, tasks, worker, sampler),
@@ -176,7 +175,3 @@ def _attempt_metrics(
         metrics["outgrown"] = sum(world.gather([rollouts.outgrown]))
         rollouts.outgrown = 0
     return metrics
-
-
-def _trajectory_fields(trajectory: Trajectory[TextTask]) -> dict[str, Any]:
-    return {"prompt": trajectory.task.text}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs import lines
 
 from memalpha.agent.apply import act
 from memalpha.agent.reader import ExtractiveReader
@@ -31,6 +32,7 @@ from memalpha.train.algorithms.credit import (
     question_advantages,
     route,
 )
+from memalpha.train.api import train
 from memalpha.train.rollouts.credit_scorer import CreditScorer
 from memalpha.types import (
     Chunk,
@@ -223,3 +225,17 @@ def test_real_rollouts_are_credited_in_any_order(kind):
 def test_what_has_no_credit_per_call_is_refused_in_words(changes, message):
     with pytest.raises(ConfigError, match=message):
         training_config("demo", {"reward": {"credit": "calls"}, "out": "unused", **changes})
+
+
+def test_a_written_advantage_is_the_turn_s_without_its_calls_also_of_a_reply_that_was_cut(tmp_path):
+    short = {"tasks_per_step": 2, "eval_tasks": 1, "validation_tasks": 1, "agent": {"max_new_tokens": 12}}
+    train("demo", out=tmp_path / "run", max_steps=1, reward={"credit": "calls"}, **short)
+    of_turns: dict[tuple[str, int], list[float]] = {}
+    rollouts = lines(tmp_path / "run" / "trajectories.jsonl")
+    turns = [(line["task"], turn) for line in rollouts for turn in line["turns"]]
+    assert any("malformed" in turn["results"] for _, turn in turns), "some are cut within a call"
+    for task, turn in turns:
+        of_turns.setdefault((task, turn["chunk"]), []).append(turn["advantage"])
+        assert len(turn["credit"]) == len(turn["credit_from"]) == len(turn["results"]) + 1
+    sums = [sum(values) for values in of_turns.values() if None not in values]
+    assert sums and sums == pytest.approx([0.0] * len(sums), abs=1e-5), "they are centred over the group"

@@ -49,7 +49,7 @@ def test_a_run_writes_what_is_promised(text):
         assert line["sampled_tokens_per_second"] == line["sampled_tokens"] / line["sample_seconds"]
         assert line["trained_tokens_per_second"] == line["tokens"] / line["train_seconds"]
     assert len(turns) == 4 * 3 * 4 and {turn["chunk"] for turn in turns} == {0}
-    assert lines(out / "trajectories.jsonl")[0]["prompt"].endswith("?")
+    assert lines(out / "tasks.jsonl")[0]["prompt"].endswith("?")
 
 
 TWICE = {"num_iterations": 2}
