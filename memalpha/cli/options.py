@@ -17,6 +17,7 @@ import typer
 from memalpha.config import AgentConfig, ReaderConfig, TrustConfig, build_config, parse_overrides
 from memalpha.errors import ConfigError, DataError, StoreError
 from memalpha.store.validation import check_timestamp, visible
+from memalpha.tasks.formats.chats import load_exports
 from memalpha.tasks.formats.jsonl import load_jsonl
 from memalpha.tasks.formats.messages import is_message_file, load_messages
 from memalpha.text_files import decode_text
@@ -210,11 +211,11 @@ def read_text(file: Path) -> str:
 
 
 def read_chunks(file: Path, timestamp: str | None, size: int = 4000) -> list[Chunk]:
-    """Return the chunks of a task file, of chat messages, or of a text cut at line ends.
+    """Return the chunks of a task file, of chat messages, of an exported chat, or of a text cut at line ends.
 
     Args:
-        file: A text, a task file (`.jsonl`), chat messages (a message a line in `.jsonl`, a list in `.json`), or `-`
-            for a text on stdin.
+        file: A text, a task file (`.jsonl`), chat messages (a message a line in `.jsonl`, a list in `.json`), a chat
+            that WhatsApp (`.txt`), ChatGPT or Claude (`.json`) exported, or `-` for a text on stdin.
         timestamp: ISO date of the text, or of messages without one; a task file has its own.
         size: Maximum characters of a chunk of a text or of messages.
 
@@ -222,6 +223,8 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000) -> list[Chu
         DataError: the file cannot be read, or is empty.
     """
     check_timestamp(timestamp)
+    if file.suffix in (".json", ".txt") and (tasks := load_exports(file, size=size)) is not None:
+        return [chunk for task in tasks for chunk in task.chunks]
     if file.suffix == ".json" or (file.suffix == ".jsonl" and is_message_file(file)):
         chunks = load_messages(file, timestamp=timestamp, size=size)
         if not chunks:

@@ -11,6 +11,7 @@ from memalpha.arguments import check_count, check_path, check_seed, check_type
 from memalpha.config import WorldConfig
 from memalpha.errors import DataError, did_you_mean
 from memalpha.tasks.catalog import MODULES, load_set, loader_options
+from memalpha.tasks.formats.chats import load_chats
 from memalpha.tasks.formats.csv import load_csv
 from memalpha.tasks.formats.hub_rows import from_dataset
 from memalpha.tasks.formats.jsonl import load_jsonl
@@ -34,8 +35,8 @@ def load_tasks(
 ) -> list[Task]:
     """Load the tasks of a named data set, of your own task file, or of a `datasets.Dataset`.
 
-    `memalpha data list` shows the names. Anything else is the path of a JSON Lines or CSV file, or of a folder with two
-    CSV tables (`tasks.formats`).
+    `memalpha data list` shows the names. Anything else is the path of a JSON Lines or CSV file, of a folder with two
+    CSV tables, or of an exported chat (`tasks.formats`). A chat has no questions: `memalpha data ask` makes some.
 
     Args:
         name_or_path: Name of a data set, path of a task file, or a `datasets.Dataset` (`tasks.formats.hub_rows`).
@@ -44,7 +45,8 @@ def load_tasks(
         variant: Part or size of the set; default: its first.
         world: Synthetic world, for `"synthetic"` only.
         seed: Seed, for sets with randomness.
-        **options: Further options of the set's loader.
+        **options: Further options of the set's loader; of a chat exported as text `dates`: "day-first" or
+            "month-first".
 
     Raises:
         DataError: A name or option is unknown, a file is missing or bad, or the data set is empty.
@@ -70,6 +72,9 @@ def load_tasks(
             if option in options and option not in loader_options(name):
                 raise DataError(f"{name}: {option} belongs to sets {_with_option(option)} only")
         return load_set(name, limit, data=data, variant=variant, **options)
+    path = Path(name)
+    is_task_file = path.suffix in (".jsonl", *TABLES) or path.is_dir()
+    dates = None if is_task_file else options.pop("dates", None)
     if named_set_options := [
         *options,
         *(["data"] if data is not None else []),
@@ -80,11 +85,13 @@ def load_tasks(
         )
     if dataset is not None:
         return from_dataset(dataset.select(range(min(limit or len(dataset), len(dataset)))).to_list())
-    path = Path(name)
     if not path.exists() and not path.suffix:
         near = did_you_mean(name, MODULES)
         raise DataError(f"no data set {name!r}{near}: give the path of a task file or one of {', '.join(MODULES)}")
-    return (load_csv(path) if path.suffix in TABLES or path.is_dir() else load_jsonl(path))[:limit]
+    tasks = None if is_task_file else load_chats(path, dates)
+    if tasks is None:
+        tasks = load_csv(path) if path.suffix in TABLES or path.is_dir() else load_jsonl(path)
+    return tasks[:limit]
 
 
 def _as_dataset(value: Any) -> Dataset | None:

@@ -131,9 +131,27 @@ def _parse_json(data: bytes, location: str) -> Any:
 
 
 def _pack(messages: Iterable[tuple[str, Any]], timestamp: str | None, size: int, first_index: int) -> list[Chunk]:
+    utterances = (_parse_message(message, location) for location, message in messages)
+    chunks = pack_days(utterances, timestamp=timestamp, size=size)
+    return [chunk.model_copy(update={"index": index}) for index, chunk in enumerate(chunks, first_index)]
+
+
+def pack_days(
+    utterances: Iterable[tuple[str, str, str | None]], *, timestamp: str | None = None, size: int = CHUNK
+) -> list[Chunk]:
+    """Pack utterances into as few chunks as hold them; a chunk holds those of one day.
+
+    Args:
+        utterances: Speaker, text and ISO timestamp, in the order of the conversation. An utterance without a timestamp
+            has that of the one before it; one without speaker or text is left out.
+        timestamp: ISO 8601 date of utterances before the first one with a date of its own.
+        size: Most characters of a chunk.
+
+    Returns:
+        The chunks, each with the timestamp of its first utterance.
+    """
     days: list[tuple[str | None, list[SpeakerTurn]]] = []
-    for location, message in messages:
-        speaker, text, own_timestamp = _parse_message(message, location)
+    for speaker, text, own_timestamp in utterances:
         if own_timestamp is not None and (timestamp is None or _day(own_timestamp) != _day(timestamp)):
             timestamp = own_timestamp
         if not speaker or not text.strip():
@@ -142,12 +160,11 @@ def _pack(messages: Iterable[tuple[str, Any]], timestamp: str | None, size: int,
             days.append((timestamp, []))
         pieces = split_text(text, max(size // 2, size - len(speaker) - 3))
         days[-1][1].extend(SpeakerTurn(speaker=speaker, text=piece) for piece in pieces)
-    chunks = [
+    return [
         chunk.model_copy(update={"timestamp": day_timestamp})
         for day_timestamp, turns in days
         for chunk in pack_turns(turns, max(size // 4, 1))
     ]
-    return [chunk.model_copy(update={"index": index}) for index, chunk in enumerate(chunks, first_index)]
 
 
 def _day(timestamp: str) -> date:

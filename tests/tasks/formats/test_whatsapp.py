@@ -1,0 +1,144 @@
+"""Chats exported as text: both forms, both clocks, both orders of dates, lines of the app, and errors by line."""
+
+from __future__ import annotations
+
+import tempfile
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memalpha import load_tasks
+from memalpha.errors import DataError
+
+LRM, NNBSP = "\u200e", "\u202f"
+
+
+def chat(path: Path, text: str, **options):
+    """Return (timestamp, speaker, text) of each turn."""
+    file = path / "chat.txt"
+    file.write_text(text, encoding="utf-8")
+    [task] = load_tasks(file, **options)
+    return [(chunk.timestamp, turn.speaker, turn.text) for chunk in task.chunks for turn in chunk.turns]
+
+
+def test_a_chat_of_an_iphone(tmp_path):
+    text = (
+        f"{LRM}[24/05/24, 9:05:09{NNBSP}PM] Trip: {LRM}Messages and calls are end-to-end encrypted.\r\n"
+        f"[24/05/24, 9:05:30{NNBSP}PM] Trip: {LRM}Bo added you\r\n"
+        f"[24/05/24, 9:06:00{NNBSP}PM] \u202a+351 912 345 678\u202c: I moved to Porto.\r\nRua 12.\r\n\r\nCome!\r\n"
+        f"{LRM}[24/05/24, 9:07:00{NNBSP}PM] Bo: {LRM}image omitted\r\n"
+        f"[25/05/24, 12:07:01{NNBSP}AM] Bo: At noon? {LRM}<This message was edited>\r\n"
+        f"[25/05/24, 12:07:02{NNBSP}PM] Bo: My desk {LRM}<attached: 00000012-PHOTO.jpg>\r\n"
+    )
+    assert chat(tmp_path, text) == [
+        ("2024-05-24T21:05:09", "+351 912 345 678", "I moved to Porto.\nRua 12.\n\nCome!"),
+        ("2024-05-25T00:07:01", "Bo", "At noon?"),
+        ("2024-05-25T00:07:01", "Bo", "My desk"),
+    ]
+
+
+def test_a_chat_of_an_android_phone(tmp_path):
+    text = (
+        "24/05/2024, 21:05 - Messages and calls are end-to-end encrypted. Tap to learn more.\n"
+        "24/05/2024, 21:05 - Ana created group “Trip: Rome”\n"
+        "24/05/2024, 21:06 - Ana: The flight: TP 832\n"
+        "24/05/2024, 21:07 - Bo: <Media omitted>\n"
+        "24/05/2024, 21:08 - Bo: IMG-20240524-WA0001.jpg (file attached)\nOur hotel\n"
+        "24/05/2024, 21:09 - Bo: This message was deleted\n"
+        "24/05/2024, 21:09 - Bo: [24/05/2024, 21:05:09] Ana: quoted\n"
+        "24/05/2024, 21:10 - Bo: \n"
+    )
+    assert [turn[1:] for turn in chat(tmp_path, text)] == [
+        ("Ana", "The flight: TP 832"),
+        ("Bo", "Our hotel"),
+        ("Bo", "[24/05/2024, 21:05:09] Ana: quoted"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("head", "time"),
+    [
+        ("[1.12.2019, 12.00.05] ", "2019-12-01T12:00:05"),
+        ("[13.3.2022 klo 14.08.18] ", "2022-03-13T14:08:18"),
+        ("2019-01-31 12:00 - ", "2019-01-31T12:00"),
+        ("2023/11/30, 07:52 - ", "2023-11-30T07:52"),
+        ("5/31/24, 1:05 p.m. - ", "2024-05-31T13:05"),
+        ("31/5/24, 1:05 a.\u00a0m. - ", "2024-05-31T01:05"),
+        ("31-05-2024 23:59 \u2013 ", "2024-05-31T23:59"),
+    ],
+)
+def test_heads_of_other_languages(tmp_path, head, time):
+    options = {"dates": "day-first"} if head.startswith("[1.12") else {}
+    assert chat(tmp_path, f"{head}Ana: Hi", **options) == [(time, "Ana", "Hi")]
+
+
+def test_the_order_of_dates_is_decided_over_the_whole_file(tmp_path):
+    above_12 = "01/02/2024, 10:00 - Ana: a\n13/02/2024, 10:00 - Ana: b\n"
+    assert [turn[0] for turn in chat(tmp_path, above_12)] == ["2024-02-01T10:00", "2024-02-13T10:00"]
+    in_order = "11/1/24, 10:00 - Ana: a\n12/1/24, 10:00 - Ana: b\n1/2/25, 10:00 - Ana: c\n2/1/25, 10:00 - Ana: d\n"
+    assert chat(tmp_path, in_order)[0][0] == "2024-11-01T10:00"
+    with pytest.raises(
+        DataError, match=r"chat\.txt: the dates may begin with the day or the month \(01/02/2024 on line 1"
+    ):
+        chat(tmp_path, "01/02/2024, 10:00 - Ana: a\n")
+    assert chat(tmp_path, "01/02/2024, 10:00 - Ana: a\n", dates="month-first")[0][0] == "2024-01-02T10:00"
+    assert chat(tmp_path, "02/02/2024, 10:00 - Ana: a\n")[0][0] == "2024-02-02T10:00"
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("Dear diary", {}, r"chat\.txt:1: no message of a chat export"),
+        ("24/05/2024, 21:05 - Ana: a\n31/02/2024, 21:05 - Ana: b", {}, r"chat\.txt:2: there is no date 31/02/2024"),
+        ("24/05/2024, 21:05 - Ana: a", {"dates": "month-first"}, r"chat\.txt:1: there is no date 24/05/2024"),
+        ("24/05/2024, 21:61 - Ana: a", {}, r"chat\.txt:1: there is no time 21:61"),
+        ("24/05/2024, 13:05 pm - Ana: a", {}, r"chat\.txt:1: hour 13 does not exist on a 12-hour clock"),
+        ("24/05/2024, 13:05 - Ana left", {}, r"no message has words of a person"),
+        ("24/05/2024, 13:05 - Ana: a", {"dates": "dmy"}, "dates=dmy: use day-first or month-first"),
+    ],
+)
+def test_what_cannot_be_read_is_said(tmp_path, text, options, message):
+    with pytest.raises(DataError, match=message):
+        chat(tmp_path, text, **options)
+
+
+def test_an_archive_and_other_files_are_refused(tmp_path):
+    import zipfile
+
+    with zipfile.ZipFile(tmp_path / "export.zip", "w") as archive:
+        archive.writestr("_chat.txt", "24/05/2024, 21:05 - Ana: a")
+    with pytest.raises(DataError, match="an archive: unpack it"):
+        load_tasks(tmp_path / "export.zip")
+    with pytest.raises(DataError, match="dates belongs to"):
+        load_tasks(tmp_path / "tasks.jsonl", dates="day-first")
+
+
+WORDS = st.text(st.characters(exclude_categories=("C", "Z"), exclude_characters="<"), min_size=1, max_size=8)
+LINES = st.lists(WORDS, min_size=1, max_size=4).map(" ".join)
+NAMES = st.text(st.sampled_from("ABCdefgéß 12+-."), min_size=1, max_size=9).filter(lambda name: name.strip() == name)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(NAMES, st.lists(LINES, min_size=1, max_size=3).map("\n".join), st.integers(0, 50_000)), min_size=1
+    ),
+    st.sampled_from(["day-first", "month-first"]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_what_was_sent_comes_back(messages, order, is_bracketed, has_12_hours):
+    """Messages written in any of the forms are read back whole, in order, with their day."""
+    time, lines, sent = datetime(2023, 12, 30, 22, 0), [], []
+    for name, text, minutes in messages:
+        time += timedelta(minutes=minutes)
+        day = f"{time:%d/%m/%Y}" if order == "day-first" else f"{time:%m/%d/%Y}"
+        clock = f"{time:%I:%M:%S}{NNBSP}{time:%p}" if has_12_hours else f"{time:%H:%M:%S}"
+        lines.append(f"[{day}, {clock}] {name}: {text}" if is_bracketed else f"{day}, {clock} - {name}: {text}")
+        sent.append((time.date().isoformat(), name, text))
+    with tempfile.TemporaryDirectory() as folder:
+        turns = chat(Path(folder), "\n".join(lines), dates=order)
+    assert [(time[:10], name, text) for time, name, text in turns] == sent
