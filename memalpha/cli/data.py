@@ -1,4 +1,4 @@
-"""Commands on data sets: data list, data prepare, data check, data overlap, data write."""
+"""Commands on data sets: data list, data prepare, data check, data overlap, data ask, data write."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 from memalpha.cli.options import AsJson, WriterSettings, parse_writer_settings, print_result, to_json_value
 from memalpha.config import parse_overrides
 from memalpha.errors import ConfigError
+from memalpha.policy.base import BilledPolicy, Policy
 from memalpha.tasks.catalog import get_data_set, list_data_sets, loader_options
 from memalpha.tasks.formats.jsonl import save_jsonl, summarize_tasks
 
@@ -27,6 +28,11 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set's name, or
 DataOptions = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="data=PATH, variant=…, limit=…, and the data set's own options."),
+]
+
+Price = Annotated[
+    str | None,
+    typer.Option(metavar="IN,OUT", help="Price of a million prompt and of a million generated tokens at the endpoint."),
 ]
 
 
@@ -199,6 +205,7 @@ def write(
         Literal["contains", "exact", "f1", "question"], typer.Option(help="How answers are scored.")
     ] = "contains",
     settings: WriterSettings = None,
+    price: Price = None,
     as_json: AsJson = False,
 ) -> None:
     """Let a strong writer write conversations, and keep what answers best as rows to imitate.
@@ -214,11 +221,12 @@ def write(
         DataError: The conversations or a file cannot be read or written.
         PolicyError: The teacher did not answer; what is done stays.
     """
-    from memalpha.qa.teacher import write_file
+    from memalpha.qa.teacher import load_teacher, write_file
 
+    teacher = load_teacher(policy, _parse_price(price))
     results = write_file(
         name,
-        policy,
+        teacher,
         out,
         options=_load_options(parse_overrides(overrides or [])),
         reader=reader,
@@ -236,9 +244,104 @@ def write(
     if asked:
         lines.append(f"mean score of the best attempts {sum(asked) / len(asked):.3f}")
     value = {"path": str(out), "rows": rows, "conversations": len(results), "reasons": dict(reasons)}
-    print_result(value, as_json, "\n".join(lines))
+    print_result(value | _bill(teacher), as_json, "\n".join([*lines, *_format_bill(teacher)]))
     if not rows and results:
         raise typer.Exit(1)
+
+
+def ask(
+    name: Name,
+    policy: Annotated[str, typer.Option(help="The model that asks: openai:MODEL, an endpoint, a model.")],
+    out: Annotated[Path, typer.Option(help="The task file (.jsonl) with questions; the same command resumes.")],
+    overrides: DataOptions = None,
+    per_chunk: Annotated[int, typer.Option(min=1, help="Most questions of a chunk.")] = 3,
+    split: Annotated[
+        int | None, typer.Option(min=1, help="Cut long conversations into tasks of at most this many chunks.")
+    ] = None,
+    reader: Annotated[
+        str | None, typer.Option(help="Who answers again to test the questions (default: the same model).")
+    ] = None,
+    metric: Annotated[
+        Literal["contains", "exact", "f1"], typer.Option(help="How an answer is compared with the question's.")
+    ] = "contains",
+    thinking_tokens: Annotated[
+        int, typer.Option(min=0, help="Room for thoughts before each reply, for a model that thinks.")
+    ] = 0,
+    price: Price = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a model ask questions about conversations that have none.
+
+    It asks about each chunk and quotes the words that answer. A question is kept if the chunk alone answers it, and
+    nothing at all does not. Its answer is tested again on what was said later: if it changed, the question is asked
+    right after its chunk, otherwise at the end. NAME.asked.jsonl beside the tasks says what was dropped and why.
+    Questions have the category made and meta.made_by. A chat exported by WhatsApp, ChatGPT or Claude is read as it is.
+
+    Example: memalpha data ask chat.txt --policy openai:gpt-5-mini --split 8 --out questions.jsonl
+
+    Raises:
+        ConfigError: A setting does not fit.
+        DataError: The conversations or a file cannot be read or written.
+        PolicyError: The model did not answer; what is done stays.
+        typer.Exit: No question was kept (exit code 1).
+    """
+    from memalpha.qa.questions import Asker, ask_file
+    from memalpha.qa.reader import load_reader
+    from memalpha.qa.teacher import load_teacher
+
+    teacher = load_teacher(policy, _parse_price(price))
+    asker = Asker(
+        teacher,
+        None if reader is None else load_reader(reader),
+        number=per_chunk,
+        metric=metric,
+        thinking_tokens=thinking_tokens,
+    )
+    options = _load_options(parse_overrides(overrides or []))
+    tasks, results = ask_file(name, asker, out, options=options, split=split)
+    made = [question for result in results for question in result.kept]
+    at_end = sum(question["asked_after_chunk"] is None for question in made)
+    reasons = Counter(question["reason"] for result in results for question in result.dropped)
+    lines = [
+        f"{len(made)} questions about {len(tasks)} of {len({result.task for result in results})} conversations"
+        + (f": {out}" if tasks else ""),
+        f"{at_end:>6} asked at the end",
+        f"{len(made) - at_end:>6} asked earlier: later words change the answer, or are too many to test at once",
+        *(f"{count:>6} dropped: {reason}" for reason, count in reasons.most_common()),
+        f"made by {teacher.name}; what was dropped: {out.with_suffix('.asked.jsonl')}",
+    ]
+    value = {"path": str(out), "tasks": len(tasks), "chunks": len(results), "questions": len(made)}
+    value |= {"at_end": at_end, "dropped": dict(reasons)}
+    print_result(value | _bill(teacher), as_json, "\n".join([*lines, *_format_bill(teacher)]))
+    if not made:
+        raise typer.Exit(1)
+
+
+def _parse_price(price: str | None) -> tuple[float, float] | None:
+    """Parse `PROMPT,GENERATED`."""
+    if price is None:
+        return None
+    try:
+        prompt, generated = map(float, price.split(","))
+    except ValueError as error:
+        raise ConfigError(f"--price {price}: two numbers are needed, as in --price 0.25,2") from error
+    return prompt, generated
+
+
+def _bill(policy: Policy) -> dict[str, Any]:
+    return {"bill": policy.statistics()} if isinstance(policy, BilledPolicy) else {}
+
+
+def _format_bill(policy: Policy) -> list[str]:
+    """Format what an endpoint's answers of this call cost; [] for a policy without a bill."""
+    if not isinstance(policy, BilledPolicy):
+        return []
+    bill = policy.statistics()
+    cost = "" if bill["cost"] is None else f", {bill['cost']:,.2f} in the unit of --price"
+    return [
+        f"{bill['paid']:,} answers of {policy.name}: {bill['prompt_tokens']:,} prompt tokens, "
+        f"{bill['completion_tokens']:,} generated{cost}"
+    ]
 
 
 def _status(text: str) -> AbstractContextManager[object]:
@@ -307,7 +410,13 @@ def _format_check(result: DataCheck) -> list[str]:
         f"answer in {evidence['holds']:,}"
         + (f"; {evidence['unknown']} ids of turns that are not there" if evidence["unknown"] else "")
     )
-    lines += [f"marked     {evidence[key]:,} questions as {key}" for key in ("faulty", "leaked") if evidence[key]]
+    lines += [
+        f"marked     {evidence[key]:,} questions as {key}" + " by a model" * (key == "made")
+        for key in ("faulty", "leaked", "made")
+        if evidence[key]
+    ]
+    if result.counts["tasks"] and not result.counts["questions"]:
+        lines.append(f"no question: memalpha data ask {result.name} --policy POLICY --out questions.jsonl makes some")
     lines += [f"fault      {fault}" for fault in result.faults]
     lines += [f"PROBLEM    {problem}" for problem in result.problems[:_MAX_PROBLEMS]]
     if len(result.problems) > _MAX_PROBLEMS:

@@ -137,6 +137,7 @@ _DATA_COMMANDS = {
     "prepare": data.prepare,
     "check": data.check,
     "overlap": data.overlap,
+    "ask": data.ask,
     "write": data.write,
 }
 _KEY_COMMANDS = {"add": serve.add_key, "list": serve.list_keys, "revoke": serve.revoke_key}

@@ -57,6 +57,15 @@ class Policy(Protocol):
         ...
 
 
+@runtime_checkable
+class BilledPolicy(Policy, Protocol):
+    """Policy that counts what its calls cost, as one behind an endpoint does."""
+
+    def statistics(self) -> dict[str, Any]:
+        """Return the usage so far (`policy.endpoints.accounting.Bill`)."""
+        ...
+
+
 def is_endpoint(policy: Policy) -> bool:
     """Return True for a policy behind an endpoint (`policy.endpoints.policy`), without importing its client."""
     return policy.name.startswith(ENDPOINT_PREFIXES)

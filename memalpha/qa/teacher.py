@@ -20,7 +20,8 @@ from typing import Any
 
 from memalpha.agent.prompts import prompted_config
 from memalpha.agent.reader import Reader
-from memalpha.config import AgentConfig
+from memalpha.config import AgentConfig, EndpointConfig
+from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.environments.engine import RolloutEngine
 from memalpha.environments.episode import Start
 from memalpha.environments.memory_writing import MemoryWriting
@@ -37,6 +38,8 @@ from memalpha.types import Task, ToolCall, Trajectory, TrajectoryGroup
 
 PARALLEL_ROLLOUTS = 16
 """Rollouts that are written at the same time; a stopped call loses at most these."""
+
+_COMMAND = "memalpha data write"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +83,9 @@ class RowsFile:
         self.path, self.scores_path = path, path.with_suffix(".scores.jsonl")
         self.conversations = {
             value["task"]: WrittenConversation(**{**value, "scores": tuple(value["scores"])})
-            for value in self._read(self.scores_path, WrittenConversation.__dataclass_fields__)
+            for value in read_lines(self.scores_path, WrittenConversation.__dataclass_fields__, _COMMAND)
         }
-        self.tasks_with_rows = {value["task"] for value in self._read(path, ("task", "chunk", "completion"))}
+        self.tasks_with_rows = {value["task"] for value in read_lines(path, ("task", "chunk", "completion"), _COMMAND)}
 
     def is_done(self, task: Task, teacher: str) -> bool:
         """Return True if a task has rows, or none from this teacher."""
@@ -91,47 +94,70 @@ class RowsFile:
 
     def append(self, conversation: WrittenConversation, rows: Sequence[dict[str, Any]]) -> None:
         """Append the rows of a conversation, then its result."""
-        self._append(self.path, rows)
-        self._append(self.scores_path, [asdict(conversation)])
+        append_lines(self.path, rows)
+        append_lines(self.scores_path, [asdict(conversation)])
         self.conversations[conversation.task] = conversation
 
-    @staticmethod
-    def _read(path: Path, fields: Iterable[str]) -> list[dict[str, Any]]:
-        """Return the lines of a file, [] without one; cut off a last line that was not written whole."""
-        try:
-            data = path.read_bytes() if path.exists() else b""
-            whole = data[: data.rfind(b"\n") + 1]
-            if len(whole) < len(data):
-                os.truncate(path, len(whole))
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-        lines = []
-        for number, text in enumerate(whole.splitlines(), 1):
-            try:
-                value = json.loads(text)
-                lines.append({**value, **{name: value[name] for name in fields}})
-            except (ValueError, KeyError, TypeError) as error:
-                raise DataError(
-                    f"{path}:{number}: not a line that memalpha data write wrote: name another --out"
-                ) from error
-        return lines
 
-    @staticmethod
-    def _append(path: Path, lines: Sequence[dict[str, Any]]) -> None:
-        text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
+def read_lines(path: Path, fields: Iterable[str], command: str) -> list[dict[str, Any]]:
+    """Return the lines of a file that a command appends to, [] without one.
+
+    A last line that was not written whole is cut off.
+
+    Args:
+        path: The file.
+        fields: Fields that every line has.
+        command: Name of the command, for messages.
+
+    Raises:
+        DataError: The file cannot be read, or is not the command's.
+    """
+    try:
+        data = path.read_bytes() if path.exists() else b""
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            os.truncate(path, len(whole))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    lines = []
+    for number, text in enumerate(whole.splitlines(), 1):
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("ab") as file:
-                file.write(text.encode("utf-8", "replace"))
-        except OSError as error:
-            raise DataError(
-                f"{path}: cannot be written ({error.strerror}): mend that; the same command resumes"
-            ) from error
+            value = json.loads(text)
+            lines.append({**value, **{name: value[name] for name in fields}})
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path}:{number}: not a line that {command} wrote: name another --out") from error
+    return lines
+
+
+def append_lines(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+    """Append JSON lines to a file. Raises `DataError` if it cannot be written."""
+    text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(text.encode("utf-8", "replace"))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written ({error.strerror}): mend that; the same command resumes") from error
+
+
+def load_teacher(name: str, price: tuple[float, float] | None) -> Policy:
+    """Load a policy whose calls are billed.
+
+    Args:
+        name: Name of the policy.
+        price: Price of a million prompt tokens and of a million generated tokens at its endpoint.
+
+    Raises:
+        ConfigError: A price is named for a policy that is no endpoint.
+    """
+    if price is not None and not name.startswith(ENDPOINT_PREFIXES):
+        raise ConfigError(f"--price: {name} is no endpoint: leave it out")
+    return load_policy(name, endpoint=EndpointConfig(prices={} if price is None else {name: price}))
 
 
 def write_file(
     data: str,
-    policy: str,
+    policy: Policy,
     out: Path,
     *,
     options: Mapping[str, Any],
@@ -146,7 +172,7 @@ def write_file(
 
     Args:
         data: Name of a data set, or a task file.
-        policy: Name of the teacher.
+        policy: The teacher.
         out: File of the rows.
         options: Options of the data set.
         reader: Name of the reader.
@@ -160,7 +186,7 @@ def write_file(
     with show_progress("conversations") as report:
         return write_rows(
             tasks,
-            load_policy(policy),
+            policy,
             file,
             reader=load_reader(reader),
             metric=metric,

@@ -40,7 +40,8 @@ class DataCheck:
         files: State of each official file.
         counts: Tasks, chunks, turns, questions, tokens (characters / 4), longest chunk in tokens.
         evidence: Questions with an answer (`answered`), those that name evidence (`named`), those whose evidence holds
-            an answer (`holds`), `unknown` evidence ids, and questions marked `faulty` or `leaked`.
+            an answer (`holds`), `unknown` evidence ids, and questions marked `faulty`, `leaked` or `made`
+            by a model.
         problems: Faults of this copy, to be mended.
         faults: Known faults of the official files.
     """
@@ -151,13 +152,14 @@ def _build_report(
 
 
 def _evidence(tasks: Sequence[Task]) -> dict[str, int]:
-    totals: dict[str, int] = dict.fromkeys(("answered", "named", "holds", "unknown", "faulty", "leaked"), 0)
+    totals: dict[str, int] = dict.fromkeys(("answered", "named", "holds", "unknown", "faulty", "leaked", "made"), 0)
     for task in tasks:
         turn_texts = {turn.id: turn.text.casefold() for chunk in task.chunks for turn in chunk.turns if turn.id}
         speakers = {turn.id: turn.speaker.casefold() for chunk in task.chunks for turn in chunk.turns if turn.id}
         for question in task.questions:
             totals["unknown"] += len(question.meta.get("unknown_evidence", ()))
             totals["faulty"] += "fault" in question.meta
+            totals["made"] += "made_by" in question.meta
             totals["leaked"] += bool(question.meta.get("leak"))
             if not question.answers:
                 continue

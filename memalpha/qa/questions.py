@@ -1,0 +1,356 @@
+"""Let a model ask questions about conversations that have none, and keep those that test memory.
+
+Questions are made from each chunk, and a question is kept if the chunk alone answers it (Fine-Mem: Ma et al. 2026,
+arXiv 2601.08435). Beyond the paper: the model must quote the words that answer, which become the evidence; a question
+that is answered without the conversation is dropped; and each question is answered again from the chunk and what was
+said after it. If that changes the answer, it is asked right after its chunk, otherwise at the end.
+
+Kept questions have the category `made` and `meta.made_by`. Beside the task file, `NAME.asked.jsonl` has a line for each
+chunk: what was kept, what was dropped and why. With it a stopped call resumes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from memalpha.agent.parsing import after_thinking
+from memalpha.agent.reader import Answer, Reader, Reading, check_answers
+from memalpha.agent.text_match import contains, is_same
+from memalpha.config import ReaderConfig
+from memalpha.errors import ConfigError, DataError
+from memalpha.policy.base import Policy, sample_checked
+from memalpha.policy.plain_text import enclose, plain_text
+from memalpha.qa.progress import show_progress
+from memalpha.qa.protocol import passages_as_hits
+from memalpha.qa.reader import load_reader
+from memalpha.qa.scoring.metrics import is_correct, score_question
+from memalpha.qa.systems.baselines import turn_passages
+from memalpha.qa.teacher import append_lines, read_lines
+from memalpha.tasks.formats.chats import with_turn_ids
+from memalpha.tasks.formats.files import build_task
+from memalpha.tasks.formats.jsonl import save_jsonl
+from memalpha.tasks.load import load_tasks
+from memalpha.types import Chunk, Question, SampleRequest, Task
+
+CATEGORY = "made"
+"""Category of questions that a model made."""
+
+PARALLEL_CHUNKS = 16
+"""Chunks that are asked about at the same time; a stopped call loses at most these."""
+
+LATER_CHARACTERS = 40_000
+"""Most text that a question is answered from again: its chunk and as many of the following ones as fit."""
+
+ANSWER_TOKENS, QUESTION_TOKENS = 64, 512
+"""Room for an answer, and for a question with answer and quote."""
+
+_SYSTEM = """\
+You write questions that test what somebody remembers of a conversation, long after it ended. You are shown one part \
+of it. Ask about facts worth remembering: who people are, what they have, plan, prefer or decided, and what changed. \
+Name people and things, so that each question can be understood without the part; never write "the speaker", "here" or \
+"this conversation". The answer is the shortest exact phrase of the part: a name, a date, a value.
+Reply with a JSON list of at most {number} objects, and nothing else:
+[{{"question": "...", "answer": "...", "quote": "..."}}]
+The quote is the sentence of the part that holds the answer, word for word. Reply with [] if nothing is worth asking.\
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedChunk:
+    """Questions made from one chunk.
+
+    Attributes:
+        task: Id of the conversation.
+        chunk: Index of the chunk.
+        asker: Who asked, answered and scored, as one text.
+        digest: Checksum of the text that was read.
+        kept: Questions that were kept, as fields of `Question`.
+        dropped: Questions that were dropped, each with `question`, `answer` and `reason`.
+    """
+
+    task: str
+    chunk: int
+    asker: str
+    digest: str
+    kept: list[dict[str, Any]] = field(default_factory=list)
+    dropped: list[dict[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One chunk to ask about: its task and the index of the last chunk that is read with it."""
+
+    task: Task
+    chunk: Chunk
+    last: int
+    digest: str
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A question under test; `reason` says why it is dropped, None while it is not."""
+
+    job: _Job
+    question: str
+    answer: str
+    quote: str
+    reason: str | None = None
+    holds_later: bool = False
+
+
+class Asker:
+    """Make questions from chunks and test them.
+
+    Args:
+        policy: Model that asks.
+        reader: Who answers. Default: the same model.
+        number: Most questions of a chunk.
+        metric: Metric that compares answers.
+        thinking_tokens: Room for thoughts before a reply.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        reader: Reader | None = None,
+        *,
+        number: int = 3,
+        metric: str = "contains",
+        thinking_tokens: int = 0,
+    ) -> None:
+        settings = ReaderConfig(kind="policy", max_new_tokens=ANSWER_TOKENS, thinking_tokens=thinking_tokens)
+        self.policy = policy
+        self.reader = load_reader(settings, policy, frozen=True) if reader is None else reader
+        self.number, self.metric, self.thinking_tokens = number, metric, thinking_tokens
+        self.name = f"{policy.name}, {number} a chunk, answered by {self.reader.name}, {metric}"
+
+    def ask(self, jobs: Sequence[_Job]) -> list[AskedChunk]:
+        """Make the questions of several chunks, and test them all at once."""
+        requests = [self._request(job) for job in jobs]
+        replies = sample_checked(self.policy, requests)
+        drafts = [list(_parse(reply.text, job, self.number)) for reply, job in zip(replies, jobs, strict=True)]
+        self._test([draft for chunk in drafts for draft in chunk])
+        return [self._build(job, chunk) for job, chunk in zip(jobs, drafts, strict=True)]
+
+    def _request(self, job: _Job) -> SampleRequest:
+        date = f"The part is of {job.chunk.timestamp}.\n" if job.chunk.timestamp else ""
+        messages = (
+            {"role": "system", "content": _SYSTEM.format(number=self.number)},
+            {"role": "user", "content": date + enclose("part", plain_text(job.chunk.render()))},
+        )
+        room = QUESTION_TOKENS * self.number
+        return SampleRequest(messages, max_new_tokens=room, thinking_tokens=self.thinking_tokens)
+
+    def _test(self, drafts: Sequence[_Draft]) -> None:
+        """Set why drafts are dropped, and whether the answers of the others still hold later."""
+        drafts = [draft for draft in drafts if draft.reason is None]
+        for draft, is_right in zip(drafts, self._answer(drafts, lambda job: [job.chunk]), strict=True):
+            draft.reason = None if is_right else "not answered from its chunk alone"
+        drafts = [draft for draft in drafts if draft.reason is None]
+        for draft, is_right in zip(drafts, self._answer(drafts, lambda job: []), strict=True):
+            draft.reason = "answered without the conversation" if is_right else None
+        drafts = [draft for draft in drafts if draft.reason is None]
+        changing = [draft for draft in drafts if draft.job.last > draft.job.chunk.index]
+        later = self._answer(changing, lambda job: job.task.chunks[job.chunk.index : job.last + 1])
+        for draft, is_right in zip(changing, later, strict=True):
+            draft.holds_later = is_right
+
+    def _answer(self, drafts: Sequence[_Draft], chunks_of: Callable[[_Job], Sequence[Chunk]]) -> list[bool]:
+        """Return for each draft whether its question is answered rightly from some chunks."""
+        if not drafts:
+            return []
+        readings = []
+        for draft in drafts:
+            passages = [passage for chunk in chunks_of(draft.job) for passage in turn_passages(chunk)]
+            readings.append(Reading(draft.question, passages_as_hits(passages)))
+        answers = check_answers(self.reader, len(readings), lambda: self.reader.read(readings))
+        return [self._is_right(draft, answer) for draft, answer in zip(drafts, answers, strict=True)]
+
+    def _is_right(self, draft: _Draft, answer: Answer) -> bool:
+        question = Question(id="draft", question=draft.question, answers=(draft.answer,))
+        return is_correct(question, score_question(question, answer, self.metric) or 0.0, self.metric)
+
+    def _build(self, job: _Job, drafts: Sequence[_Draft]) -> AskedChunk:
+        kept = [draft for draft in drafts if draft.reason is None]
+        questions = [
+            {
+                "id": f"made-{job.chunk.index}-{number}",
+                "question": draft.question,
+                "answers": [draft.answer],
+                "category": CATEGORY,
+                "evidence": _find_evidence(job.chunk, draft.quote),
+                "asked_after_chunk": _last_chunk(draft),
+                "meta": {"made_by": self.policy.name, "chunk": job.chunk.index, "quote": draft.quote},
+            }
+            for number, draft in enumerate(kept)
+        ]
+        dropped = [
+            {"question": draft.question, "answer": draft.answer, "reason": draft.reason}
+            for draft in drafts
+            if draft.reason is not None
+        ]
+        return AskedChunk(job.task.id, job.chunk.index, self.name, job.digest, questions, dropped)
+
+
+def ask_file(
+    data: str,
+    asker: Asker,
+    out: Path,
+    *,
+    options: Mapping[str, Any],
+    split: int | None = None,
+) -> tuple[list[Task], list[AskedChunk]]:
+    """Make the questions of a data set's conversations and write them as a task file.
+
+    Args:
+        data: Name of a data set, a task file, or an exported chat.
+        asker: Who asks.
+        out: The task file, `NAME.jsonl`.
+        options: Options of the data set.
+        split: Cut conversations into tasks of at most this many chunks.
+
+    Returns:
+        The tasks that have questions, and the results of all chunks.
+
+    Raises:
+        ConfigError: `out` is another file or has another ending.
+        DataError: The conversations or a file cannot be read or written.
+        PolicyError: The model did not answer; chunks that are done stay.
+    """
+    log = out.with_suffix(".asked.jsonl")
+    if out.suffix != ".jsonl":
+        raise ConfigError(f"--out {out}: name a .jsonl file")
+    if out.exists() and not log.exists():
+        raise ConfigError(f"--out {out}: is there already, and not by memalpha data ask: name another file")
+    tasks = [with_turn_ids(part) for task in load_tasks(data, **options) for part in _split(task, split)]
+    with show_progress("chunks") as report:
+        results = ask_tasks(tasks, asker, log, progress=lambda done, total: report("asking", done, total))
+    asked = [_with_questions(task, [result for result in results if result.task == task.id]) for task in tasks]
+    asked = [task for task in asked if task.questions]
+    if asked:
+        save_jsonl(asked, out)
+    return asked, results
+
+
+def ask_tasks(
+    tasks: Sequence[Task], asker: Asker, log: Path, *, progress: Callable[[int, int], None] | None = None
+) -> list[AskedChunk]:
+    """Make the questions of each chunk; those of an earlier call of the same asker are taken from its log.
+
+    Args:
+        tasks: Conversations; their turns have ids.
+        asker: Who asks.
+        log: File of the results, appended to.
+        progress: Called with (chunks done, all).
+
+    Returns:
+        The results of all chunks, in order.
+    """
+    names = AskedChunk.__dataclass_fields__
+    lines = [AskedChunk(**{name: line[name] for name in names}) for line in read_lines(log, names, "memalpha data ask")]
+    results = {(line.task, line.chunk, line.asker, line.digest): line for line in lines}
+    jobs = [_make_job(task, chunk) for task in tasks for chunk in task.chunks]
+    keys = [(job.task.id, job.chunk.index, asker.name, job.digest) for job in jobs]
+    todo = [job for job, key in zip(jobs, keys, strict=True) if key not in results]
+    for first in range(0, len(todo), PARALLEL_CHUNKS):
+        if progress is not None:
+            progress(len(jobs) - len(todo) + first, len(jobs))
+        new = asker.ask(todo[first : first + PARALLEL_CHUNKS])
+        append_lines(log, [asdict(result) for result in new])
+        results |= {(result.task, result.chunk, result.asker, result.digest): result for result in new}
+    if progress is not None:
+        progress(len(jobs), len(jobs))
+    return _drop_repeated([results[key] for key in keys])
+
+
+def _make_job(task: Task, chunk: Chunk) -> _Job:
+    texts = [f"{later.timestamp}\n{later.render()}" for later in task.chunks[chunk.index :]]
+    room, number = LATER_CHARACTERS - len(texts[0]), 1
+    while number < len(texts) and len(texts[number]) <= room:
+        room -= len(texts[number])
+        number += 1
+    digest = hashlib.sha256("\n\n".join(texts[:number]).encode("utf-8", "replace")).hexdigest()[:16]
+    return _Job(task, chunk, chunk.index + number - 1, digest)
+
+
+def _parse(text: str, job: _Job, number: int) -> Iterator[_Draft]:
+    """Yield the questions of a reply; what is wrong with one is its `reason`."""
+    reply = text[after_thinking(text) :]
+    try:
+        items, _ = json.JSONDecoder().raw_decode(reply, reply.index("["))
+    except (ValueError, RecursionError):
+        yield _Draft(job, "", "", "", "the reply is no list of questions")
+        return
+    for item in items[:number]:
+        fields = [item.get(name) if isinstance(item, Mapping) else None for name in ("question", "answer", "quote")]
+        question, answer, quote = (
+            str(value).strip() if isinstance(value, str | int | float) else "" for value in fields
+        )
+        draft = _Draft(job, question, answer, quote)
+        if not (question and answer and quote):
+            draft.reason = "no question with answer and quote"
+        elif not contains(job.chunk.render(), draft.quote):
+            draft.reason = "the quote is not in the chunk"
+        yield draft
+
+
+def _find_evidence(chunk: Chunk, quote: str) -> list[str]:
+    """Return the ids of the turns that hold a quote, or that a longer quote holds."""
+    ids = [turn.id for turn in chunk.turns if turn.id and contains(f"{turn.speaker}: {turn.text}", quote)]
+    return ids[:1] or [turn.id for turn in chunk.turns if turn.id and contains(quote, turn.text)]
+
+
+def _last_chunk(draft: _Draft) -> int | None:
+    """Return the last chunk after which the answer is known to hold; None is the end."""
+    job = draft.job
+    last = job.last if draft.holds_later else job.chunk.index
+    return None if last == len(job.task.chunks) - 1 else last
+
+
+def _drop_repeated(results: Sequence[AskedChunk]) -> list[AskedChunk]:
+    """Return the results, with questions that an earlier chunk of the task asks with the same answer dropped."""
+    asked: dict[str, list[tuple[str, str]]] = {}
+    unique = []
+    for result in results:
+        earlier = asked.setdefault(result.task, [])
+        kept, dropped = [], list(result.dropped)
+        for question in result.kept:
+            text, [answer] = question["question"], question["answers"]
+            if any(is_same(text, other) and is_same(answer, known) for other, known in earlier):
+                dropped.append({"question": text, "answer": answer, "reason": "asked before with the same answer"})
+            else:
+                earlier.append((text, answer))
+                kept.append(question)
+        unique.append(AskedChunk(result.task, result.chunk, result.asker, result.digest, kept, dropped))
+    return unique
+
+
+def _with_questions(task: Task, results: Sequence[AskedChunk]) -> Task:
+    made = [Question(**question) for result in results for question in result.kept]
+    fields = {name: value for name, value in task if name != "questions"}
+    return build_task("memalpha data ask", **fields, questions=(*task.questions, *made))
+
+
+def _split(task: Task, size: int | None) -> list[Task]:
+    """Return a conversation as tasks of at most `size` chunks."""
+    if size is None or len(task.chunks) <= size:
+        return [task]
+    if task.questions or task.gold_operations:
+        raise DataError(f"task {task.id!r} has questions or gold operations: --split is for conversations without")
+    return [
+        task.model_copy(
+            update={
+                "id": f"{task.id}-{number}",
+                "chunks": tuple(
+                    chunk.model_copy(update={"index": index})
+                    for index, chunk in enumerate(task.chunks[first : first + size])
+                ),
+            }
+        )
+        for number, first in enumerate(range(0, len(task.chunks), size))
+    ]

@@ -1,0 +1,188 @@
+"""Questions that a model makes: what is kept and dropped and why, when they are asked, how a stopped call resumes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from runs import lines
+from standin import StandIn
+
+from memalpha import load_tasks
+from memalpha.errors import ConfigError, DataError, PolicyError
+from memalpha.policy.load import load_policy
+from memalpha.qa import questions
+from memalpha.qa.questions import Asker, ask_file
+from memalpha.tasks.formats.jsonl import save_jsonl
+from memalpha.types import Chunk, Question, SpeakerTurn, Task
+
+FACTS = {
+    "launch": ("When is the launch?", r"The launch is on {}."),
+    "budget": ("What is the budget?", r"The budget is {}."),
+    "sky": ("What colour is the sky?", r"The sky is {}."),
+}
+
+
+def talk(*chunks: str) -> tuple[Chunk, ...]:
+    """Return chunks of two turns: a greeting, and sentences."""
+    return tuple(
+        Chunk(turns=(SpeakerTurn(speaker="Ana", text="Hi."), SpeakerTurn(speaker="Bo", text=text))) for text in chunks
+    )
+
+
+TASKS = [
+    Task(id="m1", chunks=talk("The launch is on Monday.", "The budget is 5000 euros. The launch is on Friday.")),
+    Task(id="m2", chunks=talk("The sky is blue. The budget is 70 euros.", "Nothing new.")),
+]
+
+
+def reply(body) -> str:
+    """Ask for the facts of a part; answer from the newest note that has one, and the colour of the sky always."""
+    system, user = body["messages"][0]["content"], body["messages"][-1]["content"]
+    if system == user:
+        return "Hi."  # the check of the endpoint
+    if "JSON list" in system:
+        asked = []
+        for question, form in FACTS.values():
+            head, tail = form.split("{}")
+            if head in user:
+                answer = user.split(head)[1].split(tail)[0]
+                asked.append({"question": question, "answer": answer, "quote": f"{head}{answer}"})
+        return f"Here you are: {json.dumps(asked)}" if asked else "[]"
+    notes, question = user.rsplit("Question: ", 1)
+    head, tail = next(form.split("{}") for text, form in FACTS.values() if text == question)
+    return notes.rsplit(head, 1)[1].split(tail)[0] if head in notes else "blue" if "sky" in question else "unknown"
+
+
+def asked(path, answer=reply, tasks=TASKS, **options):
+    """Return tasks, results and requests of a call."""
+    save_jsonl(tasks, path / "mine.jsonl")
+    with StandIn(answer) as server:
+        asker = Asker(load_policy(f"{server.url}#m"), **options)
+        asker.name = "stand-in"  # its address differs from server to server
+        return *ask_file(str(path / "mine.jsonl"), asker, path / "questions.jsonl", options={}), server.bodies[1:]
+
+
+def test_questions_that_test_memory_are_kept(tmp_path):
+    tasks, results, _ = asked(tmp_path)
+    made = {(task.id, question.id): question for task in tasks for question in task.questions}
+    assert {key: (q.question, q.answers, q.asked_after_chunk, q.evidence) for key, q in made.items()} == {
+        ("m1", "made-0-0"): ("When is the launch?", ("Monday",), 0, ("0.1",)),  # later it is Friday
+        ("m1", "made-1-0"): ("When is the launch?", ("Friday",), None, ("1.1",)),
+        ("m1", "made-1-1"): ("What is the budget?", ("5000 euros",), None, ("1.1",)),
+        ("m2", "made-0-0"): ("What is the budget?", ("70 euros",), None, ("0.1",)),
+    }
+    first = made["m1", "made-0-0"]
+    assert first.category == "made" and first.meta["quote"] == "The launch is on Monday" and first.meta["made_by"]
+    assert [result.dropped for result in results if result.dropped] == [
+        [{"question": "What colour is the sky?", "answer": "blue", "reason": "answered without the conversation"}]
+    ]
+    assert load_tasks(tmp_path / "questions.jsonl") == tasks
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("I cannot.", "the reply is no list of questions"),
+        ('[{"question": "When?", "answer": "Monday"}]', "no question with answer and quote"),
+        ('["When?"]', "no question with answer and quote"),
+        ('[{"question": "When?", "answer": "Monday", "quote": "next Monday"}]', "the quote is not in the chunk"),
+        ('[{"question": "When?", "answer": "Friday", "quote": "on Monday"}]', "not answered from its chunk alone"),
+    ],
+)
+def test_what_is_dropped_has_a_reason(tmp_path, text, reason):
+    def answer(body):
+        return text if "JSON list" in body["messages"][0]["content"] else "Monday"
+
+    task = Task(id="m", chunks=(Chunk(text="The launch is on Monday."),))
+    tasks, [result], _ = asked(tmp_path, answer, [task])
+    assert not tasks and not (tmp_path / "questions.jsonl").exists()
+    assert [dropped["reason"] for dropped in result.dropped] == [reason]
+
+
+def test_a_question_asked_twice_is_kept_once(tmp_path):
+    task = Task(id="m", chunks=talk("The budget is 5 euros.", "As I said: The budget is 5 euros."))
+    [kept], results, _ = asked(tmp_path, tasks=[task])
+    assert [question.id for question in kept.questions] == ["made-0-0"]
+    assert results[1].dropped[0]["reason"] == "asked before with the same answer"
+
+
+def failing_at_third_call():
+    """Return a sampler that fails at its third call."""
+    calls = []
+
+    def sample(policy, requests):
+        calls.append(requests)
+        if len(calls) == 3:
+            raise PolicyError("no answer")
+        return policy.sample(requests)
+
+    return sample
+
+
+def test_a_stopped_call_resumes_and_changed_text_is_asked_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(questions, "PARALLEL_CHUNKS", 1)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole.mkdir(), parts.mkdir()
+    expected = asked(whole)[0]
+
+    with monkeypatch.context() as patched, pytest.raises(PolicyError, match="no answer"):
+        patched.setattr(questions, "sample_checked", failing_at_third_call())
+        asked(parts)
+    done = len(lines(parts / "questions.asked.jsonl"))
+    assert done == 2 and not (parts / "questions.jsonl").exists()
+    with (parts / "questions.asked.jsonl").open("a") as file:
+        file.write('{"task": "half')  # a line that a crash cut off
+    tasks, _, bodies = asked(parts)
+    assert sum("JSON list" in str(body) for body in bodies) == 4 - done
+    assert [[q.answers for q in task.questions] for task in tasks] == [
+        [q.answers for q in task.questions] for task in expected
+    ]
+    assert asked(parts)[2] == [], "all done: nobody is asked"
+    changed = [TASKS[0], Task(id="m2", chunks=talk("The budget is 80 euros.", "Nothing new."))]
+    tasks, _, bodies = asked(parts, tasks=changed)
+    assert tasks[1].questions[0].answers == ("80 euros",) and bodies
+
+
+def test_a_long_conversation_is_tested_as_far_as_it_fits(tmp_path, monkeypatch):
+    monkeypatch.setattr(questions, "LATER_CHARACTERS", 100)
+    task = Task(id="m", chunks=talk("The budget is 5 euros.", "Nothing new.", "x" * 200))
+    [kept], *_ = asked(tmp_path, tasks=[task])
+    assert kept.questions[0].asked_after_chunk == 1
+
+
+def test_wrong_use_is_refused_in_words(tmp_path, memalpha):
+    save_jsonl(TASKS, tmp_path / "mine.jsonl")
+    ask = ("data", "ask", tmp_path / "mine.jsonl", "--policy", "scripted:add-all", "--out")
+    assert "--out" in memalpha(*ask, tmp_path / "questions.json")[2]
+    assert "is there already, and not by memalpha data ask" in memalpha(*ask, tmp_path / "mine.jsonl")[2]
+    assert "is no endpoint" in memalpha(*ask, tmp_path / "q.jsonl", "--price", "1,2")[2]
+    assert "two numbers are needed" in memalpha(*ask, tmp_path / "q.jsonl", "--price", "1")[2]
+    question = Question(id="q", question="When?", answers=("Monday",))
+    save_jsonl([TASKS[0].model_copy(update={"questions": (question,)})], tmp_path / "has.jsonl")
+    with StandIn(reply) as server, pytest.raises(DataError, match="--split is for conversations without"):
+        asker = Asker(load_policy(f"{server.url}#m"))
+        ask_file(str(tmp_path / "has.jsonl"), asker, tmp_path / "q.jsonl", options={}, split=1)
+    (tmp_path / "other.asked.jsonl").write_text('{"a": 1}\n')
+    with StandIn(reply) as server, pytest.raises(DataError, match="not a line that memalpha data ask wrote"):
+        asker = Asker(load_policy(f"{server.url}#m"))
+        ask_file(str(tmp_path / "mine.jsonl"), asker, tmp_path / "other.jsonl", options={})
+    with pytest.raises(ConfigError):
+        ask_file(str(tmp_path / "mine.jsonl"), asker, tmp_path / "q.txt", options={})
+
+
+def test_the_command_makes_a_task_file_from_a_chat(tmp_path, memalpha):
+    chat = tmp_path / "chat.txt"
+    days = ["The launch is on Monday.", "The budget is 5 euros.", "The launch is on Friday."]
+    chat.write_text("".join(f"[{13 + n}/05/24, 9:00:00] Bo: {text}\n" for n, text in enumerate(days)))
+    code, out, _ = memalpha("data", "check", chat)
+    assert code == 0 and "no question: memalpha data ask" in out
+    with StandIn(reply) as server:
+        name = f"{server.url}#m"
+        options = ("--split", 2, "--price", "1000000,0", "--out", tmp_path / "questions.jsonl")
+        code, out, _ = memalpha("data", "ask", chat, "--policy", name, *options)
+    assert code == 0 and "3 questions about 2 of 2 conversations" in out
+    assert "3 asked at the end" in out and "in the unit of --price" in out
+    assert [task.id for task in load_tasks(tmp_path / "questions.jsonl")] == ["chat-0", "chat-1"]
+    code, out, _ = memalpha("data", "check", tmp_path / "questions.jsonl")
+    assert code == 0 and "3 questions as made by a model" in out and "it holds the answer in 3" in out
