@@ -15,7 +15,7 @@ from memalpha.config import parse_overrides
 from memalpha.errors import ConfigError
 from memalpha.policy.base import BilledPolicy, Policy
 from memalpha.tasks.catalog import get_data_set, list_data_sets, loader_options
-from memalpha.tasks.formats.jsonl import save_jsonl, summarize_tasks
+from memalpha.tasks.formats.jsonl import summarize_tasks
 
 if TYPE_CHECKING:
     from memalpha.tasks.dataset_info import DataSet
@@ -33,6 +33,13 @@ DataOptions = Annotated[
 Price = Annotated[
     str | None,
     typer.Option(metavar="IN,OUT", help="Price of a million prompt and of a million generated tokens at the endpoint."),
+]
+
+HeldOut = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Write a fifth of the tasks to this file instead, for evaluation (eval_data=FILE)."
+    ),
 ]
 
 
@@ -69,6 +76,7 @@ def prepare(
     data: Annotated[Path | None, typer.Option(help="The same as data=PATH.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first tasks.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of a data set that is generated or sampled.")] = None,
+    held_out: HeldOut = None,
     as_json: AsJson = False,
 ) -> None:
     """Convert a data set to a task file.
@@ -83,6 +91,7 @@ def prepare(
         DataError: The set is unknown, or its files are missing or do not fit.
     """
     from memalpha.tasks.load import load_tasks
+    from memalpha.tasks.splits import save_tasks
 
     options = _load_options(parse_overrides(overrides or []))
     for key, value in (("data", data), ("limit", limit), ("seed", seed)):
@@ -92,7 +101,7 @@ def prepare(
             options[key] = value
     with _status(f"reading {name}"):
         tasks = load_tasks(name, **options)
-        save_jsonl(tasks, out)
+        save_tasks(tasks, out, held_out)
     counts = summarize_tasks(tasks)
     categories = ", ".join(f"{category} {count}" for category, count in counts["categories"].items())
     lines = [
@@ -267,6 +276,7 @@ def ask(
     thinking_tokens: Annotated[
         int, typer.Option(min=0, help="Room for thoughts before each reply, for a model that thinks.")
     ] = 0,
+    held_out: HeldOut = None,
     price: Price = None,
     as_json: AsJson = False,
 ) -> None:
@@ -275,9 +285,9 @@ def ask(
     It asks about each chunk and quotes the words that answer. A question is kept if the chunk alone answers it, and
     nothing at all does not. Its answer is tested again on what was said later: if it changed, the question is asked
     right after its chunk, otherwise at the end. NAME.asked.jsonl beside the tasks says what was dropped and why.
-    Questions have the category made and meta.made_by. A chat exported by WhatsApp, ChatGPT or Claude is read as it is.
+    --held-out sets a fifth of the tasks aside. Questions have the category made and meta.made_by. A chat exported by WhatsApp, ChatGPT or Claude is read as it is.
 
-    Example: memalpha data ask chat.txt --policy openai:gpt-5-mini --split 8 --out questions.jsonl
+    Example: memalpha data ask chat.txt --policy openai:gpt-5-mini --split 8 --out train.jsonl --held-out held-out.jsonl
 
     Raises:
         ConfigError: A setting does not fit.
@@ -298,13 +308,13 @@ def ask(
         thinking_tokens=thinking_tokens,
     )
     options = _load_options(parse_overrides(overrides or []))
-    tasks, results = ask_file(name, asker, out, options=options, split=split)
+    tasks, results = ask_file(name, asker, out, held_out=held_out, options=options, split=split)
     made = [question for result in results for question in result.kept]
     at_end = sum(question["asked_after_chunk"] is None for question in made)
     reasons = Counter(question["reason"] for result in results for question in result.dropped)
     lines = [
         f"{len(made)} questions about {len(tasks)} of {len({result.task for result in results})} conversations"
-        + (f": {out}" if tasks else ""),
+        + (f": {out}" + (f" and {held_out}" if held_out else "") if tasks else ""),
         f"{at_end:>6} asked at the end",
         f"{len(made) - at_end:>6} asked earlier: later words change the answer, or are too many to test at once",
         *(f"{count:>6} dropped: {reason}" for reason, count in reasons.most_common()),

@@ -33,8 +33,8 @@ from memalpha.qa.systems.baselines import turn_passages
 from memalpha.qa.teacher import append_lines, read_lines
 from memalpha.tasks.formats.chats import with_turn_ids
 from memalpha.tasks.formats.files import build_task
-from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.tasks.load import load_tasks
+from memalpha.tasks.splits import save_tasks
 from memalpha.types import Chunk, Question, SampleRequest, Task
 
 CATEGORY = "made"
@@ -203,6 +203,7 @@ def ask_file(
     out: Path,
     *,
     options: Mapping[str, Any],
+    held_out: Path | None = None,
     split: int | None = None,
 ) -> tuple[list[Task], list[AskedChunk]]:
     """Make the questions of a data set's conversations and write them as a task file.
@@ -212,6 +213,7 @@ def ask_file(
         asker: Who asks.
         out: The task file, `NAME.jsonl`.
         options: Options of the data set.
+        held_out: File for a fifth of the tasks; `out` gets the others.
         split: Cut conversations into tasks of at most this many chunks.
 
     Returns:
@@ -233,7 +235,7 @@ def ask_file(
     asked = [_with_questions(task, [result for result in results if result.task == task.id]) for task in tasks]
     asked = [task for task in asked if task.questions]
     if asked:
-        save_jsonl(asked, out)
+        save_tasks(asked, out, held_out)
     return asked, results
 
 

@@ -1,10 +1,15 @@
-"""Loading of tasks for training and for evaluation, each from the split meant for it."""
+"""Loading of tasks for training and for evaluation, each from the split meant for it; splitting of a task file."""
 
 from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
 
 from memalpha.errors import ConfigError, DataError
 from memalpha.tasks.catalog import MODULES, get_data_set, load_set, locate, read_set, validate_options
 from memalpha.tasks.dataset_info import DataSet
+from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.tasks.load import load_tasks
 from memalpha.types import Task
 
@@ -67,3 +72,31 @@ def _load_split(dataset: DataSet, variant: str | None, options: dict[str, object
         command = " ".join(["memalpha data prepare", dataset.name, "tasks.jsonl data=PATH", *selection])
         raise DataError(f"data: {error}; then write a task file ({command}) and train with data=tasks.jsonl") from error
     return read_set(dataset.name, path, variant, validate_options(dataset.name, options))
+
+
+def save_tasks(tasks: Sequence[Task], path: Path, held_out: Path | None = None) -> None:
+    """Write tasks to a task file, and a fifth of them to another one.
+
+    A fifth is chosen by a hash of the conversations: equal ones are on one side, and the order of the file has no part.
+
+    Args:
+        tasks: The tasks.
+        path: The task file.
+        held_out: File of the fifth; None writes all tasks to `path`.
+
+    Raises:
+        ConfigError: Both files are one.
+        DataError: There are fewer than two different conversations, or a file cannot be written.
+    """
+    if held_out is None:
+        save_jsonl(tasks, path)
+        return
+    if held_out.absolute() == path.absolute():
+        raise ConfigError(f"--held-out {held_out}: name another file than --out")
+    texts = ["\n\n".join(chunk.render() for chunk in task.chunks) for task in tasks]
+    ordered = sorted(set(texts), key=lambda text: hashlib.sha256(text.encode("utf-8", "replace")).digest())
+    if len(ordered) < 2:
+        raise DataError("held-out tasks need at least two different conversations: leave --held-out out")
+    fifth = set(ordered[: max(1, len(ordered) // 5)])
+    save_jsonl([task for task, text in zip(tasks, texts, strict=True) if text not in fifth], path)
+    save_jsonl([task for task, text in zip(tasks, texts, strict=True) if text in fifth], held_out)

@@ -184,5 +184,10 @@ def test_the_command_makes_a_task_file_from_a_chat(tmp_path, memalpha):
     assert code == 0 and "3 questions about 2 of 2 conversations" in out
     assert "3 asked at the end" in out and "in the unit of --price" in out
     assert [task.id for task in load_tasks(tmp_path / "questions.jsonl")] == ["chat-0", "chat-1"]
+    files = (tmp_path / "questions.jsonl", tmp_path / "train.jsonl")
+    assert memalpha("data", "prepare", *files, "--held-out", tmp_path / "held-out.jsonl")[0] == 0
+    assert "another file than --out" in memalpha("data", "prepare", *files, "--held-out", files[1])[2]
+    sides = [[task.id for task in load_tasks(tmp_path / name)] for name in ("train.jsonl", "held-out.jsonl")]
+    assert sorted(map(len, sides)) == [1, 1] and sides[0] != sides[1]
     code, out, _ = memalpha("data", "check", tmp_path / "questions.jsonl")
     assert code == 0 and "3 questions as made by a model" in out and "it holds the answer in 3" in out
