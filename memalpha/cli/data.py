@@ -209,7 +209,9 @@ def write(
     student: Annotated[
         str | None, typer.Option(help="The policy that learns from the rows, for its prompt style: smol, tiny, a run.")
     ] = None,
-    reader: Annotated[str, typer.Option(help="Who answers: extractive, copy, or a policy.")] = "extractive",
+    reader: Annotated[
+        str | None, typer.Option(help="Who answers: extractive, copy, or a policy (default: the teacher itself).")
+    ] = None,
     metric: Annotated[
         Literal["contains", "exact", "f1", "question"], typer.Option(help="How answers are scored.")
     ] = "contains",
@@ -285,7 +287,8 @@ def ask(
     It asks about each chunk and quotes the words that answer. A question is kept if the chunk alone answers it, and
     nothing at all does not. Its answer is tested again on what was said later: if it changed, the question is asked
     right after its chunk, otherwise at the end. NAME.asked.jsonl beside the tasks says what was dropped and why.
-    --held-out sets a fifth of the tasks aside. Questions have the category made and meta.made_by. A chat exported by WhatsApp, ChatGPT or Claude is read as it is.
+    --held-out sets a fifth of the tasks aside. Questions have the category made and meta.made_by. A chat exported by
+    WhatsApp, ChatGPT or Claude is read as it is.
 
     Example: memalpha data ask chat.txt --policy openai:gpt-5-mini --split 8 --out train.jsonl --held-out held-out.jsonl
 

@@ -69,9 +69,8 @@ def test_every_example_is_tested() -> None:
 @pytest.mark.parametrize(("page", "example"), PAGES.items())
 def test_the_code_of_a_page_is_that_of_its_example(page: str, example: str) -> None:
     text = (ROOT / "docs" / "extend" / f"{page}.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    source = (EXAMPLES / f"{example}.py").read_text(encoding="utf-8")
-    assert blocks and all(block.strip() in source for block in blocks)
+    code = text.split("```python\n", 1)[1].split("```", 1)[0]  # what follows on a page runs in tests/test_docs.py
+    assert code.strip() in (EXAMPLES / f"{example}.py").read_text(encoding="utf-8")
 
 
 def test_chatbot_remembers_a_user_and_no_other(run_example: Run) -> None:
