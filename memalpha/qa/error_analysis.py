@@ -180,13 +180,13 @@ def with_error_classes(
         records: Records of their questions.
         style: Style of the feedback; see `feedback`.
     """
-    trajectories = {(group.task.id, rollout.rollout): rollout for group in groups for rollout in group.trajectories}
-    questions = {id: {question.id: question for question in trajectories[id].task.questions} for id in trajectories}
+    memories = {
+        (group.task.id, rollout.rollout): _Memory(rollout) for group in groups for rollout in group.trajectories
+    }
     results = []
     for record in records:
-        key = record.task, record.rollout
-        retrieval = retrieval_at(trajectories[key], questions[key][record.question_id], record.retrieved)
-        results.append(classified(trajectories[key].task, retrieval, record, style))
+        memory = memories[record.task, record.rollout]
+        results.append(classified(memory.task, memory.retrieval(record), record, style))
     return results
 
 
@@ -211,27 +211,36 @@ def classified(task: Task, retrieval: Retrieval, record: Record, style: Style = 
     return replace(record, feedback=feedback(task, retrieval, record, style=style))
 
 
-def retrieval_at(trajectory: Trajectory, question: Question, retrieved: Sequence[str]) -> Retrieval:
-    """Rebuild the retrieval of a built memory for one question.
+class _Memory:
+    """What a rollout's memory held when its questions were asked; an entry becomes a passage once, not per question."""
 
-    Args:
-        trajectory: Rollout that built the memory.
-        question: Question of its task.
-        retrieved: Ids of the entries that were retrieved.
-    """
-    last = question_chunk(question, trajectory.task)
-    state = trajectory.states[last]
+    def __init__(self, trajectory: Trajectory) -> None:
+        self.task = trajectory.task
+        self._trajectory = trajectory
+        self._questions = {question.id: question for question in trajectory.task.questions}
+        self._passages: dict[int, Passage] = {}  # by the identity of an entry or operation, which the trajectory holds
+        self._parts: dict[int, tuple[tuple[Passage, ...], tuple[Passage, ...]]] = {}
 
-    def passage(item: MemoryEntry | Operation) -> Passage:
-        turns = () if item.turn is None else (item.turn,)
-        return Passage(item.content or "", item.id, item.category, item.timestamp, turns, chunk=item.chunk)
+    def retrieval(self, record: Record) -> Retrieval:
+        """Rebuild the retrieval of a record's question."""
+        question = self._questions[record.question_id]
+        last = question_chunk(question, self.task)
+        state = self._trajectory.states[last]
+        if last not in self._parts:
+            entries = tuple(map(self._passage, state.entries.values()))
+            written = (o for turn in self._trajectory.turns if turn.chunk <= last for o in turn.operations if o.content)
+            self._parts[last] = entries, (*entries, *map(self._passage, written))
+        entries, history = self._parts[last]
+        passages = tuple(self._passage(state.entries[id]) for id in record.retrieved if id in state.entries)
+        return Retrieval(question, passages, 0, 0, core=state.core, entries=entries, history=history)
 
-    entries = tuple(map(passage, state.entries.values()))
-    written = (o for turn in trajectory.turns if turn.chunk <= last for o in turn.operations if o.content)
-    passages = tuple(passage(state.entries[id]) for id in retrieved if id in state.entries)
-    return Retrieval(
-        question, passages, 0, 0, core=state.core, entries=entries, history=(*entries, *map(passage, written))
-    )
+    def _passage(self, item: MemoryEntry | Operation) -> Passage:
+        if id(item) not in self._passages:
+            turns = () if item.turn is None else (item.turn,)
+            self._passages[id(item)] = Passage(
+                item.content or "", item.id, item.category, item.timestamp, turns, chunk=item.chunk
+            )
+        return self._passages[id(item)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,12 +50,17 @@ class TurnTerms(NamedTuple):
 
 
 class _Sources(NamedTuple):
-    """Words of each turn, gold contents by turn, all gold contents normalized, terms of each turn by chunk."""
+    """What all questions of a task share.
+
+    Words of each turn, gold contents by turn, all gold contents normalized, terms of each turn by chunk, and the
+    sentences of entries by chunk and text (`source_sentences`), as far as they were asked for.
+    """
 
     texts: dict[str, str]
     facts: dict[str, list[str]]
     values: set[str]
     terms: dict[int, dict[str, TurnTerms]]
+    ties: dict[tuple[int, str], dict[str, frozenset[str]]]
 
 
 @lru_cache(maxsize=4)
@@ -73,7 +78,7 @@ def _sources(key: _TaskKey) -> _Sources:
         }
         for chunk in key.task.chunks
     }
-    return _Sources(texts, facts, {normalize(content) for _, content in gold}, terms)
+    return _Sources(texts, facts, {normalize(content) for _, content in gold}, terms, {})
 
 
 @lru_cache(maxsize=65536)
@@ -158,7 +163,7 @@ class AnswerSupport:
             answering = [c for c in facts if any(contains(c, answer) for answer in question.answers)]
             self.facts += [(content, turn) for content in answering or facts]
         self.values = sources.values
-        self._ties: dict[tuple[int | None, str], dict[str, frozenset[str]]] = {}
+        self._ties = sources.ties
         parts = (retrieval.passages, retrieval.entries, retrieval.history)
         passages = [passage for part in parts for passage in part or ()]
         self.rule: Rule = "answers"

@@ -1,6 +1,7 @@
 """Records, figures and reports: each key of the summary against cases worked out by hand."""
 
 import json
+from collections import Counter
 
 import pytest
 
@@ -11,6 +12,7 @@ from memalpha.agent.reader import Answer, ExtractiveReader
 from memalpha.config import AgentConfig, ReaderConfig, RewardConfig, WorldConfig
 from memalpha.errors import ConfigError, DataError, PolicyError, StoreError
 from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.qa import error_analysis, support
 from memalpha.qa.error_analysis import with_error_classes
 from memalpha.qa.evaluate import evaluate
 from memalpha.qa.memory_reward import MemoryReward
@@ -23,7 +25,7 @@ from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.synthetic.worlds import tasks
-from memalpha.types import Chunk, Completion, GoldOperation, Question, Task, Trajectory, TrajectoryGroup
+from memalpha.types import Chunk, Completion, GoldOperation, Question, SpeakerTurn, Task, Trajectory, TrajectoryGroup
 
 EMBEDDER = HashEmbedder(64)
 CONFIG = AgentConfig(prompt="compact", embedder="hash")
@@ -95,6 +97,34 @@ def trace(*trajectories):
     groups = [TrajectoryGroup(trajectories[0].task, trajectories)]
     records = with_error_classes(groups, [record for records in ask(*trajectories) for record in records])
     return [(record.answer, record.written, record.live) for record in records]
+
+
+def test_four_times_the_questions_trace_the_same_passages(monkeypatch):
+    """Entries become passages, and sentences are tied to turns, once for a memory: not once more for each question."""
+    counts = Counter()
+
+    def counted(name, function):
+        def call(*arguments, **keywords):
+            counts[name] += bool(arguments[0])  # the core memory is empty here
+            return function(*arguments, **keywords)
+
+        return call
+
+    monkeypatch.setattr(error_analysis, "Passage", counted("passages", error_analysis.Passage))
+    monkeypatch.setattr(support, "source_sentences", counted("ties", support.source_sentences))
+    turns = tuple(SpeakerTurn(speaker="Ana", text=f"City {n} is near river {n}.", id=f"t{n}") for n in range(8))
+    costs = []
+    for copies in (1, 4):
+        questions = tuple(
+            Question(id=f"q{n}-{copy}", question=f"River of city {n}?", answers=(f"river {n}",), evidence=(f"t{n}",))
+            for n in range(8)
+            for copy in range(copies)
+        )
+        task = Task(id="rivers", chunks=(Chunk(turns=turns),), questions=questions)
+        counts.clear()
+        evaluate(ScriptedPolicy("add-all"), [task], reader="copy")
+        costs.append(dict(counts))
+    assert costs[0] == costs[1] and set(costs[0]) == {"passages", "ties"}
 
 
 def test_records_are_answered_from_the_memory_of_their_time():

@@ -165,7 +165,7 @@ def _resolve_times(messages: Sequence[_Message], path: Path, dates: str | None) 
         return in_order[0]
     raise DataError(
         f"{path}: the dates may begin with the day or the month ({'/'.join(messages[0].date)} on line "
-        f"{messages[0].line}): say dates=day-first or dates=month-first"
+        f"{messages[0].line}): say which with memalpha data prepare FILE tasks.jsonl dates=day-first, or month-first"
     )
 
 
