@@ -41,15 +41,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import locomo_search as locomo
 import numpy as np
 
-from memalpha.qa.scoring.recall import EvidenceQuestion, EvidenceRanks, rank_evidence, search_function, summarize_ranks
+from memalpha.qa.scoring.recall import EvidenceQuestion, EvidenceRanks, rank_evidence, summarize_ranks
+from memalpha.qa.systems.baselines import raw_fields, turn_passages
 from memalpha.store.embedding import CachedEmbedder, Embedder, load_embedder
 from memalpha.store.search.corpus import Corpus, Document
-from memalpha.store.search.options import SearchOptions
+from memalpha.store.search.options import Route, SearchOptions
 from memalpha.store.store import MemoryStore
-from memalpha.tasks.datasets.locomo import load_locomo
+from memalpha.tasks.datasets.locomo import ANSWERABLE, load_locomo
 from memalpha.types import MemoryEntry
 
 ROWS = ("dense", "bm25", "sum", "prior", "neighbours", "both")
@@ -71,10 +71,21 @@ class Pool(NamedTuple):
     number: int | None = None
 
 
+def search_function(store: MemoryStore, route: Route) -> Callable[[Sequence[str], int], list[list[MemoryEntry]]]:
+    """Return a store's search by one route, as `rank_evidence` needs it."""
+    return lambda queries, k: [[hit.entry for hit in hits] for hits in store.search_many(queries, k, route=route)]
+
+
 def locomo_pools(data: Path) -> Iterator[Pool]:
     """Yield a pool for each conversation of LoCoMo."""
     for task in load_locomo(_file(data, "locomo10.json")):
-        yield Pool(locomo.turn_entries(task), locomo.evidence_questions(task))
+        facts = [raw_fields(piece, chunk) for chunk in task.chunks for piece in turn_passages(chunk)]
+        questions = [
+            EvidenceQuestion(question.question, question.category, question.evidence)
+            for question in task.questions
+            if question.evidence and question.category in ANSWERABLE
+        ]
+        yield Pool(facts, questions)
 
 
 def friendsqa_pools(data: Path) -> Iterator[Pool]:

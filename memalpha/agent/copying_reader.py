@@ -15,28 +15,51 @@ from memalpha.agent.prompts import ABSTAIN
 from memalpha.agent.reader import Answer, Conflicts, Item, Reading, apply_conflict_rule, mark_conflicts, retrieve
 from memalpha.config import ReaderConfig
 from memalpha.store.search.bm25 import STOP_WORDS, words
+from memalpha.store.values import MONTHS
 from memalpha.types import is_iso_time
 
 _COUNTS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "ten": 10}
-_AGO = re.compile(rf"\b({'|'.join(_COUNTS)}|\d{{1,2}}) (day|week|month|year)s? ago\b", re.I)
+_COUNT_UNITS = rf"({'|'.join(_COUNTS)}|\d{{1,2}}) (day|week|month|year)s?"
+_SPANS = (  # a count of units: of time back, and ahead
+    (re.compile(rf"\b{_COUNT_UNITS} ago\b|\bfor (?:about )?{_COUNT_UNITS} now\b", re.I), -1),
+    (re.compile(rf"\bin {_COUNT_UNITS}(?:' time)?\b|\b{_COUNT_UNITS} from now\b", re.I), 1),
+)
 _SHIFTS = (
     (re.compile(r"\b(?:yesterday|last night)\b", re.I), -1),
     (re.compile(r"\bday after tomorrow\b", re.I), 2),
     (re.compile(r"\btomorrow\b", re.I), 1),
 )
-_MONTHS = ((re.compile(r"\blast month\b", re.I), -1), (re.compile(r"\bnext month\b", re.I), 1))
+_MONTH_SHIFTS = tuple(
+    (re.compile(rf"\b{word} month\b", re.I), by) for word, by in (("last", -1), ("this", 0), ("next", 1))
+)
 _YEARS = ((re.compile(r"\blast year\b", re.I), -1), (re.compile(r"\bnext year\b", re.I), 1))
-_BEFORE = re.compile(r"\blast (week|weekend|(?:mon|tues|wednes|thurs|fri|satur|sun)day)\b", re.I)
-_AFTER = re.compile(r"\bnext (week|weekend|(?:mon|tues|wednes|thurs|fri|satur|sun)day)\b", re.I)
+_WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_PERIOD = r"(week|weekend|mon|tue|wed|thu|fri|sat|sun)(?:s?|nes|rs|ur)(?:day)?"
+_BEFORE = re.compile(rf"\b(?:last|past) {_PERIOD}\b", re.I)
+_AFTER = re.compile(rf"\bnext {_PERIOD}\b", re.I)
+_SEASON = re.compile(r"\b(last|next) (spring|summer|autumn|fall|winter)\b", re.I)
+_SEASON_END = {"spring": 5, "summer": 8, "autumn": 11, "fall": 11, "winter": 2}
+_MONTH = rf"({'|'.join(month[:3] for month in MONTHS)})[a-z]*\.?"
+_NAMED = (  # day, month, year; day 0 is the whole month
+    re.compile(rf"\b(?P<day>\d{{1,2}})(?:st|nd|rd|th)?(?: of)? (?P<month>{_MONTH})(?:,? (?P<year>\d{{4}}))?\b", re.I),
+    re.compile(rf"\b(?P<month>{_MONTH}) (?P<day>\d{{1,2}})(?:st|nd|rd|th)?\b(?:,? (?P<year>\d{{4}}))?", re.I),
+    re.compile(rf"\b(?P<month>{_MONTH}),? (?P<year>\d{{4}})\b", re.I),
+    re.compile(r"\bon the (?P<day>\d{1,2})(?:st|nd|rd|th)\b", re.I),
+    re.compile(r"\b(?:in|since|of) (?P<year>(?:19|20)\d\d)\b"),
+)
+_CLOCK = re.compile(r"\b\d{1,2}(?:[:.]\d\d)? ?(?:[ap]\.?m\b\.?|o'clock)|\b\d{1,2}:\d\d\b", re.I)
+_ASKS_FOR_CLOCK = re.compile(r"when (?:does|is)\b", re.I)
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|[\[\]]")
 _TOKEN = re.compile(r"[\w'\u2019-]+")
+_MONTH_NAMES = tuple(month[:3] for month in MONTHS)
 _SPEAKER = re.compile(r"[A-Z][\w.'-]*(?: [\w.'-]+){0,2}: ")
 
 
 class CopyReader:
     """Copy the answer from the best entry, without its "Name: " prefix.
 
-    For "when" the answer is the entry's date, shifted by "yesterday", "last month", "two weeks ago" and the like.
+    For "when" the answer is a date that the entry names, or the entry's own, shifted by "yesterday", "last month", "two
+    weeks ago" and the like.
     Otherwise it is a span of the sentence nearest to the question: the longest run of words that the question lacks.
     """
 
@@ -70,9 +93,12 @@ def copy_answer(question: str, text: str, timestamp: str | None) -> str:
     Returns:
         A date for "when" questions with a timestamp, otherwise words of the passage.
     """
+    day = date.fromisoformat(timestamp[:10]) if timestamp and is_iso_time(timestamp[:10]) else None
+    if day is not None:
+        text = text.removeprefix(f"{format_date(day)} ")  # as `rag` writes raw turns
     text = _SPEAKER.sub("", text, count=1) if _SPEAKER.match(text) else text
-    if timestamp and is_iso_time(timestamp[:10]) and question.lower().startswith("when"):
-        return _answer_when(text, date.fromisoformat(timestamp[:10]))
+    if day is not None and question.lower().startswith("when"):
+        return _answer_when(question, text, day)
     question_words = set(words(question))
     sentences = [part for part in _SENTENCE_END.split(text) if part.strip()] or [text]
     best = max(sentences, key=lambda sentence: len(question_words & set(words(sentence))))
@@ -87,30 +113,60 @@ def copy_answer(question: str, text: str, timestamp: str | None) -> str:
     return " ".join(max(spans, key=len)) or best
 
 
-def _answer_when(text: str, day: date) -> str:
+def _answer_when(question: str, text: str, day: date) -> str:
     """Return the date of the event in `text`, which was written on `day`.
 
-    The first known cue shifts the date. Without a cue the answer is `day`.
+    A date that the text names comes first, then the first known cue, which shifts the date, then `day` itself.
     """
-    if ago := _AGO.search(text):
-        count, unit = _COUNTS.get(ago[1].lower()) or int(ago[1]), ago[2].lower()
-        if unit in ("day", "week"):
-            return format_date(day - timedelta(days=count * (7 if unit == "week" else 1)))
-        return _month(day, -count) if unit == "month" else str(day.year - count)
-    for rules, format_shifted in (
-        (_YEARS, lambda offset: str(day.year + offset)),
-        (_MONTHS, lambda by: _month(day, by)),
-    ):
-        for cue, by in rules:
-            if cue.search(text):
-                return format_shifted(by)
+    if _ASKS_FOR_CLOCK.match(question) and (clock := _CLOCK.search(text)):
+        return clock[0]
+    return _named_date(text, day) or _shifted_date(text, day) or format_date(day)
+
+
+def _named_date(text: str, day: date) -> str | None:
+    """Return the date that a text names, with the month and year of `day` where it leaves these out."""
+    for form in _NAMED:
+        for match in form.finditer(text):
+            parts = match.groupdict()
+            year = int(parts["year"] or day.year) if "year" in parts else day.year
+            if "month" not in parts and "day" not in parts:
+                return str(year)
+            month = 1 + _MONTH_NAMES.index(parts["month"][:3].lower()) if "month" in parts else day.month
+            try:
+                named = date(year, month, int(parts.get("day") or 1))
+            except ValueError:
+                continue
+            return format_date(named) if "day" in parts else f"{named:%B %Y}"
+    return None
+
+
+def _shifted_date(text: str, day: date) -> str | None:
+    """Return the date that a cue such as "two weeks ago" names; None without one."""
+    for cue, sign in _SPANS:
+        if match := cue.search(text):
+            number, unit = (group.lower() for group in match.groups() if group)
+            count = sign * (_COUNTS.get(number) or int(number))
+            if unit in ("day", "week"):
+                return format_date(day + timedelta(days=count * (7 if unit == "week" else 1)))
+            return _month(day, count) if unit == "month" else str(day.year + count)
+    for cue, by in _YEARS:
+        if cue.search(text):
+            return str(day.year + by)
+    for cue, by in _MONTH_SHIFTS:
+        if cue.search(text):
+            return _month(day, by)
     for cue, by in _SHIFTS:
         if cue.search(text):
             return format_date(day + timedelta(days=by))
     for cue, relation in ((_BEFORE, "before"), (_AFTER, "after")):
         if match := cue.search(text):
-            return f"the {match[1].lower()} {relation} {format_date(day)}"
-    return format_date(day)
+            period = match[1].lower()
+            name = next((name.lower() for name in _WEEKDAYS if name.lower().startswith(period)), period)
+            return f"the {name} {relation} {format_date(day)}"
+    if match := _SEASON.search(text):
+        is_over = day.month > _SEASON_END[match[2].lower()]
+        return f"{match[2].lower()} {day.year - (not is_over) if match[1].lower() == 'last' else day.year + is_over}"
+    return None
 
 
 def _month(day: date, by: int) -> str:

@@ -3,16 +3,19 @@
 Each conversation is a `MemoryStore` of its turns, stored as the system `rag` stores them. A question is searched for
 among the chunks that it may know (`asked_after_chunk`). Its evidence are turns; a text that was said twice is stored
 once and stands for both. `scoring.recall` defines recall@k, mrr and tokens@10. The methods are the routes of
-`MemoryStore.search`, and BM25 of the package bm25s beside them where it is installed. The route `dense` is the plain
-inner product of question and turn.
+`MemoryStore.search`, and beside them BM25 of the package bm25s (Lu 2024, arXiv 2407.03618) where it is installed, with
+its English stop words, Snowball's English stems, and bigrams of Chinese, Japanese and Korean characters. The route
+`dense` is the plain inner product of question and turn. A method by words alone returns no entry that shares none.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from memalpha.config import EvalConfig
@@ -20,6 +23,7 @@ from memalpha.errors import DataError
 from memalpha.qa.progress import show_progress
 from memalpha.qa.report import make_result_folder
 from memalpha.qa.scoring.recall import EvidenceQuestion, EvidenceRanks, rank_evidence, summarize_ranks
+from memalpha.qa.scoring.stats import ScoredAnswer, estimate
 from memalpha.qa.systems.base import question_chunk
 from memalpha.qa.systems.baselines import raw_fields, turn_passages
 from memalpha.store.embedding import load_embedder
@@ -29,8 +33,9 @@ from memalpha.tasks.splits import load_evaluation_tasks
 from memalpha.types import MemoryEntry, Question, Task
 
 BM25S = "bm25s"
-"""Method: BM25 of the package bm25s, with its English stop words."""
+"""Method: BM25 of the package bm25s."""
 WITHOUT_EMBEDDER = ("bm25", BM25S)
+_WITHOUT_SPACES = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]+")
 
 Search = Callable[[Sequence[str], int], Sequence[Sequence[MemoryEntry]]]
 
@@ -43,15 +48,16 @@ class _Group(NamedTuple):
 
 
 def run_search(config: EvalConfig) -> dict[str, Any]:
-    """Run the benchmark on `config.data`.
+    """Run the benchmark on `config.data`: a task file, or a folder of task files, each a kind of text of its own.
 
     With `config.out` the result is also written to its `eval/search.json`.
 
     Args:
-        config: Task file, embedders, number of tasks, output.
+        config: Task files, embedders, number of tasks of each, output.
 
     Returns:
-        `{"retrieval": [row, ...], "questions_without_evidence": number}`.
+        `{"retrieval": [row, ...], "questions_without_evidence": number}`. A row is a set and a method; `interval` is
+        the 95 % interval of its recall@10 over conversations, None for fewer than ten.
 
     Raises:
         DataError: `config.data` is missing, or no question names evidence, or one names a turn that its task lacks.
@@ -59,42 +65,67 @@ def run_search(config: EvalConfig) -> dict[str, Any]:
     if config.data is None:
         raise DataError("search: name a task file whose questions have evidence, data=PATH (see data/README.md)")
     folder = None if config.out is None else make_result_folder(config.out)
-    tasks = load_evaluation_tasks(config.data, config.limit)
-    questions = [question for task in tasks for question in task.questions]
-    if not any(question.evidence for question in questions):
-        raise DataError(f"{config.data}: no question names its evidence (ids of turns), so recall cannot be measured")
-    rows = []
-    for number, name in enumerate(config.embedders):
-        methods: list[str] = [route for route in ROUTES if number == 0 or route not in WITHOUT_EMBEDDER]
-        methods += [BM25S] if number == 0 and importlib.util.find_spec("bm25s") else []
-        ranks: dict[str, list[EvidenceRanks]] = {method: [] for method in methods}
-        with show_progress("conversations") as progress:
-            for done, task in enumerate(tasks, start=1):
-                for method, task_ranks in measure_task(task, name, methods).items():
-                    ranks[method] += task_ranks
-                progress(f"search, {name}", done, len(tasks))
-        for method, collected in ranks.items():
-            kinds = sorted({item.kind for item in collected})
-            embedder = "none" if method in WITHOUT_EMBEDDER else name
-            rows.append({"method": method, "embedder": embedder, **summarize_ranks(collected, kinds)})
-    result = {
-        "retrieval": rows,
-        "questions_without_evidence": sum(not question.evidence for question in questions),
-    }
+    files = sorted(Path(config.data).glob("*.jsonl")) or [Path(config.data)]
+    sets = {file.stem: load_evaluation_tasks(str(file), config.limit) for file in files}
+    for file, tasks in zip(files, sets.values(), strict=True):
+        if not any(question.evidence for task in tasks for question in task.questions):
+            raise DataError(f"{file}: no question names its evidence (ids of turns), so recall cannot be measured")
+    rows = [row for name, tasks in sets.items() for row in _measure_set(name, tasks, config.embedders)]
+    questions = [question for tasks in sets.values() for task in tasks for question in task.questions]
+    without = sum(not question.evidence for question in questions)
+    result = {"retrieval": rows, "questions_without_evidence": without}
     if folder is not None:
         (folder / "search.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return result
 
 
+def _measure_set(name: str, tasks: Sequence[Task], embedders: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a row for each method on one set."""
+    rows = []
+    for number, embedder in enumerate(embedders):
+        methods: list[str] = [route for route in ROUTES if number == 0 or route not in WITHOUT_EMBEDDER]
+        methods += [BM25S] if number == 0 and importlib.util.find_spec("bm25s") else []
+        ranks: dict[str, list[tuple[str, EvidenceRanks]]] = {method: [] for method in methods}
+        with show_progress("conversations") as progress:
+            for done, task in enumerate(tasks, start=1):
+                for method, task_ranks in measure_task(task, embedder, methods).items():
+                    ranks[method] += [(task.id, item) for item in task_ranks]
+                progress(f"search, {name}, {embedder}", done, len(tasks))
+        for method, collected in ranks.items():
+            kinds = sorted({item.kind for _, item in collected})
+            interval = estimate([ScoredAnswer(task, item.kind, item.recall(10)) for task, item in collected]).interval
+            rows.append(
+                {
+                    "set": name,
+                    "method": method,
+                    "embedder": "none" if method in WITHOUT_EMBEDDER else embedder,
+                    "conversations": len({task for task, _ in collected}),
+                    "interval": interval,
+                    **summarize_ranks([item for _, item in collected], kinds),
+                }
+            )
+    return rows
+
+
 def format_search(result: Mapping[str, Any]) -> str:
-    """Format the result of `run_search`: a table of all questions, and recall@10 by type of question."""
-    rows = result["retrieval"]
+    """Format the result of `run_search`: for each set a table of all questions, and recall@10 by type of question."""
+    lines: list[str] = []
+    for name in dict.fromkeys(row["set"] for row in result["retrieval"]):
+        lines += ["", *_format_set(name, [row for row in result["retrieval"] if row["set"] == name])]
+    if result["questions_without_evidence"]:
+        lines += ["", f"{result['questions_without_evidence']} questions name no evidence and are left out."]
+    return "\n".join(lines[1:])
+
+
+def _format_set(name: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     width = max(len("embedder"), *(len(row["embedder"]) for row in rows))
-    lines = [f"{'method':<8} {'embedder':<{width}}  recall@5  recall@10  recall@20    mrr  tokens@10  questions"]
+    lines = [f"{name}: {rows[0]['questions']} questions about {rows[0]['conversations']} conversations"]
+    lines.append(f"{'method':<8} {'embedder':<{width}}  recall@1  recall@10 (95 % interval)     mrr  tokens@10")
     for row in rows:
+        interval = "" if row["interval"] is None else "{:.3f} to {:.3f}".format(*row["interval"])
         lines.append(
-            f"{row['method']:<8} {row['embedder']:<{width}} {row['recall@5']:>9.3f} {row['recall@10']:>10.3f} "
-            f"{row['recall@20']:>10.3f} {row['mrr']:>6.3f} {row['tokens@10']:>10.0f} {row['questions']:>10}"
+            f"{row['method']:<8} {row['embedder']:<{width}} {row['recall@1']:>9.3f} {row['recall@10']:>10.3f} "
+            f"{interval:<17} {row['mrr']:>6.3f} {row['tokens@10']:>10.0f}"
         )
     kinds = rows[0]["by_type"]
     if len(kinds) > 1:
@@ -105,9 +136,7 @@ def format_search(result: Mapping[str, Any]) -> str:
                 f"{row['by_type'][kind]['recall@10']:>{len(head)}.3f}" for kind, head in zip(kinds, heads, strict=True)
             ]
             lines.append(f"{row['method']:<8} {row['embedder']:<{width}} " + "  ".join(cells))
-    if result.get("questions_without_evidence"):
-        lines += ["", f"{result['questions_without_evidence']} questions name no evidence and are left out."]
-    return "\n".join(lines)
+    return lines
 
 
 def measure_task(task: Task, embedder: str, methods: Sequence[str]) -> dict[str, list[EvidenceRanks]]:
@@ -162,22 +191,29 @@ def _entry_id(task: Task, question: Question, turn: str, entry_ids: Mapping[str,
         ) from None
 
 
-def _route_search(store: MemoryStore, route: str, last: int) -> Search:
-    where = {"chunk": {"$lte": last}}
-    return lambda queries, k: [
-        [hit.entry for hit in hits] for hits in store.search_many(queries, k, route=_as_route(route), where=where)
-    ]
+def _route_search(store: MemoryStore, method: str, last: int) -> Search:
+    route: Route = next(route for route in ROUTES if route == method)
 
+    def search(queries: Sequence[str], k: int) -> list[list[MemoryEntry]]:
+        found = store.search_many(queries, k, route=route, where={"chunk": {"$lte": last}})
+        return [[hit.entry for hit in hits if hit.score > 0 or route != "bm25"] for hits in found]
 
-def _as_route(name: str) -> Route:
-    return next(route for route in ROUTES if route == name)
+    return search
 
 
 def _bm25s_search(entries: Sequence[MemoryEntry]) -> Search:
     import bm25s
+    from nltk.stem.snowball import SnowballStemmer
+
+    stemmer = SnowballStemmer("english")
 
     def tokenize(texts: Sequence[str]) -> Any:
-        return bm25s.tokenize(list(texts), stopwords="en", show_progress=False)
+        return bm25s.tokenize(
+            [_WITHOUT_SPACES.sub(_bigrams, text) for text in texts],
+            stopwords="en",
+            stemmer=lambda words: [stemmer.stem(word) for word in words],
+            show_progress=False,
+        )
 
     index = bm25s.BM25()
     index.index(tokenize([entry.content for entry in entries]), show_progress=False)
@@ -190,3 +226,8 @@ def _bm25s_search(entries: Sequence[MemoryEntry]) -> Search:
         ]
 
     return search
+
+
+def _bigrams(match: re.Match[str]) -> str:
+    run = match[0]
+    return f" {' '.join(run[at : at + 2] for at in range(max(1, len(run) - 1)))} "

@@ -246,9 +246,17 @@ def test_the_copying_floor():
         "It was two weeks ago": "17 April 2024", "three months ago": "February 2024", "a year ago": "2023",
         "last month": "April 2024", "next month": "June 2024", "next year": "2025", "day after tomorrow": "3 May 2024",
         "last Friday": "the friday before 1 May 2024", "on that day": "1 May 2024",
+        "last Tues": "the tuesday before 1 May 2024", "this past weekend": "the weekend before 1 May 2024",
+        "in three weeks": "22 May 2024", "for two months now": "March 2024", "this month": "May 2024",
+        "last summer": "summer 2023", "next winter": "winter 2025", "The race was on 3 March": "3 March 2024",
+        "April 12th, it was": "12 April 2024", "Yesterday I heard: May 2, 2022": "2 May 2022", "June 2021": "June 2021",
+        "on the 15th": "15 May 2024", "back in 2013": "2013", "30 February or 2 March": "2 March 2024",
+        "1 May 2024 Ana: it was in June 2020": "June 2020",
     }  # fmt: skip
     assert {text: copy_answer("When was it?", text, "2024-05-01") for text in told} == told
     assert copy_answer("When was it?", "last month", "2024-01-31") == "December 2023"
+    assert copy_answer("When is lunch?", "Lunch is at 12:30 on 3 March", "2024-05-01") == "12:30"
+    assert copy_answer("When was lunch?", "Lunch is at 12:30 on 3 March", "2024-05-01") == "3 March 2024"
 
 
 def test_the_copier_follows_the_rule_on_conflicts():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from typer.testing import CliRunner
@@ -10,7 +11,8 @@ from typer.testing import CliRunner
 from memalpha.cli.main import app
 from memalpha.config import EvalConfig, load_config
 from memalpha.errors import DataError
-from memalpha.qa.search_benchmark import format_search, run_search
+from memalpha.qa.search_benchmark import format_search, measure_task, run_search
+from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
 TURNS = [
     ("1.0", "My dog is called Rex."),
@@ -54,9 +56,33 @@ def test_ranks_by_hand(tmp_path):
         assert set(row["by_type"]["b"].values()) == {2, 0.5}
     assert result["questions_without_evidence"] == 1
     assert json.loads((tmp_path / "run" / "eval" / "search.json").read_text()) == result
+    assert {(row["set"], row["conversations"], row["interval"]) for row in result["retrieval"]} == {("tasks", 1, None)}
     text = format_search(result)
-    assert "a (1)" in text
+    assert text.startswith("tasks: 3 questions about 1 conversations") and "a (1)" in text
     assert "1 questions name no evidence" in text
+
+
+def test_a_folder_is_a_table_for_each_of_its_task_files(tmp_path):
+    for name in ("notes", "talks"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps({**TASK, 'id': f't{n}'})}\n" for n in range(10)))
+    result = run_search(load_config(EvalConfig, "search", {"data": str(tmp_path), "embedders": ["hash"]}))
+    assert {row["set"] for row in result["retrieval"]} == {"notes", "talks"}
+    assert all(row["conversations"] == 10 and row["interval"][0] <= row["recall@10"] for row in result["retrieval"])
+    assert format_search(result).count("questions about 10 conversations") == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "question"),
+    [("The houses were painted.", "Who paints a house?"), ("我昨天搬到了上海。", "他什么时候搬到上海?")],
+)
+def test_the_rival_by_words_has_stems_and_bigrams_and_nobody_is_padded(said, question):
+    pytest.importorskip("bm25s")
+    texts = [said, "Lunch was soup.", "Rain fell."]
+    turns = tuple(SpeakerTurn(speaker="Bo", text=text, id=str(n)) for n, text in enumerate(texts))
+    asked = [Question(id=str(n), question=question, evidence=(str(n),)) for n in range(3)]
+    ranks = measure_task(Task(id="t", chunks=(Chunk(turns=turns),), questions=asked), "hash", ["bm25", "bm25s"])
+    for found in ranks.values():
+        assert [item.gold for item in found] == [(1,), (math.inf,), (math.inf,)]
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path):

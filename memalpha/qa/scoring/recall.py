@@ -17,11 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from memalpha.store.memory import Memory
-from memalpha.store.search.options import Route
 from memalpha.types import MemoryEntry
 
-KS = (5, 10, 20)
+KS = (1, 5, 10, 20)
 DEPTH = 100
 
 
@@ -74,11 +72,6 @@ def rank_evidence(
     return ranks
 
 
-def search_function(store: Memory, route: Route) -> Callable[[Sequence[str], int], list[list[MemoryEntry]]]:
-    """Return a store's search by one route, as `rank_evidence` needs it."""
-    return lambda queries, k: [[hit.entry for hit in hits] for hits in store.search_many(queries, k, route=route)]
-
-
 def summarize_ranks(ranks: Sequence[EvidenceRanks], kinds: Sequence[str] = ()) -> dict[str, Any]:
     """Return the metrics of all questions, and under `by_type` those of each kind in `kinds`."""
     by_kind: dict[str, list[EvidenceRanks]] = defaultdict(list)
@@ -92,7 +85,7 @@ def summarize_ranks(ranks: Sequence[EvidenceRanks], kinds: Sequence[str] = ()) -
 
 
 def recall_metrics(ranks: Sequence[EvidenceRanks]) -> dict[str, Any]:
-    """Return questions, recall@5, @10, @20 and mrr."""
+    """Return questions, recall at each of `KS`, and mrr."""
     values: dict[str, Any] = {"questions": len(ranks)}
     for k in KS:
         values[f"recall@{k}"] = round(float(np.mean([item.recall(k) for item in ranks])), 4)
