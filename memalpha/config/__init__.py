@@ -15,6 +15,7 @@ from memalpha.config.common import (
     MemoryFunction,
     ReaderConfig,
     RewardConfig,
+    TrustConfig,
     WorldConfig,
 )
 from memalpha.config.evaluation import EVAL_K, EvalConfig
@@ -28,17 +29,16 @@ from memalpha.config.groups import (
     expand_short_names,
 )
 from memalpha.config.learner import LearnerConfig, LoraConfig, RolloutConfig
-from memalpha.config.preferences import PreferenceConfig, RewardModelConfig
-from memalpha.config.reinforcement import ReinforcementConfig
+from memalpha.config.reinforcement import ReinforcementConfig, TextConfig
 from memalpha.config.sampling import CurriculumConfig, RLSamplingConfig
-from memalpha.config.text import TextConfig
 from memalpha.config.training import (
+    PreferenceConfig,
+    RewardModelConfig,
     RunConfig,
     SFTConfig,
     TrainConfig,
     training_config,
 )
-from memalpha.config.trust import TrustConfig
 
 __all__ = [
     "EVAL_K",

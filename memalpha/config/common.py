@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, field_validator, model_validator
+
+from memalpha.errors import ConfigError
+
+
+def import_object(name: str, key: str) -> Any:
+    """Import the object `module:name`; modules of the working directory are found too.
+
+    Args:
+        name: `package.module:object`, or a dotted path behind the colon.
+        key: Configuration key that error messages name.
+
+    Raises:
+        ConfigError: The name has another form, or nothing is found there.
+    """
+    module, colon, path = name.partition(":")
+    if not (colon and module.strip() and path.strip()):
+        raise ConfigError(f"{key}: {name!r}: write module:name, for example my_rewards:short_answers")
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        value: Any = importlib.import_module(module)
+        for attribute in path.split("."):
+            value = getattr(value, attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{key}: {name!r} cannot be found ({error}), also not in {here}") from error
+    finally:
+        sys.path.remove(here)
+    return value
 
 
 class Config(BaseModel):
@@ -325,3 +355,21 @@ class RewardConfig(Config):
             return self
         judge = self.judge.model_copy(update={"endpoint": self.judge.endpoint.kept_in(folder)})
         return self.model_copy(update={"judge": judge})
+
+
+class TrustConfig(Config):
+    """Trust rule: what a speaker may change. What lacks the right waits in quarantine for a review."""
+
+    owner: str = Field(
+        default="user",
+        min_length=1,
+        description="speaker whose word counts over all others'; user is a chat's person without a name",
+    )
+    max_deletes: int = Field(default=2, ge=0, description="deletes of one chunk that are done; further ones wait")
+    max_delete_share: float = Field(
+        default=0.5, ge=0.0, le=1.0, description="share of the entries that one chunk's deletes may reach, one at least"
+    )
+    key_speakers: dict[str, str] = Field(
+        default_factory=dict,
+        description="speaker by name of the server's key: what comes with the key counts as said by this speaker",
+    )

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ModelWrapValidatorHandler, field_validator, model_validator
 
 from memalpha.config.algorithms import VETTED, ERLSettings, PPOConfig, RolloutDPOConfig
-from memalpha.config.groups import LossConfig, RLOptimizerConfig, expand_short_names
+from memalpha.config.groups import (
+    DatasetConfig,
+    LossConfig,
+    RLOptimizerConfig,
+    TaskEvaluationConfig,
+    expand_short_names,
+)
 from memalpha.config.learner import RolloutConfig
-from memalpha.config.sampling import RLSamplingConfig
+from memalpha.config.rewards import RewardPart
+from memalpha.config.sampling import CurriculumConfig, RLSamplingConfig, TextSamplingConfig
 from memalpha.errors import did_you_mean
 
 RECORDED_LOSS_CONSTANT = 16.0
@@ -233,3 +240,37 @@ def _merge_groups(under: Mapping[str, Mapping[str, Any]], data: Mapping[str, Any
 
 def _member(group: Any, name: str) -> Any:
     return group.get(name) if isinstance(group, Mapping) else getattr(group, name, None)
+
+
+class TextConfig(ReinforcementConfig):
+    """One reinforcement-learning run on text tasks."""
+
+    task: Literal["text"] = Field(default="text", description="marks a run on text tasks")
+    data: str | None = Field(
+        default=None, description="arithmetic, programs, gsm8k, math, a file, a folder or a hub id (tasks.text_tasks)"
+    )
+    dataset: DatasetConfig = DatasetConfig()
+    evaluation: TaskEvaluationConfig = TaskEvaluationConfig()
+    sampling: TextSamplingConfig = TextSamplingConfig()
+    system_prompt: str | None = Field(default=None, description="system prompt of tasks that have none")
+    rewards: tuple[RewardPart, ...] = Field(
+        default=(), description="parts of the reward; the first that applies decides whether a reply is correct"
+    )
+    environment: str | None = Field(
+        default=None, description="module:name of a class with reset and step, instead of rewards"
+    )
+    max_turns: int = Field(default=16, gt=0, description="environment: most turns of an episode")
+    curriculum: CurriculumConfig | None = Field(default=None, description="easy tasks first (default: all at once)")
+
+    @property
+    def reply_tokens(self) -> int:
+        """Most new tokens of one reply."""
+        return self.sampling.thinking_tokens + self.sampling.max_new_tokens
+
+    @model_validator(mode="after")
+    def _check_environment(self) -> TextConfig:
+        if self.environment is not None and self.rewards:
+            raise ValueError("rewards: have no effect with an environment, which gives its own; leave one of them out")
+        if self.environment is None and self.max_turns != type(self).model_fields["max_turns"].default:
+            raise ValueError("max_turns: has no effect without an environment of your own; leave it out")
+        return self

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from memalpha.arguments import check_count, is_finite_number
 from memalpha.config import MemoryFunction, RewardConfig
-from memalpha.config.imports import import_object
+from memalpha.config.common import import_object
 from memalpha.errors import ConfigError, RewardError
 from memalpha.policy.load import load_reward_model
 from memalpha.qa.memory_pairs import conversation_messages, state_text

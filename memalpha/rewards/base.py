@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from memalpha.config.imports import import_object
+from memalpha.config.common import import_object
 from memalpha.config.rewards import (
     CodePart,
     FormatPart,

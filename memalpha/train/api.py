@@ -27,8 +27,7 @@ from memalpha.config import (
     build_config,
     training_config,
 )
-from memalpha.config.preferences import PairsConfig
-from memalpha.config.training import AnyTraining
+from memalpha.config.training import AnyTraining, PairsConfig
 from memalpha.errors import CheckpointError, ConfigError
 from memalpha.train.data.preferences import write_pairs
 from memalpha.train.learner.distributed import join_world, local_device
@@ -36,8 +35,7 @@ from memalpha.train.rollouts.text_inputs import pop_python_inputs
 from memalpha.train.trainers.callbacks import Callbacks, OnStep
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.memory_rl import memory_trainer
-from memalpha.train.trainers.preferences import preference_trainer
-from memalpha.train.trainers.reward_model import reward_model_trainer
+from memalpha.train.trainers.preferences import preference_trainer, reward_model_trainer
 from memalpha.train.trainers.sft import sft_trainer
 from memalpha.train.trainers.start import check_device, resolve_init_from
 from memalpha.train.trainers.text_rl import text_trainer

@@ -19,8 +19,7 @@ from memalpha.agent.agent import build_request
 from memalpha.agent.prompts import reader_messages
 from memalpha.config import LoraConfig, RewardModelConfig, SFTConfig, TextConfig, TrainConfig
 from memalpha.config.groups import LoadingConfig
-from memalpha.config.preferences import PairsConfig
-from memalpha.config.training import AnyTraining
+from memalpha.config.training import AnyTraining, PairsConfig
 from memalpha.environments.base import is_single_turn
 from memalpha.environments.engine import RolloutEngine
 from memalpha.errors import ConfigError, PolicyError
@@ -32,15 +31,14 @@ from memalpha.policy.transformers import TransformersPolicy
 from memalpha.store.schema import load_schema
 from memalpha.train.algorithms import build_algorithm
 from memalpha.train.data.demonstrations import load_rows
-from memalpha.train.data.preferences import read_pairs
-from memalpha.train.data.rewards import read_reward_examples
+from memalpha.train.data.preferences import read_pairs, read_reward_examples
 from memalpha.train.learner.lora import add_lora, add_tokens
 from memalpha.train.learner.token_logprobs import BLOCK_ROWS
 from memalpha.train.rollouts.epochs import schedule_steps
 from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.rollouts.text_inputs import build_environment
 from memalpha.train.rollouts.text_tasks import TextTaskSource
-from memalpha.train.trainers.pairs import load_lines
+from memalpha.train.trainers.preferences import load_lines
 from memalpha.train.trainers.start import resolve_init_from
 from memalpha.types import Observation, TextTask
 

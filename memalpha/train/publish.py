@@ -12,8 +12,7 @@ from memalpha.config import training_config
 from memalpha.errors import CheckpointError, ConfigError, PolicyError
 from memalpha.hub import hub_reachable
 from memalpha.policy.load import adapter_chain
-from memalpha.train.trainers.checkpoint import CARD_FILE, VALUE_HEAD, read_json
-from memalpha.train.trainers.directory import RunDirectory
+from memalpha.train.trainers.directory import CARD_FILE, VALUE_HEAD, RunDirectory, read_json
 from memalpha.train.trainers.model_card import render_card
 
 RESUME_ONLY = ("optimizer", "state.json", VALUE_HEAD, CARD_FILE, ".")

@@ -3,7 +3,7 @@
 import pytest
 
 from memalpha.config import training_config
-from memalpha.config.learning_rate import default_learning_rate
+from memalpha.config.learner import default_learning_rate
 from memalpha.errors import ConfigError
 
 TINY, BILLIONS = 787_840, 4_022_468_096

@@ -23,12 +23,11 @@ from memalpha.train import api as loop
 from memalpha.train.algorithms.erl import ERL
 from memalpha.train.data.samples import TrainingSample
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World, full_tensor, join_world
-from memalpha.train.learner.engine import Engine
+from memalpha.train.learner.engine import Engine, normalize
 from memalpha.train.learner.lora import add_lora
-from memalpha.train.learner.loss_weights import normalize
 from memalpha.train.learner.losses import LossSettings
 from memalpha.train.rollouts.worker import RolloutWorker
-from memalpha.train.trainers.checkpoint import load_checkpoint, write_checkpoint
+from memalpha.train.trainers.directory import load_checkpoint, write_checkpoint
 
 
 def rows(lengths: list[tuple[int, int]], entropy: float) -> list[TrainingSample]:

@@ -2,30 +2,232 @@
 
 Ctrl-C and SIGTERM stop it: new requests are refused, started ones finish, the store is closed. Every acknowledged write
 is in the store.
+
+On stdin and stdout every line is answered: the SDK drops a line that it cannot read.
+
+Connections of the HTTP server: how many may be open, how long one may take to ask, and how far ahead it may.
+
+uvicorn bounds none of them. A client that opens connections and sends half of a request on each would otherwise hold
+every file descriptor of the process, and no other client would be heard (the attack known as Slowloris). One that sends
+requests without end and reads no answer would fill the memory with them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
+import re
 import signal
 import socket
 import sys
-from collections.abc import Callable, Collection, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import urlsplit
 
-from memalpha.errors import ConfigError
+import anyio
+import mcp_types as types
+from mcp.server.stdio import stdio_server
+from mcp.shared.message import SessionMessage
+
+from memalpha.errors import ConfigError, install_command
 from memalpha.integrations.server.keys import KeyFile
+from memalpha.integrations.server.mcp import mcp_server
 from memalpha.integrations.server.service import MemoryService
 from memalpha.integrations.server.tracing import start_tracing
 
 if TYPE_CHECKING:
     from memalpha.integrations.server.page import PageRenderer
+
+
+try:
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+except ModuleNotFoundError as error:
+    if error.name not in ("uvicorn", "h11"):
+        raise
+    raise ConfigError(f"serving HTTP needs {error.name}: {install_command('serve')}") from None
+
+MAX_CONNECTIONS = 1000
+"""Maximum open connections."""
+HEAD_SECONDS = 10
+"""Time for the head of a request, and the longest that an unused connection stays open."""
+AHEAD_BYTES = 16_384
+"""Requests behind the one that is being answered; a connection that sends more of them is closed."""
+BACKLOG = 64
+"""Connections that the system accepts ahead of the server; they take descriptors too."""
+OTHER_FILES = 128
+"""File descriptors left for the store, its connections and the policy."""
+
+
+def connection_limit() -> int:
+    """Return how many connections the server may hold under this process's limit of open files."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows has no such limit
+        return MAX_CONNECTIONS
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(8, min(MAX_CONNECTIONS, soft - BACKLOG - OTHER_FILES))
+
+
+def limited_protocol(limit: int, head_seconds: float = HEAD_SECONDS) -> type[H11Protocol]:
+    """Return a protocol whose connections share one limit.
+
+    Over the limit the connection that has waited longest without a whole request is closed, not the new one: clients
+    that ask at once are served while others hold connections open.
+
+    Args:
+        limit: Maximum open connections.
+        head_seconds: Time from the connection, or from the last answer, to the end of a request's head.
+    """
+    waiting: dict[H11Protocol, asyncio.TimerHandle] = {}  # in the order of their age
+
+    class LimitedProtocol(H11Protocol):
+        """HTTP/1.1 connection that is closed if its request does not come."""
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._await_request()
+            if len(self.connections) > limit:
+                next(iter(waiting))._close()  # type: ignore[attr-defined]
+
+        def data_received(self, data: bytes) -> None:
+            for start in range(0, len(data), AHEAD_BYTES):
+                super().data_received(data[start : start + AHEAD_BYTES])
+                if len(self.conn.trailing_data[0]) > AHEAD_BYTES and not self.transport.is_closing():
+                    self._close()
+                    return
+            self._look()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._look()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._forget()
+            super().connection_lost(exc)
+
+        def _look(self) -> None:
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._forget()
+            elif self not in waiting and not self.transport.is_closing():
+                self._await_request()
+
+        def _await_request(self) -> None:
+            waiting[self] = self.loop.call_later(head_seconds, self._close)
+
+        def _forget(self) -> None:
+            if (timer := waiting.pop(self, None)) is not None:
+                timer.cancel()
+
+        def _close(self) -> None:
+            self._forget()
+            self.transport.abort()
+
+    return LimitedProtocol
+
+
+class OncePerSecond(logging.Filter):
+    """Let each kind of message through once a second, with a count of those left out.
+
+    Garbage from the network would otherwise fill the disk with warnings.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[str, tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return True if the record is to be written."""
+        now, message = time.monotonic(), str(record.msg)
+        last, left_out = self._last.get(message, (float("-inf"), 0))
+        if now - last < 1:
+            self._last[message] = (last, left_out + 1)
+            return False
+        if len(self._last) > 100:  # messages with their values written into them
+            self._last.clear()
+        self._last[message] = (now, 0)
+        if left_out:
+            record.msg = f"{record.msg} ({left_out} more such messages left out)"
+        return True
+
+
+_HALVES = re.compile("[\ud800-\udfff]")
+# Of the beginning of a message, not of its arguments.
+_ID = re.compile(r'\s*\{[^{}\[\]]*?"id"\s*:\s*(-?\d{1,18}(?![\d.eE])|"[^"\\]{1,200}")')
+
+
+async def serve_lines(service: MemoryService) -> None:
+    """Serve the MCP tools of a memory until stdin ends."""
+    server, lines = mcp_server(service), _Lines()
+    async with stdio_server(stdin=lines) as (incoming, outgoing):  # pyright: ignore[reportArgumentType]: only iterated
+        lines.outgoing = outgoing
+        await server.run(incoming, outgoing, server.create_initialization_options())
+
+
+class _Lines:
+    """Lines of stdin that are messages; for others an error goes out."""
+
+    outgoing: Any
+
+    def __init__(self) -> None:
+        self._stream = _take_stdin()
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        while line := await anyio.to_thread.run_sync(self._stream.readline):
+            text, error = read_line(line)
+            if error is not None:
+                await self.outgoing.send(SessionMessage(error))
+            elif text:
+                yield text
+
+
+def read_line(line: bytes) -> tuple[str, types.JSONRPCError | None]:
+    """Return a line as a message that the SDK reads, or the error that answers it; "" for a blank line.
+
+    What is not UTF-8, and half of a surrogate pair, becomes U+FFFD.
+    """
+    text = line.decode("utf-8", "replace").strip()
+    if not text:
+        return "", None
+    value: Any = None
+    try:
+        value = json.loads(text)
+        if "\\u" in text:
+            text = _HALVES.sub("\ufffd", json.dumps(value, ensure_ascii=False))
+        types.jsonrpc_message_adapter.validate_json(text, by_name=False)
+    except (ValueError, RecursionError):
+        is_json = value is not None
+        code, fault = (
+            (types.INVALID_REQUEST, "no message of JSON-RPC 2.0") if is_json else (types.PARSE_ERROR, "no JSON")
+        )
+        data = types.ErrorData(code=code, message=f"the line is {fault}")
+        return "", types.JSONRPCError(jsonrpc="2.0", id=_find_id(value, text), error=data)
+    return text, None
+
+
+def _find_id(value: Any, text: str) -> str | int | None:
+    """Return the id of a message, or of the beginning of one; None if it cannot be read."""
+    if value is None and (match := _ID.match(text)):
+        value = {"id": json.loads(match[1])}
+    id = value.get("id") if isinstance(value, dict) else None
+    return id if isinstance(id, str | int) and not isinstance(id, bool) else None
+
+
+def _take_stdin() -> BinaryIO:
+    """Return stdin, and give child processes an empty one: what they read would be missing here."""
+    stream = os.fdopen(os.dup(sys.stdin.fileno()), "rb", closefd=False)
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, sys.stdin.fileno())
+    os.close(empty)
+    return stream
+
 
 TOKEN_ENV = "MEMALPHA_TOKEN"
 MIN_TOKEN_LENGTH = 16
@@ -95,7 +297,7 @@ def serve_stdio(service: MemoryService) -> None:
 
 
 async def _stdio(service: MemoryService) -> None:
-    from memalpha.integrations.server.stdio import serve_lines
+    from memalpha.integrations.server.run import serve_lines
 
     stop = _stop_event()
     serving, stopped = asyncio.create_task(serve_lines(service)), asyncio.create_task(stop.wait())
@@ -241,7 +443,7 @@ def check_token_needed(host: str, token: str | KeyFile | None, hosts: Collection
 async def _http(service: MemoryService, app: Any, listening: socket.socket) -> None:
     import uvicorn
 
-    from memalpha.integrations.server.connections import BACKLOG, OncePerSecond, connection_limit, limited_protocol
+    from memalpha.integrations.server.run import BACKLOG, OncePerSecond, connection_limit, limited_protocol
 
     for name in ("uvicorn.error", "asyncio"):
         logging.getLogger(name).addFilter(OncePerSecond())

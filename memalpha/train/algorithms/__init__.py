@@ -3,7 +3,7 @@
 import inspect
 
 from memalpha.config import ReinforcementConfig
-from memalpha.config.imports import import_object
+from memalpha.config.common import import_object
 from memalpha.errors import ConfigError
 from memalpha.train.algorithms.base import Algorithm
 from memalpha.train.algorithms.dpo import DPO

@@ -12,7 +12,7 @@ Groups are by task and role, baselines over rollouts; a group of one has no adva
 is the cross-entropy of the second attempt's sampled ids. Its prompts are rendered again without the advice, but with
 the memory that the second attempt had written by then. Turns that were cut off or had a failed call are skipped. The
 term's weights carry the share of attempts, so the mean over its rows becomes the mean over all attempts
-(`loss_weights`).
+(`learner.engine`).
 
 `erl.algorithm=1` reflects on every attempt, scales over the whole step (`scale_rewards=batch`) and does one update. `2`
 reflects on failed attempts only, scales within groups, and internalizes in an update of its own.

@@ -63,7 +63,7 @@ LOSS_SUMS = ("tokens", "entropy", "clipped", "old_kl", "reference_kl", "value_lo
 
 @dataclass(frozen=True, slots=True)
 class LossSettings:
-    """Clip range, KL estimator and normalisation (`loss_weights`); stream weights are data.
+    """Clip range, KL estimator and normalisation (`learner.engine`); stream weights are data.
 
     With `objective="cispo"`, `epsilon_high` is the largest weight and required; `epsilon` is ignored.
     """

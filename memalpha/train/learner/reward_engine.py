@@ -28,7 +28,7 @@ from torch.nn.functional import logsigmoid
 from memalpha.config import RewardModelConfig
 from memalpha.policy.reward_head import Head, RewardScorer
 from memalpha.policy.reward_model import pack_rows, read_reward_model, write_reward_model
-from memalpha.train.data.rewards import ComparedReplies, RewardExample
+from memalpha.train.data.preferences import ComparedReplies, RewardExample
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.learner.model_state import BaseEngine
 from memalpha.train.learner.token_logprobs import checkpointed_layers, recompute_activations

@@ -11,7 +11,7 @@ from random import Random
 from typing import TypeVar
 
 from memalpha.config import SFTConfig
-from memalpha.config.preferences import PairsConfig
+from memalpha.config.training import PairsConfig
 from memalpha.errors import ConfigError
 from memalpha.types import Task, TextTask
 

@@ -10,8 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from memalpha.config import TextConfig
-from memalpha.config.common import Config
-from memalpha.config.imports import import_object
+from memalpha.config.common import Config, import_object
 from memalpha.config.rewards import RewardPart
 from memalpha.errors import ConfigError
 from memalpha.rewards.environments import TextGeneration

@@ -1,35 +1,242 @@
 """Preference optimization on plain data: `memalpha train preferences`, or `train_on_preferences` (`train.api`).
 
 A step takes `batch_pairs` pairs (`train.data.preferences`), in a seeded order that changes every epoch. One update
-lowers the mean of their losses (`train.algorithms.pairwise`: DPO, cDPO, IPO, reference-free). The reference is the
+lowers the mean of their losses (`train.algorithms.dpo`: DPO, cDPO, IPO, reference-free). The reference is the
 start policy: the base without adapters, or a frozen copy. Validation is the loss of held-out pairs: `eval_data`, or the
 last fifth of the file, at most `validation_pairs`. No question is answered; `memalpha eval` evaluates the weights.
 
 Loss and gradient equal those of TRL's DPOTrainer on the same token rows (tests/train/algorithms/test_trl_dpo.py). TRL
 cuts rows that are too long and appends its end token to a rendered chat. Here a row that the model cannot take is
 refused by name, and a reply ends with the token that the template writes after an assistant's turn.
+
+Reward models: `memalpha train reward`, or `train_reward_model` (`train.api`).
+
+A step takes `batch_pairs` lines of the data (`train.data.preferences`), in a seeded order that changes every epoch. One
+update of the trunk (or of adapters in it) and the head lowers the mean of their losses (`train.learner.reward_engine`).
+Validation is the loss on held-out lines: `eval_data`, or the last fifth of the file.
+
+For plain pairs with `pooling: last`, loss and gradient equal those of TRL's RewardTrainer. Both write the same files:
+each loads the other's models, to the same scores. The run does not use that trainer, which has no other pooling, no
+objectives and no ratings, and drops rows that are too long instead of refusing them. Its steps, validation, metrics and
+checkpoints would also differ from those of all other runs here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
-from memalpha.config import PreferenceConfig
+import numpy as np
+
+from memalpha.config import PreferenceConfig, RewardModelConfig
 from memalpha.config.algorithms import DPOConfig
+from memalpha.config.training import PairsConfig
+from memalpha.errors import CheckpointError, ConfigError, DataError
+from memalpha.policy.load import absolute_policy_name
+from memalpha.policy.reward_head import Head, add_reward_head
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.train.algorithms.pairwise import weight_pairs
-from memalpha.train.data.preferences import Pair, pairs_fingerprint, read_pairs
+from memalpha.train.algorithms.dpo import weight_pairs
+from memalpha.train.data.preferences import (
+    ComparedReplies,
+    Pair,
+    RewardExample,
+    pairs_fingerprint,
+    read_pairs,
+    read_reward_examples,
+    reward_examples_fingerprint,
+)
 from memalpha.train.data.samples import TrainingSample
-from memalpha.train.learner.engine import Engine
+from memalpha.train.learner.distributed import World
+from memalpha.train.learner.engine import Engine, scheduled_learning_rate
+from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.losses import LossSettings
+from memalpha.train.learner.model_state import BaseEngine
+from memalpha.train.learner.reward_engine import RewardEngine
+from memalpha.train.rollouts.epochs import schedule_steps, shuffled_item, split_last
 from memalpha.train.trainers.directory import RunDirectory
-from memalpha.train.trainers.pairs import PairLearner, pairs_trainer
 from memalpha.train.trainers.progress import Display
-from memalpha.train.trainers.start import build_engine, load_start, settle_defaults
-from memalpha.train.trainers.trainer import Trainer
+from memalpha.train.trainers.start import RunStart, build_engine, check_device_map, load_start, settle_defaults
+from memalpha.train.trainers.trainer import Evaluations, Trainer, TrainingStep
+
+L = TypeVar("L")
+
+
+def pairs_trainer(config: PairsConfig, directory: RunDirectory, start: RunStart, learner: PairLearner[L]) -> Trainer:
+    """Compose a run on a file of preferences.
+
+    Args:
+        config: Settings of the run.
+        directory: Run directory; claimed here.
+        start: Start policy.
+        learner: Reads the lines and learns from them.
+    """
+    display = Display(quiet=not directory.world.is_main)
+
+    def load() -> tuple[list[L], list[L]]:
+        training, held_out = load_lines(config, learner.read, learner.unit)
+        display.log(f"{learner.describe(training)}, {len(held_out)} validation {learner.unit}s")
+        return training, held_out
+
+    directory.claim(config)
+    training, held_out = directory.world.run_on_main(load)
+    return Trainer(
+        config=config,
+        directory=directory,
+        start=start,
+        engine=learner.engine,
+        training_step=PairStep(config, training, learner.fingerprint([*training, *held_out]), learner),
+        evaluations=PairEvaluations(held_out, learner),
+        display=display,
+    )
+
+
+def load_lines(config: PairsConfig, read: Callable[[Path], list[L]], unit: str) -> tuple[list[L], list[L]]:
+    """Read the lines and split off those that validate: `eval_data`, or the last fifth of the file.
+
+    Args:
+        config: `data`, `evaluation.data` and `validation_pairs`, the most lines that validate.
+        read: Reads the lines of a file.
+        unit: Name of a line in messages.
+
+    Returns:
+        Training lines, held-out lines.
+
+    Raises:
+        DataError: No line is left to train on.
+    """
+    training = read(config.data)
+    if config.evaluation.data is not None:
+        held_out = read(config.evaluation.data)[: config.evaluation.validation_pairs]
+    else:
+        training, held_out = split_last(training, config.evaluation.validation_pairs)
+    if not training:
+        raise DataError(f"data: {config.data} has one {unit}, which validates: add some, or set validation_pairs=0")
+    return training, held_out
+
+
+class PairLearner(Protocol[L]):
+    """Learner that trains on lines and measures them.
+
+    Attributes:
+        unit: Name of a line in messages.
+        engine: Updates the weights.
+    """
+
+    unit: str
+    engine: BaseEngine
+
+    def read(self, path: Path) -> list[L]:
+        """Read the lines of a file; raise `DataError` if training on one is impossible."""
+        ...
+
+    def describe(self, training: Sequence[L]) -> str:
+        """Return the number of training lines in words; raise `DataError` if they lack something."""
+        ...
+
+    def fingerprint(self, lines: Sequence[L]) -> str:
+        """Return a short hash of lines, independent of their file."""
+        ...
+
+    def prepare(self, lines: Sequence[L]) -> Any:
+        """Return the lines as the engine takes them; changes no weights."""
+        ...
+
+    def update(self, batch: Any, rate: float) -> dict[str, Any]:
+        """Take one optimizer step on prepared lines and return its metrics, with the number of `tokens`."""
+        ...
+
+    def validation_metrics(self, batch: Any) -> dict[str, float]:
+        """Return metrics of prepared held-out lines, including `validation_pair_loss`."""
+        ...
+
+
+class PairStep(TrainingStep, Generic[L]):
+    """Train on `batch_pairs` lines per step, in a seeded order that changes every epoch.
+
+    Args:
+        config: Settings of the run.
+        training: Lines to train on.
+        fingerprint: Hash of all lines of the run.
+        learner: Learns from the lines.
+    """
+
+    def __init__(self, config: PairsConfig, training: list[L], fingerprint: str, learner: PairLearner[L]) -> None:
+        self.config, self.training, self.fingerprint, self.learner = config, training, fingerprint, learner
+        self.scheduled_steps = schedule_steps(config, len(training), config.optimizer.batch_pairs)
+        self.schedule = config.replace(schedule_steps=self.scheduled_steps)
+        self.tokens = 0
+
+    def prepare(self, step: int) -> Any:
+        """Return the prepared lines of a step."""
+        count, seed = self.config.optimizer.batch_pairs, str(self.config.seed)
+        indices = range(step * count, (step + 1) * count)
+        return self.learner.prepare([shuffled_item(self.training, index, seed) for index in indices])
+
+    def train(self, batch: Any, step: int) -> dict[str, Any]:
+        """Take one optimizer step on the prepared lines."""
+        metrics = self.learner.update(batch, scheduled_learning_rate(step, self.schedule))
+        self.tokens += metrics["tokens"]
+        return metrics
+
+    def state(self, step: int) -> dict[str, Any]:
+        """Return the number of trained tokens and the hash of the lines."""
+        return {"tokens": self.tokens, "pairs": self.fingerprint}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore the number of trained tokens.
+
+        Raises:
+            CheckpointError: The lines are others.
+        """
+        if state["pairs"] != self.fingerprint:
+            raise CheckpointError(
+                f"{self.config.out} began with other {self.learner.unit}s than data={self.config.data} (or eval_data) "
+                "holds now: put back what was there, or start again in another out"
+            )
+        self.tokens = state["tokens"]
+
+    def summary(self) -> dict[str, Any]:
+        """Return the numbers of lines and of trained tokens."""
+        return {"pairs": len(self.training), "tokens": self.tokens}
+
+
+class PairEvaluations(Evaluations, Generic[L]):
+    """Validates by the loss on held-out lines.
+
+    Args:
+        held_out: Lines that validate.
+        learner: Measures the lines.
+    """
+
+    def __init__(self, held_out: list[L], learner: PairLearner[L]) -> None:
+        self.learner, self.count = learner, len(held_out)
+        self.held_out = learner.prepare(held_out) if held_out else None
+        self.start_metrics: dict[str, float] = {}
+
+    def validate(self, step: int, metrics: dict[str, Any]) -> float | None:
+        """Return minus the loss on held-out lines."""
+        validation = self._measure()
+        metrics |= validation
+        if step == 0:
+            self.start_metrics = validation
+        return -validation["validation_pair_loss"] if validation else None
+
+    def summary(self) -> dict[str, Any]:
+        """Return the metrics of held-out lines before and after."""
+        return {"validation_pairs": self.count, "before": self.start_metrics, "after": self._measure()}
+
+    def state(self) -> dict[str, Any]:
+        """Return the metrics before training."""
+        return {"before": self.start_metrics}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore the metrics before training."""
+        self.start_metrics = state["before"]
+
+    def _measure(self) -> dict[str, float]:
+        return {} if self.held_out is None else self.learner.validation_metrics(self.held_out)
 
 
 def preference_trainer(config: PreferenceConfig, directory: RunDirectory) -> Trainer:
@@ -91,3 +298,91 @@ class PreferenceLearner(PairLearner[Pair]):
             "validation_margins": means["margins"],
             "validation_accuracies": means["accuracies"],
         }
+
+
+def reward_model_trainer(config: RewardModelConfig, directory: RunDirectory) -> Trainer:
+    """Compose a run that trains a reward model on pairs, rated replies or both."""
+    start = load_start(config)
+    config = settle_defaults(config, start, Display(quiet=not directory.world.is_main))
+    engine = build_reward_engine(start.policy, config, directory.world)
+    return pairs_trainer(config, directory, start, RewardModelLearner(engine, config, start.policy))
+
+
+def build_reward_engine(policy: TransformersPolicy, config: RewardModelConfig, world: World) -> RewardEngine:
+    """Build the engine of the policy's weights, or of adapters in its layers, and of a new head.
+
+    Args:
+        policy: Policy at its start weights.
+        config: Pooling, objectives, adapters and optimizer.
+        world: Processes of the run.
+
+    Raises:
+        ConfigError: A device map with several processes, `share_prefixes`, or trainable tokens.
+    """
+    check_device_map(config, world)
+    if config.compute.share_prefixes:
+        raise ConfigError("compute.share_prefixes: a reward model scores whole rows, one by one: leave it out")
+    if config.lora is not None and config.lora.trainable_tokens:
+        raise ConfigError("lora.trainable_tokens: a reward model is trained on the tokens it has: leave it out")
+    head = Head(config.pooling, config.objectives)
+    model = add_reward_head(policy.model, head, policy.tokenizer, config.policy)
+    if config.lora is not None:
+        head_modules = ["score", *(["pool"] if head.pooling == "attention" else [])]
+        # The task type keeps other libraries from loading a head with other pooling as one on the last token.
+        task_type = "SEQ_CLS" if head.pooling == "last" else "FEATURE_EXTRACTION"
+        name = absolute_policy_name(config.policy)
+        model = add_lora(model, config.lora, name, config.seed, modules_to_save=head_modules, task_type=task_type)
+    return RewardEngine(model, config, head, world)
+
+
+class RewardModelLearner(PairLearner[RewardExample]):
+    """Learns to score replies.
+
+    Args:
+        engine: Updates the weights.
+        config: Names the objectives.
+        policy: Policy whose tokenizer encodes the replies.
+    """
+
+    unit = "line"
+
+    def __init__(self, engine: RewardEngine, config: RewardModelConfig, policy: TransformersPolicy) -> None:
+        self.engine: RewardEngine = engine
+        self.config, self.policy = config, policy
+
+    def read(self, path: Path) -> list[RewardExample]:
+        return read_reward_examples(path, self.policy, list(self.config.objectives))
+
+    def describe(self, training: Sequence[RewardExample]) -> str:
+        """Return the numbers of pairs and ratings; each of several objectives needs a training line."""
+        objectives = self.config.objectives
+        for index, name in enumerate(objectives):
+            if len(objectives) > 1 and not any(_covers_objective(example, index) for example in training):
+                raise DataError(f"data: no training line of {self.config.data} says anything of objective {name!r}")
+        ratings = sum(not isinstance(example, ComparedReplies) for example in training)
+        return f"{len(training) - ratings} training pairs" + (f" and {ratings} ratings" if ratings else "")
+
+    def fingerprint(self, lines: Sequence[RewardExample]) -> str:
+        return reward_examples_fingerprint(lines)
+
+    def prepare(self, lines: Sequence[RewardExample]) -> list[RewardExample]:
+        """Return the examples as they are."""
+        return list(lines)
+
+    def update(self, batch: list[RewardExample], rate: float) -> dict[str, Any]:
+        """Take one optimizer step and return the engine's metrics and `tokens`."""
+        tokens = sum(len(prompt) + len(reply) for example in batch for prompt, reply in example.rows)
+        return {**self.engine.update(batch, rate), "tokens": tokens}
+
+    def validation_metrics(self, batch: list[RewardExample]) -> dict[str, float]:
+        """Return the engine's metrics that are finite."""
+        metrics = self.engine.compute_metrics(batch, self.engine.scores(batch))
+        metrics = {f"validation_{'pair_loss' if name == 'loss' else name}": value for name, value in metrics.items()}
+        return {name: value for name, value in metrics.items() if np.isfinite(value)}
+
+
+def _covers_objective(example: RewardExample, objective: int) -> bool:
+    """Return True if the output of `objective` (its index) is trained on this example."""
+    if isinstance(example, ComparedReplies):
+        return example.objective is None or example.objective == objective
+    return not np.isnan(example.scores[objective])

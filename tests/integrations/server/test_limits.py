@@ -18,8 +18,8 @@ import uvicorn
 
 from memalpha.integrations.server import middleware
 from memalpha.integrations.server import service as service_module
-from memalpha.integrations.server.connections import OncePerSecond, connection_limit, limited_protocol
 from memalpha.integrations.server.http import http_app
+from memalpha.integrations.server.run import OncePerSecond, connection_limit, limited_protocol
 from memalpha.integrations.server.schemas import MAX_CONDITIONS
 from memalpha.integrations.server.service import MemoryService
 from memalpha.policy.hermes import format_call

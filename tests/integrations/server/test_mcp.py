@@ -27,9 +27,8 @@ from memalpha.cli import app
 from memalpha.config import TrustConfig
 from memalpha.errors import ConfigError
 from memalpha.integrations.server.mcp import mcp_server
-from memalpha.integrations.server.run import check_token_needed, is_loopback, parse_address, read_token
+from memalpha.integrations.server.run import check_token_needed, is_loopback, parse_address, read_line, read_token
 from memalpha.integrations.server.service import MemoryService
-from memalpha.integrations.server.stdio import read_line
 from memalpha.policy.load import load_policy
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.store import MemoryStore

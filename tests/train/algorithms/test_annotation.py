@@ -10,7 +10,7 @@ from memalpha.errors import TrainingError
 from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.algorithms.base import Algorithm, Annotation, annotate, build_rows, mask_truncated
 from memalpha.train.data.samples import cross_entropy_sample
-from memalpha.train.learner.loss_weights import StreamCount, count_streams
+from memalpha.train.learner.engine import StreamCount, count_streams
 from memalpha.types import Chunk, Completion, Reward, Task, Trajectory, TrajectoryGroup, Turn
 
 ROW = cross_entropy_sample((1,), (2,))

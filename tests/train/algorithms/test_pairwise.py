@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from memalpha.config import DPOConfig
 from memalpha.errors import TrainingError
-from memalpha.train.algorithms.dpo import choose_pairs
-from memalpha.train.algorithms.pairwise import build_pair_row, pair_losses, weight_pairs
+from memalpha.train.algorithms.dpo import build_pair_row, choose_pairs, pair_losses, weight_pairs
 from memalpha.types import Chunk, Reward, Task, Trajectory, TrajectoryGroup
 
 

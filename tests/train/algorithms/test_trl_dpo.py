@@ -20,7 +20,7 @@ from trl import DPOTrainer
 from trl.trainer.utils import pad
 
 from memalpha.config import DPOConfig, TrainConfig
-from memalpha.train.algorithms.pairwise import build_pair_row, weight_pairs
+from memalpha.train.algorithms.dpo import build_pair_row, weight_pairs
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.losses import LossSettings

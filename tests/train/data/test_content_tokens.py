@@ -8,8 +8,8 @@ import pytest
 from tiny import tiny_policy
 
 from memalpha.agent.forms import format_calls
-from memalpha.train.data.content_tokens import content_spans, content_tokens
 from memalpha.train.data.samples import cross_entropy_sample
+from memalpha.train.trainers.sft import content_spans, content_tokens
 from memalpha.types import ToolCall
 
 CONTENTS = ['Ana says "hé\n日本" 😀', "pilot @ 3", "+a b"]

@@ -29,7 +29,7 @@ from memalpha.config import PreferenceConfig, SFTConfig, TextConfig, TrainConfig
 from memalpha.errors import CheckpointError, ConfigError
 from memalpha.train.api import train
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World, join_world
-from memalpha.train.trainers.checkpoint import load_checkpoint
+from memalpha.train.trainers.directory import load_checkpoint
 
 ERL = {
     "algorithm": "erl",

@@ -16,8 +16,7 @@ from tiny import tiny_model, tiny_policy
 from memalpha.config import TrainConfig
 from memalpha.errors import PolicyError, TrainingError
 from memalpha.train.data.samples import STREAMS, cross_entropy_sample, pack, policy_gradient_sample, split_micro_batches
-from memalpha.train.learner.engine import Engine, scheduled_learning_rate
-from memalpha.train.learner.loss_weights import normalize
+from memalpha.train.learner.engine import Engine, normalize, scheduled_learning_rate
 from memalpha.train.learner.losses import LossSettings, loss_sum
 from memalpha.train.learner.token_logprobs import head_logprobs
 from memalpha.types import SampleRequest, Turn

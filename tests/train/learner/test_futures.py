@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memalpha.errors import TrainingError
-from memalpha.train.learner.futures import Future, Pipeline
+from memalpha.train.learner.async_engine import Future, Pipeline
 
 WAYS = ("later", "now", "no time", "await", "cancelled", "never")
 """Ways to wait for a future right after its request is submitted."""
@@ -227,7 +227,7 @@ def test_an_unused_pipeline_finishes_and_ends_its_thread():
 
 END = """
 import threading, time
-from memalpha.train.learner.futures import Pipeline
+from memalpha.train.learner.async_engine import Pipeline
 pipeline = Pipeline()
 begun = threading.Event()
 def long():

@@ -19,7 +19,7 @@ from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.data.samples import policy_gradient_sample
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
-from memalpha.train.trainers.checkpoint import load_checkpoint, write_checkpoint
+from memalpha.train.trainers.directory import load_checkpoint, write_checkpoint
 from memalpha.train.trainers.start import load_start
 from memalpha.types import SampleRequest, Turn
 

@@ -20,7 +20,7 @@ from memalpha.train.data.samples import cross_entropy_sample, pack
 from memalpha.train.learner.distributed import SINGLE_PROCESS
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
-from memalpha.train.trainers.reward_model import build_reward_engine
+from memalpha.train.trainers.preferences import build_reward_engine
 
 
 def gradient(engine: Engine) -> torch.Tensor:

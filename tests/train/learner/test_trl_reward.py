@@ -21,7 +21,7 @@ from memalpha.policy.reward_head import Head, add_reward_head
 from memalpha.policy.reward_model import RewardModel
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.api import train
-from memalpha.train.data.rewards import ComparedReplies, read_reward_examples
+from memalpha.train.data.preferences import ComparedReplies, read_reward_examples
 from memalpha.train.learner.reward_engine import RewardEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -19,8 +19,7 @@ from memalpha.train.data.samples import TrainingSample
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.losses import LossSettings
-from memalpha.train.trainers.checkpoint import VALUE_HEAD, load_weights
-from memalpha.train.trainers.directory import RunDirectory
+from memalpha.train.trainers.directory import VALUE_HEAD, RunDirectory, load_weights
 
 CLIP = 0.2
 

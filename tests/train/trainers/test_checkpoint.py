@@ -19,8 +19,7 @@ from memalpha.errors import CheckpointError, PolicyError
 from memalpha.policy.load import load_policy
 from memalpha.policy.model_files import weights_fingerprint
 from memalpha.train.api import train
-from memalpha.train.trainers.checkpoint import append_lines, truncate_lines, write_json
-from memalpha.train.trainers.directory import RunDirectory
+from memalpha.train.trainers.directory import RunDirectory, append_lines, truncate_lines, write_json
 
 LINES = [{"step": 0, "text": "one\u2028line"}, {"step": 1, "text": "müde\x85"}, {"step": 2, "text": "\ud800"}]
 

@@ -15,7 +15,7 @@ from memalpha.qa.memory_reward import MemoryReward
 from memalpha.store.embedding import HashEmbedder
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.api import train
-from memalpha.train.trainers.reflection_demos import format_advice, reflection_demo_rows
+from memalpha.train.data.demonstrations import format_advice, reflection_demo_rows
 from memalpha.types import GoldOperation
 
 CONFIG = {

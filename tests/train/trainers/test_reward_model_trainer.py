@@ -20,7 +20,7 @@ from memalpha.policy.reward_model import pack_rows
 from memalpha.qa.from_config import load_settings
 from memalpha.report.page import write_report
 from memalpha.train.api import train
-from memalpha.train.data.rewards import ComparedReplies, RatedReply, read_reward_examples
+from memalpha.train.data.preferences import ComparedReplies, RatedReply, read_reward_examples
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.reward_engine import RewardEngine, split_microbatches
 

@@ -18,12 +18,11 @@ from memalpha.errors import CheckpointError, ConfigError, DataError, TrainingErr
 from memalpha.policy.load import load_policy
 from memalpha.report.page import write_report
 from memalpha.train.api import train
-from memalpha.train.data.content_tokens import content_tokens
 from memalpha.train.data.samples import cross_entropy_sample
-from memalpha.train.learner.engine import Engine
-from memalpha.train.learner.loss_weights import normalize
+from memalpha.train.learner.engine import Engine, normalize
 from memalpha.train.rollouts.epochs import shuffled_item
-from memalpha.train.trainers import sft, sft_rows
+from memalpha.train.trainers import sft
+from memalpha.train.trainers.sft import content_tokens
 
 
 @pytest.fixture
@@ -177,7 +176,7 @@ def test_the_best_rollouts_are_its_own_samples(sampling, capfd):
 
 
 def test_rollouts_that_are_all_alike_are_refused(sampling, monkeypatch):
-    monkeypatch.setattr(sft_rows, "best_rollouts", lambda groups: [])
+    monkeypatch.setattr(sft, "best_rollouts", lambda groups: [])
     with pytest.raises(TrainingError, match="source=best: of 4 tasks none has a rollout that is better"):
         train(sampling())
 
