@@ -14,8 +14,7 @@ from memalpha.config import AgentConfig, ReaderConfig, WorldConfig
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
 from memalpha.tasks.synthetic.demo_world import Shape
-from memalpha.tasks.synthetic.phrases import EVENTS, POOLS
-from memalpha.tasks.synthetic.value_pools import pool_values
+from memalpha.tasks.synthetic.phrases import EVENTS, POOLS, pool_values
 from memalpha.tasks.synthetic.worlds import drill, generate, shaped
 from memalpha.types import Chunk, GoldOperation, Hit, Observation, Operation, Question, Task, ViewEntry
 

@@ -23,7 +23,7 @@ from memalpha.agent.agent import MemoryAgent
 from memalpha.config import EndpointConfig
 from memalpha.errors import StoreError
 from memalpha.policy.endpoints.client import EndpointClient
-from memalpha.rewards.event_loop import LOOP
+from memalpha.rewards.base import LOOP
 from memalpha.store.async_store import AsyncMemoryStore
 from memalpha.store.backends import sqlite_transactions
 from memalpha.store.embedding import CachedEmbedder, HashEmbedder

@@ -29,8 +29,7 @@ from memalpha import load_policy
 from memalpha.config.rewards import MathPart
 from memalpha.integrations.trl import ERLConfig, ERLTrainer
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.rewards.base import load_rewards
-from memalpha.rewards.reply import reply_text
+from memalpha.rewards.base import load_rewards, reply_text
 from memalpha.tasks.synthetic import arithmetic
 from memalpha.types import SampleRequest, TextTask
 

@@ -19,8 +19,7 @@ from typing import Any
 
 from memalpha.errors import ConfigError
 from memalpha.qa.systems.base import Passage
-from memalpha.qa.systems.baselines import turn_passages
-from memalpha.qa.systems.budget import passage_tokens
+from memalpha.qa.systems.baselines import passage_tokens, turn_passages
 from memalpha.store.embedding import Embedder
 from memalpha.types import Chunk
 

@@ -32,8 +32,7 @@ from memalpha.policy.load import load_policy
 from memalpha.qa.scoring.stats import ScoredAnswer, compare_paired, estimate
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.synthetic.demo_world import Shape, build_task
-from memalpha.tasks.synthetic.phrases import ATTRIBUTES, Attribute
-from memalpha.tasks.synthetic.value_pools import ValueSource, fill
+from memalpha.tasks.synthetic.phrases import ATTRIBUTES, Attribute, ValueSource, fill
 from memalpha.types import Chunk, Completion, SampleRequest, SpeakerTurn, Task
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

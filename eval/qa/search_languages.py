@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from memalpha.qa.scoring.recall import EvidenceRanks, summarize_ranks
-from memalpha.qa.search_benchmark import measure_task
+from memalpha.qa.search_benchmark import EvidenceRanks, measure_task, summarize_ranks
 from memalpha.tasks.load import load_tasks
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 

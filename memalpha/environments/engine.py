@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Event
@@ -21,14 +21,116 @@ from typing import Any, Generic
 from memalpha.environments.base import (
     Environment,
     OneReply,
+    Step,
     check_environment,
     is_single_turn,
     make_environment,
 )
-from memalpha.environments.episode import RunningEpisode, Start
-from memalpha.environments.pool import EpisodePool
-from memalpha.policy.base import Policy, open_queue
+from memalpha.environments.episode import RunningEpisode, Start, WrapErrors
+from memalpha.errors import RewardError
+from memalpha.policy.base import Policy, SamplingQueue, open_queue
 from memalpha.types import AnyTask, SampleRequest, Trajectory, TrajectoryGroup
+
+
+class EpisodePool:
+    """Ask for the next turn of each episode as soon as its own turn has ended.
+
+    Episodes of environments that step together in lock-step wait for each other. A pool belongs to one thread, except
+    for `is_paused`.
+
+    Args:
+        queue: Queue of the policy.
+        temperature: Sampling temperature; 0 is greedy.
+        seed: Seed of the sampling noise.
+        role: Role of all trajectories, part of the noise key.
+
+    Attributes:
+        is_paused: True holds the next turns back; those under way go on. `submit` asks for them later.
+        waiting: Episodes whose next turn is held back.
+    """
+
+    def __init__(self, queue: SamplingQueue, temperature: float, seed: int, role: str = "attempt") -> None:
+        self.queue, self.temperature, self.seed, self.role = queue, temperature, seed, role
+        self.is_paused = False
+        self._running: dict[int, RunningEpisode] = {}
+        self.waiting: list[RunningEpisode] = []
+
+    @property
+    def in_flight(self) -> int:
+        """Number of turns under way."""
+        return len(self._running)
+
+    def submit(self, episodes: Sequence[RunningEpisode] = ()) -> None:
+        """Ask for the next turns of `episodes` and of those that were held back, unless the pool is paused."""
+        self.waiting += episodes
+        if self.is_paused or not self.waiting:
+            return
+        ready, self.waiting = self.waiting, []
+        requests = [episode.next_request(self.temperature, self.seed, self.role) for episode in ready]
+        self._running.update(zip(self.queue.submit(requests), ready, strict=True))
+
+    def collect(self) -> list[RunningEpisode]:
+        """Wait for a completion, step the environments and ask for the next turns; return episodes that have ended.
+
+        Raises:
+            RewardError: An environment fails, or gives no observation to reply to.
+            PolicyError: The policy cannot answer.
+        """
+        waits = any(is_lock_step(episode.environment) for episode in self._running.values())
+        completions = self._collect_all() if waits else self.queue.collect()
+        replied = []
+        for ticket, completion in completions:
+            episode = self._running.pop(ticket)
+            episode.completion = completion
+            replied.append(episode)
+        if not replied:
+            return []
+        step_environments(replied)
+        self.submit([episode for episode in replied if not episode.has_ended()])
+        return [episode for episode in replied if episode.done]
+
+    def drop(self, episodes: Iterable[RunningEpisode]) -> None:
+        """Ask for no more turns of these episodes, which are held back."""
+        dropped = {id(episode) for episode in episodes}
+        self.waiting = [episode for episode in self.waiting if id(episode) not in dropped]
+
+    def close(self) -> None:
+        """Drop all turns under way."""
+        self.queue.close()
+        self._running, self.waiting = {}, []
+
+    def _collect_all(self) -> list[tuple[int, Any]]:
+        completions: list[tuple[int, Any]] = []
+        while len(completions) < len(self._running):
+            completions += self.queue.collect()
+        return sorted(completions, key=lambda pair: pair[0])
+
+
+def step_environments(episodes: Sequence[RunningEpisode]) -> None:
+    """Step the environments of episodes that have a new completion."""
+    together = getattr(type(episodes[0].environment), "step_together", None)
+    if together is None:
+        for episode in episodes:
+            with WrapErrors(episode.where):
+                result: Any = episode.environment.step(episode.reply)
+                step = Step(*result)
+            episode.take(step)
+        return
+    name = type(episodes[0].environment).__name__
+    with WrapErrors(f"environment {name}"):
+        steps = list(together([episode.environment for episode in episodes], [e.reply for e in episodes]))
+    if len(steps) != len(episodes):
+        raise RewardError(f"environment {name}: step_together gave {len(steps)} steps for {len(episodes)} episodes")
+    for episode, result in zip(episodes, steps, strict=True):
+        with WrapErrors(episode.where):
+            step = Step(*result)
+        episode.take(step)
+
+
+def is_lock_step(environment: Environment) -> bool:
+    """Return True if the environment's episodes wait for each other."""
+    return hasattr(type(environment), "step_together") and getattr(environment, "lock_step", True)
+
 
 MAX_TURNS = 16
 """Default limit of a conversation's turns."""
@@ -50,7 +152,7 @@ class RolloutEngine(Generic[AnyTask]):
         thinking_tokens: Budget of thoughts before it; 0 turns thinking off.
         chat_template_kwargs: Further arguments of the chat template in a conversation.
         max_turns: Replies of a conversation.
-        retry_prompt: Template of a prompt with advice (default: `environments.prompts.RETRY_PROMPT`).
+        retry_prompt: Template of a prompt with advice (default: `environments.episode.RETRY_PROMPT`).
 
     Attributes:
         outgrown: Number of episodes that ended for lack of room.

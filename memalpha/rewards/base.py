@@ -13,9 +13,11 @@ An exception or an invalid value stops scoring with an error that names function
 from __future__ import annotations
 
 import asyncio
+import atexit
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from memalpha.agent.parsing import after_thinking
 from memalpha.config.common import import_object
 from memalpha.config.rewards import (
     CodePart,
@@ -36,9 +39,99 @@ from memalpha.config.rewards import (
     SchemaPart,
 )
 from memalpha.errors import ConfigError, MemalphaError, RewardError
-from memalpha.rewards.event_loop import LOOP
-from memalpha.rewards.reply import UNSCORED
+from memalpha.forks import ForkAware
 from memalpha.types import LARGEST_REWARD, Reward
+
+
+class EventLoop(ForkAware):
+    """Event loop in its own thread, started on first use.
+
+    It stays open between calls, so clients that belong to the loop can be reused.
+    """
+
+    def __init__(self) -> None:
+        self.reset_in_child(None)
+        self.watch_forks()
+
+    def reset_in_child(self, state: object) -> None:
+        """Forget loop and thread without stopping them."""
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def submit(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+        """Schedule a coroutine on the loop and return its future.
+
+        Raises:
+            RewardError: The caller runs on this loop, where waiting for the future would deadlock.
+        """
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RewardError("an async reward function cannot call others and wait: await them in it")
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="memalpha rewards", daemon=True)
+                self._thread.start()
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def close(self) -> None:
+        """Cancel pending work and stop the loop; the next call starts a new one."""
+        with self._lock:
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is None or thread is None:
+            return
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._cancel_all(), loop).result(5)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(5)
+        if not thread.is_alive():
+            loop.close()
+
+    async def _cancel_all(self) -> None:
+        pending = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        await asyncio.get_running_loop().shutdown_asyncgens()
+        await asyncio.get_running_loop().shutdown_default_executor()
+
+
+LOOP = EventLoop()
+close_loop = LOOP.close
+"""Stop the event loop of async reward functions; called at exit too."""
+atexit.register(close_loop)
+
+
+UNSCORED: Any = object()
+"""Value of a reward function for a row that it failed to score.
+
+The whole row then has no reward, since a sum without this component would be too low. None means that the function
+does not apply: the other functions' sum is the reward.
+"""
+
+
+def reply_text(completion: Any, *, thinking: bool = True) -> str:
+    """Return a completion as text: the text itself, or the content of its last message.
+
+    Args:
+        completion: Text or list of messages.
+        thinking: Keep a leading think part.
+    """
+    text = completion
+    if not isinstance(completion, str):
+        content = completion[-1].get("content") if completion else ""
+        parts = content if isinstance(content, list) else [{"text": content}]
+        text = "".join(part.get("text") or "" for part in parts)
+    return text if thinking else text[after_thinking(text) :]
+
+
+def read_column(columns: Mapping[str, Sequence[Any]], name: str) -> Sequence[Any]:
+    """Return a column, or raise `RewardError` if it is missing."""
+    if name not in columns:
+        raise RewardError(f"column {name!r} is missing (there are {', '.join(sorted(columns)) or 'none'})")
+    return columns[name]
+
 
 _OWN_COLUMNS = ("prompts", "completions", "completion_ids")
 _TRL_ARGUMENTS = ("trainer_state", "log_extra", "log_metric", "environments")

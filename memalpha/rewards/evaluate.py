@@ -14,9 +14,8 @@ from memalpha.policy.base import Policy
 from memalpha.qa.evaluate import BackgroundScoring, Evaluator, RolloutScorer, ScoredGroups
 from memalpha.qa.records import Record
 from memalpha.qa.report import Report, mean_and_error
-from memalpha.rewards.base import check_columns
+from memalpha.rewards.base import check_columns, close_loop
 from memalpha.rewards.environments import TextGeneration
-from memalpha.rewards.event_loop import close_loop
 from memalpha.types import Reward, TextTask, Trajectory, TrajectoryGroup
 
 NO_CATEGORY = "none"

@@ -23,7 +23,7 @@ from memalpha.errors import DataError, install_command
 from memalpha.hub import hub_reachable
 from memalpha.tasks.formats.streaming import iter_csv_rows, iter_json_array, iter_json_lines
 from memalpha.tasks.synthetic import arithmetic, programs
-from memalpha.tasks.synthetic.value_pools import Split
+from memalpha.tasks.synthetic.phrases import Split
 from memalpha.types import TextTask
 
 if TYPE_CHECKING:

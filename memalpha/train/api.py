@@ -31,15 +31,14 @@ from memalpha.config.training import AnyTraining, PairsConfig
 from memalpha.errors import CheckpointError, ConfigError
 from memalpha.train.data.preferences import write_pairs
 from memalpha.train.learner.distributed import join_world, local_device
-from memalpha.train.rollouts.text_inputs import pop_python_inputs
-from memalpha.train.trainers.callbacks import Callbacks, OnStep
+from memalpha.train.rollouts.text_tasks import pop_python_inputs
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.memory_rl import memory_trainer
 from memalpha.train.trainers.preferences import preference_trainer, reward_model_trainer
 from memalpha.train.trainers.sft import sft_trainer
 from memalpha.train.trainers.start import check_device, resolve_init_from
 from memalpha.train.trainers.text_rl import text_trainer
-from memalpha.train.trainers.tracking import check_trackers
+from memalpha.train.trainers.tracking import Callbacks, OnStep, check_trackers
 from memalpha.train.trainers.trainer import Trainer
 
 C = TypeVar("C", bound=LearnerConfig)
@@ -72,7 +71,7 @@ def train(
     Args:
         config: Configuration, shipped name, YAML path, or the directory of a run to resume.
         on_step: Called after every step with its metrics, the line of `metrics.jsonl`.
-        callbacks: transformers' `TrainerCallback`s, or classes of them (`train.trainers.callbacks`).
+        callbacks: transformers' `TrainerCallback`s, or classes of them (`train.trainers.tracking`).
         overrides: Keys of the configuration, nested ones as mappings. Text runs also take objects that no file can
             hold: `rewards=[callable, ...]`, `tasks=[TextTask, ...]`, `eval_data=[TextTask, ...]`, `environment=` a
             class, `feedback_func=` a callable.

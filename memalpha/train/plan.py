@@ -36,8 +36,7 @@ from memalpha.train.learner.lora import add_lora, add_tokens
 from memalpha.train.learner.token_logprobs import BLOCK_ROWS
 from memalpha.train.rollouts.epochs import schedule_steps
 from memalpha.train.rollouts.memory_tasks import TaskSource
-from memalpha.train.rollouts.text_inputs import build_environment
-from memalpha.train.rollouts.text_tasks import TextTaskSource
+from memalpha.train.rollouts.text_tasks import TextTaskSource, build_environment
 from memalpha.train.trainers.preferences import load_lines
 from memalpha.train.trainers.start import resolve_init_from
 from memalpha.types import Observation, TextTask

@@ -15,7 +15,7 @@ from random import Random
 
 from memalpha.agent.prompts import ABSTAIN, order_notes
 from memalpha.store.state import MemoryState
-from memalpha.tasks.synthetic.value_pools import pseudo_word
+from memalpha.tasks.synthetic.phrases import pseudo_word
 from memalpha.types import Chunk, Hit, MemoryEntry, Operation, SpeakerTurn
 from smol.dates import draw_past, draw_planned
 from smol.kinds import FactKind, fill_fields, fill_fields_plain, load_kinds, load_pools, load_talk

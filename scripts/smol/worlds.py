@@ -16,7 +16,7 @@ from memalpha.agent.forms import format_lines
 from memalpha.agent.parsing import parse_calls
 from memalpha.config import WorldConfig
 from memalpha.store.state import MemoryState
-from memalpha.tasks.synthetic.value_pools import Split, ValueSource, fill
+from memalpha.tasks.synthetic.phrases import Split, ValueSource, fill
 from memalpha.tasks.synthetic.worlds import drill, generate, shaped, stream
 from memalpha.types import Chunk, GoldOperation, MemoryEntry, Operation, SpeakerTurn, Task, ToolCall
 from smol.changes import CHANGES, RETRACTS

@@ -20,8 +20,7 @@ from memalpha.qa.reporting.tables import as_markdown, print_table, table_rows
 from memalpha.qa.scoring.judge import Judge
 from memalpha.qa.scoring.judge_scores import UnjudgedAnswer
 from memalpha.qa.systems.base import Passage
-from memalpha.qa.systems.baselines import turn_passages, window_passages
-from memalpha.qa.systems.budget import cut_to_budget, passage_tokens
+from memalpha.qa.systems.baselines import cut_to_budget, passage_tokens, turn_passages, window_passages
 from memalpha.qa.systems.builtin import Streamed, SystemSettings, load_system
 from memalpha.store.embedding import load_embedder
 from memalpha.tasks.chunking import rechunk

@@ -15,10 +15,9 @@ from memalpha.errors import ConfigError, EvaluationError
 from memalpha.policy.decoding import DecodingQueue
 from memalpha.policy.endpoints.cache import AnswerCache
 from memalpha.qa import from_config
-from memalpha.qa.from_config import run_evaluation
+from memalpha.qa.from_config import MARKER, REPLIES, run_evaluation
 from memalpha.qa.progress import SECONDS, line_progress
 from memalpha.qa.systems.baselines import EmptySystem
-from memalpha.qa.unfinished import MARKER, REPLIES
 
 TASK = {
     "id": "ana",

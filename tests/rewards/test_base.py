@@ -17,9 +17,15 @@ from hypothesis import strategies as st
 
 from memalpha.config.rewards import FormatPart, PythonPart, SchemaPart
 from memalpha.errors import ConfigError, PolicyError, RewardError
-from memalpha.rewards.base import RewardFunction, check_columns, load_rewards, named, score_texts
-from memalpha.rewards.event_loop import close_loop
-from memalpha.rewards.reply import reply_text
+from memalpha.rewards.base import (
+    RewardFunction,
+    check_columns,
+    close_loop,
+    load_rewards,
+    named,
+    reply_text,
+    score_texts,
+)
 
 
 def length(prompts, completions, **columns):

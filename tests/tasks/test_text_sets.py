@@ -15,7 +15,7 @@ from memalpha.config import TextConfig
 from memalpha.errors import ConfigError, DataError
 from memalpha.tasks import text_tasks as text
 from memalpha.tasks.synthetic import arithmetic, programs
-from memalpha.tasks.synthetic.value_pools import is_held_out
+from memalpha.tasks.synthetic.phrases import is_held_out
 from memalpha.tasks.text_tasks import last_boxed, load_text_tasks
 from memalpha.train.rollouts.text_tasks import TextTaskSource
 

@@ -11,10 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memalpha.integrations.trl.config import ERLConfig
     from memalpha.integrations.trl.judges import from_trl_judge
     from memalpha.integrations.trl.multi_context import MultiContextGRPOTrainer, memory_collector
-    from memalpha.integrations.trl.trainer import ERLTrainer
+    from memalpha.integrations.trl.trainer import ERLConfig, ERLTrainer
 
 _HOMES = {
     "ERLConfig": "config",

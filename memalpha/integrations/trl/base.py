@@ -2,16 +2,95 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import metadata
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 
-from memalpha.integrations.trl.guard import TRL_METHODS, require_methods, require_trl
-from memalpha.integrations.trl.rows import ITEM_COUNT, ROW_MEAN_LOSSES, Rows, add_dead_rows, round_up
+from memalpha.errors import TrainingError, install_command
+
+MIN_RELEASE, MAX_RELEASE = (1, 16), (1, 17)
+"""Supported releases (major, minor): MIN_RELEASE <= release < MAX_RELEASE. GRPOTrainer of 1.15 needs Triton."""
+RANGE = f"trl>={'.'.join(map(str, MIN_RELEASE))},<{'.'.join(map(str, MAX_RELEASE))}"
+
+TRL_METHODS: Mapping[str, tuple[str, ...]] = {
+    "_prepare_inputs": ("self", "generation_batch"),
+    "_generate_and_score_completions": ("self", "inputs"),
+    "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
+    "_tokenize_prompts": ("self", "prompts"),
+    "_generate": ("self", "prompts"),
+    "_get_per_token_logps_and_entropies": ("self", "model", "input_ids", "attention_mask", "logits_to_keep"),
+    "_compute_loss": ("self", "model", "inputs"),
+    "_save_checkpoint": ("self", "model", "trial"),
+    "_load_optimizer_and_scheduler": ("self", "checkpoint"),
+}
+"""First parameters of each method that is overridden or called; later parameters must have defaults."""
+
+
+def require_trl() -> None:
+    """Raise `TrainingError` unless an installed release of TRL is in `RANGE`."""
+    try:
+        version = metadata.version("trl")
+    except metadata.PackageNotFoundError:
+        raise TrainingError(f"memalpha.integrations.trl needs TRL: {install_command('train')}") from None
+    release = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if not MIN_RELEASE <= release < MAX_RELEASE:
+        raise TrainingError(
+            f"memalpha.integrations.trl builds on private methods of TRL's GRPOTrainer and was tested with {RANGE}; "
+            f"installed is trl {version}: pip install '{RANGE}'"
+        )
+
+
+def require_methods(trainer: type, names: Sequence[str]) -> None:
+    """Raise `TrainingError` if one of TRL's methods in `TRL_METHODS` is missing or has other parameters."""
+    for name in names:
+        method = getattr(trainer, name, None)
+        if method is None:
+            raise _incompatible(f"{trainer.__name__}.{name} is missing")
+        parameters = list(inspect.signature(method).parameters.values())
+        expected = TRL_METHODS[name]
+        if tuple(parameter.name for parameter in parameters[: len(expected)]) != expected or any(
+            extra.default is extra.empty and extra.kind not in (extra.VAR_POSITIONAL, extra.VAR_KEYWORD)
+            for extra in parameters[len(expected) :]
+        ):
+            raise _incompatible(f"{trainer.__name__}.{name}{inspect.signature(method)}, expected {', '.join(expected)}")
+
+
+def require(condition: bool, problem: str) -> None:
+    """Raise `TrainingError` with `problem` unless `condition` holds for TRL's output."""
+    if not condition:
+        raise _incompatible(problem)
+
+
+def _incompatible(problem: str) -> TrainingError:
+    try:
+        version = metadata.version("trl")
+    except metadata.PackageNotFoundError:  # a checkout on the path
+        version = "(of unknown version)"
+    return TrainingError(
+        f"trl {version} differs from what memalpha.integrations.trl expects: {problem}. Nothing was trained; install "
+        f"another release of '{RANGE}', and please report this"
+    )
+
+
+def batch_rows(batch: Any) -> list[dict[str, Any]]:
+    """Return a generation batch as a list of rows; TRL passes a list or a mapping of columns."""
+    if isinstance(batch, Mapping):
+        columns = dict(batch)
+        sizes = {name: len(values) for name, values in columns.items()}
+        require(len(set(sizes.values())) == 1, f"a batch whose columns have the lengths {sizes}")
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    require(
+        isinstance(batch, Sequence) and all(isinstance(row, Mapping) for row in batch) and len(batch) > 0,
+        f"a batch of type {type(batch).__name__}, expected a list of rows",
+    )
+    return list(batch)
+
 
 require_trl()
 
@@ -99,3 +178,117 @@ class RowTrainer(GRPOTrainer):
         finally:
             for name, value in before.items():
                 setattr(self, name, value)
+
+
+Rows = dict[str, torch.Tensor]
+
+REQUIRED = frozenset({"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages"})
+TOKEN_COLUMNS = frozenset({"old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps"})
+RATIO = "importance_sampling_ratio"
+"""Name of the importance ratio: (B, T), or (B, 1) for ratios of whole completions."""
+ITEM_COUNT = "num_items_in_batch"
+LEFT_PADDED = frozenset({"prompt_ids", "prompt_mask"})
+ROW_MEAN_LOSSES = frozenset({"grpo", "sapo", "dr_grpo", "luspo"})
+"""TRL's `loss_type`s that divide by the rows of a micro-batch, dead ones too; the others divide by tokens."""
+
+
+def check_rows(output: Mapping[str, object], size: int) -> Rows:
+    """Return TRL's batch of `size` rows. Raises `TrainingError` for unknown tensors or shapes."""
+    allowed = REQUIRED | TOKEN_COLUMNS | {RATIO, ITEM_COUNT}
+    require(REQUIRED <= output.keys() <= allowed, f"a batch of {sorted(output)}, known are {sorted(allowed)}")
+    rows: Rows = {}
+    for name, tensor in output.items():
+        require(isinstance(tensor, torch.Tensor), f"{name} is a {type(tensor).__name__}")
+        assert isinstance(tensor, torch.Tensor)
+        if name != ITEM_COUNT:
+            rows[name] = tensor
+    prompt, completion = tuple(rows["prompt_ids"].shape), tuple(rows["completion_ids"].shape)
+    require(len(prompt) == 2 and len(completion) == 2, f"ids of the shapes {prompt} and {completion}")
+    for name, tensor in rows.items():
+        shapes = {
+            "advantages": {(size,), (size, completion[1])},
+            RATIO: {(size, completion[1]), (size, 1)},
+        }.get(name, {(size, prompt[1] if name in LEFT_PADDED else completion[1])})
+        require(tuple(tensor.shape) in shapes, f"{name} of the shape {tuple(tensor.shape)}, expected {sorted(shapes)}")
+    return rows
+
+
+def select_rows(rows: Rows, indices: Sequence[int]) -> Rows:
+    """Return the rows at `indices`."""
+    return {name: tensor[list(indices)] for name, tensor in rows.items()}
+
+
+def _pad_columns(tensor: torch.Tensor, width: int, value: float, left: bool) -> torch.Tensor:
+    extra = width - tensor.shape[1]
+    return torch.nn.functional.pad(tensor, (extra, 0) if left else (0, extra), value=value)
+
+
+def concat_rows(parts: Sequence[Rows], pad_id: int) -> Rows:
+    """Concatenate rows of several batches, padded to the longest prompt and completion."""
+    rows: Rows = {}
+    for name in parts[0]:
+        tensors = [part[name] for part in parts]
+        if tensors[0].dim() == 2 and not (name == RATIO and all(tensor.shape[1] == 1 for tensor in tensors)):
+            width = max(tensor.shape[1] for tensor in tensors)
+            value = pad_id if name.endswith("_ids") else float(name == RATIO)
+            tensors = [_pad_columns(tensor, width, value, name in LEFT_PADDED) for tensor in tensors]
+        rows[name] = torch.cat(tensors)
+    return rows
+
+
+def add_dead_rows(rows: Rows, count: int, pad_id: int) -> Rows:
+    """Append dead rows until there are `count` rows.
+
+    Args:
+        rows: The rows.
+        count: Rows of the result.
+        pad_id: Token id of the dead rows.
+    """
+    missing = count - len(rows["prompt_ids"])
+    filled_rows = {}
+    for name, tensor in rows.items():
+        value = pad_id if name.endswith("_ids") else float(name == RATIO)
+        dead = tensor.new_full((missing, *tensor.shape[1:]), value)
+        if name == "prompt_mask":
+            dead[:, -1] = 1  # attention over no token gives NaN
+        filled_rows[name] = torch.cat([tensor, dead])
+    return filled_rows
+
+
+def rows_from_ids(
+    prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], pad_id: int, device: object
+) -> Rows:
+    """Pad ids to tensors with masks, prompts on the left, completions on the right.
+
+    Args:
+        prompts: Prompt ids of each row.
+        completions: Completion ids of each row.
+        pad_id: Padding token id.
+        device: Device of the tensors.
+
+    Returns:
+        Ids and masks (B, P) and (B, T).
+    """
+
+    def pad(rows: Sequence[Sequence[int]], left: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        width = max((len(row) for row in rows), default=1)
+        ids = torch.full((len(rows), width), pad_id)
+        mask = torch.zeros(len(rows), width, dtype=torch.long)
+        for index, row in enumerate(rows):
+            columns = slice(width - len(row), None) if left else slice(len(row))
+            ids[index, columns], mask[index, columns] = torch.tensor(row), 1
+        return ids.to(device), mask.to(device)  # type: ignore[arg-type]
+
+    prompt_ids, prompt_mask = pad(prompts, True)
+    completion_ids, completion_mask = pad(completions, False)
+    return {
+        "prompt_ids": prompt_ids,
+        "prompt_mask": prompt_mask,
+        "completion_ids": completion_ids,
+        "completion_mask": completion_mask,
+    }
+
+
+def round_up(count: int, parts: int) -> int:
+    """Return the smallest multiple of `parts` that is at least `count`."""
+    return -(-count // parts) * parts

@@ -23,8 +23,7 @@ from datasets import Dataset
 from memalpha.config import ReinforcementConfig, TrainConfig
 from memalpha.environments.memory_writing import memory_engine
 from memalpha.errors import ConfigError, TrainingError
-from memalpha.integrations.trl.base import RowTrainer
-from memalpha.integrations.trl.rows import Rows, check_rows, rows_from_ids
+from memalpha.integrations.trl.base import Rows, RowTrainer, check_rows, rows_from_ids
 from memalpha.policy.base import with_prompt_style
 from memalpha.policy.load import load_policy
 from memalpha.policy.transformers import TransformersPolicy

@@ -49,14 +49,206 @@ from memalpha.integrations.trl.attempts import (
     log_columns,
     phase_metrics,
 )
-from memalpha.integrations.trl.config import ERLConfig
-from memalpha.integrations.trl.guard import batch_rows, require
-from memalpha.integrations.trl.internalization import InternalizingTrainer
+from memalpha.integrations.trl.base import Rows, batch_rows, check_rows, concat_rows, require, select_rows
 from memalpha.integrations.trl.phases import AdviceMemory, template_fields
-from memalpha.integrations.trl.rows import Rows, check_rows, concat_rows, select_rows
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # isort: skip
 from trl.trainer.utils import is_async_callable, start_event_loop_in_daemon  # isort: skip
+import math
+from dataclasses import dataclass, field
+
+from memalpha.integrations.trl.base import RowTrainer, add_dead_rows, require_trl, round_up, rows_from_ids
+from memalpha.integrations.trl.phases import REFLECTION_TEMPLATE, RETRY_TEMPLATE, check_template
+
+
+class InternalizingTrainer(RowTrainer):
+    """`GRPOTrainer` that also imitates queued rows; base of `ERLTrainer`.
+
+    With `algorithm=1` the cross-entropy is a term of GRPO's loss. With `algorithm=2` it has one epoch of its own over
+    the generation's micro-batches, after those of GRPO.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._imitation_rows: list[Rows] = []
+        self._imitation_weight = 0.0
+
+    def _queue_imitation(self, first_rows: Rows, attempts: Sequence[ReflectedAttempt]) -> None:
+        """Queue successful second attempts after their original prompts, one share per micro-batch.
+
+        Args:
+            first_rows: Rows of the first attempts, whose prompts are used.
+            attempts: Attempts with their scored second attempts.
+        """
+        args = self.args
+        if not args.enable_internalization:
+            return
+        end_ids = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        prompts, replies = [], []
+        for attempt in attempts:
+            if attempt.retry is None or not attempt.reward > args.internalization_threshold:
+                continue
+            if self.mask_truncated_completions and attempt.retry.completion_ids[-1] not in end_ids:
+                continue
+            ids, mask = first_rows["prompt_ids"][attempt.index], first_rows["prompt_mask"][attempt.index]
+            prompts.append(ids[mask.bool()].tolist())
+            replies.append(list(attempt.retry.completion_ids))
+        lengths = self._gather_values([len(reply) for reply in replies])
+        self._record_metric("erl/internalized", len(lengths))
+        if not lengths:
+            return
+        steps, pad_id = args.steps_per_generation, self._tokenizer.pad_token_id
+        rows = rows_from_ids(prompts, replies, pad_id, self.accelerator.device)
+        rows = add_dead_rows(rows, round_up(self._max_over_processes(len(replies)), steps), pad_id)
+        self._imitation_rows = [{name: tensor[step::steps] for name, tensor in rows.items()} for step in range(steps)]
+        first_count = len(first_rows["prompt_ids"]) * self.accelerator.num_processes
+        self._imitation_weight = args.internalization_coef * len(lengths) / first_count / sum(lengths)
+
+    def _is_internalizing(self) -> bool:
+        """Return True if this micro-batch belongs to algorithm 2's last epoch."""
+        epoch = self._step // self.args.steps_per_generation % self.num_iterations
+        return self.args.algorithm == 2 and epoch == self.num_iterations - 1
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        inputs = super()._prepare_inputs(generation_batch)
+        if not self.model.training or not self._imitation_rows:
+            return inputs
+        rows = self._imitation_rows[self._step % self.args.steps_per_generation]
+        if self.args.algorithm == 2:
+            return {"imitated": rows, "alone": True} if self._is_internalizing() else inputs
+        return {**inputs, "imitated": rows}
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """Run TRL's training step; skip it, without a gradient, if algorithm 2 has nothing to imitate.
+
+        Args:
+            model: The wrapped model.
+            inputs: The generation batch.
+            num_items_in_batch: Passed on to TRL.
+
+        Returns:
+            The loss; 0 for a skipped step.
+        """
+        if self._is_internalizing() and not self._imitation_rows:
+            self._step += 1
+            return torch.zeros((), device=self.accelerator.device)
+        return super().training_step(model, inputs, num_items_in_batch)
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        rows = inputs.get("imitated")
+        if rows is None:
+            return super()._compute_loss(model, inputs)
+        imitation = self._imitation_loss(model, rows)
+        return imitation if inputs.get("alone") else super()._compute_loss(model, inputs) + imitation
+
+    def _imitation_loss(self, model: Any, rows: Rows) -> torch.Tensor:
+        """Return the weighted cross-entropy of a micro-batch's imitated rows."""
+        ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
+        mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
+        result = self._get_per_token_logps_and_entropies(model, ids, mask, rows["completion_ids"].shape[1])
+        require(
+            isinstance(result, tuple) and result[0].shape == rows["completion_ids"].shape, "log-probs of other shape"
+        )
+        # An update sees `window` of the generation's micro-batches, and gradients are averaged over processes.
+        window = self.current_gradient_accumulation_steps
+        scale = self.accelerator.num_processes * self.args.steps_per_generation / window * self._imitation_weight
+        loss = -(result[0] * rows["completion_mask"]).sum() * scale
+        self._record_metric("erl/internalization_loss", self.accelerator.gather(loss.detach()).mean().item() * window)
+        return loss
+
+
+require_trl()
+
+from trl.trainer.grpo_config import GRPOConfig  # noqa: E402
+
+
+@dataclass
+class ERLConfig(GRPOConfig):
+    """Settings of `ERLTrainer`: those of `GRPOConfig`, unchanged, and these.
+
+    Raises:
+        ConfigError: A value is invalid, a template has unknown or missing fields, or a setting has no effect.
+    """
+
+    algorithm: int = field(
+        default=1,
+        metadata={
+            "help": "1: internalization is a term of the one update; 2: it has one more epoch of updates after the "
+            "others, which the schedule counts."
+        },
+    )
+    reward_threshold: float = field(
+        default=1.0,
+        metadata={
+            "help": "Reward from which an attempt has succeeded. Failed first attempts are reflected on; a reflection "
+            "is kept in memory if its second attempt succeeds."
+        },
+    )
+    reflection_system_prompt: str = field(
+        default=REFLECTION_TEMPLATE,
+        metadata={
+            "help": "Template of the reflection prompt with the fields {prompt} {attempt} {feedback} {reward} "
+            "{memory}. {prompt} and {attempt} are required, {memory} too unless enable_memory is false."
+        },
+    )
+    retry_system_prompt: str = field(
+        default=RETRY_TEMPLATE,
+        metadata={"help": "Template of the second attempt's prompt with the fields {prompt} and {reflection}."},
+    )
+    enable_memory: bool = field(
+        default=True, metadata={"help": "Keep reflections that helped and show them in later reflection prompts."}
+    )
+    memory_size: int = field(
+        default=50, metadata={"help": "Maximum number of reflections in memory; the oldest is dropped first."}
+    )
+    memory_top_k: int = field(
+        default=3, metadata={"help": "Number of reflections, the newest, in a reflection prompt."}
+    )
+    enable_internalization: bool = field(
+        default=True,
+        metadata={"help": "Imitate rewarded second attempts under the original prompt (internalization)."},
+    )
+    internalization_coef: float = field(default=1.0, metadata={"help": "Weight of internalization's cross-entropy."})
+    internalization_threshold: float = field(
+        default=0.0, metadata={"help": "Second attempts with a higher reward are imitated."}
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("reward_threshold", "internalization_coef", "internalization_threshold"):
+            if not math.isfinite(getattr(self, name)):
+                raise ConfigError(f"{name}: {getattr(self, name)} is not a number; give one")
+        for name in ("memory_size", "memory_top_k", "internalization_coef"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name}: {getattr(self, name)} must be above 0 (enable_... switches a part off)")
+        if self.memory_top_k > self.memory_size:
+            raise ConfigError(f"memory_top_k: more than memory_size={self.memory_size} cannot be shown")
+        if self.algorithm not in (1, 2):
+            raise ConfigError(f"algorithm: {self.algorithm} is neither 1 (one update) nor 2 (two)")
+        if self.algorithm == 2 and not self.enable_internalization:
+            raise ConfigError("algorithm: 2 has nothing to do in its own updates with enable_internalization=False")
+        if self.algorithm == 2 and self.fp16:
+            raise ConfigError(
+                "fp16: updates with nothing to imitate are left out (algorithm=2), which fp16's scaler "
+                "cannot do: use bf16, or algorithm=1"
+            )
+        check_template("reflection_system_prompt", self.reflection_system_prompt, memory=self.enable_memory)
+        check_template("retry_system_prompt", self.retry_system_prompt)
+        without = {
+            "enable_memory": ("memory_size", "memory_top_k"),
+            "enable_internalization": ("internalization_coef", "internalization_threshold"),
+        }
+        for switch, names in without.items():
+            for name in names:
+                if not getattr(self, switch) and getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                    raise ConfigError(f"{name}: has no effect with {switch}=False; leave it out")
+        super().__post_init__()
+        steps, window = self.steps_per_generation or 1, self.gradient_accumulation_steps
+        if self.algorithm == 2 and steps % window:
+            raise ConfigError(
+                f"steps_per_generation: algorithm=2 needs a multiple of gradient_accumulation_steps={window}: "
+                "no update may be of both kinds"
+            )
+
 
 logger = logging.getLogger(__name__)
 

@@ -46,11 +46,13 @@ from memalpha.qa.systems.baselines import (
     EmptySystem,
     RecentSystem,
     SearchSystem,
+    cut_to_budget,
     fact_passages,
+    passage_tokens,
     turn_passages,
+    turn_texts_of,
     window_passages,
 )
-from memalpha.qa.systems.budget import cut_to_budget, passage_tokens, turn_texts_of
 from memalpha.store.embedding import Embedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.types import Chunk, Question, Task, TrajectoryGroup

@@ -13,9 +13,18 @@ from dataclasses import dataclass, field, fields
 from datetime import date, timedelta
 from random import Random
 
-from memalpha.tasks.synthetic.phrases import ATTRIBUTES, CHITCHAT, ECHOES, EVENTS, REPLIES, EventKind
+from memalpha.tasks.synthetic.phrases import (
+    ATTRIBUTES,
+    CHITCHAT,
+    ECHOES,
+    EVENTS,
+    REPLIES,
+    EventKind,
+    Split,
+    ValueSource,
+    fill,
+)
 from memalpha.tasks.synthetic.slot_history import Slot, Version, numbered, question
-from memalpha.tasks.synthetic.value_pools import Split, ValueSource, fill
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
 
 Range = tuple[int, int]

@@ -34,9 +34,13 @@ from memalpha.tasks.synthetic.phrases import (
     STALE_ECHOES,
     WEEKDAYS,
     EventKind,
+    Split,
+    ValueSource,
+    fill,
+    pool_values,
+    split_values,
 )
 from memalpha.tasks.synthetic.slot_history import Slot, Version, numbered, question
-from memalpha.tasks.synthetic.value_pools import Split, ValueSource, fill, pool_values, split_values
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
-from memalpha.tasks.synthetic.value_pools import Split, is_held_out
+from memalpha.tasks.synthetic.phrases import Split, is_held_out
 from memalpha.types import TextTask
 
 Level = Literal["easy", "medium", "hard"]

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from memalpha.tasks.synthetic.phrases import Attribute
-from memalpha.tasks.synthetic.value_pools import fill
+from memalpha.tasks.synthetic.phrases import Attribute, fill
 from memalpha.types import GoldOperation, Question
 
 ABILITIES = {

@@ -24,8 +24,7 @@ from memalpha.qa.reporting.example import add_walks, choose_examples, write_exam
 from memalpha.qa.systems.base import question_chunk
 from memalpha.store.embedding import load_embedder
 from memalpha.train.algorithms import build_algorithm
-from memalpha.train.algorithms.credit import CallCredit, credit_metrics
-from memalpha.train.data.call_spans import CallSpans
+from memalpha.train.algorithms.credit import CallCredit, CallSpans, credit_metrics
 from memalpha.train.rollouts.ahead import make_source
 from memalpha.train.rollouts.credit_scorer import CreditScorer
 from memalpha.train.rollouts.curriculum import Curriculum

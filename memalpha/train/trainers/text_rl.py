@@ -32,8 +32,7 @@ from memalpha.train.learner.distributed import World
 from memalpha.train.rollouts.ahead import make_source
 from memalpha.train.rollouts.curriculum import Curriculum
 from memalpha.train.rollouts.reflection import FeedbackFunction, TextReflection, check_feedback_function
-from memalpha.train.rollouts.text_inputs import PythonInputs, build_environment
-from memalpha.train.rollouts.text_tasks import TextTaskSource
+from memalpha.train.rollouts.text_tasks import PythonInputs, TextTaskSource, build_environment
 from memalpha.train.rollouts.weight_sync import connect_sampler, make_sampler
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.directory import RunDirectory

@@ -12,9 +12,19 @@ from trl import GRPOConfig, GRPOTrainer
 
 from memalpha.errors import ConfigError, TrainingError, install_command
 from memalpha.integrations.trl import ERLConfig
-from memalpha.integrations.trl.guard import TRL_METHODS, batch_rows, require_methods, require_trl
+from memalpha.integrations.trl.base import (
+    TRL_METHODS,
+    add_dead_rows,
+    batch_rows,
+    check_rows,
+    concat_rows,
+    require_methods,
+    require_trl,
+    round_up,
+    rows_from_ids,
+    select_rows,
+)
 from memalpha.integrations.trl.phases import AdviceMemory, extract_advice, message_text, replace_text
-from memalpha.integrations.trl.rows import add_dead_rows, check_rows, concat_rows, round_up, rows_from_ids, select_rows
 
 DEFAULTS = {
     "algorithm": 1,

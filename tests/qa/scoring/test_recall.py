@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from memalpha.config import EvalConfig, load_config
-from memalpha.qa.scoring.recall import EvidenceQuestion, EvidenceRanks, rank_evidence, recall_metrics
-from memalpha.qa.search_benchmark import run_search
+from memalpha.qa.search_benchmark import EvidenceQuestion, EvidenceRanks, rank_evidence, recall_metrics, run_search
 from memalpha.tasks.datasets.locomo import load_locomo
 from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.types import MemoryEntry

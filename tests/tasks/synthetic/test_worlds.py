@@ -12,8 +12,8 @@ from memalpha.config import WorldConfig
 from memalpha.errors import ConfigError
 from memalpha.tasks.synthetic import phrases
 from memalpha.tasks.synthetic.demo_world import DRILL, Shape
+from memalpha.tasks.synthetic.phrases import pool_values
 from memalpha.tasks.synthetic.slot_history import ABILITIES
-from memalpha.tasks.synthetic.value_pools import pool_values
 from memalpha.tasks.synthetic.worlds import drill, generate, shaped, stream, tasks
 
 DEMO = WorldConfig(temporal_questions=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from memalpha.agent.forms import format_calls, parse_reply
 from memalpha.policy.hermes import format_call
 from memalpha.policy.load import load_policy
-from memalpha.train.data.call_spans import SHARED, CallSpans, decode_in_context
+from memalpha.train.algorithms.credit import SHARED, CallSpans, decode_in_context
 from memalpha.types import Completion, ToolCall, Turn
 from tests.policy.chat.test_template import NATIVE, TEXT, chat_template
 
