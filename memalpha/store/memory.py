@@ -13,6 +13,7 @@ import numpy as np
 
 from memalpha.arguments import check_flag
 from memalpha.errors import DuplicateContent, MemalphaError, StoreError, UnknownEntry
+from memalpha.html_table import html_table
 from memalpha.store.embedding import Embedder, load_cross_encoder
 from memalpha.store.filters import Filter, Where, parse_filter
 from memalpha.store.schema import MemorySchema
@@ -24,6 +25,14 @@ from memalpha.types import Hit, MemoryEntry, Operation
 
 _FIELDS = {"timestamp", "importance", "metadata", "source", "chunk", "turn", "expires", "merge_metadata"}
 _RERANKED = 50  # hits that a reranker scores, or as many as are asked for
+
+
+class Hits(list[Hit]):
+    """Hits of one query, best first: a list that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        rows = [(hit.score, hit.entry.category, hit.entry.content, hit.entry.timestamp) for hit in self]
+        return html_table(f"{len(rows)} hits", ("score", "category", "content", "timestamp"), rows)
 
 
 def _with_passage(hit: Hit) -> Hit:
@@ -182,7 +191,7 @@ class Memory(ABC):
             vector=vector,
             reranker=reranker,
         )
-        return self._search_all([query], options)[0]
+        return Hits(self._search_all([query], options)[0])
 
     def search_many(
         self,

@@ -26,6 +26,7 @@ from memalpha.errors import (
     UnknownEntry,
     UnknownFieldWarning,
 )
+from memalpha.html_table import html_table
 from memalpha.store import history as timeline
 from memalpha.store.backends.base import Backend, Clock, Durability, system_clock
 from memalpha.store.backends.operation_log import LogEnd, check_clock
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
 _PAGE = 1000
 _FEW = 5000  # matches of a filter that are sorted rather than read page by page
 _MAX_KNOWN_FIELDS = 1000  # after so many, filters are checked no more
+_SHOWN_ENTRIES = 10  # in a notebook
 _SHOWN_NAMESPACES = 16  # at once beside one's own: PostgreSQL shows a transaction the rows of up to 20
 
 
@@ -177,6 +179,11 @@ class MemoryStore(Memory):
 
     def __repr__(self) -> str:
         return f"MemoryStore({self._database.path!r}, namespace={self._namespace.name!r})"
+
+    def _repr_html_(self) -> str:
+        entries = [(entry.category, entry.content, entry.timestamp) for entry in self.recent(_SHOWN_ENTRIES)]
+        title = f"{self!r}: {self.count():,} entries, the newest first"
+        return html_table(title, ("category", "content", "timestamp"), entries)
 
     @property
     def path(self) -> str:
