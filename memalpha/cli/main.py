@@ -14,15 +14,15 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 from pydantic import ValidationError
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from memalpha import __version__
 from memalpha.arguments import check_path
@@ -30,10 +30,25 @@ from memalpha.cli import checks, config, data, evaluate, history, read, serve, s
 from memalpha.cli.options import PROCESS_RANK, visible
 from memalpha.errors import ConfigError, EvaluationError, MemalphaError, did_you_mean, install_command
 
+
+class _PanelGroup(TyperGroup):
+    """Group whose plain help lists the commands by panel, as typer's rich help does."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        commands = cast("Mapping[str, Any]", self.commands)  # TyperCommand or TyperGroup: both know their panel
+        width = formatter.width - 6 - max(map(len, commands))
+        for name, command in commands.items():
+            panels.setdefault(command.rich_help_panel, []).append((name, command.get_short_help_str(width)))
+        for panel, rows in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl(rows)
+
+
 app = typer.Typer(
     name="memalpha",
+    cls=_PanelGroup,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -41,9 +56,9 @@ app = typer.Typer(
 data_app = typer.Typer(help="List, prepare, check and compare data sets.", no_args_is_help=True)
 judge_app = typer.Typer(help="Check language models that judge answers.", no_args_is_help=True)
 keys_app = typer.Typer(help="Make, list and revoke API keys of a served store.", no_args_is_help=True)
-app.add_typer(data_app, name="data")
-app.add_typer(judge_app, name="judge")
-app.add_typer(keys_app, name="keys")
+app.add_typer(data_app, name="data", rich_help_panel="Train")
+app.add_typer(judge_app, name="judge", rich_help_panel="Evaluate")
+app.add_typer(keys_app, name="keys", rich_help_panel="Use a memory")
 
 
 def _print_version(requested: bool) -> None:
@@ -98,40 +113,51 @@ def _help_text(command: Callable[..., None]) -> str:
     return inspect.cleandoc(command.__doc__ or "").partition("\n\nRaises:")[0]
 
 
-_COMMANDS: dict[str, Callable[..., None]] = {
-    "demo": train.demo,
-    "train": train.train,
-    "study": train.study,
-    "report": train.report,
-    "watch": train.watch,
-    "merge": train.merge,
-    "push": train.push,
-    "eval": evaluate.evaluate,
-    "config": config.config,
-    "compare": evaluate.compare,
-    "read": read.read,
-    "add": store.add,
-    "search": store.search,
-    "ask": store.ask,
-    "show": store.show,
-    "history": history.history,
-    "diff": history.diff,
-    "undo": history.undo,
-    "redo": history.redo,
-    "revert": history.revert,
-    "review": history.review,
-    "fork": history.fork,
-    "erase": history.erase,
-    "audit": checks.audit,
-    "consolidate": checks.consolidate,
-    "doctor": checks.doctor,
-    "check-policy": checks.check_policy,
-    "fetch": train.fetch,
-    "export": store.export,
-    "import": store.import_,
-    "copy": store.copy,
-    "serve": serve.serve,
+_COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
+    "Use a memory": {
+        "add": store.add,
+        "search": store.search,
+        "ask": store.ask,
+        "show": store.show,
+        "read": read.read,
+        "import": store.import_,
+        "export": store.export,
+        "copy": store.copy,
+        "serve": serve.serve,
+        "fetch": train.fetch,
+    },
+    "History": {
+        "history": history.history,
+        "diff": history.diff,
+        "undo": history.undo,
+        "redo": history.redo,
+        "revert": history.revert,
+        "review": history.review,
+        "fork": history.fork,
+        "erase": history.erase,
+    },
+    "Checks": {
+        "audit": checks.audit,
+        "consolidate": checks.consolidate,
+        "doctor": checks.doctor,
+    },
+    "Train": {
+        "demo": train.demo,
+        "train": train.train,
+        "study": train.study,
+        "watch": train.watch,
+        "report": train.report,
+        "merge": train.merge,
+        "push": train.push,
+        "check-policy": checks.check_policy,
+        "config": config.config,
+    },
+    "Evaluate": {
+        "eval": evaluate.evaluate,
+        "compare": evaluate.compare,
+    },
 }
+"""Commands by the panel of `memalpha --help` that lists them."""
 _DATA_COMMANDS = {
     "list": data.list_,
     "prepare": data.prepare,
@@ -142,8 +168,9 @@ _DATA_COMMANDS = {
 }
 _KEY_COMMANDS = {"add": serve.add_key, "list": serve.list_keys, "revoke": serve.revoke_key}
 
-for _name, _command in _COMMANDS.items():
-    app.command(name=_name, cls=_command_class(_command), help=_help_text(_command))(_command)
+for _panel, _commands in _COMMANDS.items():
+    for _name, _command in _commands.items():
+        app.command(_name, cls=_command_class(_command), help=_help_text(_command), rich_help_panel=_panel)(_command)
 for _group, _commands in (
     (data_app, _DATA_COMMANDS),
     (judge_app, {"check": evaluate.check_judge}),

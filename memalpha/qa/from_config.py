@@ -220,8 +220,10 @@ def run_evaluation(config: EvalConfig, progress: Callable[[str, int, int], None]
         if note is not None:
             print(note, file=sys.stderr)
     else:
-        default_metric = get_data_set(config.benchmark).metric
+        default_metric, note = get_data_set(config.benchmark).metric, None
     provenance_fields = provenance(config, tasks)
+    if note is not None:
+        provenance_fields["note"] = note
     if folder is not None:
         check_folder(folder, config.systems, provenance_fields)
     unfinished = None if folder is None else UnfinishedEvaluation(folder, config.systems, provenance_fields)

@@ -359,9 +359,8 @@ def _scored_answer(record: Record) -> ScoredAnswer:
 
 
 def _interval(records: Sequence[Record]) -> tuple[float, float] | None:
-    """Return the interval of the accuracy over conversations; None for a single conversation."""
-    accuracy = estimate([_scored_answer(record) for record in records])
-    return None if accuracy.low is None or accuracy.high is None else (accuracy.low, accuracy.high)
+    """Return the interval of the accuracy over conversations; None below `MIN_CLUSTERS` conversations."""
+    return estimate([_scored_answer(record) for record in records]).interval
 
 
 def _conflict_rule(reader: Reader, retrievals: Sequence[Retrieval]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from memalpha.agent.reader import Reader
 from memalpha.errors import ConfigError
+from memalpha.html_table import html_table
 from memalpha.qa.error_analysis import with_error_classes
 from memalpha.qa.memory_reward import MemoryReward, conversation_tokens, memory_tokens
 from memalpha.qa.reader_check import truncated_share
@@ -135,15 +136,24 @@ class Report:
     groups: tuple[TrajectoryGroup, ...] = ()
     unjudged: tuple[UnjudgedAnswer, ...] = ()
 
+    def _accuracy_rows(self) -> list[tuple[str, str, str, str]]:
+        """Return ability, accuracy, standard error and number of questions; "all" is the last row."""
+        overall = {"accuracy": self.summary["accuracy"], "se": self.summary["se"], "n": len(self.records)}
+        rows = [*self.summary["by_ability"].items(), ("all", overall)]
+        return [(label, format_cell(row["accuracy"]), format_cell(row["se"]), str(row["n"])) for label, row in rows]
+
+    def _repr_html_(self) -> str:
+        setup = ", ".join(f"{key} {self.summary[key]}" for key in ("reader", "metric") if key in self.summary)
+        return html_table(f"{self.name}: {setup}", ("ability", "accuracy", "± se", "questions"), self._accuracy_rows())
+
     def table(self) -> None:
         """Print accuracy by ability and the summary's metrics."""
         from rich.console import Console
         from rich.table import Table
 
         table = Table("", "accuracy", "± se", "questions", title=self.name)
-        overall = {"accuracy": self.summary["accuracy"], "se": self.summary["se"], "n": len(self.records)}
-        for label, row in [*self.summary["by_ability"].items(), ("all", overall)]:
-            table.add_row(label, format_cell(row["accuracy"]), format_cell(row["se"]), str(row["n"]))
+        for row in self._accuracy_rows():
+            table.add_row(*row)
         rest = Table("measure", "value")
         for key, value in self.summary.items():
             if key not in ("accuracy", "se", "by_ability") and not isinstance(value, dict | list | tuple):

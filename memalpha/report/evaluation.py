@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from memalpha.qa.error_analysis import ERROR_CLASSES, Waterfall, waterfall
 from memalpha.qa.records import Record
+from memalpha.qa.report import Report
 from memalpha.qa.reporting.compare import load_records
+from memalpha.qa.reporting.tables import ceiling_of, warnings_of
 from memalpha.qa.scoring.stats import ScoredAnswer, estimate, micro
-from memalpha.report.charts import Bar, stacked_bars
+from memalpha.report.charts import Bar, Mark, MarkRow, mark_rows, stacked_bars
 
 MAX_FAILURES = 40  # failures of one class of one system
 RESAMPLES = 2_000
+MAX_NAMES = 5  # systems that the title names
+MAX_LABEL = 17  # characters of a label beside a chart
+EMPTY = "empty"
+APART = (("after", "answerable", False), ("before", "unanswerable", False))
+"""Kind, label and form in a legend of the two kinds of questions: those with an answer, those without."""
 RIGHT = "right"
 CLASS_LABELS = {
     RIGHT: "answered right",
@@ -50,41 +57,88 @@ def load_systems(folder: Path) -> dict[str, list[Record]]:
     return dict(sorted(classified.items(), key=lambda item: -micro(_rows(item[1]))))
 
 
-def load_unjudged_counts(folder: Path) -> dict[str, int]:
-    """Count the answers without a verdict by file of an `eval` folder; no record holds them."""
-    suffix = ".unjudged.json"
-    return {
-        path.name.removesuffix(suffix): len(json.loads(path.read_text(encoding="utf-8")))
-        for path in sorted(folder.glob(f"*{suffix}"))
-    }
+def read_evaluation(
+    folder: Path, systems: Systems, titles: Mapping[str, str], provenance: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what the page says of an evaluation: its set-up, warnings, a view of each system, charts and labels.
 
-
-def read_evaluation(systems: Systems, titles: Mapping[str, str], unjudged: Mapping[str, int]) -> dict[str, Any]:
-    """Return what the page says of an evaluation: a view of each system, the bars of all, and the labels.
+    The system `empty` is no view of its own but the `baseline`, unless it is the only one.
 
     Args:
-        systems: Records by file name.
+        folder: Directory of the evaluation; the summaries are beside the records.
+        systems: Records by file name, at least one.
         titles: Labels of some systems; others use the name in their records.
-        unjudged: Number of answers without a verdict, by file name.
+        provenance: Content of `eval/summary.json`; {} if there is none.
     """
+    reports = [_load_report(folder / "eval" / file, records) for file, records in systems.items()]
     views = {
         file: _read_system(file, titles.get(file) or records[0].system or file, records)
         for file, records in systems.items()
     }
+    baseline = views.pop(EMPTY, None) if len(views) > 1 else None
     overall = [view["overall"] for view in views.values()]
     present = {RIGHT, *(error_class for fall in overall for error_class in fall.error_counts)}
     first = next(iter(systems.values()))
+    config = provenance.get("config", {})
+    data_set = Path(config["data"]).name if config.get("benchmark") == "tasks" else config.get("benchmark")
+    names = [view["title"] for view in views.values()]
+    names[MAX_NAMES:] = [f"{len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else []
+    note = provenance.get("note")
     return {
+        "title": f"{data_set or folder.name}: {', '.join(names)}",
+        "reader": reports[0].summary.get("reader"),
+        "metric": reports[0].summary.get("metric"),
+        "ceiling": ceiling_of(reports),
+        "warnings": [*([note] if note else []), *warnings_of(reports)],
         "systems": list(views.values()),
+        "baseline": baseline,
+        "has_interval": any(view["plain"].interval for view in views.values()),
+        "scores": _draw_scores(list(views.values()), baseline),
         "question_count": len(first),
         "task_count": len({record.task for record in first}),
-        "unjudged": [(views[file]["title"], count) for file, count in unjudged.items() if file in views],
         "has_ceiling": any(fall.ceiling is not None for fall in overall),
         "present": [error_class for error_class in CLASS_LABELS if error_class in present],
         "bars": stacked_bars([_bar(view["title"], view["overall"]) for view in views.values()]),
         "labels": CLASS_LABELS,
         "error_classes": ERROR_CLASSES,
         "max_failures": MAX_FAILURES,
+    }
+
+
+def _load_report(path: Path, records: Sequence[Record]) -> Report:
+    """Return the report of a file's records; its summary holds nothing but `unjudged` if it was not saved."""
+    summary, unjudged = path.with_name(f"{path.name}.json"), path.with_name(f"{path.name}.unjudged.json")
+    figures = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
+    if unjudged.exists():
+        figures["unjudged"] = len(json.loads(unjudged.read_text(encoding="utf-8")))
+    return Report(records[0].system or path.name, figures, tuple(records))
+
+
+def _draw_scores(views: Sequence[Mapping[str, Any]], baseline: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the chart `all`, that of questions with and without an answer (`apart`, "" without both), and `empty`.
+
+    `empty` is the score of an empty memory: measured, or else the share of questions whose right answer is to abstain.
+    """
+    first = views[0]
+    empty = baseline["plain"].value if baseline else first["unanswerable_n"] / first["plain"].n
+    labels = [
+        title if len(title) <= MAX_LABEL else f"…{title[1 - MAX_LABEL :]}" for title in (v["title"] for v in views)
+    ]
+    apart = [
+        MarkRow(label, tuple(Mark(kind, name, view[name]) for kind, name, _ in APART))
+        for label, view in zip(labels, views, strict=True)
+    ]
+    return {
+        "all": mark_rows(
+            [
+                MarkRow(label, (Mark("after", "score", view["plain"].value),))
+                for label, view in zip(labels, views, strict=True)
+            ],
+            line=("empty memory", empty),
+        ),
+        "apart": mark_rows(apart) if 0 < first["unanswerable_n"] < first["plain"].n else "",
+        "legend": APART,
+        "empty": empty,
     }
 
 
@@ -97,6 +151,9 @@ def _read_system(file: str, title: str, records: Sequence[Record]) -> dict[str, 
         "title": title,
         "plain": estimate(_rows(records), resamples=RESAMPLES),
         "macro": estimate(_rows(records), macro=True, resamples=RESAMPLES),
+        "answerable": _mean_score(record for record in records if record.gold),
+        "unanswerable": _mean_score(record for record in records if not record.gold),
+        "unanswerable_n": sum(not record.gold for record in records),
         "recall": sum(recalls) / len(recalls) if recalls else None,
         "tokens": sum(record.tokens for record in records) / len(records),
         "abstained": sum(record.abstained for record in records) / len(records),
@@ -116,6 +173,11 @@ def anchor(*parts: object) -> str:
 
 def _rows(records: Sequence[Record]) -> list[ScoredAnswer]:
     return [ScoredAnswer(record.task, record.ability, float(record.score)) for record in records]
+
+
+def _mean_score(records: Iterable[Record]) -> float | None:
+    scores = [record.score for record in records]
+    return sum(scores) / len(scores) if scores else None
 
 
 def _bar(label: str, fall: Waterfall) -> Bar:

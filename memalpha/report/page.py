@@ -18,7 +18,7 @@ import yaml
 from memalpha import __version__
 from memalpha.config import EvalConfig
 from memalpha.errors import DataError
-from memalpha.report.evaluation import anchor, load_systems, load_unjudged_counts, read_evaluation
+from memalpha.report.evaluation import anchor, load_systems, read_evaluation
 from memalpha.report.render import ENVIRONMENT, embed_json, read_asset, source_hash
 from memalpha.report.results import SHORT_LABELS, SYSTEMS, read_results, systems_of
 from memalpha.report.run_files import Rollouts
@@ -54,6 +54,8 @@ class RunPage:
         texts = load_text_summaries(folder / "eval")
         evaluated = {} if texts else load_systems(folder / "eval")
         config_path = folder / "config.yaml"
+        provenance = _read_provenance(folder / "eval" / "summary.json")
+        evaluation = read_evaluation(folder, evaluated, SYSTEMS, provenance) if evaluated else None
         is_run = bool(metrics or summary or evaluated or texts) or (live and config_path.exists())
         if not is_run:
             raise DataError(
@@ -67,7 +69,7 @@ class RunPage:
             results = read_results(systems, evaluated)
         example = folder / "eval" / "example.json"
         context = {
-            "title": f"memalpha: {folder.name}",
+            "title": f"memalpha: {evaluation['title'] if evaluation and not summary else folder.name}",
             "name": folder.name,
             "summary": summary,
             "metrics": metrics,
@@ -77,15 +79,15 @@ class RunPage:
             "example": None if texts or (live and not summary) else _read_json(example),
             "curves": _curves(metrics, texts),
             "text": read_text_results(folder / "eval", texts) if texts else None,
-            "evaluation": (
-                read_evaluation(evaluated, SYSTEMS, load_unjudged_counts(folder / "eval")) if evaluated else None
-            ),
+            "evaluation": evaluation,
             "anchor": anchor,
             "config": _parse_config(config_text),
             "config_text": config_text,
             **self._rollout_values(live=live),
         }
-        return ENVIRONMENT.get_template("report.html").render(context | results | _reproduction(folder, summary))
+        return ENVIRONMENT.get_template("report.html").render(
+            context | results | _reproduction(folder, summary, provenance)
+        )
 
     def training(self) -> str:
         """Return the page's part on training as it is now."""
@@ -157,10 +159,9 @@ def _curves(metrics: Sequence[Mapping[str, Any]], texts: Mapping[str, Any]) -> l
     return draw_training(metrics, [*CURVES[:3], *text_curves(metrics), *CURVES[3:]] if texts else CURVES)
 
 
-def _reproduction(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
+def _reproduction(folder: Path, summary: Mapping[str, Any], provenance: Mapping[str, Any]) -> dict[str, Any]:
     """Return the commands that repeat ("" if none was recorded) and resume the run, and software versions."""
     command, software = "", summary.get("software") or (_read_lines(folder / "starts.jsonl") or [{}])[-1]
-    provenance = _read_provenance(folder / "eval" / "summary.json")
     if (folder / "config.yaml").exists():
         command = f"memalpha train {shlex.quote(str(folder / 'config.yaml'))}"
     elif isinstance(config := provenance.get("config"), Mapping):

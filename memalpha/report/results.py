@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memalpha.qa.records import Record
-from memalpha.qa.scoring.stats import ScoredAnswer, compare_paired
+from memalpha.qa.scoring.stats import MIN_CLUSTERS, ScoredAnswer, compare_paired
 from memalpha.report.charts import Z95, Mark, MarkRow, mark_rows
 from memalpha.report.evaluation import CLASS_LABELS
 
@@ -23,13 +23,23 @@ RecordsBySystem = Mapping[str, Sequence[Record]]
 
 
 def systems_of(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the systems of a run's summary that have an accuracy, in the order of `SYSTEMS`."""
+    """Return the systems of a run's summary that have an accuracy, in the order of `SYSTEMS`.
+
+    They have no standard errors below `MIN_CLUSTERS` tasks, where an interval would be too narrow.
+    """
     systems = {**summary.get("baselines", {}), "before": summary.get("before"), "after": summary.get("after")}
-    return {name: systems[name] for name in SYSTEMS if "accuracy" in (systems.get(name) or {})}
+    present = {name: systems[name] for name in SYSTEMS if "accuracy" in (systems.get(name) or {})}
+    if summary.get("tasks", MIN_CLUSTERS) >= MIN_CLUSTERS:
+        return present
+    return {
+        name: values
+        | {"se": None, "by_ability": {k: v | {"se": None} for k, v in values.get("by_ability", {}).items()}}
+        for name, values in present.items()
+    }
 
 
 def difference_interval(systems: Systems, records: RecordsBySystem) -> tuple[float, float] | None:
-    """Return the 95 % interval of the difference in accuracy; None for a single conversation.
+    """Return the 95 % interval of the difference in accuracy; None below `MIN_CLUSTERS` conversations.
 
     It is paired by question if the records of both are there; otherwise it comes from the two standard errors.
 
@@ -43,8 +53,7 @@ def difference_interval(systems: Systems, records: RecordsBySystem) -> tuple[flo
     )
     if first and first.keys() == second.keys():
         rows = [[ScoredAnswer(key[0], "", values[key]) for key in first] for values in (first, second)]
-        paired = compare_paired(rows[0], rows[1], resamples=RESAMPLES).difference
-        return None if paired.low is None or paired.high is None else (paired.low, paired.high)
+        return compare_paired(rows[0], rows[1], resamples=RESAMPLES).difference.interval
     before, after = systems["before"], systems["after"]
     if before.get("se") is None or after.get("se") is None:
         return None

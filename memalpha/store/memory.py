@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from memalpha.arguments import check_flag
 from memalpha.errors import DuplicateContent, MemalphaError, StoreError, UnknownEntry
+from memalpha.html_table import html_table
 from memalpha.store.embedding import Embedder, load_cross_encoder
 from memalpha.store.filters import Filter, Where, parse_filter
 from memalpha.store.schema import MemorySchema
@@ -22,8 +25,46 @@ from memalpha.store.state import Change, MemoryState
 from memalpha.store.validation import update_operation
 from memalpha.types import Hit, MemoryEntry, Operation
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _FIELDS = {"timestamp", "importance", "metadata", "source", "chunk", "turn", "expires", "merge_metadata"}
 _RERANKED = 50  # hits that a reranker scores, or as many as are asked for
+
+
+_USER = "each user has a namespace: store.namespace(USER).{method}(...)"
+_WHERE = "filters on fields and metadata are where={{'key': value}}"
+_KEYWORDS_ELSEWHERE = {
+    **dict.fromkeys(("user_id", "agent_id", "run_id", "session_id", "namespace"), _USER),
+    **dict.fromkeys(("filter", "filters"), _WHERE),
+    **dict.fromkeys(("limit", "top_k", "n_results"), "the number of results is k= in search, limit= in list"),
+    "threshold": "the lowest score is min_score=",
+    "infer": "add keeps a text as it is; MemoryAgent(MODEL, store).read(TEXT) extracts facts",
+}
+"""What to use here, by a keyword of other memory libraries."""
+
+
+def refuse_other_keywords(method: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a method: a keyword of other libraries raises a `TypeError` that names ours."""
+    elsewhere = _KEYWORDS_ELSEWHERE.keys() - inspect.signature(method).parameters.keys()
+
+    @wraps(method)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if names := elsewhere & kwargs.keys():
+            name = min(names)
+            hint = _KEYWORDS_ELSEWHERE[name].format(method=method.__name__)
+            raise TypeError(f"{method.__name__}() has no argument {name!r}: {hint}")
+        return method(*args, **kwargs)
+
+    return checked
+
+
+class Hits(list[Hit]):
+    """Hits of one query, best first: a list that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        rows = [(hit.score, hit.entry.category, hit.entry.content, hit.entry.timestamp) for hit in self]
+        return html_table(f"{len(rows)} hits", ("score", "category", "content", "timestamp"), rows)
 
 
 def _with_passage(hit: Hit) -> Hit:
@@ -125,6 +166,7 @@ class Memory(ABC):
     def created_at(self, ids: Sequence[str]) -> dict[str, int]:
         """Return the log position that created each id; `list` is in this order."""
 
+    @refuse_other_keywords
     def search(
         self,
         query: str,
@@ -182,8 +224,9 @@ class Memory(ABC):
             vector=vector,
             reranker=reranker,
         )
-        return self._search_all([query], options)[0]
+        return Hits(self._search_all([query], options)[0])
 
+    @refuse_other_keywords
     def search_many(
         self,
         queries: Sequence[str],
@@ -302,6 +345,7 @@ class Memory(ABC):
         assert entry is not None
         return entry
 
+    @refuse_other_keywords
     def add(self, content: str, *, category: str | None = None, **fields: Any) -> MemoryEntry:
         """Store a fact in the schema's default category, as `insert` does.
 

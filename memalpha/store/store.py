@@ -26,6 +26,7 @@ from memalpha.errors import (
     UnknownEntry,
     UnknownFieldWarning,
 )
+from memalpha.html_table import html_table
 from memalpha.store import history as timeline
 from memalpha.store.backends.base import Backend, Clock, Durability, system_clock
 from memalpha.store.backends.operation_log import LogEnd, check_clock
@@ -39,7 +40,7 @@ from memalpha.store.indexing.namespace_index import NamespaceIndex
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder, StoredEmbedder
 from memalpha.store.io.copy import back_up
 from memalpha.store.io.jsonl import apply_lines, read_jsonl, stored_contents, write_jsonl
-from memalpha.store.memory import Memory
+from memalpha.store.memory import Memory, refuse_other_keywords
 from memalpha.store.open import copy_noted, create_namespace, is_url, is_writable, open_database, open_namespace
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.options import SearchOptions
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
 _PAGE = 1000
 _FEW = 5000  # matches of a filter that are sorted rather than read page by page
 _MAX_KNOWN_FIELDS = 1000  # after so many, filters are checked no more
+_SHOWN_ENTRIES = 10  # in a notebook
 _SHOWN_NAMESPACES = 16  # at once beside one's own: PostgreSQL shows a transaction the rows of up to 20
 
 
@@ -178,6 +180,11 @@ class MemoryStore(Memory):
     def __repr__(self) -> str:
         return f"MemoryStore({self._database.path!r}, namespace={self._namespace.name!r})"
 
+    def _repr_html_(self) -> str:
+        entries = [(entry.category, entry.content, entry.timestamp) for entry in self.recent(_SHOWN_ENTRIES)]
+        title = f"{self!r}: {self.count():,} entries, the newest first"
+        return html_table(title, ("category", "content", "timestamp"), entries)
+
     @property
     def path(self) -> str:
         """Path of the file, ":memory:", or the URL without its password."""
@@ -281,6 +288,7 @@ class MemoryStore(Memory):
         with self._transaction():
             return self._namespace.log.core_at(self._namespace.log.resolve_position(as_of))
 
+    @refuse_other_keywords
     def list(
         self,
         category: str | None = None,
@@ -316,13 +324,13 @@ class MemoryStore(Memory):
             ids = self._index.matching_ids(log_end.position, entry_filter) if position is None else None
             if ids is not None and (len(ids) <= _FEW or limit is None):
                 if not ids:
-                    self._warn_of_unknown_fields(entry_filter, stacklevel=3)
+                    self._warn_of_unknown_fields(entry_filter, stacklevel=4)
                 return self._namespace.entries.live_by_creation(ids, after=after, limit=limit)
             matches = self._namespace.entries.matching(
                 entry_filter, category, after=after, limit=limit, position=position
             )
             if not matches and limit != 0 and as_of is None:
-                self._warn_of_unknown_fields(entry_filter, stacklevel=3)
+                self._warn_of_unknown_fields(entry_filter, stacklevel=4)
             return matches
 
     def get_many(self, ids: Iterable[str], *, as_of: int | str | None = None) -> dict[str, MemoryEntry]:
@@ -408,7 +416,7 @@ class MemoryStore(Memory):
             results = self._index.search(log_end.position, position, queries, options, query_vectors)
             entries = self._namespace.entries.versions_at(list({hit.id for hits in results for hit in hits}), position)
             if not entries and options.k and options.as_of is None:
-                self._warn_of_unknown_fields(options.filter, stacklevel=5)
+                self._warn_of_unknown_fields(options.filter, stacklevel=6)
             tokens = options.around
             context = {id: tuple(surrounding_spans(self._namespace, id, tokens, position)) for id in entries if tokens}
         return [[Hit(entries[id], score, parts, context.get(id, ())) for id, score, parts in hits] for hits in results]

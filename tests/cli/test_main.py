@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import memalpha as memalpha_package
 from memalpha import __version__
 from memalpha.cli import main
+from memalpha.cli.main import _COMMANDS
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.tasks.load import load_tasks
@@ -366,4 +368,6 @@ def test_an_unexpected_exception_keeps_its_traceback(memalpha, store: Path, monk
 
 def test_python_dash_m_runs_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "memalpha", "--help"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "search" in done.stdout
+    assert done.returncode == 0 and "--install-completion" in done.stdout
+    panels = re.findall(r"^(\w.*):$", done.stdout, re.MULTILINE)
+    assert panels == ["Options", *_COMMANDS] and done.stdout.index("\n  search") < done.stdout.index("\nTrain:")

@@ -73,6 +73,21 @@ def test_the_code_of_a_page_is_that_of_its_example(page: str, example: str) -> N
     assert code.strip() in (EXAMPLES / f"{example}.py").read_text(encoding="utf-8")
 
 
+def test_the_notebook_runs_without_outputs_in_it_and_its_tables_are_escaped() -> None:
+    cells = json.loads((EXAMPLES / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
+    codes = [cell for cell in cells if cell["cell_type"] == "code"]
+    names: dict[str, Any] = {}
+    for cell in codes:
+        assert cell["outputs"] == [] and cell["execution_count"] is None
+        exec("".join(cell["source"]), names)
+    assert names["report"].summary["accuracy"] == 1.0
+    assert "all</td><td>1.000</td>" in names["report"]._repr_html_()
+    with MemoryStore.open(":memory:") as store:
+        store.add("<script>alert(1)</script>" + "x" * 300)
+        for page in (store._repr_html_(), store.search("script")._repr_html_()):  # type: ignore[attr-defined]
+            assert "&lt;script&gt;" in page and "<script" not in page and "x…</td>" in page
+
+
 def test_chatbot_remembers_a_user_and_no_other(run_example: Run) -> None:
     first = run_example("chatbot", "--user", "ana", "--say", "I live in Porto.")
     assert "I do not know you yet." in first

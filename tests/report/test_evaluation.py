@@ -49,7 +49,7 @@ def evaluated(tmp_path: Path) -> Path:
 
 def test_an_evaluation_without_training_has_a_page(evaluated: Path) -> None:
     page = page_of(evaluated)
-    assert "suite: evaluation" in page.text and "not finished" not in page.text
+    assert "suite: rag:chunks, writer" in page.text and "not finished" not in page.text
     assert not page.tags & {"script", "link", "img", "iframe"}
     assert "rag:chunks" in page.text  # the system's name, not the file's
     assert page.text.index("rag:chunks (10)") < page.text.index("writer (46)")  # the better one first
@@ -83,7 +83,35 @@ def test_a_ceiling_of_some_questions_is_no_line_on_all_of_them(tmp_path: Path) -
 def test_answers_without_a_verdict_are_told(tmp_path: Path) -> None:
     save(tmp_path, "rag", [record(1), record(2)])
     (tmp_path / "eval" / "rag.unjudged.json").write_text('[{"task": "t"}]', encoding="utf-8")
-    assert "no judge gave a readable verdict: 1 answers of rag:chunks." in page_of(tmp_path).text
+    assert "Rag:chunks: no judge gave a readable verdict on 1 of 3 answers" in page_of(tmp_path).text
+
+
+def test_the_page_leads_with_set_up_ceiling_and_warnings(tmp_path: Path) -> None:
+    for name, loss in (("rag", None), ("empty", "never_written")):
+        records = [record(n, loss, system=name) for n in range(4)]
+        save(tmp_path, name, [*records, record(4, gold=(), system=name, ceiling=None)])
+        summary = {"reader": "copy <(floor)>", "metric": "exact", "ceiling": 0.25, "accuracy": 1.0}
+        (tmp_path / "eval" / f"{name}.json").write_text(json.dumps(summary), encoding="utf-8")
+    source = {"config": {"benchmark": "tasks", "data": "/data/mine.jsonl"}, "note": "taken by default: metric=f1"}
+    (tmp_path / "eval" / "summary.json").write_text(json.dumps(source), encoding="utf-8")
+    text = page_of(tmp_path).text
+    lead = (
+        "The reader copy <(floor)> answered 5 questions of 3 conversations, scored by exact; shown the evidence itself"
+    )
+    order = (
+        "mine.jsonl: rag",
+        lead,
+        "25.0%",
+        "Taken by default",
+        "Shown the evidence",
+        "Systems on the same questions",
+    )
+    assert sorted(order, key=text.index) == list(order)
+    assert "empty memory: 0.200" in text and "answerable: 1.000" in text and "empty (5)" not in text
+    assert "…" not in text and "No intervals" in text
+    for name in ("rag", "empty"):
+        save(tmp_path, name, [record(n, task=f"t{n}", system=name) for n in range(10)])
+    assert "1.000 … 1.000" in page_of(tmp_path).text
 
 
 def test_every_link_leads_somewhere_and_every_failure_opens(evaluated: Path) -> None:

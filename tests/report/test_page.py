@@ -227,9 +227,9 @@ def test_a_difference_within_its_interval_is_called_noise(run: Path) -> None:
     path.write_text(json.dumps(summary))
     text = page_of(run).text
     assert "after (no difference beyond noise)" in text and "is no difference beyond noise" in text
-    summary["after"]["se"] = None
+    summary["tasks"] = 9
     path.write_text(json.dumps(summary))
-    assert "noise" not in page_of(run).text and "a single conversation has no interval" in page_of(run).text
+    assert "noise" not in page_of(run).text and "below ten conversations there is no interval" in page_of(run).text
 
 
 def test_the_model_and_its_worlds_are_named(run: Path) -> None:

@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from memalpha.errors import DataError, StoreError
+from memalpha.errors import DataError, StoreError, UnknownFieldWarning
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.formats.jsonl import save_jsonl
 
@@ -62,3 +63,24 @@ def test_a_device_or_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
             with pytest.raises(DataError, match="device or a pipe"):
                 save_jsonl([], tmp_path / name)
     assert (tmp_path / "pipe").is_fifo() and (tmp_path / "null").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("call", "ours"),
+    [
+        (lambda s: s.search("Ana", user_id="ana"), r"store\.namespace\(USER\)\.search"),
+        (lambda s: s.add("x", agent_id="a"), r"store\.namespace\(USER\)\.add"),
+        (lambda s: s.list(filters={"a": 1}), r"where=\{'key': value\}"),
+        (lambda s: s.search("Ana", limit=3), "k= in search"),
+        (lambda s: s.search("Ana", whatever=3), "unexpected keyword argument 'whatever'"),
+    ],
+)
+def test_a_keyword_of_other_libraries_names_ours(call: Callable[[Any], object], ours: str) -> None:
+    with MemoryStore.open(":memory:", embedder="hash") as store:
+        with pytest.raises(TypeError, match=ours):
+            call(store)
+        store.add("Ana lives in Oslo")
+        for field, search in {"one": store.list, "other": partial(store.search, "Ana")}.items():
+            with pytest.warns(UnknownFieldWarning) as caught:
+                search(where={field: 1})
+            assert caught[0].filename == __file__, "the warning names the caller's line"

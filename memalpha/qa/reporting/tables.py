@@ -62,8 +62,7 @@ def as_markdown(reports: Sequence[Report]) -> str:
     header, rows = table_rows(reports)
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(format_cell(value) for value in row) + " |" for row in rows]
-    notes = [*_unjudged_notes(reports), *_truncated_notes(reports)]
-    return "\n\n".join([_common_setup(reports), "\n".join(lines), *notes]) + "\n"
+    return "\n\n".join([_common_setup(reports), "\n".join(lines), *warnings_of(reports)]) + "\n"
 
 
 def print_table(reports: Sequence[Report]) -> None:
@@ -98,7 +97,7 @@ def print_table(reports: Sequence[Report]) -> None:
         by_ability_table.add_row(report.name, *map(format_cell, by_ability))
     console.print(overall)
     console.print(by_ability_table)
-    for line in (*_ceiling_notes(reports), *_unjudged_notes(reports), *_truncated_notes(reports)):
+    for line in warnings_of(reports):
         console.print(line)
 
 
@@ -118,17 +117,31 @@ def _common_setup(reports: Sequence[Report]) -> str:
     return f"reader: {reader}{rule}{ceiling}; metric: {metric}; budget: {budget} tokens of context"
 
 
-def _ceiling_notes(reports: Sequence[Report]) -> list[str]:
-    """Return which reader and metric to take where the reader fails on the evidence itself.
+def ceiling_of(reports: Sequence[Report]) -> tuple[float, str] | None:
+    """Return the reader's accuracy when shown the best text there is, and what that is; None if unknown.
 
     Where no question names evidence, the system `full` is the ceiling: the reader sees the whole conversation.
     """
+    if (ceiling := reports[0].summary.get("ceiling")) is not None:
+        return ceiling, "the evidence itself"
+    full_accuracies = [report.summary["accuracy"] for report in reports if report.name == "full" and report.summary]
+    return (full_accuracies[0], "the whole conversation (full)") if full_accuracies else None
+
+
+def warnings_of(reports: Sequence[Report]) -> list[str]:
+    """Return what a reader of the figures has to know: a low ceiling, answers without a verdict, answers cut off.
+
+    Args:
+        reports: Reports of all systems; the summary of a report may be empty.
+    """
+    return [*_ceiling_notes(reports), *_unjudged_notes(reports), *_truncated_notes(reports)]
+
+
+def _ceiling_notes(reports: Sequence[Report]) -> list[str]:
+    """Return which reader and metric to take where the reader fails on the evidence itself."""
     summary = reports[0].summary
-    ceiling, view = summary["ceiling"], "the evidence itself"
-    if ceiling is None:
-        full_accuracies = [report.summary["accuracy"] for report in reports if report.name == "full"]
-        ceiling, view = (full_accuracies[0], "the whole conversation (full)") if full_accuracies else (None, "")
-    if ceiling is None or ceiling >= LOW_CEILING:
+    ceiling, view = ceiling_of(reports) or (1.0, "")
+    if ceiling >= LOW_CEILING:
         return []
     is_floor = "(floor)" in summary["reader"]
     reader = "a language model (reader.kind=policy reader.policy=MODEL)" if is_floor else "a stronger reader"

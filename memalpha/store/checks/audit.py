@@ -4,6 +4,7 @@ There are five kinds of findings, the worst first. Each claims no more than its 
 
 - `contradiction`: live entries give different values for one slot (`Ana's city: Oslo`; see `slots`). Free text is not
   understood, so nothing is claimed of it. A slot that may have several values (`hobby`) is reported all the same.
+  Lines of a chat (`Ana: I like tea`) give their speaker no values.
 - `stale`: a live entry is outdated, for one of four reasons. `later`: another live entry gives its slot another value
   with a later date. `ended`: an entry with a later date ended after it was written, and not by an undo. `replaced`:
   another entry that said the same has been updated to something else since. `says`: its own text is labelled as

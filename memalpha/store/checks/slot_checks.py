@@ -21,6 +21,11 @@ _OUTDATED_LABEL = re.compile(
 )
 
 
+_ROLES = frozenset(("user", "assistant", "human"))
+_FIRST_PERSON = re.compile(r"(?:^|[,.!?;]\s*)(?:i|we|my|our)\b(?:['\u2019]\w+)?\s+\w", re.IGNORECASE)
+"""A clause that begins with the first person: who speaks of himself states no value."""
+
+
 def find_contradictions(entries: Sequence[MemoryEntry]) -> list[Finding]:
     """Return a finding for each slot with different values in live entries."""
     findings = []
@@ -47,7 +52,7 @@ def find_stale(entries: Sequence[MemoryEntry], ended: Sequence[MemoryEntry], row
     findings = []
     for entry in entries:
         later = ended_later = None
-        if pair := slot_value(entry):
+        if (pair := slot_value(entry)) and pair[0] in live_slots:
             since = _latest_date_of_value(entry, live_slots[pair[0]])
             later = _latest_other_value(entry, since, live_slots[pair[0]])
             outlasting = [version for version in ended_slots.get(pair[0], ()) if _ended_after(version, entry, rows)]
@@ -77,11 +82,21 @@ def plain(content: str) -> str:
 
 
 def _group_by_slot(entries: Iterable[MemoryEntry]) -> dict[str, list[MemoryEntry]]:
+    """Return the entries of each slot; lines of a chat, such as `Ana: we moved`, have none."""
     slots: dict[str, list[MemoryEntry]] = {}
     for entry in entries:
         if pair := key_value(entry.content):
             slots.setdefault(pair[0], []).append(entry)
-    return slots
+    return {slot: group for slot, group in slots.items() if not any(_is_utterance(entry) for entry in group)}
+
+
+def _is_utterance(entry: MemoryEntry) -> bool:
+    """Return True if the text before the colon is who spoke: the entry's speaker, or a name before a first person."""
+    name, _, text = (part.strip() for part in entry.content.partition(":"))
+    if entry.speaker is not None and entry.speaker.casefold() == name.casefold():
+        return True
+    is_name = name in _ROLES or not any(word[0].islower() or word.endswith("'s") for word in name.split())
+    return is_name and _FIRST_PERSON.search(text) is not None
 
 
 def _normalized_value(entry: MemoryEntry) -> str:

@@ -64,6 +64,24 @@ def test_values_of_one_slot_contradict_unless_they_are_events(store) -> None:
     assert ("contradiction", "values", ["trip: Oslo", "trip: Rome", "trip: Paris"]) in findings_of(store)
 
 
+def test_lines_of_a_chat_are_no_values_of_their_speaker(store) -> None:
+    lines = ("Ana: I like tea", "Ana: hello", "user: hi. We moved", "user: ok", "Mary Ann: my dog", "Mary Ann: yes")
+    for day, content in enumerate(lines, 1):
+        store.insert("semantic", content, timestamp=f"2024-05-0{day}")
+    with store.writing_as(speaker="Jos\u00e9"):
+        store.insert("semantic", "jos\u00e9: me gusta", timestamp="2024-05-01")
+        store.insert("semantic", "jos\u00e9: ya no", timestamp="2024-05-02")
+    assert findings_of(store) == []
+    for content in (
+        "favourite film: I Am Legend",
+        "favourite film: Alien",
+        "Illness: type I diabetes",
+        "Illness: none",
+    ):
+        store.insert("semantic", content)
+    assert [kind for kind, _, _ in findings_of(store)] == ["contradiction"] * 2
+
+
 def test_stale_by_date(store) -> None:
     store.insert("semantic", "city: Oslo", timestamp="2024-01-01")
     rome = store.insert("semantic", "city: Rome", timestamp="2024-06-01")
