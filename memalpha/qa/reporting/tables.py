@@ -25,7 +25,8 @@ SUMMARY = "summary"
 """Name of the file that holds the summaries of all systems."""
 COLUMNS = (
     "accuracy", "score", "answerable_accuracy", "stale_rate", "ceiling", "ceiling_n", "ceiling_answered",
-    "evidence_recall", "evidence_recall@10", "tokens", "memory_tokens", "reader_truncated", "unjudged",
+    "evidence_recall", "evidence_recall@10", "tokens", "memory_tokens", "searches", "left_out", "reader_truncated",
+    "unjudged",
 )  # fmt: skip
 _TERMINAL_HEADS = {
     "score": "score", "answerable_accuracy": "answerable", "stale_rate": "stale", "ceiling_answered": "of the same",
@@ -62,7 +63,7 @@ def as_markdown(reports: Sequence[Report]) -> str:
     header, rows = table_rows(reports)
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(format_cell(value) for value in row) + " |" for row in rows]
-    notes = [*_unjudged_notes(reports), *_truncated_notes(reports)]
+    notes = [*_unjudged_notes(reports), *_truncated_notes(reports), *_left_out_notes(reports)]
     return "\n\n".join([_common_setup(reports), "\n".join(lines), *notes]) + "\n"
 
 
@@ -98,7 +99,8 @@ def print_table(reports: Sequence[Report]) -> None:
         by_ability_table.add_row(report.name, *map(format_cell, by_ability))
     console.print(overall)
     console.print(by_ability_table)
-    for line in (*_ceiling_notes(reports), *_unjudged_notes(reports), *_truncated_notes(reports)):
+    notes = (*_unjudged_notes(reports), *_truncated_notes(reports), *_left_out_notes(reports))
+    for line in (*_ceiling_notes(reports), *notes):
         console.print(line)
 
 
@@ -156,6 +158,16 @@ def _truncated_notes(reports: Sequence[Report]) -> list[str]:
         "which may make them wrong: raise it, or set reader.thinking_tokens for a model that thinks first"
         for report in reports
         if report.summary.get("reader_truncated") and (truncated := sum(record.truncated for record in report.records))
+    ]
+
+
+def _left_out_notes(reports: Sequence[Report]) -> list[str]:
+    """Return a note per system whose memory did not fit a reader of the whole memory."""
+    return [
+        f"{report.name}: at {len(counts):,} of {len(report.records):,} questions the oldest entries were left out, "
+        f"{max(counts):,} at most: raise reader.context_tokens if the reader's context has room"
+        for report in reports
+        if (counts := [record.left_out for record in report.records if record.left_out])
     ]
 
 
