@@ -70,7 +70,7 @@ class CopyReader:
 
     def answer(self, items: Sequence[Item], *, k: int | None = None) -> list[Answer]:
         """Return one answer per item, from the best of the k entries."""
-        return self.read(retrieve(items, k or self.config.k, self.conflicts))
+        return self.read(retrieve(items, k or self.config.k))
 
     def read(self, items: Sequence[Reading]) -> list[Answer]:
         """Return one answer per item, without sampling."""

@@ -85,6 +85,11 @@ where notes disagree, say what holds now. Answer with the shortest exact phrase,
 notes do not hold the answer, reply with the single word {ABSTAIN}.\
 """
 
+_SEARCH_INSTRUCTION = """
+If the notes do not hold the answer, call search_memory with other words before you reply ({left} of {searches} calls \
+left); further notes are then shown.\
+"""
+
 _CITE_INSTRUCTION = """\
 Reply with three lines:
 Answer: the answer (of a choice, its letter in brackets)
@@ -195,7 +200,14 @@ def reflection_messages(
     )
 
 
-def reader_messages(question: str, hits: Sequence[Hit], config: ReaderConfig, *, core: str = "") -> tuple[Message, ...]:
+def reader_messages(
+    question: str,
+    hits: Sequence[Hit],
+    config: ReaderConfig,
+    *,
+    core: str = "",
+    queries: Sequence[str] | None = None,
+) -> tuple[Message, ...]:
     """Build the reader's messages: dated notes, oldest first, then the question.
 
     Args:
@@ -203,14 +215,13 @@ def reader_messages(question: str, hits: Sequence[Hit], config: ReaderConfig, *,
         hits: retrieved entries; `order_notes` sorts them.
         config: prompt style. With `cite` the notes are numbered from 1, and the reply must name its evidence.
         core: core memory to show before the notes.
+        queries: searches made so far by a reader that may search once more; None: it may not.
 
     Returns:
         The messages.
     """
     question = plain_text(question)
-    facts = [
-        plain_line(entry.content) + (f" ({entry.timestamp})" if entry.timestamp else "") for entry in order_notes(hits)
-    ]
+    facts = list(map(note_line, order_notes(hits)))
     if config.prompt == "compact":
         lines = ["facts", *([f"core: {plain_line(core)}"] if core else []), *facts, f"ask: {question}"]
         return ({"role": "user", "content": "\n".join(lines)},)
@@ -219,10 +230,19 @@ def reader_messages(question: str, hits: Sequence[Hit], config: ReaderConfig, *,
     lines += [f"{mark} {fact}" for mark, fact in zip(marks, facts, strict=True)]
     note_lines = "\n".join(lines) or "(none)"
     form = f"\n\n{_CITE_INSTRUCTION}" if config.cite else ""
+    system, searched = _READER_SYSTEM, ""
+    if queries is not None:
+        system += _SEARCH_INSTRUCTION.format(left=config.searches - len(queries), searches=config.searches)
+        searched = f"\n\nSearched for so far: {'; '.join(('the question', *queries))}"
     return (
-        {"role": "system", "content": _READER_SYSTEM},
-        {"role": "user", "content": f"Memory notes:\n{note_lines}\n\nQuestion: {question}{form}"},
+        {"role": "system", "content": system},
+        {"role": "user", "content": f"Memory notes:\n{note_lines}{searched}\n\nQuestion: {question}{form}"},
     )
+
+
+def note_line(entry: MemoryEntry) -> str:
+    """Return an entry as the reader sees it: one line, with its date."""
+    return plain_line(entry.content) + (f" ({entry.timestamp})" if entry.timestamp else "")
 
 
 def order_notes(hits: Sequence[Hit]) -> list[MemoryEntry]:

@@ -2,32 +2,39 @@
 
 Reading and retrieval are separate: `read` answers from given entries, `answer` searches memories first. Readers take
 many questions at once, because in training all questions of a step are one batch.
+
+A policy reads the entries of one search, searches further by itself (`reader.kind=agentic`, as the agent of Mem-alpha
+does, Wang et al. 2025, arXiv:2509.25911), or sees the whole memory (`full-memory`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Literal, Protocol
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import Any, Literal, Protocol
 
 from memalpha.agent.conflict_rule import answer_slot, in_conflict, keep_newest
-from memalpha.agent.parsing import after_thinking
-from memalpha.agent.prompts import ABSTAIN, order_notes, question_with_choices, reader_messages
+from memalpha.agent.parsing import after_thinking, parse_calls
+from memalpha.agent.prompts import ABSTAIN, note_line, order_notes, question_with_choices, reader_messages
 from memalpha.agent.text_match import is_abstention
+from memalpha.agent.tools import SEARCH_TOOL, search_query
 from memalpha.arguments import brief_repr, is_own
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.errors import ConfigError, MemalphaError, PolicyError
-from memalpha.policy.base import Policy, reader_style, sample_checked
+from memalpha.policy.base import Policy, count_checked, reader_style, sample_checked
 from memalpha.policy.reply_cache import cache_frozen
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.memory import Memory
 from memalpha.store.search.bm25 import stem
 from memalpha.store.slots import key_value
-from memalpha.types import Completion, Hit, MemoryEntry, Question, SampleRequest
+from memalpha.types import Completion, Hit, MemoryEntry, Question, SampleRequest, ToolCall
 
 Conflicts = Literal["keep", "refuse", "newest"]
+
+CALL_TOKENS = 64
+"""Room for a call of `search_memory`, beside the tokens of an answer."""
 
 _CITED_LINE = re.compile(r"^[ \t]*(answer|evidence|reasoning)[ \t]*:(.*)$", re.IGNORECASE | re.MULTILINE)
 _BETWEEN_NUMBERS = re.compile(r"[\[\](),;.]|\band\b", re.IGNORECASE)
@@ -46,6 +53,18 @@ class Cited:
 
 
 @dataclass(frozen=True, slots=True)
+class Search:
+    """A search that a reader made by itself: its query, and the ids of the entries that it found, best first."""
+
+    query: str
+    retrieved: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the search as JSON values."""
+        return {"query": self.query, "retrieved": list(self.retrieved)}
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """Answer of a reader, with the entries it was read from.
 
@@ -58,6 +77,8 @@ class Answer:
         cited: parsed parts of a reply that cites evidence.
         notes: ids of the entries in the order of the cited numbers.
         truncated: True if the answer of a language model was cut at `max_new_tokens`.
+        searches: searches that the reader made by itself.
+        left_out: number of live entries that did not fit a reader of the whole memory; None for other readers.
     """
 
     text: str
@@ -68,6 +89,8 @@ class Answer:
     cited: Cited | None = None
     notes: tuple[str, ...] = ()
     truncated: bool = False
+    searches: tuple[Search, ...] = ()
+    left_out: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +101,17 @@ class Reading:
         question: text of the question.
         hits: entries, best first.
         core: core memory text.
-        live: all entries of the memory, for the conflict rule; None: the rule uses `hits`.
+        live: returns all entries of the memory; None: they are not known, and the conflict rule uses `hits`.
         full_question: question for a language model, with date and choices; "": same as `question`.
+        search: returns the hits of another query, best first; None: the memory cannot be searched further.
     """
 
     question: str
     hits: tuple[Hit, ...]
     core: str = ""
-    live: Sequence[MemoryEntry] | None = None
+    live: Callable[[], Sequence[MemoryEntry]] | None = None
     full_question: str = ""
+    search: Callable[[str], Sequence[Hit]] | None = None
 
 
 class Reader(Protocol):
@@ -145,13 +170,12 @@ def check_answers(reader: Reader, number: int, read: Callable[[], Sequence[Answe
     return answers
 
 
-def retrieve(items: Sequence[Item], k: int, conflicts: Conflicts = "keep") -> list[Reading]:
+def retrieve(items: Sequence[Item], k: int) -> list[Reading]:
     """Retrieve the k best entries per item, with one batched search per memory.
 
     Args:
         items: questions with their memories.
         k: entries per question.
-        conflicts: conflict rule; with "refuse" each memory's live entries are listed once.
 
     Returns:
         One reading per item, in order.
@@ -162,20 +186,21 @@ def retrieve(items: Sequence[Item], k: int, conflicts: Conflicts = "keep") -> li
     readings: dict[int, Reading] = {}
     for numbers in by_memory.values():
         memory = items[numbers[0]][1]
-        live = memory.list() if conflicts == "refuse" else None
+        live, search = cache(memory.list), partial(memory.search, k=k)
         questions = [items[n][0] for n in numbers]
         texts = [question if isinstance(question, str) else question.question for question in questions]
         hits_of = memory.search_many(texts, k)
         for number, question, text, hits in zip(numbers, questions, texts, hits_of, strict=True):
             full_question = "" if isinstance(question, str) else question_with_choices(question)
-            readings[number] = Reading(text, tuple(hits), memory.core, live, full_question)
+            readings[number] = Reading(text, tuple(hits), memory.core, live, full_question, search)
     return [readings[number] for number in range(len(items))]
 
 
 class PolicyReader:
-    """Read the k best entries with a language model, and answer or abstain.
+    """Read entries with a language model, and answer or abstain.
 
-    The entries are dated and sorted oldest first.
+    The entries are dated and sorted oldest first. They are the k best for the question; with `kind=agentic` also those
+    of the policy's own searches, and with `kind=full-memory` all that are live, without the oldest if not all fit.
 
     Args:
         policy: Policy that answers.
@@ -190,33 +215,96 @@ class PolicyReader:
         self.config = config or ReaderConfig(kind="policy")
         if self.config.cite and self.config.prompt == "compact":
             raise ConfigError("reader.cite: a policy prompted in the compact style answers in a word; leave it out")
+        if self.config.kind == "agentic" and self.config.prompt == "compact":
+            raise ConfigError("reader.kind: a policy prompted in the compact style makes no searches; take policy")
         self.conflicts: Conflicts = self.config.conflicts or "keep"
-        self.name = f"policy:{policy.name}"
+        self.name = f"{self.config.kind if self.config.is_model else 'policy'}:{policy.name}"
 
     def answer(self, items: Sequence[Item], *, k: int | None = None) -> list[Answer]:
         """Return greedy answers from the k best entries."""
-        return self.read(retrieve(items, k or self.config.k, self.conflicts))
+        return self.read(retrieve(items, k or self.config.k))
 
     def read(self, items: Sequence[Reading]) -> list[Answer]:
-        """Return greedy answers; equal prompts are sampled once, those of a frozen policy once for all calls."""
+        """Return greedy answers; equal prompts are sampled once, those of a frozen policy once for all calls.
+
+        Raises:
+            ConfigError: With `kind=full-memory`, if the entries of a memory are not known.
+        """
+        if self.config.kind == "agentic":
+            answers = self._search_and_answer(items)
+        elif self.config.kind == "full-memory":
+            filled = [self._fill_context(item) for item in items]
+            replies = self._ask([item for item, _ in filled])
+            answers = [
+                replace(answer, left_out=left_out) for (answer, _), (_, left_out) in zip(replies, filled, strict=True)
+            ]
+        else:
+            answers = [answer for answer, _ in self._ask(items)]
+        return mark_conflicts(answers, items) if self.conflicts == "refuse" else answers
+
+    def _ask(
+        self, items: Sequence[Reading], queries: Sequence[Sequence[str]] | None = None
+    ) -> list[tuple[Answer, Completion]]:
+        """Prompt the policy once per item; with the `queries` made so far per item, it may search once more."""
         visible = apply_conflict_rule(items, self.conflicts)
         prompts: dict[tuple[str, ...], SampleRequest] = {}
         keys = []
-        for item in visible:
-            messages = reader_messages(item.full_question or item.question, item.hits, self.config, core=item.core)
+        for index, item in enumerate(visible):
+            question, made = item.full_question or item.question, None if queries is None else queries[index]
+            messages = reader_messages(question, item.hits, self.config, core=item.core, queries=made)
             keys.append(key := tuple(message["content"] for message in messages))
             if key not in prompts:
                 prompts[key] = SampleRequest(
                     messages,
-                    max_new_tokens=self.config.max_new_tokens,
+                    () if queries is None else (SEARCH_TOOL,),
+                    max_new_tokens=self.config.max_new_tokens + (0 if queries is None else CALL_TOKENS),
                     thinking_tokens=self.config.thinking_tokens,
                     chat_template_kwargs=self.config.chat_template_kwargs,
                 )
         sample = partial(sample_checked, self.policy) if self.cache is None else self.cache.ask
         completions = sample(list(prompts.values())) if prompts else []
         replies = dict(zip(prompts, completions, strict=True))
-        answers = [self._answer(replies[key], item, "\n\n".join(key)) for key, item in zip(keys, visible, strict=True)]
-        return mark_conflicts(answers, items) if self.conflicts == "refuse" else answers
+        return [
+            (self._answer(replies[key], item, "\n\n".join(key)), replies[key])
+            for key, item in zip(keys, visible, strict=True)
+        ]
+
+    def _search_and_answer(self, items: Sequence[Reading]) -> list[Answer]:
+        """Let the policy search before it answers; each round asks all questions that are still open.
+
+        A reply without a call is the answer. An unreadable call, a repeated query and the last search lead to a prompt
+        without the tool.
+        """
+        inquiries = [_Inquiry(item) for item in items]
+        answers: dict[int, Answer] = {}
+        active = [index for index, item in enumerate(items) if item.search is not None]
+        while active:
+            queries = [[search.query for search in inquiries[index].searches] for index in active]
+            replies = self._ask([inquiries[index].reading for index in active], queries)
+            asked, active = active, []
+            for index, (answer, completion) in zip(asked, replies, strict=True):
+                if not (calls := parse_calls(completion.text)):
+                    answers[index] = answer
+                elif inquiries[index].follow(calls, self.config.searches):
+                    active.append(index)
+        rest = [index for index in range(len(items)) if index not in answers]
+        replies = self._ask([inquiries[index].reading for index in rest])
+        answers |= {index: answer for index, (answer, _) in zip(rest, replies, strict=True)}
+        return [replace(answers[index], searches=tuple(inquiry.searches)) for index, inquiry in enumerate(inquiries)]
+
+    def _fill_context(self, item: Reading) -> tuple[Reading, int]:
+        """Return the item with the newest live entries that fit, and the number of older ones left out."""
+        if item.live is None:
+            raise ConfigError(
+                "reader.kind: full-memory needs a system that shows its entries (method `entries`); take policy"
+            )
+        whole = replace(item, hits=tuple(Hit(entry, 0.0) for entry in item.live()))
+        entries = order_notes(apply_conflict_rule([whole], self.conflicts)[0].hits)
+        room = self.config.context_tokens - count_checked(self.policy, item.core)
+        first = len(entries)
+        while first and (room := room - count_checked(self.policy, f"- {note_line(entries[first - 1])}\n")) >= 0:
+            first -= 1
+        return replace(item, hits=tuple(Hit(entry, 0.0) for entry in entries[first:])), first
 
     def _answer(self, reply: Completion, item: Reading, prompt: str) -> Answer:
         text, truncated = reply.text[after_thinking(reply.text) :].strip(), reply.stop_reason == "length"
@@ -226,6 +314,30 @@ class PolicyReader:
         answer = cited.answer or ""
         ids = tuple(entry.id for entry in order_notes(item.hits))
         return Answer(answer, is_abstention(answer), False, item.hits, prompt, cited, ids, truncated)
+
+
+@dataclass(slots=True)
+class _Inquiry:
+    """Question of an agentic reader: its entries and its searches so far."""
+
+    reading: Reading
+    searches: list[Search] = field(default_factory=list)
+
+    def follow(self, calls: Sequence[ToolCall], limit: int) -> bool:
+        """Make the searches of a reply's calls, `limit` in all; return True if the policy may search again."""
+        for call in calls:
+            made = {self.reading.question.casefold(), *(search.query.casefold() for search in self.searches)}
+            query = search_query(call)
+            if query is None or query.casefold() in made or self.reading.search is None:
+                return False
+            hits = self.reading.search(query)
+            self.searches.append(Search(query, tuple(hit.entry.id for hit in hits)))
+            notes = {note_line(hit.entry) for hit in self.reading.hits}
+            new = [hit for hit in hits if note_line(hit.entry) not in notes]
+            self.reading = replace(self.reading, hits=(*self.reading.hits, *new))
+            if len(self.searches) == limit:
+                return False
+        return True
 
 
 def parse_cited(text: str) -> Cited:
@@ -275,7 +387,7 @@ class ExtractiveReader:
     def answer(self, items: Sequence[Item], *, k: int | None = None) -> list[Answer]:
         """Return one answer per item, without sampling."""
         memories = [memory for _, memory in items]
-        return self._answers(retrieve(items, k or self.config.k, self.conflicts), memories)
+        return self._answers(retrieve(items, k or self.config.k), memories)
 
     def read(self, items: Sequence[Reading]) -> list[Answer]:
         """Return one answer per item from its given entries."""
@@ -307,7 +419,7 @@ def mark_conflicts(answers: Sequence[Answer], items: Sequence[Reading]) -> list[
     marked = []
     for answer, item in zip(answers, items, strict=True):
         slot = None if answer.abstained else answer_slot(answer.text, answer.hits)
-        live = [hit.entry for hit in item.hits] if item.live is None else item.live
+        live = [hit.entry for hit in item.hits] if item.live is None else item.live()
         marked.append(replace(answer, conflict=True) if slot is not None and in_conflict(slot, live) else answer)
     return marked
 

@@ -6,13 +6,15 @@ bug. The docstrings of the argument models are the tool descriptions in the writ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from memalpha.agent.parsing import named_tool
 from memalpha.errors import DuplicateContent, InvalidContent, UnknownCategory, UnknownEntry
+from memalpha.policy.plain_text import plain_line
 from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import fact_identity, refuse_duplicate
@@ -74,6 +76,12 @@ class Skip(_Arguments):
     """Change nothing: this part of the conversation holds nothing worth remembering."""
 
 
+class SearchMemory(_Arguments):
+    """Search the memory for further notes."""
+
+    query: str = Field(min_length=1, description="what to look for, in a few words")
+
+
 TOOLS: dict[str, type[_Arguments]] = {
     "memory_insert": Insert,
     "memory_update": Update,
@@ -89,20 +97,19 @@ def tool_schemas(schema: MemorySchema) -> tuple[dict[str, Any], ...]:
     The allowed values of `category` are the schema's categories.
     """
     return tuple(
-        {
-            "type": "function",
-            "function": {
-                "name": name,
-                "description": (model.__doc__ or "").strip(),
-                "parameters": _parameters(model, schema),
-            },
-        }
+        _tool_schema(name, model, schema.category_names)
         for name, model in TOOLS.items()
         if schema.core or model is not CoreUpdate
     )
 
 
-def _parameters(model: type[_Arguments], schema: MemorySchema) -> dict[str, Any]:
+def _tool_schema(name: str, model: type[_Arguments], categories: Sequence[str] = ()) -> dict[str, Any]:
+    description = (model.__doc__ or "").strip()
+    function = {"name": name, "description": description, "parameters": _parameters(model, categories)}
+    return {"type": "function", "function": function}
+
+
+def _parameters(model: type[_Arguments], categories: Sequence[str]) -> dict[str, Any]:
     properties: dict[str, Any] = {}
     required = []
     for name, field in model.model_fields.items():
@@ -111,8 +118,23 @@ def _parameters(model: type[_Arguments], schema: MemorySchema) -> dict[str, Any]
         if field.is_required():
             required.append(name)
         if name == "category":
-            properties[name]["enum"] = list(schema.category_names)
+            properties[name]["enum"] = list(categories)
     return {"type": "object", "properties": properties, "required": required}
+
+
+SEARCH_TOOL = _tool_schema("search_memory", SearchMemory)
+"""Tool of a reader, in OpenAI's function format."""
+
+
+def search_query(call: ToolCall) -> str | None:
+    """Return the query of a call of `search_memory`; None for any other call and without a readable query."""
+    if call.error or named_tool(call, ("search_memory",)).name != "search_memory":
+        return None
+    try:
+        arguments, _ = _validate(SearchMemory, call.arguments, strict=False)
+    except ValidationError:
+        return None
+    return plain_line(str(arguments.model_dump()["query"])).strip() or None
 
 
 def execute(

@@ -183,12 +183,13 @@ class AgentConfig(ChatConfig):
 class ReaderConfig(ChatConfig):
     """Frozen reader that answers questions from retrieved memory."""
 
-    kind: Literal["extractive", "copy", "policy"] = Field(
+    kind: Literal["extractive", "copy", "policy", "agentic", "full-memory"] = Field(
         default="extractive",
-        description="who answers: a rule over `name: value` notes, a rule that copies words, or a policy",
+        description="who answers: a rule over `name: value` notes, a rule that copies words, or a policy: from one "
+        "search, after further searches of its own (agentic), or from all entries that fit (full-memory)",
     )
     policy: str | None = Field(
-        default=None, description="kind=policy: the policy that answers (default: the trained run's start)"
+        default=None, description="the policy that answers, where one does (default: the trained run's start)"
     )
     prompt: Literal["full", "compact"] = Field(
         default="full", description="prompt style; compact is the tiny policies'"
@@ -201,9 +202,23 @@ class ReaderConfig(ChatConfig):
     )
     cite: bool = Field(
         default=False,
-        description="kind=policy: ask for answer, evidence and reasoning, one line each (agent.reader)",
+        description="of a policy: ask for answer, evidence and reasoning, one line each (agent.reader)",
+    )
+    searches: int = Field(
+        default=4, gt=0, description="kind=agentic: calls of search_memory per question, at most; each finds k entries"
+    )
+    context_tokens: int = Field(
+        default=7168,
+        gt=0,
+        description="kind=full-memory: tokens of core memory and entries shown, as the policy counts them; its context "
+        "needs room for question and answer beside them",
     )
     max_new_tokens: int = Field(default=32, gt=0, description="tokens of an answer, at most")
+
+    @property
+    def is_model(self) -> bool:
+        """True if a policy answers."""
+        return self.kind in ("policy", "agentic", "full-memory")
 
 
 class EndpointConfig(Config):

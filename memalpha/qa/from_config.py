@@ -163,7 +163,7 @@ def load_run_settings(run: Path, overrides: Mapping[str, Any] | None = None) -> 
     if isinstance(run_config, TextConfig):
         raise ConfigError(f"{run} trained replies to prompts, and keeps no memory: memalpha eval {run}")
     reader = run_config.reader.model_copy(update={"conflicts": run_config.reader.conflicts or "refuse"})
-    if reader.kind == "policy" and reader.policy is None:
+    if reader.is_model and reader.policy is None:
         reader = reader.model_copy(update={"policy": run_config.policy})
     fields: dict[str, Any] = {
         "systems": TRAINED_SYSTEM,
@@ -341,7 +341,7 @@ def load_config_reader(config: EvalConfig, replies: AnswerCache | None = None) -
         replies: File in which the replies of a local policy are kept.
     """
     settings = config.reader
-    if settings.kind != "policy" or settings.policy is None:
+    if not settings.is_model or settings.policy is None:
         return load_reader(settings)
     endpoint = config.endpoint.kept_in(config.out)
     policy = load_policy(

@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 from memalpha.agent.prompts import question_with_choices
-from memalpha.agent.reader import Answer, Reader, Reading, check_answers
+from memalpha.agent.reader import Answer, PolicyReader, Reader, Reading, check_answers
 from memalpha.config import EVAL_K, AgentConfig
 from memalpha.errors import ConfigError, DataError, PolicyError, did_you_mean
 from memalpha.qa.error_analysis import ceiling_accuracy, classified, evidence_recall, waterfall
 from memalpha.qa.memory_reward import conversation_tokens
-from memalpha.qa.reader_check import truncated_share, with_check
+from memalpha.qa.reader_check import reader_metrics, with_check
 from memalpha.qa.records import Record
 from memalpha.qa.report import Report, estimate_tokens, summarize
 from memalpha.qa.scoring.cited import cited_scores, evidence_notes
@@ -36,6 +37,7 @@ from memalpha.qa.scoring.metrics import (
 from memalpha.qa.scoring.states import build_record, is_disputed
 from memalpha.qa.scoring.stats import ScoredAnswer, estimate, macro
 from memalpha.qa.systems.base import Passage, Retrieval
+from memalpha.qa.systems.budget import passage_tokens
 from memalpha.qa.systems.builtin import EvaluatedSystem, Oracle, Progress, Retrievals, SystemSettings, load_system
 from memalpha.store.embedding import Embedder, load_embedder
 from memalpha.types import Hit, MemoryEntry, Question, Task
@@ -100,7 +102,8 @@ def run_systems(
     tasks = [_with_metric(metric, default_metric, task) for task in tasks]
     check_metrics(tasks, judge is not None)
     embedder = load_embedder(embedder) if isinstance(embedder, str) else embedder
-    settings = SystemSettings(budget, k, embedder, agent or AgentConfig())
+    searches = isinstance(reader, PolicyReader) and reader.config.kind == "agentic"
+    settings = SystemSettings(budget, k, embedder, agent or AgentConfig(), is_searchable=searches)
     embedder.encode(list(dict.fromkeys(question.question for task in tasks for question in task.questions)))
     run = _Evaluation(tasks, with_check(reader, check_reader), settings, judge)
     bills_before = _collect_bills(None, reader, judge)
@@ -217,7 +220,8 @@ class _Evaluation:
             "conflicts": _conflict_rule(self.reader, [item for _, item in questions]),
             "metric": "+".join(sorted({metric_of(item.question) for _, item in questions})),
             "budget": self.settings.budget,
-            "reader_truncated": truncated_share(self.reader, records),
+            "reader_truncated": None,
+            **reader_metrics(self.reader, records),
             **summarize(records, trajectories),
             **self._system_metrics(records),
         }
@@ -269,40 +273,58 @@ class _Evaluation:
     ) -> tuple[list[Record], list[UnjudgedAnswer]]:
         """Return a record for every question, and the answers without a readable verdict."""
         names_turns = _names_turns([item for _, item in questions])
-        records = [
-            self._record(name, task, item, answer, ceiling, names_turns)
+        answered = [
+            (task, item, answer)
             for batch in _batches(questions)
-            for (task, item), answer in zip(batch, self._answers(batch), strict=True)
+            for (task, _), (item, answer) in zip(batch, self._answers(batch), strict=True)
         ]
+        records = [self._record(name, task, item, answer, ceiling, names_turns) for task, item, answer in answered]
         unjudged: list[UnjudgedAnswer] = []
         if self.judge is not None:
             records, unjudged = judge_records(records, self.tasks, self.judge)
-        sources = {(task.id, item.question.id): (task, item) for task, item in questions}
+        sources = {(task.id, item.question.id): (task, item) for task, item, _ in answered}
         return [classified(*sources[record.task, record.question_id], record) for record in records], unjudged
 
-    def _answers(self, questions: Sequence[tuple[Task, Retrieval]]) -> list[Answer]:
-        """Return the reader's answers, with its conflict rule applied if it has one."""
-        refuse = self.reader.conflicts == "refuse"
-        live_entries: dict[int, list[MemoryEntry]] = {}
+    def _answers(self, questions: Sequence[tuple[Task, Retrieval]]) -> list[tuple[Retrieval, Answer]]:
+        """Return the reader's answers, with its conflict rule applied if it has one.
+
+        Where the reader searched by itself or saw the whole memory, the retrieval holds the passages that it saw.
+        """
         entries: dict[int, MemoryEntry] = {}
-        readings = []
-        for _, item in questions:
-            live = None
-            if refuse and item.entries is not None:
-                live = live_entries.get(id(item.entries))
-                if live is None:
-                    live = live_entries[id(item.entries)] = [
-                        hit.entry for hit in passages_as_hits(item.entries, entries)
-                    ]
-            question = item.question
-            hits = passages_as_hits(item.passages, entries)
-            readings.append(Reading(question.question, hits, item.core, live, question_with_choices(question)))
+        live: dict[int, Callable[[], list[MemoryEntry]]] = {}
+        further: list[list[tuple[Passage, ...]]] = [[] for _ in questions]
+
+        def list_entries(passages: Sequence[Passage]) -> list[MemoryEntry]:
+            return [hit.entry for hit in passages_as_hits(passages, entries)]
+
+        def search(item: Retrieval, found: list[tuple[Passage, ...]], query: str) -> tuple[Hit, ...]:
+            assert item.search is not None
+            found.append(item.search(query))
+            return passages_as_hits(found[-1], entries)
+
+        readings = [
+            Reading(
+                item.question.question,
+                passages_as_hits(item.passages, entries),
+                item.core,
+                None
+                if item.entries is None
+                else live.setdefault(id(item.entries), cache(partial(list_entries, item.entries))),
+                question_with_choices(item.question),
+                None if item.search is None else partial(search, item, found),
+            )
+            for (_, item), found in zip(questions, further, strict=True)
+        ]
         answers = check_answers(self.reader, len(readings), lambda: self.reader.read(readings))
-        if not refuse:
-            return answers
+        pairs = [
+            (_as_seen(item, answer, found), answer)
+            for (_, item), found, answer in zip(questions, further, answers, strict=True)
+        ]
+        if self.reader.conflicts != "refuse":
+            return pairs
         return [
-            replace(answer, conflict=True) if is_disputed(item.question, _statements(item)) else answer
-            for answer, (_, item) in zip(answers, questions, strict=True)
+            (item, replace(answer, conflict=True) if is_disputed(item.question, _statements(item)) else answer)
+            for item, answer in pairs
         ]
 
     def _record(
@@ -383,6 +405,19 @@ def _statements(item: Retrieval) -> list[str]:
     if item.entries is None:
         return [*(passage.text for passage in item.passages), *item.core.splitlines()]
     return [*(passage.text for passage in item.entries), *(item.full_core or item.core).splitlines()]
+
+
+def _as_seen(item: Retrieval, answer: Answer, found: Sequence[Sequence[Passage]]) -> Retrieval:
+    """Return a retrieval with the passages that an agentic reader, or one of the whole memory, saw."""
+    if answer.left_out is None and not answer.searches:
+        return item
+    by_entry = {
+        (hit.entry.id, hit.entry.content): passage
+        for passages in (item.passages, item.entries or (), *found)
+        for hit, passage in zip(passages_as_hits(passages), passages, strict=True)
+    }
+    seen = tuple(by_entry[hit.entry.id, hit.entry.content] for hit in answer.hits)
+    return replace(item, passages=seen, tokens=passage_tokens(seen) + estimate_tokens(item.core))
 
 
 def _names_turns(retrievals: Sequence[Retrieval]) -> bool:

@@ -47,7 +47,9 @@ def load_reader(config: ReaderConfig | str, policy: Policy | None = None, *, fro
     if config.policy is not None:
         policy, frozen = load_policy(config.policy), True
     if policy is None:
-        raise ConfigError("reader.policy: name the policy that answers (kind=policy), or use reader.kind=extractive")
+        raise ConfigError(
+            f"reader.policy: name the policy that answers (kind={config.kind}), or use reader.kind=extractive"
+        )
     return PolicyReader(policy, with_prompt_style(config, policy), frozen=frozen)
 
 

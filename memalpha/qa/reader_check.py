@@ -89,12 +89,13 @@ class CheckedReader:
 
     def __init__(self, reader: PolicyReader) -> None:
         self.reader, self.policy, self.name = reader, reader.policy, reader.name
+        self.config = reader.config
         self.conflicts: Conflicts = reader.conflicts
         self._counts = AnswerCounts()
 
     def answer(self, items: Sequence[Item], *, k: int | None = None) -> list[Answer]:
         """Answer as the wrapped reader does."""
-        return self.read(retrieve(items, k or self.reader.config.k, self.conflicts))
+        return self.read(retrieve(items, k or self.config.k))
 
     def read(self, items: Sequence[Reading]) -> list[Answer]:
         """Read as the wrapped reader does."""
@@ -154,8 +155,17 @@ def with_check(reader: Reader, is_checked: bool = True) -> Reader:
     return CheckedReader(reader) if is_checked and isinstance(reader, PolicyReader) else reader
 
 
-def truncated_share(reader: Reader, records: Sequence[Record]) -> float | None:
-    """Return the share of answers cut at `reader.max_new_tokens`; None for a reader without a language model."""
+def reader_metrics(reader: Reader, records: Sequence[Record]) -> dict[str, float]:
+    """Return what a reader with a language model did, by name; {} for other readers.
+
+    `reader_truncated` is the share of answers cut at `reader.max_new_tokens`. Means over questions are
+    `searches`, those of an agentic reader, and `left_out`, the entries that did not fit a reader of the whole memory.
+    """
     if not isinstance(reader, PolicyReader | CheckedReader) or not records:
-        return None
-    return sum(record.truncated for record in records) / len(records)
+        return {}
+    counts = {"reader_truncated": [int(record.truncated) for record in records]}
+    if reader.config.kind == "agentic":
+        counts["searches"] = [len(record.searches) for record in records]
+    if reader.config.kind == "full-memory":
+        counts["left_out"] = [record.left_out or 0 for record in records]
+    return {name: sum(values) / len(records) for name, values in counts.items()}

@@ -35,6 +35,8 @@ class Record:
         evidence_recall: Share of the evidence turns that the retrieved passages come from; None without evidence.
         support_retrieved: True if the support was among the retrieved passages; None if that is unknown.
         error_class: Class of a wrong answer, see `error_analysis`; None if right or not classified.
+        searches: The reader's own searches: each with its `query` and the ids it `retrieved`.
+        left_out: Number of live entries that did not fit a reader of the whole memory; None for other readers.
         rule: Rule that found the support (`facts`, `turns`, `chunks`, `answers`); None if not classified or no answer.
         ceiling: True if the same reader is right when shown the evidence; None if it was not asked.
         scores: Further metrics by name.
@@ -68,6 +70,8 @@ class Record:
     feedback: str = ""
     truncated: bool = False
     rule: str | None = None
+    searches: tuple[Mapping[str, Any], ...] = ()
+    left_out: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the record as one line of `eval/<name>.jsonl`."""
@@ -77,7 +81,7 @@ class Record:
     def from_json(cls, fields: Mapping[str, Any]) -> Record:
         """Build a record from a line of `eval/<name>.jsonl`; keys must be among `RECORD_KEYS`."""
         attributes = {_ATTRIBUTES.get(key, key): value for key, value in fields.items()}
-        lists: dict[str, Any] = {name: tuple(attributes.get(name, ())) for name in ("gold", "retrieved")}
+        lists: dict[str, Any] = {name: tuple(attributes.get(name, ())) for name in ("gold", "retrieved", "searches")}
         return cls(**{"rollout": 0, "kind": None, "answer": "", **attributes, **lists})
 
 

@@ -14,7 +14,7 @@ from memalpha.errors import ConfigError
 from memalpha.html_table import html_table
 from memalpha.qa.error_analysis import with_error_classes
 from memalpha.qa.memory_reward import MemoryReward, conversation_tokens, memory_tokens
-from memalpha.qa.reader_check import truncated_share
+from memalpha.qa.reader_check import reader_metrics
 from memalpha.qa.records import Record, save_records
 from memalpha.qa.scoring.gold import ChangesById, count_changes_by_id
 from memalpha.qa.scoring.judge_scores import UnjudgedAnswer
@@ -235,7 +235,5 @@ def make_report(
     """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     setup: dict[str, Any] = {"reader": reader.name, "metric": rewards.config.metric}
-    truncated = truncated_share(reader, records)
-    setup |= {} if truncated is None else {"reader_truncated": truncated}
-    summary = {**setup, **summarize(records, trajectories, rewards.count_tokens)}
+    summary = {**setup, **reader_metrics(reader, records), **summarize(records, trajectories, rewards.count_tokens)}
     return Report(name, summary, tuple(with_error_classes(groups, records)), tuple(groups))

@@ -200,9 +200,11 @@ def _memory_rows(config: TrainConfig | SFTConfig, policy: TransformersPolicy) ->
         for index, chunk in enumerate(task.chunks):
             bare = len(policy.render_request(build_request(Observation(chunk, "", ()), agent, schema)))
             rows.append(Row(bare + min(agent.view_tokens, index * reply), agent.thinking_tokens + reply))
-        if isinstance(config, TrainConfig) and reader.kind == "policy":
+        if isinstance(config, TrainConfig) and reader.is_model:
+            shown = reader.k * (1 + reader.searches * (reader.kind == "agentic")) * ENTRY_TOKENS
+            shown = reader.context_tokens if reader.kind == "full-memory" else shown
             for question in task.questions[: config.sampling.questions_per_task]:
-                prompt = len(policy.render(reader_messages(question.question, (), reader))) + reader.k * ENTRY_TOKENS
+                prompt = len(policy.render(reader_messages(question.question, (), reader))) + shown
                 answers.append(Row(prompt, reader.thinking_tokens + reader.max_new_tokens))
     return rows, answers
 

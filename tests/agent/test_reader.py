@@ -227,7 +227,7 @@ def test_reading_is_apart_from_retrieval():
 def test_conflicts_are_looked_for_in_all_that_is_live_where_that_is_known():
     reader, hits = ExtractiveReader(ReaderConfig(conflicts="refuse")), shown("city: Oslo")
     live = [MemoryEntry("x", "semantic", "city: Rome"), hits[0].entry]
-    answers = reader.read([Reading("Which city?", hits), Reading("Which city?", hits, live=live)])
+    answers = reader.read([Reading("Which city?", hits), Reading("Which city?", hits, live=lambda: live)])
     assert [answer.conflict for answer in answers] == [False, True]
 
 

@@ -50,7 +50,7 @@ def memory_collector(config: TrainConfig) -> RolloutWorker[Task]:
     """Build policy, writer, reader and reward of a memory run's configuration, for `MultiContextGRPOTrainer`."""
     policy = load_start(config).policy
     reader, reader_policy = config.reward.reader or config.reader, None
-    if reader.kind == "policy":
+    if reader.is_model:
         reader_policy = load_policy(
             reader.policy or config.policy, dtype=config.compute.dtype, device=config.compute.device
         )

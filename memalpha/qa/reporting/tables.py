@@ -25,7 +25,8 @@ SUMMARY = "summary"
 """Name of the file that holds the summaries of all systems."""
 COLUMNS = (
     "accuracy", "score", "answerable_accuracy", "stale_rate", "ceiling", "ceiling_n", "ceiling_answered",
-    "evidence_recall", "evidence_recall@10", "tokens", "memory_tokens", "reader_truncated", "unjudged",
+    "evidence_recall", "evidence_recall@10", "tokens", "memory_tokens", "searches", "left_out", "reader_truncated",
+    "unjudged",
 )  # fmt: skip
 _TERMINAL_HEADS = {
     "score": "score", "answerable_accuracy": "answerable", "stale_rate": "stale", "ceiling_answered": "of the same",
@@ -129,12 +130,12 @@ def ceiling_of(reports: Sequence[Report]) -> tuple[float, str] | None:
 
 
 def warnings_of(reports: Sequence[Report]) -> list[str]:
-    """Return what a reader of the figures has to know: a low ceiling, answers without a verdict, answers cut off.
+    """Return what a reader of the figures has to know: a low ceiling, answers without a verdict or cut off, entries left out.
 
     Args:
         reports: Reports of all systems; the summary of a report may be empty.
     """
-    return [*_ceiling_notes(reports), *_unjudged_notes(reports), *_truncated_notes(reports)]
+    return [*_ceiling_notes(reports), *_unjudged_notes(reports), *_truncated_notes(reports), *_left_out_notes(reports)]
 
 
 def _ceiling_notes(reports: Sequence[Report]) -> list[str]:
@@ -169,6 +170,16 @@ def _truncated_notes(reports: Sequence[Report]) -> list[str]:
         "which may make them wrong: raise it, or set reader.thinking_tokens for a model that thinks first"
         for report in reports
         if report.summary.get("reader_truncated") and (truncated := sum(record.truncated for record in report.records))
+    ]
+
+
+def _left_out_notes(reports: Sequence[Report]) -> list[str]:
+    """Return a note per system whose memory did not fit a reader of the whole memory."""
+    return [
+        f"{report.name}: at {len(counts):,} of {len(report.records):,} questions the oldest entries were left out, "
+        f"{max(counts):,} at most: raise reader.context_tokens if the reader's context has room"
+        for report in reports
+        if (counts := [record.left_out for record in report.records if record.left_out])
     ]
 
 

@@ -128,6 +128,8 @@ def build_record(
         conflict=answer.conflict,
         abstained=is_refusal(answer, question.answers),
         truncated=answer.truncated,
+        searches=tuple(search.as_json() for search in answer.searches),
+        left_out=answer.left_out,
         **fields,
     )
 

@@ -7,8 +7,8 @@ read by the same reader.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from memalpha.types import Chunk, MemoryEntry, Question, Task
@@ -88,6 +88,7 @@ class Retrieval:
         entries: Current entries; None if the system does not show them.
         history: All entries up to now; None if the system does not show them.
         full_core: The whole core text, where the budget cut `core`.
+        search: Returns the passages for another query at that time, cut at the budget; None if that is not possible.
     """
 
     question: Question
@@ -98,6 +99,7 @@ class Retrieval:
     entries: tuple[Passage, ...] | None = None
     history: tuple[Passage, ...] | None = None
     full_core: str = ""
+    search: Callable[[str], tuple[Passage, ...]] | None = field(default=None, compare=False)
 
 
 def as_passage(entry: MemoryEntry) -> Passage:

@@ -24,6 +24,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from traceback import extract_tb
@@ -73,6 +74,7 @@ class SystemSettings:
         agent: Prompts and tools of a writer.
         device: Device of local policies.
         dtype: Precision of local policies.
+        is_searchable: Keep all systems, for a reader that searches them by itself (`Retrieval.search`).
     """
 
     budget: int
@@ -81,6 +83,7 @@ class SystemSettings:
     agent: AgentConfig = field(default_factory=AgentConfig)
     device: str = "cpu"
     dtype: str = "float32"
+    is_searchable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,9 @@ class Streamed:
                 ]:
                     with self._name_errors(task, chunk):
                         retrievals = list(self._ask(system, questions, history, turn_texts, settings.budget))
+                    if settings.is_searchable:
+                        search = self._make_search(system, task, chunk, turn_texts, settings)
+                        retrievals = [replace(item, search=search) for item in retrievals]
                     by_question.update((item.question.id, item) for item in retrievals)
                 chunks_read += 1
                 if progress is not None:
@@ -199,12 +205,35 @@ class Streamed:
             history = tuple(system.history())
         size = system.size()
         for question in questions:
-            context = system.context(question.question)
-            if isinstance(context, str) or not isinstance(context, Iterable):
-                raise ConfigError(f"system {self.name}: context() gives a list, not {type(context).__name__}")
-            passages = tuple(_as_passage(item, self.name) for item in context)
-            _, selected = cut_to_budget(passages, None if self.exempt else budget, turn_texts=turn_texts)
+            selected = self._context(system, question.question, turn_texts, budget)
             yield Retrieval(question, selected, passage_tokens(selected), size, entries=entries, history=history)
+
+    def _context(self, system: System, query: str, turn_texts: Mapping[str, str], budget: int) -> tuple[Passage, ...]:
+        context = system.context(query)
+        if isinstance(context, str) or not isinstance(context, Iterable):
+            raise ConfigError(f"system {self.name}: context() gives a list, not {type(context).__name__}")
+        passages = tuple(_as_passage(item, self.name) for item in context)
+        return cut_to_budget(passages, None if self.exempt else budget, turn_texts=turn_texts)[1]
+
+    def _make_search(
+        self, system: System, task: Task, chunk: Chunk, turn_texts: Mapping[str, str], settings: SystemSettings
+    ) -> Callable[[str], tuple[Passage, ...]]:
+        """Return a search of the system as it is after `chunk`; one that reads on is made anew up to there."""
+
+        @cache
+        def system_then() -> System:
+            if chunk.index == task.chunks[-1].index:
+                return system
+            remade = self.make(task, settings)
+            for earlier in task.chunks[: chunk.index + 1]:
+                remade.read(earlier)
+            return remade
+
+        def search(query: str) -> tuple[Passage, ...]:
+            with self._name_errors(task, chunk):
+                return self._context(system_then(), query, turn_texts, settings.budget)
+
+        return search
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +273,12 @@ class Writer:
                 continue
             memory, entries = WorkingMemory(state, settings.embedder), tuple(map(as_passage, state.list()))
             size, history = memory_tokens(state, estimate_tokens), tuple(writes.values())
+
+            def find(query: str, memory: WorkingMemory = memory) -> tuple[Passage, ...]:
+                passages = [as_passage(hit.entry) for hit in memory.search(query, settings.k)]
+                return cut_to_budget(passages, settings.budget, memory.core, turn_texts)[1]
+
+            search = find if settings.is_searchable else None
             hits_by_question = memory.search_many([question.question for question in questions], settings.k)
             for question, hits in zip(questions, hits_by_question, strict=True):
                 core, selected = cut_to_budget(
@@ -251,7 +286,7 @@ class Writer:
                 )
                 tokens = passage_tokens(selected) + estimate_tokens(core)
                 by_question[question.id] = Retrieval(
-                    question, selected, tokens, size, core, entries, history, state.core
+                    question, selected, tokens, size, core, entries, history, state.core, search
                 )
         return [by_question[question.id] for question in task.questions]
 

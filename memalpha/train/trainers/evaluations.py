@@ -52,7 +52,7 @@ class FrozenPolicies:
 
     def load_reader(self, reader: ReaderConfig) -> Reader:
         """Load a reader; it refuses conflicts by default and uses the start policy if none is named."""
-        policy = self.load(reader.policy or self.config.policy) if reader.kind == "policy" else None
+        policy = self.load(reader.policy or self.config.policy) if reader.is_model else None
         conflicts = reader.conflicts or "refuse"
         return load_reader(reader.model_copy(update={"policy": None, "conflicts": conflicts}), policy, frozen=True)
 
@@ -65,7 +65,7 @@ class FrozenPolicies:
         """
 
         def prompted(reader: ReaderConfig) -> ReaderConfig:
-            if reader.kind != "policy" or "prompt" in reader.model_fields_set:
+            if not reader.is_model or "prompt" in reader.model_fields_set:
                 return reader
             return with_prompt_style(reader, self.load(reader.policy) if reader.policy else trained)
 
