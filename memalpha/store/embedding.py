@@ -224,17 +224,33 @@ _CJK = (
 )
 
 
+_MAX_REPLACEMENTS = 50_000  # characters that are kept: more than any text of people has
+
+
+class _Replacements(dict[int, str | None]):
+    """Replacement of each character for `str.translate`; Unicode's tables are read once a character."""
+
+    def __missing__(self, code: int) -> str | None:
+        char = chr(code)
+        kind = unicodedata.category(char)
+        if kind == "Mn" or (kind[0] == "C" and char not in "\t\n\r"):
+            replacement = None
+        elif kind[0] == "P" or char in "$+<=>^`|~" or any(low <= char <= high for low, high in _CJK):
+            replacement = f" {char} "
+        else:
+            replacement = char
+        if len(self) < _MAX_REPLACEMENTS:
+            self[code] = replacement
+        return replacement
+
+
+_REPLACEMENTS = _Replacements()
+
+
 def _bert_words(text: str) -> list[str]:
     if text.isascii():
         return _ASCII_WORD.findall(re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", "", text).lower())
-    pieces: list[str] = []
-    for char in unicodedata.normalize("NFD", text.lower()):
-        kind = unicodedata.category(char)
-        if kind == "Mn" or (kind[0] == "C" and char not in "\t\n\r"):
-            continue
-        is_separate = kind[0] == "P" or char in "$+<=>^`|~" or any(low <= char <= high for low, high in _CJK)
-        pieces.append(f" {char} " if is_separate else char)
-    return "".join(pieces).split()
+    return unicodedata.normalize("NFD", text.lower()).translate(_REPLACEMENTS).split()
 
 
 class StaticEmbedder:
