@@ -10,7 +10,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from copy import copy
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
 _PAGE = 1000
 _FEW = 5000  # matches of a filter that are sorted rather than read page by page
 _MAX_KNOWN_FIELDS = 1000  # after so many, filters are checked no more
+_MAX_INDEXES = 32  # of namespaces that were asked for last
 _SHOWN_NAMESPACES = 16  # at once beside one's own: PostgreSQL shows a transaction the rows of up to 20
 
 
@@ -95,8 +98,14 @@ class MemoryStore(Memory):
         self._namespace = open_namespace(database, namespace, schema)
         self._max_content = MAX_CONTENT
         self._known_fields: set[str] = set()  # metadata keys that filters may name without a warning
-        self._index = NamespaceIndex(self._namespace, embedder, schema.category_texts)
         self._is_scope = False
+
+        @lru_cache(_MAX_INDEXES)  # for a request's `namespace(name)`, which would build its index anew
+        def index_of(name: str) -> NamespaceIndex:
+            return NamespaceIndex(open_namespace(database, name, schema), embedder, schema.category_texts)
+
+        self._index_of = index_of
+        self._index = index_of(namespace)
 
     @classmethod
     def open(
@@ -213,10 +222,12 @@ class MemoryStore(Memory):
     def namespace(self, name: str) -> MemoryStore:
         """Return another namespace of the same store, with a log of its own.
 
-        Namespaces never see each other.
+        Namespaces never see each other. The store keeps the search indexes of the 32 namespaces that were asked for
+        last, so that every request can have an object of its own.
         """
-        scope = MemoryStore(self._database, self.schema, self._embedder, name)
-        scope._is_scope, scope._max_content = True, self._max_content
+        scope = copy(self)
+        scope._namespace, scope._known_fields = open_namespace(self._database, name, self.schema), set()
+        scope._index, scope._is_scope = self._index_of(name), True
         return scope
 
     def namespaces(self) -> list[str]:

@@ -164,7 +164,7 @@ TABLE: dict[str, tuple[str, Call]] = {
         "flat",
         lambda store, id: store.search("Oslo", 5, where={"n": {"$gte": 10}}, as_of=store.snapshot() - 1),
     ),
-    "search of a fresh handle": ("grows", lambda store, id: store.namespace("default").search("Oslo", 5)),
+    "search of a fresh handle": ("flat", lambda store, id: store.namespace("default").search("Oslo", 5)),
     "around": ("flat", lambda store, id: store.around(id, 20)),
     "insert": ("flat", lambda store, id: store.insert("semantic", "pet: cat", metadata={"n": 1})),
     "add": ("flat", lambda store, id: store.add("pet: cat")),
