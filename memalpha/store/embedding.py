@@ -182,8 +182,9 @@ class WordPiece:
     def __call__(self, text: str) -> list[int]:
         """Return the token ids of `text`."""
         ids: list[int] = []
+        known = self._words
         for word in _bert_words(text):
-            ids.extend(self.pieces(word))
+            ids += known.get(word) or self.pieces(word)
         return ids
 
     def pieces(self, word: str) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ from memalpha.errors import (
     ReviewConflict,
     ScrubPending,
     StoreError,
+    UnknownCategory,
     UnknownEntry,
     UnknownFieldWarning,
 )
@@ -32,7 +33,16 @@ from memalpha.store import history as timeline
 from memalpha.store.backends.base import Backend, Clock, Durability, system_clock
 from memalpha.store.backends.operation_log import LogEnd, check_clock
 from memalpha.store.backends.row_codec import is_storable
-from memalpha.store.bulk_insert import Fact, insert_facts, normalize_vectors, validate_facts, vector_rows
+from memalpha.store.bulk_insert import (
+    CheckedFact,
+    Fact,
+    as_fact,
+    check_fact,
+    insert_facts,
+    normalize_vectors,
+    validate_facts,
+    vector_rows,
+)
 from memalpha.store.embedding import Embedder
 from memalpha.store.filters import FIELDS, Filter, Where, filter_fields
 from memalpha.store.history import Diff
@@ -45,7 +55,7 @@ from memalpha.store.memory import Memory
 from memalpha.store.open import copy_noted, create_namespace, is_url, is_writable, open_database, open_namespace
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.options import SearchOptions
-from memalpha.store.state import Change, MemoryState
+from memalpha.store.state import Change, MemoryState, as_operation, duplicate_error
 from memalpha.store.trust.provenance import writing_as
 from memalpha.store.trust.quarantine import Quarantined, accepted_operation, decision_operation, list_quarantined
 from memalpha.store.trust.revert import Revert, revert
@@ -519,17 +529,43 @@ class MemoryStore(Memory):
             StoreError: A fact or a vector is invalid; the message names its index.
             EmbedderError: The embedder returned vectors that cannot be stored.
         """
-        pairs = validate_facts(facts, self._max_content)
+        checked = validate_facts(facts, self.schema, self._max_content)
         if vectors is None:
-            contents = list(dict.fromkeys(content for _, content in pairs))
-            rows = vector_rows(
-                contents, StoredEmbedder(self._namespace, self._embedder.load_checked()).encode(contents)
-            )
+            rows = self._vector_rows(checked)
         else:
-            contents = [content for _, content in pairs]
-            rows = vector_rows(contents, normalize_vectors(len(pairs), vectors, self._embedder.dim))
+            contents = [fact.content for fact in checked]
+            rows = vector_rows(contents, normalize_vectors(len(checked), vectors, self._embedder.dim))
         with self._transaction(write=True):
-            return insert_facts(self._namespace, pairs, rows)
+            return insert_facts(self._namespace, checked, rows)
+
+    def apply_each(self, operations: Sequence[Operation]) -> list[Operation | StoreError]:
+        if not all(item.kind == "insert" and item.id is None and item.reason is None for item in operations):
+            return super().apply_each(operations)
+        outcomes: list[Operation | StoreError] = []
+        facts: dict[int, CheckedFact] = {}
+        for index, operation in enumerate(operations):
+            outcomes.append(operation)
+            try:
+                facts[index] = check_fact(as_fact(operation), self.schema, self._max_content)
+            except (InvalidContent, UnknownCategory) as error:
+                outcomes[index] = error
+        rows = self._vector_rows(facts.values())
+        with self._transaction(write=True) as log_end:
+            position = log_end.position
+            for index, entry in zip(facts, insert_facts(self._namespace, list(facts.values()), rows), strict=True):
+                if entry.valid_from > position:  # positions of new entries follow each other
+                    position = entry.valid_from
+                    given, done = facts[index].fields, as_operation("insert", entry)
+                    blank = {name: "" for name in ("timestamp", "expires") if given.get(name) == ""}  # None in an entry
+                    outcomes[index] = replace(done, **blank) if blank else done
+                else:
+                    outcomes[index] = duplicate_error(entry)
+        return outcomes
+
+    def _vector_rows(self, facts: Iterable[CheckedFact]) -> dict[str, tuple[bytes, bytes]]:
+        """Return the stored rows of the embeddings of all contents, by content, embedded in one batch."""
+        contents = list(dict.fromkeys(fact.content for fact in facts))
+        return vector_rows(contents, StoredEmbedder(self._namespace, self._embedder.load_checked()).encode(contents))
 
     def add_many(self, contents: Iterable[str], *, category: str | None = None, **fields: Any) -> list[MemoryEntry]:
         """Store many facts in one category, all or none, as `insert_many` does.

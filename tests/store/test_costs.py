@@ -170,6 +170,10 @@ TABLE: dict[str, tuple[str, Call]] = {
     "add": ("flat", lambda store, id: store.add("pet: cat")),
     "add_many": ("flat", lambda store, id: store.add_many(["pet: cat"])),
     "insert a duplicate": ("flat", lambda store, id: store.insert("semantic", "city: Oslo")),
+    "apply_each": (
+        "flat",
+        lambda store, id: store.apply_each([Operation("insert", None, "semantic", "pet: cat")]),
+    ),
     "insert_many": ("flat", lambda store, id: store.insert_many([{"category": "semantic", "content": "pet: cat"}])),
     "upsert": ("flat", lambda store, id: store.upsert("ana:pet", "pet: cat")),
     "update": ("flat", lambda store, id: store.update(id, "city: Bergen")),

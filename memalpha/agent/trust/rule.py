@@ -67,6 +67,11 @@ class TrustJudge:
         self._deletes = 0
         self.view = trusted_view(store, config)
 
+    @property
+    def has_rule(self) -> bool:
+        """True if verdicts may depend on the memory."""
+        return self._config is not None
+
     def judge(self, call: ToolCall) -> Verdict:
         """Judge a call. A call that cannot be run gets no reason: running it gives the error."""
         tool, arguments = tool_of(call), call.arguments

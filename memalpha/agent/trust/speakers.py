@@ -7,6 +7,7 @@ reply never names one.
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import cached_property
 from typing import NamedTuple
 
 from memalpha.agent.transcript import is_anonymous, is_assistant, split_label, spoken_lines
@@ -27,7 +28,7 @@ class SpokenLine(NamedTuple):
 
 
 class AttributedLines:
-    """Lines of a chunk, with the numbers of those that have each word: found once for all calls of a reply.
+    """Lines of a chunk, found once for all calls of a reply.
 
     Args:
         chunk: The chunk.
@@ -37,14 +38,23 @@ class AttributedLines:
 
     def __init__(self, chunk: Chunk, speaker: str | None) -> None:
         if speaker is not None:
-            self.lines = [SpokenLine(speaker, frozenset(words(chunk.render())))]
+            spoken = [(speaker, chunk.render())]
         else:
-            spoken = ((name or None, line) for name, line in spoken_lines(chunk) if line.strip())
-            self.lines = [SpokenLine(name, frozenset(words(line))) for name, line in spoken]
-        self.line_numbers: dict[str, list[int]] = defaultdict(list)
+            spoken = [(name or None, line) for name, line in spoken_lines(chunk) if line.strip()]
+        self.words_by_text = {line: frozenset(words(line)) for _, line in spoken}
+        self.lines = [SpokenLine(name, self.words_by_text[line]) for name, line in spoken]
+        self.speakers_by_words: dict[frozenset[str], dict[str | None, None]] = defaultdict(dict)  # a set in order
+        for line in self.lines:
+            self.speakers_by_words[line.words][line.speaker] = None
+
+    @cached_property
+    def line_numbers(self) -> dict[str, list[int]]:
+        """Numbers of the lines that have each word."""
+        numbers: dict[str, list[int]] = defaultdict(list)
         for number, line in enumerate(self.lines):
             for word in line.words:
-                self.line_numbers[word].append(number)
+                numbers[word].append(number)
+        return numbers
 
 
 def normalize_name(speaker: str | None) -> str | None:
@@ -76,7 +86,13 @@ def attribute(content: str, chunk_lines: AttributedLines, *, owner: str = USER) 
     lines = chunk_lines.lines
     if not lines:
         return None, None
-    terms = statement_words(content)
+    statement = split_label(content)[1]
+    terms = chunk_lines.words_by_text.get(statement) or frozenset(words(statement))
+    if terms and (speakers := chunk_lines.speakers_by_words.get(terms)):
+        if len(speakers) == 1:
+            [speaker] = speakers
+            return speaker, speaker
+        return min(speakers, key=lambda name: rank(name, owner)), max(speakers, key=lambda name: rank(name, owner))
     weights: list[list[float]] = [[] for _ in lines]  # of the words that a line shares with the content
     for word in sorted(terms & chunk_lines.line_numbers.keys()):
         numbers = chunk_lines.line_numbers[word]
@@ -85,13 +101,10 @@ def attribute(content: str, chunk_lines: AttributedLines, *, owner: str = USER) 
     scores = [round(sum(values), 6) for values in weights]
     best = max(scores)
     names = [line.speaker for line in lines]
-    verbatim = [line.speaker for line in lines if terms and line.words == terms]
-    nearest = verbatim or [name for name, score in zip(names, scores, strict=True) if score == best]
+    nearest = [name for name, score in zip(names, scores, strict=True) if score == best]
     speaker = min(nearest, key=lambda name: rank(name, owner))
     most = max(map(len, weights))
-    sources = verbatim or [
-        name for name, values in zip(names, weights, strict=True) if values and 2 * len(values) >= most
-    ]
+    sources = [name for name, values in zip(names, weights, strict=True) if values and 2 * len(values) >= most]
     return speaker, max(sources, key=lambda name: rank(name, owner), default=speaker)
 
 
