@@ -75,7 +75,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _PAGE = 1000
-_FEW = 5000  # matches of a filter that are sorted rather than read page by page
 _MAX_KNOWN_FIELDS = 1000  # after so many, filters are checked no more
 _MAX_INDEXES = 32  # of namespaces that were asked for last
 _SHOWN_NAMESPACES = 16  # at once beside one's own: PostgreSQL shows a transaction the rows of up to 20
@@ -289,8 +288,13 @@ class MemoryStore(Memory):
 
     def get(self, id: str, *, as_of: int | str | None = None) -> MemoryEntry:
         """Return a live entry, or its version at `as_of`. Raises `UnknownEntry`."""
-        with self._transaction():
-            entry = self._namespace.entries.version_at(id, self._namespace.log.resolve_as_of(as_of))
+        entry = None
+        if as_of is None:
+            with self._namespace.transaction(write=False):
+                entry = self._namespace.entries.version_at(id, None)
+        if as_of is not None or (entry is not None and entry.expires is not None):  # else the log's end does not matter
+            with self._transaction():
+                entry = self._namespace.entries.version_at(id, self._namespace.log.resolve_as_of(as_of))
         if entry is None:
             raise UnknownEntry(
                 f"no live entry has the id {brief_repr(id)}" + ("" if as_of is None else f" as of {as_of!r}")
@@ -329,19 +333,23 @@ class MemoryStore(Memory):
         if limit is not None:
             check_count("limit", limit)
         with self._transaction() as log_end:
-            if after is not None and self._namespace.entries.latest_version(after) is None:
-                raise UnknownEntry(f"after: no entry ever had the id {brief_repr(after)}")
+            entries, first = self._namespace.entries, 0
+            if after is not None:
+                try:
+                    first = entries.creation_positions([after])[after]
+                except UnknownEntry as error:
+                    raise UnknownEntry(f"after: {error}") from None
             position = self._namespace.log.resolve_as_of(as_of)
             if where is None or entry_filter is None:
-                return self._namespace.entries.live(category, after=after, limit=limit, position=position)
-            ids = self._index.matching_ids(log_end.position, entry_filter) if position is None else None
-            if ids is not None and (len(ids) <= _FEW or limit is None):
-                if not ids:
-                    self._warn_of_unknown_fields(entry_filter, stacklevel=3)
-                return self._namespace.entries.live_by_creation(ids, after=after, limit=limit)
-            matches = self._namespace.entries.matching(
-                entry_filter, category, after=after, limit=limit, position=position
-            )
+                return entries.live(category, after=after, limit=limit, position=position)
+            ids = None
+            if position is None:
+                ids = self._index.matching_ids(log_end.position, entry_filter, first, limit)
+            if ids is None:
+                matches = entries.matching(entry_filter, category, after=after, limit=limit, position=position)
+            else:
+                versions = entries.versions_at(ids, None)
+                matches = [versions[id] for id in ids]
             if not matches and limit != 0 and as_of is None:
                 self._warn_of_unknown_fields(entry_filter, stacklevel=3)
             return matches
@@ -376,8 +384,8 @@ class MemoryStore(Memory):
             position = self._namespace.log.resolve_as_of(as_of)
             if where is None or entry_filter is None:
                 return self._namespace.entries.count(category, position)
-            ids = self._index.matching_ids(log_end.position, entry_filter) if position is None else None
-            return len(self.list(category, where=where, as_of=as_of) if ids is None else ids)
+            count = self._index.count(log_end.position, entry_filter) if position is None else None
+            return len(self.list(category, where=where, as_of=as_of)) if count is None else count
 
     def to_pandas(
         self, category: str | None = None, *, where: Where = None, as_of: int | str | None = None

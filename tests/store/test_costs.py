@@ -98,6 +98,7 @@ def counted(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Wo
     connection = sample.store._database._connection
     with monkeypatch.context() as patch:
         patch.setattr(entry_table, "decode_entry", count(entry_table.decode_entry))
+        patch.setattr(entry_table, "decode_entries", lambda page: list(map(entry_table.decode_entry, page)))
         patch.setattr(operation_log, "decode_log_row", count(operation_log.decode_log_row))
         connection.set_progress_handler(tick, 1)
         yield work
@@ -140,7 +141,8 @@ TABLE: dict[str, tuple[str, Call]] = {
     "list category limit": ("grows", lambda store, id: store.list("episodic", limit=5)),  # should be flat
     "list": ("grows", lambda store, id: store.list()),
     "list where": ("flat", lambda store, id: store.list(where=NOBODY)),
-    "list where limit": ("grows", lambda store, id: store.list(where={"n": {"$gte": 0}}, limit=5)),  # should be flat
+    "list where limit": ("flat", lambda store, id: store.list(where={"n": {"$gte": 0}}, limit=5)),
+    "list where after": ("flat", lambda store, id: store.list(where={"n": {"$gte": 0}}, limit=5, after=id)),
     "list as_of limit": ("grows", lambda store, id: store.list(limit=5, as_of=store.snapshot() - 1)),  # should be flat
     "core": ("flat", lambda store, id: store.core),
     "core_at": ("flat", lambda store, id: store.core_at(store.snapshot() - 1)),

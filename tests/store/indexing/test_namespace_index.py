@@ -89,6 +89,16 @@ def test_filters_list_the_same_with_and_without_an_index(path: Path, monkeypatch
         monkeypatch.setattr("memalpha.store.filters.Condition.matches", lambda *_: pytest.fail("read"))
         assert [store.list(**case) for case in cases] == scanned
         assert [store.count(where=where) for where in FILTERS] == counts == [6, 0, 8, 11]
+        for id in (ids[6], ids[1]):  # an entry keeps its place however often it changes
+            store.update(id, f"{id} is another")
+        store.delete(ids[8])
+        store.undo()
+        listed = [store.list(**case) for case in cases]
+        monkeypatch.undo()
+        with MemoryStore.open(path) as fresh:
+            assert [fresh.list(**case) for case in cases] == listed
+            fresh.search("fact")
+            assert [fresh.list(**case) for case in cases] == listed
 
 
 def test_a_past_state_is_indexed_once(path: Path, made: list[int]) -> None:
