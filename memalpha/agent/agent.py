@@ -93,7 +93,7 @@ class Proposal:
     Attributes:
         observation: What the writer saw: the chunk, and the memory at that moment.
         completion: Its reply.
-        core: The whole core memory at that moment.
+        core: The whole core memory at that moment; "" for a writer that sees no memory.
     """
 
     observation: Observation
@@ -250,7 +250,7 @@ class MemoryAgent(ForkAware):
         check_type("chunk", chunk, (str, Chunk), error=DataError)
         _check_origin(timestamp, None, None, None)
         with self._turn:
-            core = self.store.core  # the view may have it cut
+            core = "" if ignores_memory(self.policy) else self.store.core  # the view may have it cut
             observation, completion = self._reply(chunk, timestamp)
             return Proposal(observation, completion, core)
 

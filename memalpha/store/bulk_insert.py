@@ -11,6 +11,7 @@ import numpy as np
 from memalpha.arguments import check_items
 from memalpha.errors import InvalidContent, StoreError
 from memalpha.store.backends.namespace import Namespace
+from memalpha.store.backends.operation_log import LogEnd
 from memalpha.store.backends.row_codec import content_digest
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import fact_identity
@@ -122,19 +123,20 @@ def vector_rows(contents: Sequence[str], vectors: np.ndarray) -> dict[str, tuple
 
 
 def insert_facts(
-    namespace: Namespace, facts: Sequence[CheckedFact], vectors: Mapping[str, tuple[bytes, bytes]]
+    namespace: Namespace, log_end: LogEnd, facts: Sequence[CheckedFact], vectors: Mapping[str, tuple[bytes, bytes]]
 ) -> list[MemoryEntry]:
     """Append all facts in one write. Call inside a transaction.
 
     Args:
         namespace: Namespace to write to.
+        log_end: End of its log.
         facts: Facts of `check_fact`.
         vectors: Stored rows of the embeddings by content, from `vector_rows`.
 
     Returns:
         The entry of each fact; for a duplicate, the existing one.
     """
-    start = namespace.log.position
+    start = log_end.position
     entries = (
         namespace.entries.with_contents(list(dict.fromkeys(vectors[fact.content][0] for fact in facts)))
         if start
@@ -173,7 +175,7 @@ def insert_facts(
         )
         entries[key] = entry
         new_entries.append(entry)
-    namespace.append(new_entries, [fields for *_, fields in new_facts.values()], vectors)
+    namespace.append(log_end, new_entries, [fields for *_, fields in new_facts.values()], vectors)
     return [entries[key] for key in keys]
 
 

@@ -288,7 +288,7 @@ class StaticEmbedder:
         for row, text in enumerate(texts):
             ids = self._tokenize(text)
             if ids:
-                vectors[row] = self._scales[ids] @ self._vectors[ids]
+                vectors[row] = self._scales.take(ids) @ self._vectors.take(ids, 0).astype(np.float32)
         return normalize(vectors)
 
     def coverage(self, texts: Sequence[str]) -> list[float]:

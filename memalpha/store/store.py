@@ -516,10 +516,8 @@ class MemoryStore(Memory):
         vectors = None
         if content is not None:
             check_content_size(content, self._max_content)
-            with self._namespace.transaction(write=False):
-                vectors = self._namespace.vectors.of_texts([content], self._embedder.dim)
             # Embed before taking the write lock, so that a slow embedder blocks no other process.
-            vectors = vectors or {content: self._embedder.load_checked().encode([content])[0]}
+            vectors = self._embed([content])
         with self._namespace.transaction():
             return self._namespace.write(operation, vectors, log_end=self._end_expired())
 
@@ -543,8 +541,8 @@ class MemoryStore(Memory):
         else:
             contents = [fact.content for fact in checked]
             rows = vector_rows(contents, normalize_vectors(len(checked), vectors, self._embedder.dim))
-        with self._transaction(write=True):
-            return insert_facts(self._namespace, checked, rows)
+        with self._transaction(write=True) as log_end:
+            return insert_facts(self._namespace, log_end, checked, rows)
 
     def apply_each(self, operations: Sequence[Operation]) -> list[Operation | StoreError]:
         if not all(item.kind == "insert" and item.id is None and item.reason is None for item in operations):
@@ -560,7 +558,8 @@ class MemoryStore(Memory):
         rows = self._vector_rows(facts.values())
         with self._transaction(write=True) as log_end:
             position = log_end.position
-            for index, entry in zip(facts, insert_facts(self._namespace, list(facts.values()), rows), strict=True):
+            entries = insert_facts(self._namespace, log_end, list(facts.values()), rows)
+            for index, entry in zip(facts, entries, strict=True):
                 if entry.valid_from > position:  # positions of new entries follow each other
                     position = entry.valid_from
                     given, done = facts[index].fields, as_operation("insert", entry)
@@ -573,7 +572,7 @@ class MemoryStore(Memory):
     def _vector_rows(self, facts: Iterable[CheckedFact]) -> dict[str, tuple[bytes, bytes]]:
         """Return the stored rows of the embeddings of all contents, by content, embedded in one batch."""
         contents = list(dict.fromkeys(fact.content for fact in facts))
-        return vector_rows(contents, StoredEmbedder(self._namespace, self._embedder.load_checked()).encode(contents))
+        return vector_rows(contents, self._encode(contents))
 
     def add_many(self, contents: Iterable[str], *, category: str | None = None, **fields: Any) -> list[MemoryEntry]:
         """Store many facts in one category, all or none, as `insert_many` does.
@@ -1030,8 +1029,12 @@ class MemoryStore(Memory):
 
     def _embed(self, contents: Sequence[str]) -> dict[str, np.ndarray]:
         """Return the embeddings by content; stored ones are reused."""
-        vectors = StoredEmbedder(self._namespace, self._embedder.load_checked()).encode(contents)
-        return dict(zip(contents, vectors, strict=True))
+        return dict(zip(contents, self._encode(contents), strict=True))
+
+    def _encode(self, contents: Sequence[str]) -> np.ndarray:
+        """Return the embeddings of contents to store, float32 (n, dim); writing keeps one that is stored."""
+        embedder = self._embedder.load_checked()
+        return (embedder if self._embedder.is_cheap else StoredEmbedder(self._namespace, embedder)).encode(contents)
 
     def _log_rows(self, after: int) -> Iterator[tuple[int, str, int, Operation]]:
         """Iterate over log rows in pages, so that a reader who stops early holds no transaction open."""
