@@ -266,6 +266,7 @@ class MemoryStore(Memory):
             if namespace.scope.namespace_id < 0:
                 raise StoreError(f"no namespace {brief_repr(name)}: `namespaces` lists them")
             count = namespace.drop()
+        self._index_of.cache_clear()  # what it held leaves the memory, too
         self._scrub()
         return count
 
