@@ -42,7 +42,7 @@ THEMES = {
     "Evaluation": "systems-locomo systems-babi systems-synthetic model-reader poison",
     "Error analysis": "error-analysis error-class-agreement",
     "Search": "locomo-retrieval retrieval-pools search-by-passage search-languages",
-    "Store": "store-bench store-scale store-crash store-model fault-injection store-postgres postgres-check",
+    "Store": "store-bench store-app store-scale store-crash store-model fault-injection store-postgres postgres-check",
     "Server and machines": "serving-load serving-attacks cluster-check sandbox",
     "Tests": "mutation-sample",
 }

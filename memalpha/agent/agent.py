@@ -30,10 +30,11 @@ from memalpha.errors import ConfigError, DataError
 from memalpha.forks import ForkAware
 from memalpha.policy.base import Policy, count_checked, sample_checked
 from memalpha.policy.load import load_policy
+from memalpha.policy.scripted import ignores_memory
 from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema
 from memalpha.store.store import MemoryStore
-from memalpha.store.validation import check_text, validate_fields
+from memalpha.store.validation import check_text, check_timestamp, validate_fields
 from memalpha.tasks.chunking import split_text
 from memalpha.tasks.formats.messages import Messages, chunk_messages, is_messages
 from memalpha.types import (
@@ -92,7 +93,7 @@ class Proposal:
     Attributes:
         observation: What the writer saw: the chunk, and the memory at that moment.
         completion: Its reply.
-        core: The whole core memory at that moment.
+        core: The whole core memory at that moment; "" for a writer that sees no memory.
     """
 
     observation: Observation
@@ -249,7 +250,7 @@ class MemoryAgent(ForkAware):
         check_type("chunk", chunk, (str, Chunk), error=DataError)
         _check_origin(timestamp, None, None, None)
         with self._turn:
-            core = self.store.core  # the view may have it cut
+            core = "" if ignores_memory(self.policy) else self.store.core  # the view may have it cut
             observation, completion = self._reply(chunk, timestamp)
             return Proposal(observation, completion, core)
 
@@ -439,10 +440,16 @@ class MemoryAgent(ForkAware):
             chunk = Chunk(text=chunk, timestamp=timestamp, index=self.chunks_read)
         if self.redact is not None:
             chunk = redact_chunk(chunk, self.redact)
-        observation = observe(self.view, chunk, self.config, partial(count_checked, self.policy))
+        observation = self._observe(chunk)
         [completion] = sample_checked(self.policy, [build_request(observation, self.config, self.store.schema)])
         self.chunks_read += 1
         return observation, completion
+
+    def _observe(self, chunk: Chunk) -> Observation:
+        if ignores_memory(self.policy):
+            check_timestamp(chunk.timestamp)
+            return Observation(chunk)
+        return observe(self.view, chunk, self.config, partial(count_checked, self.policy))
 
     async def _run_in_thread(self, work: Callable[[], T]) -> T:
         if self._thread is None:

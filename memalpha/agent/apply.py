@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 
 from memalpha.agent.forms import parse_reply, reply_problems
-from memalpha.agent.tools import changed_id, execute
+from memalpha.agent.tools import Insert, changed_id, execute, execute_inserts, tool_of
 from memalpha.agent.trust.rule import TrustJudge, Verdict
 from memalpha.errors import UnknownEntry
 from memalpha.store.memory import Memory
@@ -47,7 +48,7 @@ def act(
     """
     calls = parse_reply(completion.text, form)
     origin = {"source": source, "metadata": metadata}
-    outcomes = list(execute_calls(memory, chunk, calls, origin, visible, judge, strict=strict))
+    outcomes = list(execute_calls(memory, chunk, calls, origin, visible, judge, strict=strict, at_once=True))
     results = tuple(result for result, _ in outcomes)
     operations = tuple(operation for _, operation in outcomes if operation is not None)
     return Turn(chunk.index, completion, calls, results, operations, reply_problems(completion, calls, form))
@@ -62,6 +63,7 @@ def execute_calls(
     judge: TrustJudge | None,
     *,
     strict: bool = False,
+    at_once: bool = False,
 ) -> Iterator[tuple[ToolResult, Operation | None]]:
     """Apply calls in order, one at each step, and yield the result of each and its operation, if there is one.
 
@@ -73,19 +75,29 @@ def execute_calls(
         visible: contents that the writer saw; see `act`.
         judge: rule of what a speaker may change; see `act`.
         strict: refuse a call for an optional argument; see `act`.
+        at_once: apply inserts that follow each other in one step, unless a trust rule judges them.
     """
     # Before any call: the second of two calls may change what the first one wrote.
     ids = visible.keys() & {changed_id(call) for call in calls}
     seen = memory if judge is None else judge.view
     conflicts = {id for id in ids if _content(seen, id) not in (visible[id], None)}
-    for call in calls:
-        if changed_id(call) in conflicts:
-            yield ToolResult(call, False, "conflict", "was changed after the writer saw it; it stays as it is"), None
-        else:
+    dated = {"chunk": chunk.index, "timestamp": chunk.timestamp}
+    at_once = at_once and (judge is None or not judge.has_rule)  # a rule looks at what the calls before have written
+    for is_run, run in groupby(calls, lambda call: at_once and tool_of(call) is Insert):
+        if is_run:
+            inserts = list(run)
+            speakers = [None if judge is None else judge.judge(call).speaker for call in inserts]
+            origins = [{**origin, **dated, "speaker": speaker} for speaker in speakers]
+            yield from execute_inserts(memory, inserts, origins, strict=strict)
+            continue
+        for call in run:
+            if changed_id(call) in conflicts:
+                message = "was changed after the writer saw it; it stays as it is"
+                yield ToolResult(call, False, "conflict", message), None
+                continue
             verdict = Verdict(None) if judge is None else judge.judge(call)
-            call_origin = {**origin, "chunk": chunk.index, "speaker": verdict.speaker}
-            call_origin |= {"timestamp": chunk.timestamp, "quarantine": verdict.reason}
-            yield execute(memory, call, **call_origin, strict=strict)
+            by = {"speaker": verdict.speaker, "quarantine": verdict.reason}
+            yield execute(memory, call, **origin, **dated, **by, strict=strict)
 
 
 def _content(memory: Memory, id: str) -> str | None:

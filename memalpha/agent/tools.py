@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from memalpha.agent.parsing import named_tool
-from memalpha.errors import DuplicateContent, InvalidContent, UnknownCategory, UnknownEntry
+from memalpha.errors import DuplicateContent, InvalidContent, StoreError, UnknownCategory, UnknownEntry
 from memalpha.policy.plain_text import plain_line
 from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import fact_identity, refuse_duplicate
 from memalpha.store.trust.quarantine import quarantine_operation
 from memalpha.store.validation import clean_content
-from memalpha.types import MemoryEntry, Operation, ToolCall, ToolResult, is_iso_time
+from memalpha.types import Operation, ToolCall, ToolResult, is_iso_time
 
 
 class _Arguments(BaseModel):
@@ -172,24 +172,71 @@ def execute(
     Returns:
         The result, and the operation as logged; None if the memory did not change.
     """
+    read = _read_call(memory, call, strict=strict)
+    if isinstance(read, ToolResult):
+        return read, None
+    arguments, ignored = read
+    origin = {"chunk": chunk, "source": source, "speaker": speaker}
+    try:
+        result, operation = _run(memory, call, arguments, origin, timestamp, metadata, quarantine)
+    except StoreError as error:
+        return _refusal(call, error), None
+    return _with_ignored(result, ignored), operation
+
+
+def execute_inserts(
+    memory: Memory, calls: Sequence[ToolCall], origins: Sequence[Mapping[str, Any]], *, strict: bool = False
+) -> list[tuple[ToolResult, Operation | None]]:
+    """Apply calls of `memory_insert` in one write, with the results of `execute`.
+
+    Args:
+        memory: the memory to change.
+        calls: parsed tool calls.
+        origins: for each call, chunk, source, timestamp, speaker and metadata as in `execute`.
+        strict: refuse a call with an argument that cannot be read; see `execute`.
+    """
+    reads = [_read_call(memory, call, strict=strict) for call in calls]
+    operations = [
+        _insert_operation(cast(Insert, read[0]), **origin)
+        for read, origin in zip(reads, origins, strict=True)
+        if not isinstance(read, ToolResult)
+    ]
+    outcomes = iter(memory.apply_each(operations))
+    executed: list[tuple[ToolResult, Operation | None]] = []
+    for call, read in zip(calls, reads, strict=True):
+        if isinstance(read, ToolResult):
+            executed.append((read, None))
+        elif isinstance(outcome := next(outcomes), StoreError):
+            executed.append((_refusal(call, outcome), None))
+        else:
+            executed.append((_with_ignored(_insert_result(call, outcome), read[1]), outcome))
+    return executed
+
+
+def _read_call(memory: Memory, call: ToolCall, *, strict: bool) -> tuple[_Arguments, str] | ToolResult:
+    """Return the arguments of a call and which were ignored in words, or the result of a call that cannot be read."""
     if call.error:
-        return ToolResult(call, False, call.error, "not a readable call"), None
+        return ToolResult(call, False, call.error, "not a readable call")
     model = TOOLS.get(call.name)
     if model is None or (model is CoreUpdate and not memory.schema.core):
-        return ToolResult(call, False, "unknown_tool", f"no tool {call.name!r}; there are: {', '.join(TOOLS)}"), None
+        return ToolResult(call, False, "unknown_tool", f"no tool {call.name!r}; there are: {', '.join(TOOLS)}")
     try:
-        arguments, ignored = _validate(model, call.arguments, strict=strict)
+        return _validate(model, call.arguments, strict=strict)
     except ValidationError as error:
-        return ToolResult(call, False, "invalid_arguments", format_validation_error(error)), None
-    try:
-        origin = {"chunk": chunk, "source": source, "speaker": speaker}
-        result, operation = _run(memory, call, arguments, origin, timestamp, metadata, quarantine)
-        message = "; ".join(filter(None, (result.message, ignored)))
-        return replace(result, message=message) if ignored else result, operation
-    except DuplicateContent as error:
-        return ToolResult(call, True, "duplicate", str(error), entry_id=error.entry_id), None
-    except (UnknownEntry, UnknownCategory, InvalidContent) as error:
-        return ToolResult(call, False, error.code, str(error)), None
+        return ToolResult(call, False, "invalid_arguments", format_validation_error(error))
+
+
+def _refusal(call: ToolCall, error: StoreError) -> ToolResult:
+    """Return the result of a call that the memory's rules refuse. Raises any other error."""
+    if isinstance(error, DuplicateContent):
+        return ToolResult(call, True, "duplicate", str(error), entry_id=error.entry_id)
+    if isinstance(error, UnknownEntry | UnknownCategory | InvalidContent):
+        return ToolResult(call, False, error.code, str(error))
+    raise error
+
+
+def _with_ignored(result: ToolResult, ignored: str) -> ToolResult:
+    return replace(result, message="; ".join(filter(None, (result.message, ignored)))) if ignored else result
 
 
 def _validate(model: type[_Arguments], arguments: Mapping[str, Any], *, strict: bool) -> tuple[_Arguments, str]:
@@ -228,9 +275,14 @@ def _run(
     metadata: Mapping[str, Any] | None,
     quarantine: str,
 ) -> tuple[ToolResult, Operation | None]:
-    before: MemoryEntry | None = None
     if isinstance(arguments, Skip):
         return ToolResult(call, True, "skipped"), None
+    if isinstance(arguments, Insert):
+        operation = _insert_operation(arguments, timestamp=timestamp, metadata=metadata, **origin)
+        if quarantine:
+            return _quarantine(memory, call, operation, None, quarantine)
+        done = memory.apply(operation)
+        return _insert_result(call, done), done
     if isinstance(arguments, CoreUpdate):
         if arguments.content.strip() == memory.core:
             return ToolResult(call, True, "duplicate", "the core memory already says so"), None
@@ -240,18 +292,7 @@ def _run(
             return _quarantine(memory, call, operation, old, quarantine)
         done = memory.apply(operation)
         return ToolResult(call, True, code, content=done.content, before=old), done
-    if isinstance(arguments, Insert):
-        code = "inserted"
-        operation = Operation(
-            "insert",
-            category=arguments.category,
-            content=arguments.content,
-            timestamp=arguments.timestamp or timestamp,
-            importance=arguments.importance,
-            metadata=metadata,
-            **origin,
-        )
-    elif isinstance(arguments, Update):
+    if isinstance(arguments, Update):
         before, code = memory.get(arguments.id), "updated"
         if arguments.content.strip() == before.content:  # a new date alone changes nothing
             refuse_duplicate(before)
@@ -264,12 +305,30 @@ def _run(
     else:
         raise TypeError(f"no action for {type(arguments).__name__}")
     if quarantine:
-        return _quarantine(memory, call, operation, None if before is None else before.content, quarantine)
+        return _quarantine(memory, call, operation, before.content, quarantine)
     done = memory.apply(operation)
-    category = before.category if before else done.category
     content = None if code == "deleted" else (done.content or "")
-    old = before.content if before else None
-    return ToolResult(call, True, code, entry_id=done.id, category=category, content=content, before=old), done
+    return ToolResult(
+        call, True, code, entry_id=done.id, category=before.category, content=content, before=before.content
+    ), done
+
+
+def _insert_operation(
+    arguments: Insert, *, timestamp: str | None, metadata: Mapping[str, Any] | None, **origin: Any
+) -> Operation:
+    return Operation(
+        "insert",
+        category=arguments.category,
+        content=arguments.content,
+        timestamp=arguments.timestamp or timestamp,
+        importance=arguments.importance,
+        metadata=metadata,
+        **origin,
+    )
+
+
+def _insert_result(call: ToolCall, done: Operation) -> ToolResult:
+    return ToolResult(call, True, "inserted", entry_id=done.id, category=done.category, content=done.content or "")
 
 
 def _quarantine(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from memalpha.types import Chunk
 
@@ -58,6 +59,7 @@ def spoken_lines(chunk: Chunk) -> Iterator[tuple[str, str]]:
         yield speaker, words
 
 
+@lru_cache(maxsize=512)  # a line of a chunk is mostly the content of a call, too
 def split_label(line: str) -> tuple[str, str]:
     """Split `Ana: words` into speaker and words; the speaker is "" if the line has no label."""
     match = _LABEL.match(line)

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 from memalpha.errors import PolicyError, did_you_mean
+from memalpha.policy.base import Policy
 from memalpha.policy.hermes import format_call
 from memalpha.types import Chunk, Completion, GoldOperation, Observation, SampleRequest
 
@@ -122,6 +123,11 @@ class ScriptedPolicy:
         if kind == "update":
             return format_call("memory_update", {"id": id, "content": operation.content})
         return format_call("memory_delete", {"id": id})
+
+
+def ignores_memory(policy: Policy) -> bool:
+    """Return True for a writer whose replies depend on the chunk alone, so that it needs no view of the memory."""
+    return type(policy) is ScriptedPolicy and policy.kind == "add-all"  # a class derived from it may read the view
 
 
 def _insert(category: str, content: str) -> str:

@@ -3,43 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from memalpha.arguments import check_items
-from memalpha.errors import StoreError
+from memalpha.errors import InvalidContent, StoreError
 from memalpha.store.backends.namespace import Namespace
+from memalpha.store.backends.operation_log import LogEnd
 from memalpha.store.backends.row_codec import content_digest
+from memalpha.store.schema import MemorySchema
 from memalpha.store.state import fact_identity
 from memalpha.store.trust.provenance import WRITER
-from memalpha.store.validation import check_content_size, check_timestamp, clean_content, id_parts, validate_fields
+from memalpha.store.validation import (
+    FIELD_CHECKS,
+    check_content_size,
+    check_timestamp,
+    clean_content,
+    id_parts,
+    validate_fields,
+)
 from memalpha.types import MemoryEntry, Operation
 
 Fact = Mapping[str, Any]
 _REQUIRED_KEYS = {"category", "content"}
 _KEYS = ("category", "content", "timestamp", "importance", "metadata", "source", "chunk", "turn", "expires")
 _ALLOWED_KEYS = set(_KEYS)
+_FIELDS = attrgetter(*FIELD_CHECKS)
 _BLOCK = 500  # vectors that are checked at once, so that they stay in the processor's cache
 
 
-def validate_facts(facts: Iterable[Fact], max_content: int) -> list[tuple[Fact, str]]:
-    """Return each fact with its cleaned content, of `max_content` bytes at most.
+class CheckedFact(NamedTuple):
+    """Fact that can be stored: its category, cleaned content and optional fields, in stored form."""
+
+    category: str
+    content: str
+    fields: dict[str, Any]
+
+
+def check_fact(fact: Fact, schema: MemorySchema, max_content: int) -> CheckedFact:
+    """Return a fact as it is stored, its content of `max_content` bytes at most.
+
+    Raises what a single insert raises, whatever the memory holds: `InvalidContent` or `UnknownCategory`.
+    """
+    check_timestamp(fact.get("timestamp"))
+    try:
+        content = clean_content(fact["content"])
+    except InvalidContent:
+        schema.check_category(fact["category"])  # of two faults, a single insert names this one
+        raise
+    check_content_size(content, max_content)
+    category = schema.check_category(fact["category"])
+    return CheckedFact(category, content, validate_fields(fact) if len(fact) > len(_REQUIRED_KEYS) else {})
+
+
+def validate_facts(facts: Iterable[Fact], schema: MemorySchema, max_content: int) -> list[CheckedFact]:
+    """Return the facts as they are stored, their contents of `max_content` bytes at most.
 
     Raises `StoreError` naming the index of an invalid fact.
     """
-    validated = []
+    checked = []
     for index, fact in enumerate(check_items("facts", facts, of="mappings")):
         try:
             if not isinstance(fact, Mapping) or not _REQUIRED_KEYS <= fact.keys() <= _ALLOWED_KEYS:
                 raise StoreError(f"a mapping with category, content and none but {', '.join(_KEYS)} is needed")
-            check_timestamp(fact.get("timestamp"))
-            content = clean_content(fact["content"])
-            check_content_size(content, max_content)
-            validated.append((fact, content))
+            checked.append(check_fact(fact, schema, max_content))
         except StoreError as error:
             raise type(error)(f"fact {index}: {error}") from error
-    return validated
+    return checked
+
+
+def as_fact(operation: Operation) -> Fact:
+    """Return the fact that an insert without id and reason stores."""
+    fields = zip(FIELD_CHECKS, _FIELDS(operation), strict=True)
+    fact = {name: value for name, value in fields if value is not None}
+    return {"category": operation.category, "content": operation.content, **fact}
 
 
 def normalize_vectors(count: int, vectors: np.ndarray, dim: int) -> np.ndarray:
@@ -84,40 +123,33 @@ def vector_rows(contents: Sequence[str], vectors: np.ndarray) -> dict[str, tuple
 
 
 def insert_facts(
-    namespace: Namespace, facts: Sequence[tuple[Fact, str]], vectors: Mapping[str, tuple[bytes, bytes]]
+    namespace: Namespace, log_end: LogEnd, facts: Sequence[CheckedFact], vectors: Mapping[str, tuple[bytes, bytes]]
 ) -> list[MemoryEntry]:
     """Append all facts in one write. Call inside a transaction.
 
     Args:
         namespace: Namespace to write to.
-        facts: Facts with their contents, from `validate_facts`.
+        log_end: End of its log.
+        facts: Facts of `check_fact`.
         vectors: Stored rows of the embeddings by content, from `vector_rows`.
 
     Returns:
         The entry of each fact; for a duplicate, the existing one.
-
-    Raises:
-        StoreError: A fact is invalid; the message names its index.
     """
-    start = namespace.log.position
+    start = log_end.position
     entries = (
-        namespace.entries.with_contents(list(dict.fromkeys(vectors[content][0] for _, content in facts)))
+        namespace.entries.with_contents(list(dict.fromkeys(vectors[fact.content][0] for fact in facts)))
         if start
         else {}
     )  # live entries by identity
-    new_facts: dict[Hashable, tuple[str, str, dict[str, Any]]] = {}  # category, content, optional fields
+    new_facts: dict[Hashable, CheckedFact] = {}
     keys = []
     writer = WRITER.get()
-    check_category = namespace.schema.check_category
-    for index, (fact, content) in enumerate(facts):
-        try:
-            category = check_category(fact["category"])
-            fields = {**validate_fields(fact), **writer} if len(fact) > len(_REQUIRED_KEYS) or writer else {}
-            key = fact_identity(namespace.schema, Operation("insert", None, category, content, **fields))
-            if key not in entries:
-                new_facts.setdefault(key, (category, content, fields))
-        except StoreError as error:
-            raise type(error)(f"fact {index}: {error}") from error
+    for fact in facts:
+        category, content, fields = fact
+        key = fact_identity(namespace.schema, Operation("insert", None, category, content, **fields))
+        if key not in entries:
+            new_facts.setdefault(key, fact._replace(fields={**writer, **fields}) if writer else fact)
         keys.append(key)
     ids = _free_ids(namespace, [content for _, content, _ in new_facts.values()], start)
     new_entries = []
@@ -143,7 +175,7 @@ def insert_facts(
         )
         entries[key] = entry
         new_entries.append(entry)
-    namespace.append(new_entries, [fields for *_, fields in new_facts.values()], vectors)
+    namespace.append(log_end, new_entries, [fields for *_, fields in new_facts.values()], vectors)
     return [entries[key] for key in keys]
 
 

@@ -182,8 +182,9 @@ class WordPiece:
     def __call__(self, text: str) -> list[int]:
         """Return the token ids of `text`."""
         ids: list[int] = []
+        known = self._words
         for word in _bert_words(text):
-            ids.extend(self.pieces(word))
+            ids += known.get(word) or self.pieces(word)
         return ids
 
     def pieces(self, word: str) -> tuple[int, ...]:
@@ -224,17 +225,33 @@ _CJK = (
 )
 
 
+_MAX_REPLACEMENTS = 50_000  # characters that are kept: more than any text of people has
+
+
+class _Replacements(dict[int, str | None]):
+    """Replacement of each character for `str.translate`; Unicode's tables are read once a character."""
+
+    def __missing__(self, code: int) -> str | None:
+        char = chr(code)
+        kind = unicodedata.category(char)
+        if kind == "Mn" or (kind[0] == "C" and char not in "\t\n\r"):
+            replacement = None
+        elif kind[0] == "P" or char in "$+<=>^`|~" or any(low <= char <= high for low, high in _CJK):
+            replacement = f" {char} "
+        else:
+            replacement = char
+        if len(self) < _MAX_REPLACEMENTS:
+            self[code] = replacement
+        return replacement
+
+
+_REPLACEMENTS = _Replacements()
+
+
 def _bert_words(text: str) -> list[str]:
     if text.isascii():
         return _ASCII_WORD.findall(re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", "", text).lower())
-    pieces: list[str] = []
-    for char in unicodedata.normalize("NFD", text.lower()):
-        kind = unicodedata.category(char)
-        if kind == "Mn" or (kind[0] == "C" and char not in "\t\n\r"):
-            continue
-        is_separate = kind[0] == "P" or char in "$+<=>^`|~" or any(low <= char <= high for low, high in _CJK)
-        pieces.append(f" {char} " if is_separate else char)
-    return "".join(pieces).split()
+    return unicodedata.normalize("NFD", text.lower()).translate(_REPLACEMENTS).split()
 
 
 class StaticEmbedder:
@@ -271,7 +288,7 @@ class StaticEmbedder:
         for row, text in enumerate(texts):
             ids = self._tokenize(text)
             if ids:
-                vectors[row] = self._scales[ids] @ self._vectors[ids]
+                vectors[row] = self._scales.take(ids) @ self._vectors.take(ids, 0).astype(np.float32)
         return normalize(vectors)
 
     def coverage(self, texts: Sequence[str]) -> list[float]:

@@ -14,7 +14,14 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from memalpha.arguments import check_flag
-from memalpha.errors import DuplicateContent, MemalphaError, StoreError, UnknownEntry
+from memalpha.errors import (
+    DuplicateContent,
+    InvalidContent,
+    MemalphaError,
+    StoreError,
+    UnknownCategory,
+    UnknownEntry,
+)
 from memalpha.html_table import html_table
 from memalpha.store.embedding import Embedder, load_cross_encoder
 from memalpha.store.filters import Filter, Where, parse_filter
@@ -299,6 +306,26 @@ class Memory(ABC):
     def apply(self, operation: Operation) -> Operation:
         """Apply one operation and return it complete, as logged. Raises `StoreError` (see `state.plan`)."""
         return self.change(operation).operation
+
+    def apply_each(self, operations: Sequence[Operation]) -> list[Operation | StoreError]:
+        """Apply operations in order, each alone; a `MemoryStore` writes inserts together, which costs far less.
+
+        Args:
+            operations: Operations as requested.
+
+        Returns:
+            For each operation what `apply` returns, or the error with which the rules refuse it.
+
+        Raises:
+            StoreError: The store failed.
+        """
+        outcomes: list[Operation | StoreError] = []
+        for operation in operations:
+            try:
+                outcomes.append(self.apply(operation))
+            except (DuplicateContent, InvalidContent, UnknownCategory, UnknownEntry) as error:
+                outcomes.append(error)
+        return outcomes
 
     def insert(
         self,

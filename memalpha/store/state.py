@@ -447,5 +447,10 @@ def _set_holders(
 def refuse_duplicate(existing: MemoryEntry | None) -> None:
     """Raise `DuplicateContent` if a live entry states the same."""
     if existing is not None:
-        message = f"entry {existing.id!r} of {existing.category!r} already holds exactly this content"
-        raise DuplicateContent(message, existing.id)
+        raise duplicate_error(existing)
+
+
+def duplicate_error(existing: MemoryEntry) -> DuplicateContent:
+    """Return the error of an operation that states what a live entry states."""
+    message = f"entry {existing.id!r} of {existing.category!r} already holds exactly this content"
+    return DuplicateContent(message, existing.id)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from copy import copy
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +25,7 @@ from memalpha.errors import (
     ReviewConflict,
     ScrubPending,
     StoreError,
+    UnknownCategory,
     UnknownEntry,
     UnknownFieldWarning,
 )
@@ -31,7 +34,16 @@ from memalpha.store import history as timeline
 from memalpha.store.backends.base import Backend, Clock, Durability, system_clock
 from memalpha.store.backends.operation_log import LogEnd, check_clock
 from memalpha.store.backends.row_codec import is_storable
-from memalpha.store.bulk_insert import Fact, insert_facts, normalize_vectors, validate_facts, vector_rows
+from memalpha.store.bulk_insert import (
+    CheckedFact,
+    Fact,
+    as_fact,
+    check_fact,
+    insert_facts,
+    normalize_vectors,
+    validate_facts,
+    vector_rows,
+)
 from memalpha.store.embedding import Embedder
 from memalpha.store.filters import FIELDS, Filter, Where, filter_fields
 from memalpha.store.history import Diff
@@ -44,7 +56,7 @@ from memalpha.store.memory import Memory, refuse_other_keywords
 from memalpha.store.open import copy_noted, create_namespace, is_url, is_writable, open_database, open_namespace
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.options import SearchOptions
-from memalpha.store.state import Change, MemoryState
+from memalpha.store.state import Change, MemoryState, as_operation, duplicate_error
 from memalpha.store.trust.provenance import writing_as
 from memalpha.store.trust.quarantine import Quarantined, accepted_operation, decision_operation, list_quarantined
 from memalpha.store.trust.revert import Revert, revert
@@ -64,9 +76,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _PAGE = 1000
-_FEW = 5000  # matches of a filter that are sorted rather than read page by page
 _MAX_KNOWN_FIELDS = 1000  # after so many, filters are checked no more
 _SHOWN_ENTRIES = 10  # in a notebook
+_MAX_INDEXES = 32  # of namespaces that were asked for last
 _SHOWN_NAMESPACES = 16  # at once beside one's own: PostgreSQL shows a transaction the rows of up to 20
 
 
@@ -97,8 +109,14 @@ class MemoryStore(Memory):
         self._namespace = open_namespace(database, namespace, schema)
         self._max_content = MAX_CONTENT
         self._known_fields: set[str] = set()  # metadata keys that filters may name without a warning
-        self._index = NamespaceIndex(self._namespace, embedder, schema.category_texts)
         self._is_scope = False
+
+        @lru_cache(_MAX_INDEXES)  # for a request's `namespace(name)`, which would build its index anew
+        def index_of(name: str) -> NamespaceIndex:
+            return NamespaceIndex(open_namespace(database, name, schema), embedder, schema.category_texts)
+
+        self._index_of = index_of
+        self._index = index_of(namespace)
 
     @classmethod
     def open(
@@ -220,10 +238,12 @@ class MemoryStore(Memory):
     def namespace(self, name: str) -> MemoryStore:
         """Return another namespace of the same store, with a log of its own.
 
-        Namespaces never see each other.
+        Namespaces never see each other. The store keeps the search indexes of the 32 namespaces that were asked for
+        last, so that every request can have an object of its own.
         """
-        scope = MemoryStore(self._database, self.schema, self._embedder, name)
-        scope._is_scope, scope._max_content = True, self._max_content
+        scope = copy(self)
+        scope._namespace, scope._known_fields = open_namespace(self._database, name, self.schema), set()
+        scope._index, scope._is_scope = self._index_of(name), True
         return scope
 
     def namespaces(self) -> list[str]:
@@ -253,6 +273,7 @@ class MemoryStore(Memory):
             if namespace.scope.namespace_id < 0:
                 raise StoreError(f"no namespace {brief_repr(name)}: `namespaces` lists them")
             count = namespace.drop()
+        self._index_of.cache_clear()  # what it held leaves the memory, too
         self._scrub()
         return count
 
@@ -275,8 +296,13 @@ class MemoryStore(Memory):
 
     def get(self, id: str, *, as_of: int | str | None = None) -> MemoryEntry:
         """Return a live entry, or its version at `as_of`. Raises `UnknownEntry`."""
-        with self._transaction():
-            entry = self._namespace.entries.version_at(id, self._namespace.log.resolve_as_of(as_of))
+        entry = None
+        if as_of is None:
+            with self._namespace.transaction(write=False):
+                entry = self._namespace.entries.version_at(id, None)
+        if as_of is not None or (entry is not None and entry.expires is not None):  # else the log's end does not matter
+            with self._transaction():
+                entry = self._namespace.entries.version_at(id, self._namespace.log.resolve_as_of(as_of))
         if entry is None:
             raise UnknownEntry(
                 f"no live entry has the id {brief_repr(id)}" + ("" if as_of is None else f" as of {as_of!r}")
@@ -316,19 +342,23 @@ class MemoryStore(Memory):
         if limit is not None:
             check_count("limit", limit)
         with self._transaction() as log_end:
-            if after is not None and self._namespace.entries.latest_version(after) is None:
-                raise UnknownEntry(f"after: no entry ever had the id {brief_repr(after)}")
+            entries, first = self._namespace.entries, 0
+            if after is not None:
+                try:
+                    first = entries.creation_positions([after])[after]
+                except UnknownEntry as error:
+                    raise UnknownEntry(f"after: {error}") from None
             position = self._namespace.log.resolve_as_of(as_of)
             if where is None or entry_filter is None:
-                return self._namespace.entries.live(category, after=after, limit=limit, position=position)
-            ids = self._index.matching_ids(log_end.position, entry_filter) if position is None else None
-            if ids is not None and (len(ids) <= _FEW or limit is None):
-                if not ids:
-                    self._warn_of_unknown_fields(entry_filter, stacklevel=4)
-                return self._namespace.entries.live_by_creation(ids, after=after, limit=limit)
-            matches = self._namespace.entries.matching(
-                entry_filter, category, after=after, limit=limit, position=position
-            )
+                return entries.live(category, after=after, limit=limit, position=position)
+            ids = None
+            if position is None:
+                ids = self._index.matching_ids(log_end.position, entry_filter, first, limit)
+            if ids is None:
+                matches = entries.matching(entry_filter, category, after=after, limit=limit, position=position)
+            else:
+                versions = entries.versions_at(ids, None)
+                matches = [versions[id] for id in ids]
             if not matches and limit != 0 and as_of is None:
                 self._warn_of_unknown_fields(entry_filter, stacklevel=4)
             return matches
@@ -363,8 +393,8 @@ class MemoryStore(Memory):
             position = self._namespace.log.resolve_as_of(as_of)
             if where is None or entry_filter is None:
                 return self._namespace.entries.count(category, position)
-            ids = self._index.matching_ids(log_end.position, entry_filter) if position is None else None
-            return len(self.list(category, where=where, as_of=as_of) if ids is None else ids)
+            count = self._index.count(log_end.position, entry_filter) if position is None else None
+            return len(self.list(category, where=where, as_of=as_of)) if count is None else count
 
     def to_pandas(
         self, category: str | None = None, *, where: Where = None, as_of: int | str | None = None
@@ -495,10 +525,8 @@ class MemoryStore(Memory):
         vectors = None
         if content is not None:
             check_content_size(content, self._max_content)
-            with self._namespace.transaction(write=False):
-                vectors = self._namespace.vectors.of_texts([content], self._embedder.dim)
             # Embed before taking the write lock, so that a slow embedder blocks no other process.
-            vectors = vectors or {content: self._embedder.load_checked().encode([content])[0]}
+            vectors = self._embed([content])
         with self._namespace.transaction():
             return self._namespace.write(operation, vectors, log_end=self._end_expired())
 
@@ -516,17 +544,44 @@ class MemoryStore(Memory):
             StoreError: A fact or a vector is invalid; the message names its index.
             EmbedderError: The embedder returned vectors that cannot be stored.
         """
-        pairs = validate_facts(facts, self._max_content)
+        checked = validate_facts(facts, self.schema, self._max_content)
         if vectors is None:
-            contents = list(dict.fromkeys(content for _, content in pairs))
-            rows = vector_rows(
-                contents, StoredEmbedder(self._namespace, self._embedder.load_checked()).encode(contents)
-            )
+            rows = self._vector_rows(checked)
         else:
-            contents = [content for _, content in pairs]
-            rows = vector_rows(contents, normalize_vectors(len(pairs), vectors, self._embedder.dim))
-        with self._transaction(write=True):
-            return insert_facts(self._namespace, pairs, rows)
+            contents = [fact.content for fact in checked]
+            rows = vector_rows(contents, normalize_vectors(len(checked), vectors, self._embedder.dim))
+        with self._transaction(write=True) as log_end:
+            return insert_facts(self._namespace, log_end, checked, rows)
+
+    def apply_each(self, operations: Sequence[Operation]) -> list[Operation | StoreError]:
+        if not all(item.kind == "insert" and item.id is None and item.reason is None for item in operations):
+            return super().apply_each(operations)
+        outcomes: list[Operation | StoreError] = []
+        facts: dict[int, CheckedFact] = {}
+        for index, operation in enumerate(operations):
+            outcomes.append(operation)
+            try:
+                facts[index] = check_fact(as_fact(operation), self.schema, self._max_content)
+            except (InvalidContent, UnknownCategory) as error:
+                outcomes[index] = error
+        rows = self._vector_rows(facts.values())
+        with self._transaction(write=True) as log_end:
+            position = log_end.position
+            entries = insert_facts(self._namespace, log_end, list(facts.values()), rows)
+            for index, entry in zip(facts, entries, strict=True):
+                if entry.valid_from > position:  # positions of new entries follow each other
+                    position = entry.valid_from
+                    given, done = facts[index].fields, as_operation("insert", entry)
+                    blank = {name: "" for name in ("timestamp", "expires") if given.get(name) == ""}  # None in an entry
+                    outcomes[index] = replace(done, **blank) if blank else done
+                else:
+                    outcomes[index] = duplicate_error(entry)
+        return outcomes
+
+    def _vector_rows(self, facts: Iterable[CheckedFact]) -> dict[str, tuple[bytes, bytes]]:
+        """Return the stored rows of the embeddings of all contents, by content, embedded in one batch."""
+        contents = list(dict.fromkeys(fact.content for fact in facts))
+        return vector_rows(contents, self._encode(contents))
 
     def add_many(self, contents: Iterable[str], *, category: str | None = None, **fields: Any) -> list[MemoryEntry]:
         """Store many facts in one category, all or none, as `insert_many` does.
@@ -983,8 +1038,12 @@ class MemoryStore(Memory):
 
     def _embed(self, contents: Sequence[str]) -> dict[str, np.ndarray]:
         """Return the embeddings by content; stored ones are reused."""
-        vectors = StoredEmbedder(self._namespace, self._embedder.load_checked()).encode(contents)
-        return dict(zip(contents, vectors, strict=True))
+        return dict(zip(contents, self._encode(contents), strict=True))
+
+    def _encode(self, contents: Sequence[str]) -> np.ndarray:
+        """Return the embeddings of contents to store, float32 (n, dim); writing keeps one that is stored."""
+        embedder = self._embedder.load_checked()
+        return (embedder if self._embedder.is_cheap else StoredEmbedder(self._namespace, embedder)).encode(contents)
 
     def _log_rows(self, after: int) -> Iterator[tuple[int, str, int, Operation]]:
         """Iterate over log rows in pages, so that a reader who stops early holds no transaction open."""

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.observe import observe
 from memalpha.agent.prompts import render_view
 from memalpha.config import AgentConfig
@@ -72,6 +73,39 @@ def test_a_view_of_a_larger_memory_takes_no_more_work(kind: str) -> None:
     (calls, steps), (more_calls, more_steps) = work
     assert more_calls <= 1.2 * calls + 50
     assert more_steps <= 1.2 * steps + 50
+
+
+@pytest.mark.sqlite
+def test_reading_a_chunk_is_one_write_and_one_embedding_whatever_the_memory_holds() -> None:
+    work: dict[tuple[int, int], tuple[int, ...]] = {}
+    for size in (200, 800):
+        memory = new_memory("store")
+        assert isinstance(memory, MemoryStore)
+        memory.add_many(f"fact {number}: {WORDS[number % 7]}" for number in range(size))
+        agent = MemoryAgent("add_all", memory)
+        agent.read("Ana: hello")
+        for lines in (10, 40):
+            texts: list[int] = []
+            statements: list[str] = []
+            with pytest.MonkeyPatch.context() as patch, count_work(memory) as counts:
+                embedder, encode = load_embedder("hash"), load_embedder("hash").encode
+                patch.setattr(embedder, "encode", lambda batch, e=encode, t=texts: (t.append(len(batch)), e(batch))[1])
+                memory._database._connection.set_trace_callback(statements.append)
+                text = "\n".join(
+                    f"{'Ana' if n % 2 else 'Bob'}: my news {n} of {lines} is {n * n}" for n in range(lines)
+                )
+                assert len(agent.read(text).operations) == lines
+            memory._database._connection.set_trace_callback(None)
+            assert texts == [lines]
+            assert sum(statement.startswith("BEGIN IMMEDIATE") for statement in statements) == 1
+            selects = sum(statement.startswith("SELECT") for statement in statements)
+            work[size, lines] = (counts[0], selects, counts[1])
+    for lines in (10, 40):  # flat in the memory
+        assert work[800, lines][0] <= 1.1 * work[200, lines][0] + 50
+        assert work[800, lines][2] <= 1.1 * work[200, lines][2] + 50
+    for size in (200, 800):  # linear in the lines, with as many queries
+        assert work[size, 40][0] <= 4 * work[size, 10][0]
+        assert work[size, 40][1] <= work[size, 10][1] + 2
 
 
 def test_a_rollout_embeds_new_contents_alone() -> None:

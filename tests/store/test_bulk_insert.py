@@ -12,8 +12,10 @@ import memalpha.store.backends.entry_table
 from memalpha.errors import InvalidContent, StoreError, UnknownCategory
 from memalpha.store.backends.row_codec import encode_json
 from memalpha.store.embedding import HashEmbedder
+from memalpha.store.memory import Memory
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
+from memalpha.types import Operation
 
 facts = st.lists(
     st.fixed_dictionaries(
@@ -69,6 +71,35 @@ def test_bulk_insert_equals_single_inserts(before, batch, search_first, many) ->
         assert bulk.search("a cat in Oslo", 20) == single.search("a cat in Oslo", 20)
         assert bulk.undo() == single.undo()
         assert bulk.list() == single.list()
+
+
+faulty = st.sampled_from([
+    {"category": "nine"}, {"content": " "}, {"content": "x" * 50}, {"timestamp": "May"}, {"chunk": -1},
+    {"metadata": {1: 2}}, {"importance": float("nan")}, {"expires": "2100-01-01"}, {"expires": "never"},
+    {"category": "nine", "content": ""}, {"category": "nine", "content": "x" * 50}, {"content": 7, "chunk": -1},
+    {"speaker": "Ana"}, {"speaker": "\0"},
+])  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(facts, facts, st.dictionaries(st.integers(0, 11), faulty), st.booleans(), st.sampled_from([None, "Ben"]))
+def test_operations_applied_together_are_those_applied_alone(before, batch, faults, erase, writer) -> None:
+    operations = [Operation("insert", **{**fact, **faults.get(n, {})}) for n, fact in enumerate(batch)]
+    alone, together = (MemoryStore.open(":memory:", embedder="hash", max_content=40) for _ in range(2))
+    for store in (alone, together):
+        store.insert_many(before)
+        if before and erase:
+            store.erase(store.list()[0].id)
+    with MemoryStore.writing_as(speaker=writer):
+        expected = Memory.apply_each(alone, operations)
+        assert outcomes(together.apply_each(operations)) == outcomes(expected)
+    assert [line[2] for line in together.log()] == [line[2] for line in alone.log()]
+    assert rows_of(together) == rows_of(alone)
+
+
+def outcomes(results: list[Operation | StoreError]) -> list:
+    """Operations, and of each error all that it says."""
+    return [item if isinstance(item, Operation) else (type(item), str(item), item.__dict__) for item in results]
 
 
 def test_given_vectors_are_the_stored_ones() -> None:

@@ -98,6 +98,7 @@ def counted(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Wo
     connection = sample.store._database._connection
     with monkeypatch.context() as patch:
         patch.setattr(entry_table, "decode_entry", count(entry_table.decode_entry))
+        patch.setattr(entry_table, "decode_entries", lambda page: list(map(entry_table.decode_entry, page)))
         patch.setattr(operation_log, "decode_log_row", count(operation_log.decode_log_row))
         connection.set_progress_handler(tick, 1)
         yield work
@@ -140,7 +141,8 @@ TABLE: dict[str, tuple[str, Call]] = {
     "list category limit": ("grows", lambda store, id: store.list("episodic", limit=5)),  # should be flat
     "list": ("grows", lambda store, id: store.list()),
     "list where": ("flat", lambda store, id: store.list(where=NOBODY)),
-    "list where limit": ("grows", lambda store, id: store.list(where={"n": {"$gte": 0}}, limit=5)),  # should be flat
+    "list where limit": ("flat", lambda store, id: store.list(where={"n": {"$gte": 0}}, limit=5)),
+    "list where after": ("flat", lambda store, id: store.list(where={"n": {"$gte": 0}}, limit=5, after=id)),
     "list as_of limit": ("grows", lambda store, id: store.list(limit=5, as_of=store.snapshot() - 1)),  # should be flat
     "core": ("flat", lambda store, id: store.core),
     "core_at": ("flat", lambda store, id: store.core_at(store.snapshot() - 1)),
@@ -164,12 +166,16 @@ TABLE: dict[str, tuple[str, Call]] = {
         "flat",
         lambda store, id: store.search("Oslo", 5, where={"n": {"$gte": 10}}, as_of=store.snapshot() - 1),
     ),
-    "search of a fresh handle": ("grows", lambda store, id: store.namespace("default").search("Oslo", 5)),
+    "search of a fresh handle": ("flat", lambda store, id: store.namespace("default").search("Oslo", 5)),
     "around": ("flat", lambda store, id: store.around(id, 20)),
     "insert": ("flat", lambda store, id: store.insert("semantic", "pet: cat", metadata={"n": 1})),
     "add": ("flat", lambda store, id: store.add("pet: cat")),
     "add_many": ("flat", lambda store, id: store.add_many(["pet: cat"])),
     "insert a duplicate": ("flat", lambda store, id: store.insert("semantic", "city: Oslo")),
+    "apply_each": (
+        "flat",
+        lambda store, id: store.apply_each([Operation("insert", None, "semantic", "pet: cat")]),
+    ),
     "insert_many": ("flat", lambda store, id: store.insert_many([{"category": "semantic", "content": "pet: cat"}])),
     "upsert": ("flat", lambda store, id: store.upsert("ana:pet", "pet: cat")),
     "update": ("flat", lambda store, id: store.update(id, "city: Bergen")),

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from memalpha.errors import DamagedStore, StoreError
+from memalpha.store.backends.row_codec import decode_entries, decode_entry
 from memalpha.store.checks.integrity import examine
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.io.copy import copy_store
@@ -223,3 +226,26 @@ def test_a_damaged_log_or_position_is_refused_by_what_reads_it(path: Path, colum
                 refused += 1
         assert refused
     assert examine(path).problems
+
+
+SOUND_ROW = ("a#b", "semantic", "a", None, 1.0, "{}", None, None, None, None, None, None, 1, 1, None)
+METADATA = st.sampled_from(["{}", '{"a": [1]}', ' {"a": 1} ', '{"a": 1}, {}', '{"a": [1', "2]}", "[]", "", "{"])
+COLUMN = st.integers(0, len(SOUND_ROW) - 1)
+VALUES = st.sampled_from([None, "", "x", 0, 2, True, 1.5, float("nan"), float("inf"), b"x"])
+
+
+@given(st.lists(st.tuples(st.booleans(), COLUMN, VALUES, METADATA), max_size=4))
+def test_rows_decoded_together_are_those_decoded_alone(changes) -> None:
+    rows = []
+    for is_changed, column, value, metadata in changes:
+        row = [*SOUND_ROW[:5], metadata, *SOUND_ROW[6:]]
+        row[column] = value if is_changed else row[column]
+        rows.append(tuple(row))
+
+    def outcome(decode) -> object:
+        try:
+            return decode(rows)
+        except DamagedStore as error:
+            return str(error)
+
+    assert outcome(decode_entries) == outcome(lambda rows: [decode_entry(row) for row in rows])

@@ -19,7 +19,7 @@ from typing import cast
 
 from memalpha.agent.tools import CoreUpdate, Delete, Insert, Skip, Update, tool_of
 from memalpha.agent.transcript import is_anonymous, is_assistant, split_label
-from memalpha.agent.trust.speakers import NOBODY, attribute, attributed_lines, is_same, rank, statement_words
+from memalpha.agent.trust.speakers import NOBODY, AttributedLines, attribute, is_same, rank, statement_words
 from memalpha.agent.trust.view import AttributedMemory
 from memalpha.config import TrustConfig
 from memalpha.errors import UnknownEntry
@@ -62,10 +62,15 @@ class TrustJudge:
         if config is not None and key in config.key_speakers:
             speaker = config.key_speakers[key]
         self._store, self._config = store, config
-        self._lines = attributed_lines(chunk, speaker)
+        self._lines = AttributedLines(chunk, speaker)
         self._owner = "user" if config is None else config.owner
         self._deletes = 0
         self.view = trusted_view(store, config)
+
+    @property
+    def has_rule(self) -> bool:
+        """True if verdicts may depend on the memory."""
+        return self._config is not None
 
     def judge(self, call: ToolCall) -> Verdict:
         """Judge a call. A call that cannot be run gets no reason: running it gives the error."""
@@ -111,7 +116,7 @@ class TrustJudge:
 
     def _is_person(self, name: str) -> bool:
         """Return True for the owner, a speaker of the chunk, or the speaker of one of the entries nearest to a name."""
-        speakers = [self._owner, *(line.speaker for line in self._lines)]
+        speakers = [self._owner, *(line.speaker for line in self._lines.lines)]
         speakers += [hit.entry.speaker for hit in self._store.search(name, _CANDIDATES)]
         return any(is_same(name, speaker) for speaker in speakers)
 

@@ -6,8 +6,8 @@ reply never names one.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import defaultdict
+from functools import cached_property
 from typing import NamedTuple
 
 from memalpha.agent.transcript import is_anonymous, is_assistant, split_label, spoken_lines
@@ -27,6 +27,36 @@ class SpokenLine(NamedTuple):
     words: frozenset[str]
 
 
+class AttributedLines:
+    """Lines of a chunk, found once for all calls of a reply.
+
+    Args:
+        chunk: The chunk.
+        speaker: Person who said all of it, by the caller's word; None reads turns and labels. A line without a speaker
+            has None.
+    """
+
+    def __init__(self, chunk: Chunk, speaker: str | None) -> None:
+        if speaker is not None:
+            spoken = [(speaker, chunk.render())]
+        else:
+            spoken = [(name or None, line) for name, line in spoken_lines(chunk) if line.strip()]
+        self.words_by_text = {line: frozenset(words(line)) for _, line in spoken}
+        self.lines = [SpokenLine(name, self.words_by_text[line]) for name, line in spoken]
+        self.speakers_by_words: dict[frozenset[str], dict[str | None, None]] = defaultdict(dict)  # a set in order
+        for line in self.lines:
+            self.speakers_by_words[line.words][line.speaker] = None
+
+    @cached_property
+    def line_numbers(self) -> dict[str, list[int]]:
+        """Numbers of the lines that have each word."""
+        numbers: dict[str, list[int]] = defaultdict(list)
+        for number, line in enumerate(self.lines):
+            for word in line.words:
+                numbers[word].append(number)
+        return numbers
+
+
 def normalize_name(speaker: str | None) -> str | None:
     """Return a speaker's name for comparison: lower case, and `USER` for a person without a name."""
     if speaker is None or not speaker.strip():
@@ -40,20 +70,7 @@ def is_same(left: str | None, right: str | None) -> bool:
     return name is not None and name == normalize_name(right)
 
 
-def attributed_lines(chunk: Chunk, speaker: str | None) -> list[SpokenLine]:
-    """Return the speakers of a chunk's lines with the words of each.
-
-    Args:
-        chunk: The chunk.
-        speaker: Person who said all of it, by the caller's word; None reads turns and labels. A line without a speaker
-            has None.
-    """
-    if speaker is not None:
-        return [SpokenLine(speaker, frozenset(words(chunk.render())))]
-    return [SpokenLine(name or None, frozenset(words(line))) for name, line in spoken_lines(chunk) if line.strip()]
-
-
-def attribute(content: str, lines: Sequence[SpokenLine], *, owner: str = USER) -> tuple[str | None, str | None]:
+def attribute(content: str, chunk_lines: AttributedLines, *, owner: str = USER) -> tuple[str | None, str | None]:
     """Return whose right a content needs, and on whose word it is recorded.
 
     Lines are scored by the words that they share with the content, rare ones above all. The right is that of the best
@@ -63,23 +80,31 @@ def attribute(content: str, lines: Sequence[SpokenLine], *, owner: str = USER) -
 
     Args:
         content: What is to be written, or what is to be removed.
-        lines: From `attributed_lines`.
+        chunk_lines: Lines of the chunk.
         owner: Person of the highest rank.
     """
+    lines = chunk_lines.lines
     if not lines:
         return None, None
-    frequencies = Counter(word for line in lines for word in line.words)
-    terms = sorted(statement_words(content))
-    scores = [round(sum(1 / frequencies[word] for word in terms if word in line.words), 6) for line in lines]
+    statement = split_label(content)[1]
+    terms = chunk_lines.words_by_text.get(statement) or frozenset(words(statement))
+    if terms and (speakers := chunk_lines.speakers_by_words.get(terms)):
+        if len(speakers) == 1:
+            [speaker] = speakers
+            return speaker, speaker
+        return min(speakers, key=lambda name: rank(name, owner)), max(speakers, key=lambda name: rank(name, owner))
+    weights: list[list[float]] = [[] for _ in lines]  # of the words that a line shares with the content
+    for word in sorted(terms & chunk_lines.line_numbers.keys()):
+        numbers = chunk_lines.line_numbers[word]
+        for number in numbers:
+            weights[number].append(1 / len(numbers))
+    scores = [round(sum(values), 6) for values in weights]
     best = max(scores)
     names = [line.speaker for line in lines]
-    verbatim = [line.speaker for line in lines if terms and line.words == frozenset(terms)]
-    nearest = verbatim or [name for name, score in zip(names, scores, strict=True) if score == best]
+    nearest = [name for name, score in zip(names, scores, strict=True) if score == best]
     speaker = min(nearest, key=lambda name: rank(name, owner))
-    shared = [sum(word in line.words for word in terms) for line in lines]
-    sources = verbatim or [
-        name for name, count in zip(names, shared, strict=True) if count and 2 * count >= max(shared)
-    ]
+    most = max(map(len, weights))
+    sources = [name for name, values in zip(names, weights, strict=True) if values and 2 * len(values) >= most]
     return speaker, max(sources, key=lambda name: rank(name, owner), default=speaker)
 
 

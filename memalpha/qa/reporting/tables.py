@@ -130,7 +130,7 @@ def ceiling_of(reports: Sequence[Report]) -> tuple[float, str] | None:
 
 
 def warnings_of(reports: Sequence[Report]) -> list[str]:
-    """Return what a reader of the figures has to know: a low ceiling, answers without a verdict or cut off, entries left out.
+    """Return what a reader of the figures has to know: a low ceiling, what has no verdict, was cut off or left out.
 
     Args:
         reports: Reports of all systems; the summary of a report may be empty.

@@ -15,6 +15,7 @@ from memalpha.store.backends.row_codec import (
     check_digest,
     check_position,
     content_digest,
+    decode_entries,
     decode_entry,
     is_storable,
 )
@@ -101,7 +102,7 @@ class EntryTable(StateView):
             return None
         where, values = _live_condition(position)
         entry = self._select_one(f"id = ? AND {where}", id, *values)
-        return replace(entry, valid_to=None) if entry else None
+        return None if entry is None else _as_live(entry)
 
     def versions_at(self, ids: Sequence[str], position: int | None) -> dict[str, MemoryEntry]:
         """Return `version_at` of several entries, by id; entries that are not live are left out."""
@@ -109,7 +110,7 @@ class EntryTable(StateView):
         entries = {}
         for start in range(0, len(ids), _BATCH):
             batch = ids[start : start + _BATCH]
-            for entry in self._select(f"id IN ({','.join('?' * len(batch))}) AND {where}", *batch, *values):
+            for entry in self._select_all(f"id IN ({','.join('?' * len(batch))}) AND {where}", *batch, *values):
                 entries[entry.id] = _as_live(entry)
         return entries
 
@@ -119,7 +120,7 @@ class EntryTable(StateView):
         for start in range(0, len(digests), _BATCH):
             batch = digests[start : start + _BATCH]
             where = f"{_IS_LIVE} AND digest IN ({','.join('?' * len(batch))}) ORDER BY created"
-            for entry in self._select(where, *batch, index="live_content"):
+            for entry in self._select_all(where, *batch, index="live_content"):
                 entries.setdefault(fact_identity(self._schema, entry), entry)
         return entries
 
@@ -189,7 +190,7 @@ class EntryTable(StateView):
         if limit is not None:
             where, values = where + " LIMIT ?", [*values, limit]
         index = "live_order" if position is None else None
-        return [_as_live(entry) for entry in self._select(where, *values, index=index)]
+        return [_as_live(entry) for entry in self._select_all(where, *values, index=index)]
 
     def matching(
         self, where: Filter, category: str | None, *, after: str | None, limit: int | None, position: int | None
@@ -211,24 +212,6 @@ class EntryTable(StateView):
                 break
             after = page[-1].id
         return matches[:limit]
-
-    def live_by_creation(self, ids: Sequence[str], *, after: str | None, limit: int | None) -> list[MemoryEntry]:
-        """Return some live entries, oldest id first.
-
-        Args:
-            ids: Ids of live entries.
-            after: Only entries created after this id.
-            limit: Number of entries at most.
-        """
-        created = {}
-        for start in range(0, len(ids), _BATCH):
-            batch = ids[start : start + _BATCH]
-            query = f"SELECT id, created FROM versions WHERE ns = ? AND id IN ({','.join('?' * len(batch))})"
-            created.update(self._scope.select(query, *batch))
-        first = 0 if after is None else self.creation_positions([after])[after] + 1
-        page = sorted((id for id in ids if created[id] >= first), key=created.__getitem__)[:limit]
-        entries = self.versions_at(page, None)
-        return [entries[id] for id in page]
 
     def count(self, category: str | None, position: int | None) -> int:
         """Return the number of entries that are live, or were at a position; of one category, if given."""
@@ -375,6 +358,9 @@ class EntryTable(StateView):
 
     def _select(self, where: str, *values: Any, index: str | None = None) -> Iterator[MemoryEntry]:
         return map(decode_entry, self._scope.select(_version_query(where, index), *values))
+
+    def _select_all(self, where: str, *values: Any, index: str | None = None) -> list[MemoryEntry]:
+        return decode_entries(self._scope.select(_version_query(where, index), *values).fetchall())
 
 
 @cache

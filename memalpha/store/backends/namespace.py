@@ -124,6 +124,7 @@ class Namespace:
 
     def append(
         self,
+        log_end: LogEnd,
         entries: Sequence[MemoryEntry],
         optional_fields: Sequence[Mapping[str, Any]],
         vectors: Mapping[str, tuple[bytes, bytes]],
@@ -131,11 +132,11 @@ class Namespace:
         """Append inserts of new ids at the end of the log, in bulk.
 
         Args:
+            log_end: End of the log.
             entries: First versions of the new entries.
             optional_fields: For each entry, the optional fields that its insert gave.
             vectors: Rows of the embeddings, digest and vector, by content.
         """
-        log_end = self.log.end()
         self.scope.create()
         time = max(check_clock(self.database, log_end), log_end.time)
         size = self._BATCH or len(entries) or 1

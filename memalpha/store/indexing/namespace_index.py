@@ -188,19 +188,29 @@ class NamespaceIndex(ForkAware):
         self._checkin(corpus)
 
     @_in_turn
-    def matching_ids(self, last_position: int, where: Filter) -> list[str] | None:
-        """Return the ids of the live entries that pass a filter, in no order; None if no corpus is in memory.
+    def matching_ids(self, last_position: int, where: Filter, after: int, limit: int | None) -> list[str] | None:
+        """Return the ids of the live entries that pass a filter, oldest id first; None if no corpus is in memory.
 
         Args:
             last_position: Position of the last operation in the log.
             where: Filter.
+            after: Creation position of the entry before the first one.
+            limit: Number of ids at most.
         """
+        return self._ask(last_position, lambda corpus: corpus.matching_ids(where, after, limit))
+
+    @_in_turn
+    def count(self, last_position: int, where: Filter) -> int | None:
+        """Return the number of live entries that pass a filter; None if no corpus is in memory."""
+        return self._ask(last_position, lambda corpus: corpus.count(where))
+
+    def _ask(self, last_position: int, question: Callable[[Corpus], T]) -> T | None:
         if self._corpus is None:
             return None
         corpus = self._checkout(last_position)
-        ids = corpus.matching_ids(where)
+        answer = question(corpus)
         self._checkin(corpus)
-        return ids
+        return answer
 
     @no_deadline()
     def _checkout(self, position: int) -> Corpus:
@@ -261,7 +271,8 @@ class NamespaceIndex(ForkAware):
             changed: Ids of the entries that may differ.
         """
         entries = self._rows.entries.versions_at(changed, position)
-        created = self._rows.entries.creation_positions([id for id, entry in entries.items() if entry.turn is not None])
+        past_first = [id for id, entry in entries.items() if entry.turn is not None or entry.version > 1]
+        created = self._rows.entries.creation_positions(past_first)
         corpus.add_many(Document.from_entry(entries[id], created.get(id)) for id in changed if id in entries)
         for id in changed:
             if id not in entries and id in corpus:
@@ -288,10 +299,10 @@ class NamespaceIndex(ForkAware):
             ids, texts, groups, orders, *origins, vectors = zip(*rows, strict=True)
             check_texts(ids, texts)
             stored = None if vectors[0] is None else decode_vectors(ids, vectors, self._embedder.dim)
-            for numbers in (orders, [0 if chunk is None else chunk for chunk in origins[1]]):
+            for numbers in (orders, origins[3], [0 if chunk is None else chunk for chunk in origins[1]]):
                 for id, number in zip(ids, numbers, strict=True) if set(map(type, numbers)) != {int} else ():
                     check_position(id, number)
-            corpus.load(ids, texts, groups, orders, list(map(Span.from_origin, *origins)), stored)
+            corpus.load(ids, texts, groups, orders, list(map(Span.from_origin, *origins)), origins[3], stored)
 
     @no_deadline()
     def _live_entries(self) -> list[MemoryEntry]:

@@ -16,6 +16,7 @@ from memalpha.errors import EmbedderError, StoreError
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.embedding import SHIPPED_EMBEDDERS, CheckedEmbedder, Embedder, check_embedder, load_embedder
 
+_CHEAP = {"static", "hash"}
 _PROBE_TEXT = "Ana moved to Lisbon in 2024."
 
 
@@ -26,6 +27,7 @@ class RecordedEmbedder:
         name: Name in the record.
         dim: Dimension of its vectors.
         requested: Embedder, or its name, that the caller gave to `MemoryStore.open`; None if he named none.
+        is_cheap: True if embedding a text costs less than a look for the vector that the file may have of it.
     """
 
     def __init__(self, path: str, record: str, requested: str | Embedder | None) -> None:
@@ -45,6 +47,7 @@ class RecordedEmbedder:
         if requested is not None and not isinstance(requested, str):
             check_embedder(requested)
         self.requested = requested
+        self.is_cheap = self.name in _CHEAP
         self._loaded: Embedder | None = None
         self._checked: CheckedEmbedder | None = None
         name = self.name if requested is None else requested if isinstance(requested, str) else requested.name

@@ -60,6 +60,7 @@ class Document:
         order: Tie-breaker; larger is more recent.
         span: Place in a source, if the document is a raw span.
         entry: Entry that filters look at.
+        created: Rank in listings; smaller is older.
     """
 
     id: str
@@ -68,16 +69,17 @@ class Document:
     order: int = 0
     span: Span | None = None
     entry: MemoryEntry | None = field(default=None, compare=False)
+    created: int = 0
 
     @classmethod
     def from_entry(cls, entry: MemoryEntry, created: int | None = None) -> Document:
         """Return a stored entry as a document, grouped by category; the latest version is the most recent.
 
-        `created` is the log position that made the id and orders spans; None takes that of the version.
+        `created` is the log position that made the id and orders spans and listings; None takes that of the version.
         """
         position = entry.valid_from if created is None else created
         span = Span.from_origin(entry.source, entry.chunk, entry.turn, position)
-        return cls(entry.id, entry.content, entry.category, entry.valid_from, span, entry)
+        return cls(entry.id, entry.content, entry.category, entry.valid_from, span, entry, position)
 
 
 class Corpus:
@@ -114,6 +116,7 @@ class Corpus:
         self._removed: list[int] = []  # slots whose words are still in the lexical index
         self._live = np.zeros(0, bool)
         self._orders = np.zeros(0, np.int64)
+        self._created = np.zeros(0, np.int64)
         self._groups = np.zeros(0, np.int64)
         self._group_numbers: dict[str, int] = {}
         self._descriptions = dict(descriptions or {})
@@ -148,9 +151,12 @@ class Corpus:
         for id in new:
             if id in self._slots:
                 self.remove(id)
-        fields = [(document.text, document.group, document.order, document.span) for document in new.values()]
-        texts, groups, orders, spans = zip(*fields, strict=True) if fields else ((), (), (), ())
-        slots = self.load(list(new), texts, groups, orders, spans)
+        fields = [
+            (document.text, document.group, document.order, document.span, document.created)
+            for document in new.values()
+        ]
+        texts, groups, orders, spans, created = zip(*fields, strict=True) if fields else ((),) * 5
+        slots = self.load(list(new), texts, groups, orders, spans, created)
         for slot, document in zip(slots.tolist(), new.values(), strict=True):
             if document.entry is not None:
                 self._columns.set(slot, document.entry)
@@ -162,6 +168,7 @@ class Corpus:
         groups: Sequence[str],
         orders: Sequence[int],
         spans: Sequence[Span | None],
+        created: Sequence[int],
         vectors: np.ndarray | None = None,
     ) -> np.ndarray:
         """Add many documents by their fields.
@@ -172,6 +179,7 @@ class Corpus:
             groups: Groups of layer one.
             orders: Tie-breakers; larger is more recent.
             spans: Origins in a source; None for documents that are no spans.
+            created: Ranks in listings; smaller is older.
             vectors: Embeddings of the texts `(n, dim)`; None embeds them at the next search.
 
         Returns:
@@ -184,6 +192,7 @@ class Corpus:
         numbers = self._group_numbers
         self._groups[slots] = [numbers.setdefault(group, len(numbers)) for group in groups]
         self._orders[slots] = orders
+        self._created[slots] = created
         if self._source_numbers:  # otherwise the zeros stay untouched and take no memory
             self._spans[slots, 0] = 0
         for slot, span in zip(slots.tolist(), spans, strict=True):
@@ -219,6 +228,7 @@ class Corpus:
             room = max(32, self._size, 2 * start) - len(self._live)
             self._live = np.concatenate([self._live, np.zeros(room, bool)])
             self._orders = np.concatenate([self._orders, np.zeros(room, np.int64)])
+            self._created = np.concatenate([self._created, np.zeros(room, np.int64)])
             self._groups = np.concatenate([self._groups, np.zeros(room, np.int64)])
             self._spans = np.concatenate([self._spans, np.zeros((room, 3), np.int64)])
         return np.array([*reused, *range(start, self._size)], np.int64)
@@ -301,10 +311,23 @@ class Corpus:
         duplicate._is_approximate = False
         return duplicate
 
-    def matching_ids(self, where: Filter) -> list[str]:
-        """Return the ids of the documents that pass a filter, in no order."""
+    def matching_ids(self, where: Filter, after: int, limit: int | None) -> list[str]:
+        """Return the ids of the documents that pass a filter, oldest first.
+
+        Args:
+            where: Filter.
+            after: Rank (`created`) of the last document before the first one.
+            limit: Number of ids at most.
+        """
         is_match = self._columns.mask(where, self._slots, self._size) & self._live[: self._size]
-        return [self._ids[slot] for slot in np.flatnonzero(is_match).tolist()]
+        slots = np.flatnonzero(is_match & (self._created[: self._size] > after))
+        slots = slots[np.argsort(self._created[slots])[:limit]]
+        return [self._ids[slot] for slot in slots.tolist()]
+
+    def count(self, where: Filter) -> int:
+        """Return the number of documents that pass a filter."""
+        is_match = self._columns.mask(where, self._slots, self._size) & self._live[: self._size]
+        return int(np.count_nonzero(is_match))
 
     def description_scores(self, vector: np.ndarray) -> np.ndarray | None:
         """Return the inner products of a query's vector with what each group is for, float64 `(groups,)`.

@@ -9,7 +9,7 @@ from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.consolidate import propose_consolidation
 from memalpha.agent.prompts import order_notes
 from memalpha.agent.reader import ExtractiveReader, Reading
-from memalpha.agent.trust.speakers import attribute, attributed_lines, rank
+from memalpha.agent.trust.speakers import AttributedLines, attribute, rank
 from memalpha.config import TrustConfig
 from memalpha.errors import ConfigError, ReviewConflict
 from memalpha.policy.hermes import format_call
@@ -301,15 +301,19 @@ def test_mistakes_of_a_model_stay_mistakes_in_quarantine(guarded: Chat) -> None:
 
 def test_attribution_prefers_shared_words_and_gives_doubts_no_right() -> None:
     chunk = Chunk(text="Ana: I live in Porto, how is Moscow?\nMallory: Ana lives in Moscow.\nassistant: Noted.")
-    lines = attributed_lines(chunk, None)
+    lines = AttributedLines(chunk, None)
     assert attribute("home: Porto", lines) == ("Ana", "Ana")
     assert attribute("Ana is in Moscow", lines, owner="Ana") == ("Mallory", "Ana"), "both speak of it"
     assert attribute("something else", lines)[0] == "assistant", "without evidence: the speaker of least rank"
-    assert attribute("Ana lives in Moscow", attributed_lines(chunk, "Ana")) == ("Ana", "Ana")
-    assert attribute("x", []) == (None, None)
-    turns = attributed_lines(Chunk(text="Ana: I live in Porto.\nBob: I live in Rome.\nEve: You live in Porto?"), None)
+    assert attribute("Ana lives in Moscow", AttributedLines(chunk, "Ana")) == ("Ana", "Ana")
+    assert attribute("x", AttributedLines(Chunk(text=""), None)) == (None, None)
+    texts = ["Ana: I live in Porto.", "Bob: I live in Rome.", "Eve: You live in Porto?"]
+    turns = AttributedLines(Chunk(text="\n".join(texts)), None)
     assert attribute("Bob: I live in Rome.", turns, owner="Ana") == ("Bob", "Bob"), "word for word his"
-    assert attribute("I live in Porto", turns[1:], owner="Bob") == ("Eve", "Eve")
+    assert attribute("I live in Porto", AttributedLines(Chunk(text="\n".join(texts[1:])), None), owner="Bob") == (
+        "Eve",
+        "Eve",
+    )
     assert attribute("Porto", turns, owner="Ana") == ("Eve", "Ana"), "both speak of it"
     assert [rank(name, "Ana") for name in ("assistant", None, "Bob", "ANA ")] == [0, 1, 2, 3]
     assert rank("User", "user") == rank("me", "user") == 3

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from memalpha.store.indexing import namespace_index
 from memalpha.store.search.corpus import Corpus
@@ -87,6 +89,16 @@ def test_filters_list_the_same_with_and_without_an_index(path: Path, monkeypatch
         monkeypatch.setattr("memalpha.store.filters.Condition.matches", lambda *_: pytest.fail("read"))
         assert [store.list(**case) for case in cases] == scanned
         assert [store.count(where=where) for where in FILTERS] == counts == [6, 0, 8, 11]
+        for id in (ids[6], ids[1]):  # an entry keeps its place however often it changes
+            store.update(id, f"{id} is another")
+        store.delete(ids[8])
+        store.undo()
+        listed = [store.list(**case) for case in cases]
+        monkeypatch.undo()
+        with MemoryStore.open(path) as fresh:
+            assert [fresh.list(**case) for case in cases] == listed
+            fresh.search("fact")
+            assert [fresh.list(**case) for case in cases] == listed
 
 
 def test_a_past_state_is_indexed_once(path: Path, made: list[int]) -> None:
@@ -156,3 +168,39 @@ def test_a_past_state_is_searched_after_an_insert_that_ended_before_it_was_embed
         store.delete(late.id)
         store.delete(entries[4].id)
         assert len(store.search("fact", 50, as_of=position)) == 32
+
+
+WRITES = {
+    "insert": lambda store, name, n: store.namespace(name).add(f"fact {n}: value of Ana", metadata={"n": n}),
+    "delete": lambda store, name, n: [store.namespace(name).delete(e.id) for e in store.namespace(name).list(limit=1)],
+    "erase": lambda store, name, n: store.namespace(name).erase(*(e.id for e in store.namespace(name).list(limit=1))),
+    "undo": lambda store, name, n: store.namespace(name).undo(),
+    "drop": lambda store, name, n: store.drop_namespace(name) if name in store.namespaces() else None,
+    "fork": lambda store, name, n: store.fork(name) if name not in store.namespaces() else None,
+    "search": lambda store, name, n: store.namespace(name).search("value"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::memalpha.errors.UnknownFieldWarning")
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.sampled_from(sorted(WRITES)), st.booleans(), st.sampled_from("ab")), max_size=12))
+def test_a_namespace_object_made_anew_answers_like_a_store_opened_anew(tmp_path_factory, writes) -> None:
+    path = tmp_path_factory.mktemp("store") / "a.db"
+    with MemoryStore.open(path, embedder="hash") as store, MemoryStore.open(path) as other:
+        store.add("fact 1000: value of Ben")
+        for number, (write, is_others, name) in enumerate(writes):
+            WRITES[write](other if is_others else store, name, number)
+            with MemoryStore.open(path, namespace=name) as fresh:
+                assert answers(store.namespace(name)) == answers(fresh)
+
+
+def test_the_indexes_of_the_namespaces_asked_for_last_are_kept(path: Path, made: list[int]) -> None:
+    with MemoryStore.open(path) as store:
+        for name in ("a", "b", "a", *map(str, range(30)), "a", "default"):
+            store.namespace(name).search("fact")
+        assert len(made) == 2 + 30 + 1
+        made.clear()
+        store.namespace("a").search("fact")
+        assert made == []
+        store.namespace("b").search("fact")  # the 33rd last
+        assert made == [1]

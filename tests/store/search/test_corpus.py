@@ -199,14 +199,14 @@ def test_what_was_removed_is_dropped_in_time():
 
 def test_an_entry_is_a_document_of_its_category_as_recent_as_its_version():
     entry = MemoryEntry(id="city#e", category="semantic", content="city: Oslo", valid_from=7)
-    assert Document.from_entry(entry) == Document("city#e", "city: Oslo", "semantic", 7)
+    assert Document.from_entry(entry) == Document("city#e", "city: Oslo", "semantic", 7, created=7)
     for stored, span in (
         (dataclasses.replace(entry, source="chat", chunk=3), None),
         (dataclasses.replace(entry, turn="D3:1"), None),
         (dataclasses.replace(entry, source="chat", turn="D3:1"), Span("chat", -1, 7)),
         (dataclasses.replace(entry, source="chat", chunk=3, turn="D3:1"), Span("chat", 3, 7)),
     ):
-        assert Document.from_entry(stored) == Document("city#e", "city: Oslo", "semantic", 7, span)
+        assert Document.from_entry(stored) == Document("city#e", "city: Oslo", "semantic", 7, span, created=7)
     assert Document.from_entry(stored, 2).span == Span("chat", 3, 2)
 
 
