@@ -114,10 +114,22 @@ def photograph(browser: Browser, url: str, file: Path, size: tuple[int, int], *,
 
 
 def main() -> None:
-    """Write all pictures."""
+    """Write all pictures, or only that of a run's report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
-    folder: Path = parser.parse_args().out
+    parser.add_argument(
+        "--run", type=Path, help="photograph this run's report.html, such as runs/demo, and nothing else"
+    )
+    options = parser.parse_args()
+    folder: Path = options.out
+    if options.run is not None:
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+            page = browser.new_page(viewport={"width": 1000, "height": 1000}, color_scheme="light")
+            page.goto((options.run / "report.html").absolute().as_uri())
+            page.screenshot(path=folder / "report.png")
+            browser.close()
+        return
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as name, ticking_clock() as clock:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for file, fill in (("ana.db", fill_memory), ("hostile.db", fill_hostile)):
