@@ -37,7 +37,7 @@ from memalpha.qa.scoring.metrics import (
 from memalpha.qa.scoring.states import build_record, is_disputed
 from memalpha.qa.scoring.stats import ScoredAnswer, estimate, macro
 from memalpha.qa.systems.base import Passage, Retrieval
-from memalpha.qa.systems.budget import passage_tokens
+from memalpha.qa.systems.baselines import passage_tokens
 from memalpha.qa.systems.builtin import EvaluatedSystem, Oracle, Progress, Retrievals, SystemSettings, load_system
 from memalpha.store.embedding import Embedder, load_embedder
 from memalpha.types import Hit, MemoryEntry, Question, Task

@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 
-from memalpha.agent.parsing import after_thinking
 from memalpha.config.common import import_object
 from memalpha.config.rewards import (
     CodePart,
@@ -40,6 +39,7 @@ from memalpha.config.rewards import (
 )
 from memalpha.errors import ConfigError, MemalphaError, RewardError
 from memalpha.forks import ForkAware
+from memalpha.rewards.reply import UNSCORED
 from memalpha.types import LARGEST_REWARD, Reward
 
 
@@ -101,36 +101,6 @@ LOOP = EventLoop()
 close_loop = LOOP.close
 """Stop the event loop of async reward functions; called at exit too."""
 atexit.register(close_loop)
-
-
-UNSCORED: Any = object()
-"""Value of a reward function for a row that it failed to score.
-
-The whole row then has no reward, since a sum without this component would be too low. None means that the function
-does not apply: the other functions' sum is the reward.
-"""
-
-
-def reply_text(completion: Any, *, thinking: bool = True) -> str:
-    """Return a completion as text: the text itself, or the content of its last message.
-
-    Args:
-        completion: Text or list of messages.
-        thinking: Keep a leading think part.
-    """
-    text = completion
-    if not isinstance(completion, str):
-        content = completion[-1].get("content") if completion else ""
-        parts = content if isinstance(content, list) else [{"text": content}]
-        text = "".join(part.get("text") or "" for part in parts)
-    return text if thinking else text[after_thinking(text) :]
-
-
-def read_column(columns: Mapping[str, Sequence[Any]], name: str) -> Sequence[Any]:
-    """Return a column, or raise `RewardError` if it is missing."""
-    if name not in columns:
-        raise RewardError(f"column {name!r} is missing (there are {', '.join(sorted(columns)) or 'none'})")
-    return columns[name]
 
 
 _OWN_COLUMNS = ("prompts", "completions", "completion_ids")

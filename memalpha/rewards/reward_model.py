@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.policy.load import load_reward_model
-from memalpha.rewards.base import reply_text
+from memalpha.rewards.reply import reply_text
 
 
 class ModelReward:
