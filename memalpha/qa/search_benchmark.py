@@ -2,10 +2,16 @@
 
 Each conversation is a `MemoryStore` of its turns, stored as the system `rag` stores them. A question is searched for
 among the chunks that it may know (`asked_after_chunk`). Its evidence are turns; a text that was said twice is stored
-once and stands for both. `scoring.recall` defines recall@k, mrr and tokens@10. The methods are the routes of
+once and stands for both. The methods are the routes of
 `MemoryStore.search`, and beside them BM25 of the package bm25s (Lu 2024, arXiv 2407.03618) where it is installed, with
 its English stop words, Snowball's English stems, and bigrams of Chinese, Japanese and Korean characters. The route
 `dense` is the plain inner product of question and turn. A method by words alone returns no entry that shares none.
+
+| metric    | meaning                                                                                  |
+|-----------|------------------------------------------------------------------------------------------|
+| recall@k  | mean over questions of the share of evidence units among the first k hits                |
+| mrr       | mean of 1 / rank of the first evidence unit (0 beyond rank 100)                          |
+| tokens@10 | length of the first ten hits (characters / 4)                                            |
 """
 
 from __future__ import annotations

@@ -1,4 +1,15 @@
-"""`RowTrainer`: a `GRPOTrainer` whose updates may have any number of rows instead of one per prompt."""
+"""`RowTrainer`: a `GRPOTrainer` whose updates may have any number of rows instead of one per prompt.
+
+Supported releases of TRL, and checks that the private methods in use still have the expected form.
+
+The trainers override private methods of `GRPOTrainer`, which change between releases. A release outside the range, a
+method with other parameters, or tensors of another shape raise an error: training never goes wrong silently.
+
+Rows of TRL's batches: select, concatenate, pad with dead rows. Shapes: B rows, P prompt and T completion tokens.
+
+A dead row has one prompt token and a completion without counted tokens. Dead rows give every process and micro-batch
+equally many rows: `split_tensor_dict` drops a remainder, and gathering rows hangs if processes have different numbers.
+"""
 
 from __future__ import annotations
 

@@ -15,6 +15,15 @@ end: both decide to write nothing more.
 
 Gold operations are not used. Related: evidence-anchored credit from gold evidence (Fine-Mem, arXiv 2601.08435). This
 module only counts: `rollouts.credit_scorer` asks the states, `data.call_spans` finds the tokens of a call.
+
+`CallSpans`: which call each sampled token belongs to, in Hermes, line, Mem-alpha and native form.
+
+A call's tokens are those after the end of the call before it, up to its own end. So a newline or a `<tool_call>` that
+decides to make a further call is part of it. What stands after the last call belongs to the end of the reply.
+
+The tokens are the sampled ids, decoded one by one; nothing is tokenized again. A character of several tokens begins
+where the first of them does. Thoughts serve all calls: their tokens get the mean. So do all tokens of a reply whose
+calls cannot be found in its tokens.
 """
 
 from __future__ import annotations

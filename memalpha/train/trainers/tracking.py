@@ -1,4 +1,12 @@
-"""Metrics of a run in TensorBoard or Weights & Biases (`report_to`), in addition to `metrics.jsonl`."""
+"""Metrics of a run in TensorBoard or Weights & Biases (`report_to`), in addition to `metrics.jsonl`.
+
+Callbacks of a run: transformers' `TrainerCallback`, and a function that gets the metrics of every step.
+
+Callbacks run in the main process, on `on_train_begin`, `on_step_begin`, `on_evaluate` (`metrics`: the validation's),
+`on_log` (`logs`: the step's line of `metrics.jsonl`), `on_save` (`checkpoint`: its path), `on_step_end` (`metrics`: the
+same line) and `on_train_end` (`summary`). `args` is the run's configuration. Of `control` a run obeys
+`should_training_stop` and `should_save`; `evaluation.eval_steps` alone says when weights are validated.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from memalpha.tasks.datasets.locomo import load_locomo
 from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.types import MemoryEntry
 
-REAL = Path(__file__).parents[4] / "shared" / "data" / "locomo" / "locomo10.json"
+REAL = Path(__file__).parents[3] / "shared" / "data" / "locomo" / "locomo10.json"
 
 
 def test_a_unit_of_several_entries_is_found_with_the_first():
