@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from memalpha.cli.options import AsJson, WriterSettings, parse_writer_settings, print_result, to_json_value
-from memalpha.config import parse_overrides
+from memalpha.config import ReaderConfig, parse_overrides
 from memalpha.errors import ConfigError
 from memalpha.policy.base import BilledPolicy, Policy
 from memalpha.tasks.catalog import get_data_set, list_data_sets, loader_options
@@ -232,15 +232,20 @@ def write(
         DataError: The conversations or a file cannot be read or written.
         PolicyError: The teacher did not answer; what is done stays.
     """
+    from memalpha.qa.reader import load_reader
     from memalpha.qa.teacher import load_teacher, write_file
 
     teacher = load_teacher(policy, _parse_price(price))
+    own = (
+        "extractive" if teacher.name.startswith("scripted:") else ReaderConfig(kind="policy")
+    )  # a script answers nothing
+    answers = load_reader(reader or own, teacher, frozen=True)
     results = write_file(
         name,
         teacher,
         out,
         options=_load_options(parse_overrides(overrides or [])),
-        reader=reader,
+        reader=answers,
         metric=metric,
         config=parse_writer_settings(settings),
         student=student,
@@ -253,7 +258,8 @@ def write(
     lines += [f"{count} not kept: {reason}" for reason, count in reasons.items() if reason != "kept"]
     asked = [max(result.scores) for result in results if result.scores]
     if asked:
-        lines.append(f"mean score of the best attempts {sum(asked) / len(asked):.3f}")
+        lines.append(f"mean score of the best attempts {sum(asked) / len(asked):.3f}, answered by {answers.name}")
+        lines += ["--reader names another to answer: extractive, copy or a model"] * (not rows)
     value = {"path": str(out), "rows": rows, "conversations": len(results), "reasons": dict(reasons)}
     print_result(value | _bill(teacher), as_json, "\n".join([*lines, *_format_bill(teacher)]))
     if not rows and results:

@@ -20,7 +20,7 @@ from typing import Any
 
 from memalpha.agent.prompts import prompted_config
 from memalpha.agent.reader import Reader
-from memalpha.config import AgentConfig, EndpointConfig, ReaderConfig
+from memalpha.config import AgentConfig, EndpointConfig
 from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.environments.engine import RolloutEngine
 from memalpha.environments.episode import Start
@@ -30,7 +30,6 @@ from memalpha.policy.base import Policy
 from memalpha.policy.load import load_policy
 from memalpha.qa.memory_reward import memory_tokens
 from memalpha.qa.progress import show_progress
-from memalpha.qa.reader import load_reader
 from memalpha.qa.report import estimate_tokens
 from memalpha.qa.scoring.memory import evaluate_memory
 from memalpha.tasks.load import load_tasks
@@ -161,7 +160,7 @@ def write_file(
     out: Path,
     *,
     options: Mapping[str, Any],
-    reader: str | None,
+    reader: Reader,
     metric: str,
     config: AgentConfig,
     student: str | None,
@@ -175,7 +174,7 @@ def write_file(
         policy: The teacher.
         out: File of the rows.
         options: Options of the data set.
-        reader: Name of the reader; None is the teacher, or the extractive reader for a script, which answers nothing.
+        reader: Reader that answers the questions.
         metric: Metric that scores answers.
         config: Prompts of the teacher.
         student: Name of the policy whose prompts the rows get; None gives those of the teacher.
@@ -183,13 +182,12 @@ def write_file(
         temperature: Sampling temperature.
     """
     file, tasks = RowsFile(out), list(load_tasks(data, **options))
-    answers = reader or ("extractive" if policy.name.startswith("scripted:") else ReaderConfig(kind="policy"))
     with show_progress("conversations") as report:
         return write_rows(
             tasks,
             policy,
             file,
-            reader=load_reader(answers, policy, frozen=True),
+            reader=reader,
             metric=metric,
             config=config,
             student=None if student is None else prompted_config(AgentConfig(), load_policy(student)),

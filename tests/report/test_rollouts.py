@@ -162,6 +162,17 @@ def test_a_file_shows_rollouts_by_keys_and_links_and_hostile_text_is_text(going:
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_has_no_serious_barriers(going: Path, browser: Any, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
+    page = browser.new_context(color_scheme=scheme, bypass_csp=True).new_page()
+    page.goto(write_report(going).as_uri())
+    page.wait_for_selector("#rollout .card")
+    page.keyboard.press("c")
+    violations = axe.Axe().run(page).response["violations"]
+    assert [(found["id"], found["impact"], found["nodes"][0]["html"]) for found in violations] == []
+
+
 def test_a_live_page_gets_new_steps_by_itself(going: Path, address: str, browser: Any) -> None:
     page, faults = open_page(browser, address)
     page.wait_for_selector("#progress:has-text('step 1')")
