@@ -125,7 +125,7 @@ def main() -> None:
     if options.run is not None:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-            page = browser.new_page(viewport={"width": 1000, "height": 1000}, color_scheme="light")
+            page = browser.new_page(viewport={"width": 1000, "height": 1120}, color_scheme="light")
             page.goto((options.run / "report.html").absolute().as_uri())
             page.screenshot(path=folder / "report.png")
             browser.close()

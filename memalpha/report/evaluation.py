@@ -70,7 +70,7 @@ def read_evaluation(
         titles: Labels of some systems; others use the name in their records.
         provenance: Content of `eval/summary.json`; {} if there is none.
     """
-    reports = [_load_report(folder / "eval" / file, records) for file, records in systems.items()]
+    reports = [_load_report(folder / "eval" / file, records, bool(provenance)) for file, records in systems.items()]
     views = {
         file: _read_system(file, titles.get(file) or records[0].system or file, records)
         for file, records in systems.items()
@@ -105,10 +105,10 @@ def read_evaluation(
     }
 
 
-def _load_report(path: Path, records: Sequence[Record]) -> Report:
-    """Return the report of a file's records; its summary holds nothing but `unjudged` if it was not saved."""
+def _load_report(path: Path, records: Sequence[Record], is_evaluation: bool) -> Report:
+    """Return the report of a file's records; that of a training run has no summary but `unjudged`."""
     summary, unjudged = path.with_name(f"{path.name}.json"), path.with_name(f"{path.name}.unjudged.json")
-    figures = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
+    figures = json.loads(summary.read_text(encoding="utf-8")) if is_evaluation and summary.exists() else {}
     if unjudged.exists():
         figures["unjudged"] = len(json.loads(unjudged.read_text(encoding="utf-8")))
     return Report(records[0].system or path.name, figures, tuple(records))
