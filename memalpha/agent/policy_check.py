@@ -17,7 +17,7 @@ from memalpha.agent.prompts import LINE_TOOLS
 from memalpha.agent.tools import tool_schemas
 from memalpha.config import AgentConfig
 from memalpha.errors import PolicyError
-from memalpha.policy.base import Policy, sample_checked, with_prompt_style
+from memalpha.policy.base import Policy, is_endpoint, sample_checked, with_prompt_style
 from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.types import Chunk, Observation, ToolCall
 
@@ -87,7 +87,7 @@ def check_policy(policy: Policy, config: AgentConfig | None = None, schema: Memo
     schema = schema or load_schema(config.memory_schema)
     if hasattr(policy, "chat"):
         return _check_template(policy, config, schema)
-    if hasattr(policy, "client"):
+    if is_endpoint(policy):
         return _check_endpoint(policy, config, schema)
     return PolicyCheck(policy.name, "", True, True, "none", "hermes")
 

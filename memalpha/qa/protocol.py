@@ -17,6 +17,7 @@ from memalpha.agent.prompts import question_with_choices
 from memalpha.agent.reader import Answer, PolicyReader, Reader, Reading, check_answers
 from memalpha.config import EVAL_K, AgentConfig
 from memalpha.errors import ConfigError, DataError, PolicyError, did_you_mean
+from memalpha.policy.base import BilledPolicy
 from memalpha.qa.error_analysis import ceiling_accuracy, classified, evidence_recall, waterfall
 from memalpha.qa.memory_reward import conversation_tokens
 from memalpha.qa.reader_check import reader_metrics, with_check
@@ -127,7 +128,7 @@ def _collect_bills(source: EvaluatedSystem | None, reader: Reader, judge: Judge 
     bills: dict[str, dict[str, Any]] = {}
     for role, part in (("writer", source), ("reader", reader)):
         policy: Any = getattr(part, "policy", None)
-        if hasattr(policy, "statistics"):
+        if isinstance(policy, BilledPolicy):
             bills[f"{role} {policy.name}"] = policy.statistics()
     judges = {} if judge is None else judge.statistics()
     return bills | {f"judge {name}": bill for name, bill in judges.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -22,7 +22,7 @@ from memalpha.agent.parsing import after_thinking
 from memalpha.arguments import brief_repr, is_finite_number
 from memalpha.config import JudgeConfig
 from memalpha.errors import ConfigError, DataError, PolicyError
-from memalpha.policy.base import Policy, sample_checked
+from memalpha.policy.base import BilledPolicy, Policy, sample_checked
 from memalpha.policy.load import load_policy
 from memalpha.policy.reply_cache import cache_frozen
 from memalpha.qa.scoring.judge_prompts import (
@@ -155,8 +155,8 @@ class Judge:
         """Return usage (if a judge records it, see `Bill`) and number of unreadable prompts, by judge."""
         by_policy = {}
         for policy in self.policies:
-            bill: Callable[[], dict[str, Any]] | None = getattr(policy, "statistics", None)
-            by_policy[policy.name] = {**(bill() if bill else {}), "unreadable": self.unreadable[policy.name]}
+            bill = policy.statistics() if isinstance(policy, BilledPolicy) else {}
+            by_policy[policy.name] = {**bill, "unreadable": self.unreadable[policy.name]}
         return by_policy
 
     def verdicts(
