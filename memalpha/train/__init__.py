@@ -1,4 +1,4 @@
-"""Training: rollouts become samples, samples become gradients.
+"""Training: rollouts become samples, samples become gradients. `scripts/tiny_grpo.py` is the idea in one file.
 
 `memalpha.train("demo", seed=7)` is `memalpha.train.api.train`. The package itself is callable, because importing any
 of its modules would replace a function of the same name by the package.

@@ -16,7 +16,7 @@ from memalpha.policy.load import load_policy
 from memalpha.report.page import write_report
 from memalpha.rewards.evaluate import evaluate_text
 from memalpha.train.rollouts.text_tasks import TextTaskSource
-from memalpha.train.trainers.text_rl import resolve_text_run
+from memalpha.train.trainers.text_eval import resolve_text_run
 
 
 def call(*words: str) -> str:

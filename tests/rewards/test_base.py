@@ -23,9 +23,9 @@ from memalpha.rewards.base import (
     close_loop,
     load_rewards,
     named,
-    reply_text,
     score_texts,
 )
+from memalpha.rewards.reply import reply_text
 
 
 def length(prompts, completions, **columns):

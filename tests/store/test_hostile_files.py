@@ -231,10 +231,10 @@ def test_a_damaged_log_or_position_is_refused_by_what_reads_it(path: Path, colum
 SOUND_ROW = ("a#b", "semantic", "a", None, 1.0, "{}", None, None, None, None, None, None, 1, 1, None)
 METADATA = st.sampled_from(["{}", '{"a": [1]}', ' {"a": 1} ', '{"a": 1}, {}', '{"a": [1', "2]}", "[]", "", "{"])
 COLUMN = st.integers(0, len(SOUND_ROW) - 1)
-VALUES = st.sampled_from([None, "", "x", 0, 2, True, 1.5, float("nan"), float("inf"), b"x"])
+FIELD_VALUES = st.sampled_from([None, "", "x", 0, 2, True, 1.5, float("nan"), float("inf"), b"x"])
 
 
-@given(st.lists(st.tuples(st.booleans(), COLUMN, VALUES, METADATA), max_size=4))
+@given(st.lists(st.tuples(st.booleans(), COLUMN, FIELD_VALUES, METADATA), max_size=4))
 def test_rows_decoded_together_are_those_decoded_alone(changes) -> None:
     rows = []
     for is_changed, column, value, metadata in changes:

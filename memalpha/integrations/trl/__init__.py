@@ -2,7 +2,7 @@
 
     from memalpha.integrations.trl import ERLConfig, ERLTrainer
 
-Names are imported on first use. The trainers refuse releases of TRL that they were not tested with (`guard`).
+Names are imported on first use. The trainers refuse releases of TRL that they were not tested with (`base`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from memalpha.integrations.trl.trainer import ERLConfig, ERLTrainer
 
 _HOMES = {
-    "ERLConfig": "config",
+    "ERLConfig": "trainer",
     "ERLTrainer": "trainer",
     "MultiContextGRPOTrainer": "multi_context",
     "from_trl_judge": "judges",
