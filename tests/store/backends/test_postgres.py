@@ -239,7 +239,7 @@ def test_every_statement_names_its_namespace(postgres_url: str, monkeypatch, tmp
     examine(postgres_url, repair=True)
     copy_store(postgres_url, tmp_path / "copy.db")
     of_tables = [sql for sql in statements if re.search(rf"\b(FROM|JOIN|INTO|UPDATE) ({'|'.join(TABLES)})\b", sql)]
-    assert len(of_tables) > 50
+    assert len(of_tables) >= 59  # all of them: a drop says that the test lost calls, or the store statements
     for sql in of_tables:
         references = len(re.findall(rf"\b(?:FROM|JOIN|INTO|UPDATE) (?:{'|'.join(TABLES)})\b", sql))
         names = len(re.findall(r"\bns = |\(ns,|\(seq, [^()]*\bns,", sql))
