@@ -6,18 +6,15 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
+from memalpha.store.search.roles import ASSISTANTS
 from memalpha.types import Chunk
 
-ASSISTANTS = frozenset(
-    {"assistant", "system", "developer", "tool", "function", "ai", "bot", "chatbot", "agent", "model", "chatgpt", "gpt"}
-    | {"claude", "gemini", "copilot", "asistente", "assistent", "assistente", "助手", "アシスタント", "ассистент"}
-)
-"""Labels in lower case whose words are never a person's."""
 USERS = frozenset(
     {"user", "human", "me", "you", "story", "usuario", "nutzer", "benutzer", "utilisateur", "用户", "ユーザー"}
 )
 """Labels in lower case of a person without a name."""
 
+_TOOLS = frozenset({"system", "developer", "tool", "function", "agent"})
 _LABEL = re.compile(
     r"\s*(?:[-*>]+\s*)?(?:\[[^\]]*\]\s*)?\**([^\W\d][\w.'\u2019\u30fb-]*(?: [\w.'\u2019\u30fb-]+){0,2}?)(?: said)?"
     r"\**\s*[:\uff1a]\**\s*"
@@ -33,7 +30,7 @@ _NOT_SPEAKERS = frozenset(
 
 def is_assistant(speaker: str) -> bool:
     """Return True if a label names an assistant, a tool or a system, in any case."""
-    return speaker.strip().lower() in ASSISTANTS
+    return speaker.strip().lower() in ASSISTANTS | _TOOLS
 
 
 def is_anonymous(speaker: str) -> bool:

@@ -156,6 +156,9 @@ class Candidates:
     def neighbour_scores(self, query: Sequence[str]) -> None:
         """Return None: a memory with spans is searched exactly."""
 
+    def is_assistants(self) -> None:
+        """Return None: a memory with spans is searched exactly."""
+
     def group_prior(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
         """Return the prior of each document's group, float64 `(n,)`."""
         return self._prior

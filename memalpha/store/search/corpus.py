@@ -2,7 +2,7 @@
 
 For a query, every live document gets
 
-    score = coverage ** 2 * scale(dense) + confidence * scale(bm25) + prior(group) + 2 * category(group)
+    score = coverage ** 2 * scale(dense) + confidence * scale(bm25) + prior(group) + 2 * category(group) + .3 * role
     prior(group) = (bm25 of the members together / the best group's + prototype's inner product / the best group's) / 2
     category(group) = inner product with the vector of the category's name and description
 
@@ -11,7 +11,7 @@ lexical text. `scale` maps the searched documents to 0..1 by their smallest and 
 the query that the embedder knows: where it knows nothing, words alone decide. Confidence is the share of the query's
 words, by idf, that the document with most of them holds: where all share but a common word with the query, vectors
 decide. It is 1 where there are spans (below). A single category has no part. A long document has the bm25 of its best
-passage (`passages`). Scaled sums keep how far ahead a document is, which rank fusion discards (LoCoMo recall@10 .61
+passage (`passages`). Role is -1 for what an assistant said, unless the query asks about it (`roles`). Scaled sums keep how far ahead a document is, which rank fusion discards (LoCoMo recall@10 .61
 against .56).
 
 The other routes are "flat" (no prior), "dense", "bm25", and "hard" (flat, within the best round(sqrt(groups)) groups by
@@ -44,6 +44,7 @@ from memalpha.store.search.filter_columns import FilterColumns
 from memalpha.store.search.options import SearchOptions
 from memalpha.store.search.passages import WINDOW, PassageIndex
 from memalpha.store.search.ranking import ScoredEntry, Selection, explain, score_documents, top_k
+from memalpha.store.search.roles import asks_for_assistants, is_assistants
 from memalpha.store.search.span_bm25 import Span
 from memalpha.store.search.vectors import Prototypes, VectorIndex, inner_products
 from memalpha.types import MemoryEntry
@@ -122,6 +123,7 @@ class Corpus:
         self._descriptions = dict(descriptions or {})
         self._description_vectors = np.zeros((0, embedder.dim), np.float32)  # of the first groups
         self._spans = np.zeros((0, 3), np.int64)  # source number (0: no span), chunk, position
+        self._is_assistants = np.zeros(0, bool)  # spans that an assistant said
         self._source_numbers: dict[str, int] = {}
         self._vectors = VectorIndex(embedder.dim)
         self._prototypes = Prototypes(embedder.dim)
@@ -195,10 +197,12 @@ class Corpus:
         self._created[slots] = created
         if self._source_numbers:  # otherwise the zeros stay untouched and take no memory
             self._spans[slots, 0] = 0
-        for slot, span in zip(slots.tolist(), spans, strict=True):
+            self._is_assistants[slots] = False
+        for slot, span, text in zip(slots.tolist(), spans, texts, strict=True):
             if span is not None:
                 number = self._source_numbers.setdefault(span.source, 1 + len(self._source_numbers))
                 self._spans[slot] = number, span.chunk, span.position
+                self._is_assistants[slot] = is_assistants(text)
         self._live[slots] = True
         self._lexical.add(slots, texts)
         is_long = self._lexical.lengths[slots] > WINDOW
@@ -231,6 +235,7 @@ class Corpus:
             self._created = np.concatenate([self._created, np.zeros(room, np.int64)])
             self._groups = np.concatenate([self._groups, np.zeros(room, np.int64)])
             self._spans = np.concatenate([self._spans, np.zeros((room, 3), np.int64)])
+            self._is_assistants = np.concatenate([self._is_assistants, np.zeros(room, bool)])
         return np.array([*reused, *range(start, self._size)], np.int64)
 
     def remove(self, id: str) -> None:
@@ -280,7 +285,7 @@ class Corpus:
             if not len(selection.slots):
                 results.append([])
                 continue
-            results.append(self._rank(selection, terms, vector, options, coverages[number]))
+            results.append(self._rank(selection, query, terms, vector, options, coverages[number]))
         return results
 
     def _can_approximate(self, options: SearchOptions) -> bool:
@@ -378,7 +383,8 @@ class Corpus:
     def _rank(
         self,
         selection: Selection | Candidates,
-        query: list[str],
+        query: str,
+        terms: list[str],
         vector: np.ndarray | None,
         options: SearchOptions,
         coverage: float,
@@ -386,9 +392,10 @@ class Corpus:
         def numbers(field: str) -> np.ndarray:
             return self._columns.numbers(field, self._slots, self._size)[selection.slots]
 
-        subset, parts, terms = score_documents(selection, query, vector, options, numbers, coverage)
+        uses_roles = not asks_for_assistants(query)
+        subset, parts, values = score_documents(selection, terms, vector, options, numbers, coverage, uses_roles)
         slots = selection.slots[subset]
-        total = sum(terms[1:], terms[0])
+        total = sum(values[1:], values[0])
         best = top_k(total, self._orders[slots], options.k)
         if options.min_score is not None:
             best = best[total[best] >= options.min_score]

@@ -18,7 +18,7 @@ Reranker = Callable[[str, Sequence[str]], Sequence[float]]
 Route = Literal["soft", "flat", "dense", "bm25", "hard"]
 ROUTES: tuple[Route, ...] = ("soft", "flat", "dense", "bm25", "hard")
 COMBINED_ROUTES: tuple[Route, ...] = ("soft", "flat", "hard")
-WEIGHTED_PARTS = ("dense", "bm25", "group", "category")
+WEIGHTED_PARTS = ("dense", "bm25", "group", "category", "role")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SURE_WORDS = 4.0  # words of no other document, from which on words count fully beside vectors
 CATEGORY_WEIGHT = 2.0  # of what a category is for; like SURE_WORDS chosen on one of the sets in eval/qa/pools
+ROLE_WEIGHT = 0.3  # of an assistant's words; chosen on BEAM's even conversations
 SMALLEST_RANGE = 1e-3  # of scores that are scaled; inner products are rounded to 1e-5
 
 
@@ -133,6 +134,11 @@ class Selection:
     def spans(self) -> np.ndarray | None:
         """Return source number (0: no span), chunk, position of each document, int64 `(n, 3)`; None without spans."""
         return self._corpus._spans[self.slots] if self._corpus._source_numbers else None
+
+    def is_assistants(self) -> np.ndarray | None:
+        """Return a mask of the spans that an assistant said, bool `(n,)`; None if there are none."""
+        mask = self._corpus._is_assistants[self.slots]
+        return mask if mask.any() else None
 
     @cached_property
     def _should_gather(self) -> bool:
@@ -294,6 +300,7 @@ def score_documents(
     options: SearchOptions,
     numbers: Callable[[str], np.ndarray],
     coverage: float = 1.0,
+    uses_roles: bool = False,
 ) -> ScoreParts:
     """Score the documents of a selection for one query.
 
@@ -304,6 +311,7 @@ def score_documents(
         options: Options of the search; the route is explained in `corpus`.
         numbers: Returns a field of the entries as numbers, in the selection's order.
         coverage: Share of the query that the embedder knows, by which its part counts.
+        uses_roles: True counts what an assistant said less on route "soft".
     """
     route, boost, weights = options.route, options.boost, options.weights or {}
     subset: np.ndarray | slice = slice(None)
@@ -338,6 +346,9 @@ def score_documents(
         if (category := selection.category_prior(vector)) is not None:
             parts["category"] = category
             terms.append(weights.get("category", CATEGORY_WEIGHT) * category)
+        if uses_roles and (is_assistants := selection.is_assistants()) is not None:
+            parts["role"] = np.where(is_assistants, -1.0, np.nan)
+            terms.append(-weights.get("role", ROLE_WEIGHT) * is_assistants)
     if boost is not None:
         boosts = boost.terms(lambda field: numbers(field)[subset])
         parts |= boosts

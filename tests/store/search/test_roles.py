@@ -1,0 +1,96 @@
+"""What an assistant said counts less, unless the question is about it."""
+
+import pytest
+
+from memalpha import MemoryStore
+from memalpha.store.search.ranking import ROLE_WEIGHT
+from memalpha.store.search.roles import asks_for_assistants, is_assistants
+
+LINES = (
+    "user: I keep my bicycle in the cellar of the old house.",
+    "assistant: A bicycle in the cellar of an old house should stand away from the damp wall.",
+    "user: Thanks, good to know.",
+)
+
+
+@pytest.fixture
+def store():
+    with MemoryStore.open(":memory:") as store:
+        store.insert_many(
+            {"category": "episodic", "content": line, "source": "chat", "chunk": 0, "turn": str(number)}
+            for number, line in enumerate(LINES)
+        )
+        yield store
+
+
+def scores(store, query, **options):
+    return {hit.entry.content: hit.score for hit in store.search(query, **options)}
+
+
+def test_the_words_of_an_assistant_lose_the_weight(store):
+    query = "Where is my bicycle?"
+    without = scores(store, query, weights={"role": 0.0})
+    for content, score in scores(store, query).items():
+        assert score == pytest.approx(without[content] - ROLE_WEIGHT * content.startswith("assistant"))
+    explained = {hit.entry.content: hit.explain.get("role") for hit in store.search(query)}
+    assert explained == {line: -1.0 if line.startswith("assistant") else None for line in LINES}
+
+
+@pytest.mark.parametrize("route", ["flat", "dense", "bm25", "hard"])
+def test_other_routes_know_no_roles(store, route):
+    assert all("role" not in hit.explain for hit in store.search("Where is my bicycle?", route=route))
+
+
+def test_a_question_about_the_assistant_has_no_prior(store):
+    assert all("role" not in hit.explain for hit in store.search("What did you say about my bicycle?"))
+
+
+def test_facts_that_name_an_assistant_are_no_spans():
+    with MemoryStore.open(":memory:") as store:
+        store.insert("semantic", "Assistant: Kim, hired in May.")
+        assert "role" not in store.search("Who is the assistant's successor?")[0].explain
+
+
+def test_a_reused_place_forgets_who_spoke(store):
+    for entry in store.list():
+        store.delete(entry.id)
+    store.search("bicycle")
+    store.insert_many({"category": "semantic", "content": f"Fact {number} of a bicycle."} for number in range(5))
+    assert all("role" not in hit.explain for hit in store.search("Where is my bicycle?"))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_it"),
+    [
+        ("assistant: yes", True),
+        ("7 May 2023 Assistant: yes", True),
+        ("ChatGPT: yes", True),
+        ("助手：好的", True),
+        ("user: the assistant: he said", False),
+        ("Ana: yes", False),
+        ("agent: how may I help?", False),  # a person in a support chat
+        ("assistants are: many", False),
+    ],
+)
+def test_labels(text, is_it):
+    assert is_assistants(text) is is_it
+
+
+@pytest.mark.parametrize(
+    ("query", "is_it"),
+    [
+        ("What did you recommend for my knee?", True),
+        ("Which three books had you listed?", True),
+        ("What was the name of the hotel you mentioned?", True),
+        ("What was the last step of your recipe suggestion?", True),
+        ("What did the assistant say about Kyoto?", True),
+        ("Which wine have you suggested I buy?", True),
+        ("Can you list the order in which I brought up my projects?", False),
+        ("What snacks do you recommend for me?", False),
+        ("Can you give me a summary of my plans?", False),
+        ("Where did I move in May?", False),
+        ("What did Ana suggest?", False),
+    ],
+)
+def test_questions_about_an_assistant(query, is_it):
+    assert asks_for_assistants(query) is is_it
