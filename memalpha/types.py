@@ -297,10 +297,10 @@ class ToolCall:
 class ToolResult:
     """Result of a tool call. `ok` counts as executed for the reward.
 
-    `code` is inserted, updated, deleted, core_updated, skipped or duplicate. With `ok` False it is malformed,
-    unknown_tool, invalid_arguments, unknown_id, unknown_category, invalid_content, conflict (somebody changed the entry
-    after the writer saw it) or quarantined (a trust rule wants a review). `before` is the content that an update or
-    delete ended. `category` and `content` are the entry's values after the call.
+    `code` is inserted, updated, deleted, core_updated, changed (by several `operations`), skipped or duplicate. With
+    `ok` False it is malformed, unknown_tool, invalid_arguments, unknown_id, unknown_category, invalid_content, conflict
+    (somebody changed the entry after the writer saw it) or quarantined (a trust rule wants a review). `before` is the
+    content that an update or delete ended. `category` and `content` are the entry's values after the call.
     """
 
     call: ToolCall
@@ -311,6 +311,7 @@ class ToolResult:
     category: str | None = None
     content: str | None = None
     before: str | None = None
+    operations: int = 1
 
 
 @dataclass(frozen=True, slots=True)

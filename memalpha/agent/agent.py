@@ -22,6 +22,7 @@ from memalpha.agent.forms import parse_reply
 from memalpha.agent.observe import observe
 from memalpha.agent.prompts import check_store_names, check_style, prompted_config, writer_messages
 from memalpha.agent.reader import Answer, Reader, check_answers, default_reader
+from memalpha.agent.tools import load_tools
 from memalpha.agent.trust.redact import redact_chunk
 from memalpha.agent.trust.rule import TrustJudge, trusted_view
 from memalpha.arguments import brief_repr, check_count, check_flag, check_function, check_type
@@ -171,6 +172,7 @@ class MemoryAgent(ForkAware):
         self.config = prompted_config(config or AgentConfig(), self.policy)
         check_store_names(self.config, store)
         check_style(self.config, store.schema)
+        self.tools = load_tools(self.config.tools)
         self.reader = reader or default_reader(self.policy, self.config)
         self.chunks_read = 0
         self._turn = RLock()
@@ -286,6 +288,7 @@ class MemoryAgent(ForkAware):
             source=source,
             metadata=metadata,
             form=self.config.reply_form,
+            tools=self.tools,
             visible=proposal.visible_contents,
             judge=TrustJudge(self.store, chunk, self.trust, speaker),
         )
@@ -326,12 +329,12 @@ class MemoryAgent(ForkAware):
         del origin["speaker"]
         for chunk in self._split(text, timestamp):
             proposal = self.propose(chunk, timestamp=timestamp)
-            calls = parse_reply(proposal.completion.text, self.config.reply_form)
+            calls = parse_reply(proposal.completion.text, self.config.reply_form, self.tools)
             chunk = proposal.observation.chunk
             judge = TrustJudge(self.store, chunk, self.trust, speaker)
-            for _, operation in execute_calls(self.store, chunk, calls, origin, proposal.visible_contents, judge):
-                if operation is not None:
-                    yield operation
+            visible = proposal.visible_contents
+            for _, operations in execute_calls(self.store, chunk, calls, origin, visible, judge, self.tools):
+                yield from operations
 
     def consolidate(self, *, dry_run: bool = True) -> Consolidation:
         """Merge duplicates, end what is outdated and rewrite the core memory.

@@ -1,14 +1,7 @@
 r"""Read and write replies in a form: Mem-alpha's protocol, Hermes calls (the common text of all families), or lines.
 
-The line form has one call a line; SmolLM2 needs a fifth of the tokens of Hermes JSON for it:
-
-| line | call |
-|---|---|
-| `+CATEGORY content` | memory_insert; `+CATEGORY @2024-05-01 content` has a timestamp of its own |
-| `~ID content` | memory_update |
-| `-ID` | memory_delete |
-| `=content` | core_memory_update |
-| `.` | memory_skip |
+The line form has one call a line (SmolLM2 needs a fifth of the tokens of Hermes JSON for it): the mark of a tool, then
+its parameters, as `Tool.line` says; `+CATEGORY @2024-05-01 content` has a timestamp of its own.
 
 Inside contents `\n` and `\r` are line breaks, `\\` is a backslash, and `\@` begins a content with an at sign. Blank
 lines are ignored, any other line is one `ToolCall` with error "malformed". No text raises.
@@ -19,30 +12,32 @@ A reply in lines that begins with a Hermes block is read as Hermes: scripted wri
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from memalpha.agent import mem_alpha
 from memalpha.agent.parsing import after_thinking, format_call, malformed_call, named_tool, parse_calls
-from memalpha.agent.tools import TOOLS
+from memalpha.agent.tools import TOOLS, Tool, Tools
 from memalpha.errors import DataError
 from memalpha.policy.hermes import OPEN
 from memalpha.types import Completion, ToolCall, ViewEntry, is_iso_time
-
-SKIP = "."
 
 _ESCAPE = re.compile(r"\\([nr\\@])")
 _ESCAPED = {"n": "\n", "r": "\r", "\\": "\\", "@": "@"}
 
 
-def parse_reply(text: str, form: str) -> tuple[ToolCall, ...]:
+def parse_reply(text: str, form: str, tools: Tools = TOOLS) -> tuple[ToolCall, ...]:
     """Return the calls of a reply as calls of `agent.tools`; `()` if it has none.
 
     Args:
         text: The writer's reply; no text raises.
         form: Form of the reply (`config.reply_form`).
+        tools: Tools of the writer.
     """
-    parsers = {"mem-alpha": mem_alpha.parse_reply, "lines": parse_lines, "hermes": parse_calls}
-    return tuple(named_tool(call, TOOLS) for call in parsers[form](text))
+    if form == "lines":
+        calls = parse_lines(text, tools)
+    else:
+        calls = (mem_alpha.parse_reply if form == "mem-alpha" else parse_calls)(text)
+    return tuple(named_tool(call, tools) for call in calls)
 
 
 def reply_problems(completion: Completion, calls: Sequence[ToolCall], form: str) -> tuple[str, ...]:
@@ -58,13 +53,14 @@ def reply_problems(completion: Completion, calls: Sequence[ToolCall], form: str)
     return ("no_call",) * is_unread + ("cut_off",) * (completion.stop_reason == "length")
 
 
-def format_calls(calls: Sequence[ToolCall], form: str, entries: Iterable[ViewEntry] = ()) -> str:
+def format_calls(calls: Sequence[ToolCall], form: str, entries: Iterable[ViewEntry] = (), tools: Tools = TOOLS) -> str:
     """Return the reply that makes these calls.
 
     Args:
         calls: Calls of `agent.tools`.
         form: Form of the reply (`config.reply_form`).
         entries: Entries in the writer's view; they give the kind of an id, which `mem-alpha` writes.
+        tools: Tools of the writer.
 
     Raises:
         DataError: The line form cannot write a call.
@@ -72,68 +68,69 @@ def format_calls(calls: Sequence[ToolCall], form: str, entries: Iterable[ViewEnt
     if form == "mem-alpha":
         return mem_alpha.format_reply(calls, {entry.id: entry.category for entry in entries}.get)
     if form == "lines":
-        return format_lines(calls)
+        return format_lines(calls, tools)
     return "".join(format_call(call.name, call.arguments) for call in calls)
 
 
-def parse_lines(text: str) -> tuple[ToolCall, ...]:
+def parse_lines(text: str, tools: Tools = TOOLS) -> tuple[ToolCall, ...]:
     """Return the calls of a reply in the line form, in order; `()` if it has none.
 
     A leading `<think>` part is skipped.
+
+    Args:
+        text: The writer's reply; no text raises.
+        tools: Tools of the writer.
     """
     reply = text[after_thinking(text, in_lines=OPEN not in text) :]
     if reply.lstrip().startswith(OPEN):
         return parse_calls(reply)
-    return tuple(_read_line(line.strip()) for line in re.split(r"[\r\n]+", reply) if line.strip())
+    by_mark = {tool.line[:1]: tool for tool in tools.values()}
+    return tuple(_read_line(line.strip(), by_mark) for line in re.split(r"[\r\n]+", reply) if line.strip())
 
 
-def format_lines(calls: Sequence[ToolCall]) -> str:
+def format_lines(calls: Sequence[ToolCall], tools: Tools = TOOLS) -> str:
     """Return the reply that makes these calls.
+
+    Args:
+        calls: Calls of `agent.tools`.
+        tools: Tools of the writer.
 
     Raises:
         DataError: A call has an argument that the form cannot write, such as an importance.
     """
-    return "\n".join(map(_format_call, calls))
+    return "\n".join(_format_line(call, tools.get(call.name)) for call in calls)
 
 
-def _read_line(line: str) -> ToolCall:
-    mark, rest = line[0], line[1:]
-    if line == SKIP:
-        return ToolCall("memory_skip", {}, raw=line)
-    if mark == "=":
-        return ToolCall("core_memory_update", {"content": _unescape(rest.strip())}, raw=line)
-    subject, _, content = rest.partition(" ")
-    if not subject or mark not in "+~-" or (mark == "-" and content):
+def _read_line(line: str, by_mark: Mapping[str, type[Tool]]) -> ToolCall:
+    tool, rest = by_mark.get(line[0]), line[1:]
+    if tool is None:
         return malformed_call(line)
-    if mark == "-":
-        return ToolCall("memory_delete", {"id": subject}, raw=line)
-    content = content.strip()
-    if mark == "~":
-        return ToolCall("memory_update", {"id": subject, "content": _unescape(content)}, raw=line)
-    arguments = {"category": subject, "content": _unescape(content)}
-    date, _, dated = content.partition(" ")
-    if date.startswith("@") and is_iso_time(date[1:]):
-        arguments |= {"content": _unescape(dated.strip()), "timestamp": date[1:]}
-    return ToolCall("memory_insert", arguments, raw=line)
+    arguments: dict[str, str] = {}
+    for field in tool.line[1:].split():
+        if field == "content":
+            content, rest = rest.strip(), ""
+            date, _, dated = content.partition(" ")
+            if "timestamp" in tool.model_fields and date.startswith("@") and is_iso_time(date[1:]):
+                arguments |= {"content": _unescape(dated.strip()), "timestamp": date[1:]}
+            else:
+                arguments["content"] = _unescape(content)
+            continue
+        arguments[field], _, rest = rest.partition(" ")
+        if not arguments[field]:
+            return malformed_call(line)
+    return malformed_call(line) if rest else ToolCall(tool.name, arguments, raw=line)
 
 
-def _format_call(call: ToolCall) -> str:
-    match call.name, dict(call.arguments):
-        case "memory_insert", {"category": str(category), "content": str(content), **further} if not (
-            further.keys() - {"timestamp"}
-        ):
-            timestamp = further.get("timestamp")
-            date = f"@{timestamp.replace(' ', 'T')} " if timestamp else ""
-            return f"+{category} {date}{_escape(content)}"
-        case "memory_update", {"id": str(id), "content": str(content), **further} if not further:
-            return f"~{id} {_escape(content)}"
-        case "memory_delete", {"id": str(id), **further} if not further:
-            return f"-{id}"
-        case "core_memory_update", {"content": str(content), **further} if not further:
-            return f"={_escape(content)}"
-        case "memory_skip", _:
-            return SKIP
-    raise DataError(f"the line form cannot write {call.name} with {', '.join(call.arguments) or 'no arguments'}")
+def _format_line(call: ToolCall, tool: type[Tool] | None) -> str:
+    fields, arguments = [] if tool is None else tool.line[1:].split(), call.arguments
+    optional = {"timestamp"} if tool is not None and {"content", "timestamp"} <= tool.model_fields.keys() else set()
+    is_written = all(isinstance(arguments.get(field), str) for field in fields)
+    if tool is None or not tool.line or not is_written or (fields and arguments.keys() - {*fields} - optional):
+        raise DataError(f"the line form cannot write {call.name} with {', '.join(arguments) or 'no arguments'}")
+    timestamp = arguments.get("timestamp") if optional else None
+    date = f"@{timestamp.replace(' ', 'T')} " if timestamp else ""
+    words = (date + _escape(arguments[field]) if field == "content" else arguments[field] for field in fields)
+    return tool.line[0] + " ".join(words)
 
 
 def _escape(content: str) -> str:

@@ -13,8 +13,7 @@ from typing import Any
 from memalpha.agent import mem_alpha
 from memalpha.agent.agent import build_request
 from memalpha.agent.forms import format_calls, parse_reply
-from memalpha.agent.prompts import LINE_TOOLS
-from memalpha.agent.tools import tool_schemas
+from memalpha.agent.tools import load_tools, tool_schemas
 from memalpha.config import AgentConfig
 from memalpha.errors import PolicyError
 from memalpha.policy.base import Policy, is_endpoint, sample_checked, with_prompt_style
@@ -139,9 +138,10 @@ def _check_template(policy: Any, config: AgentConfig, schema: MemorySchema) -> P
 
 def _tool_names(config: AgentConfig, schema: MemorySchema) -> list[str]:
     """Return the texts that a prompt must hold to show its tools."""
+    tools = load_tools(config.tools)
     if config.form == "lines":
-        return [*LINE_TOOLS.values()]
-    tools = mem_alpha.TOOLS if config.prompt == "mem-alpha" else tool_schemas(schema)
+        return [tool.line_shape() for tool in tools.values()]
+    tools = mem_alpha.TOOLS if config.prompt == "mem-alpha" else tool_schemas(schema, tools)
     return [tool["function"]["name"] for tool in tools]
 
 

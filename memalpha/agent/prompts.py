@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from memalpha.agent import mem_alpha
-from memalpha.agent.tools import tool_schemas
+from memalpha.agent.tools import load_tools, tool_schemas
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.base import Policy, with_prompt_style
@@ -39,29 +39,13 @@ You keep the long-term memory of a conversation. The conversation reaches you on
 earlier parts again, and later, questions are answered from the memory alone: what is needed then must be in it.
 
 For each part, decide what to change and do it with {deed} only:
-- {insert} stores one new fact or event per call, short and complete in itself: say who or what it is about, \
-and write dates out instead of "yesterday".
-- {update} replaces an entry that is no longer right. Use the id shown in the memory. Never keep two entries that \
-contradict each other.
-- {delete} removes an entry that is no longer true and has no new value, or that the user wants forgotten.
-- {core} rewrites the core memory: the few things that matter in every part.
-- {skip} says that this part holds nothing worth remembering.
+{tools}
 Do not store greetings, small talk, guesses, or what the memory already holds. Make as many {deeds} as needed, in one \
 reply.\
 """
 
-_CALLS = {
-    "deed": "tool calls",
-    "deeds": "calls",
-    "insert": "memory_insert",
-    "update": "memory_update",
-    "delete": "memory_delete",
-    "core": "core_memory_update",
-    "skip": "memory_skip",
-}
-LINE_TOOLS = {"insert": "+CATEGORY TEXT", "update": "~ID TEXT", "delete": "-ID", "core": "=TEXT", "skip": "A full stop"}
-"""How the prompt names the calls of the line form."""
-_LINES = {**LINE_TOOLS, "deed": "lines of these forms", "deeds": "lines"}
+_DEEDS = {"deed": "tool calls", "deeds": "calls"}
+_LINES = {"deed": "lines of these forms", "deeds": "lines"}
 _LINE_RULES = """
 
 A line begins with its mark, without a blank after it. A fact of another date than the conversation's has it before \
@@ -99,7 +83,10 @@ Reasoning: why, in one sentence\
 
 
 def check_style(config: AgentConfig, schema: MemorySchema) -> None:
-    """Raise `ConfigError` if the prompt style cannot show such a memory, or its prompt file cannot be read."""
+    """Raise `ConfigError` if a tool or a prompt file cannot be read, or the style cannot show them or such a memory."""
+    for tool in load_tools(config.tools).values():
+        if config.form == "lines" and not tool.line:
+            raise ConfigError(f"agent.tools: {tool.name} has no line form: set its `line`, or form=hermes")
     if config.prompt == "mem-alpha":
         mem_alpha.check_schema(schema)
         mem_alpha.load_prompt(config.prompt_file)
@@ -160,14 +147,16 @@ def writer_messages(
     kinds = "\n".join(f"- {category.name}: {category.description}" for category in schema.categories)
     date = f" ({chunk.timestamp})" if chunk.timestamp else ""
     advice = f"Your advice from an earlier attempt:\n{plain_text(observation.advice)}\n\n" if observation.advice else ""
-    tools = tool_schemas(schema)
-    system = _WRITER_SYSTEM.format(**(_LINES if config.form == "lines" else _CALLS))
-    rules = {"native": "", "hermes": f"\n\n{describe_tools(tools)}", "lines": _LINE_RULES}[config.form]
+    tools = load_tools(config.tools)
+    schemas, in_lines = tool_schemas(schema, tools), config.form == "lines"
+    rules = [f"- {tool.line_shape() if in_lines else name} {tool.rule}" for name, tool in tools.items()]
+    system = _WRITER_SYSTEM.format(tools="\n".join(rules), **(_LINES if in_lines else _DEEDS))
+    form = {"native": "", "hermes": f"\n\n{describe_tools(schemas)}", "lines": _LINE_RULES}[config.form]
     messages = (
-        {"role": "system", "content": f"{system}{rules}\n\nCategories of entries:\n{kinds}{wishes}"},
+        {"role": "system", "content": f"{system}{form}\n\nCategories of entries:\n{kinds}{wishes}"},
         {"role": "user", "content": f"{view}\n\n{advice}New part of the conversation{date}:\n{text}"},
     )
-    return messages, tools if config.form == "native" else ()
+    return messages, schemas if config.form == "native" else ()
 
 
 def reflection_messages(

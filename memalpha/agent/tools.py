@@ -1,29 +1,39 @@
-"""Tools of the writer: argument models, JSON schemas, and execution on a memory.
+"""Tools of the writer, a class each, and their execution on a memory.
+
+A class says everything about its tool: name, description and parameters (from which the JSON schema is made), what the
+prompt says of it, its line form, and the operations that a call makes. `agent.tools=[module:Class]` adds tools of your
+own (docs/extend/tool.md).
 
 A model's mistake becomes a `ToolResult` with an error code, never an exception. Exceptions mean a failing database or a
-bug. The docstrings of the argument models are the tool descriptions in the writer's prompt.
+bug.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from functools import cache
+from types import UnionType
+from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from memalpha.agent.parsing import named_tool
-from memalpha.errors import DuplicateContent, InvalidContent, StoreError, UnknownCategory, UnknownEntry
+from memalpha.config.common import import_object
+from memalpha.errors import ConfigError, DuplicateContent, InvalidContent, StoreError, UnknownCategory, UnknownEntry
 from memalpha.policy.plain_text import plain_line
 from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import fact_identity, refuse_duplicate
 from memalpha.store.trust.quarantine import quarantine_operation
 from memalpha.store.validation import clean_content
-from memalpha.types import Operation, ToolCall, ToolResult, is_iso_time
+from memalpha.types import MemoryEntry, Operation, ToolCall, ToolResult, is_iso_time
 
 
-class _Arguments(BaseModel):
+class Arguments(BaseModel):
+    """Arguments of a call, whose class describes the parameters; its docstring is the tool's description."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @field_validator("*")
@@ -35,8 +45,58 @@ class _Arguments(BaseModel):
         return value
 
 
-class Insert(_Arguments):
+class Tool(Arguments):
+    """A tool that changes the memory; an instance holds the arguments of one call.
+
+    Attributes:
+        name: Name in calls.
+        rule: What the prompt says of it, after its name.
+        line: Its line form: a mark, then parameters in their order; the last one takes the rest of the line if it is
+            `content`. "" if it has none.
+        is_served: True offers it over MCP, with `hints` of the protocol's.
+        hints: `destructive_hint` and `idempotent_hint` of MCP.
+    """
+
+    name: ClassVar[str] = ""
+    rule: ClassVar[str] = ""
+    line: ClassVar[str] = ""
+    is_served: ClassVar[bool] = True
+    hints: ClassVar[Mapping[str, bool]] = {"destructive_hint": True, "idempotent_hint": False}
+
+    def changes(self) -> tuple[str, ...]:
+        """Return the ids of the entries that the call updates or deletes; "" is the core memory."""
+        return ()
+
+    def apply(self, memory: Memory) -> Sequence[Operation]:
+        """Return the operations of the call, which happen together or not at all; none changes nothing.
+
+        Source, chunk, speaker, metadata and the conversation's date are added to them.
+
+        Args:
+            memory: The memory as it is; not changed here.
+
+        Raises:
+            StoreError: The rules of the memory refuse the call: `UnknownEntry`, `InvalidContent`, `DuplicateContent`.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.apply: return the operations of a call")
+
+    @classmethod
+    def line_shape(cls) -> str:
+        """Return the line form as the prompt shows it: `~ID TEXT`."""
+        fields = cls.line[1:].split()
+        return cls.line[:1] + " ".join("TEXT" if field == "content" else field.upper() for field in fields)
+
+
+class Insert(Tool):
     """Store one new fact or event."""
+
+    name = "memory_insert"
+    rule = (
+        "stores one new fact or event per call, short and complete in itself: say who or what it is about, and write "
+        'dates out instead of "yesterday".'
+    )
+    line = "+category content"
+    hints = {"destructive_hint": False, "idempotent_hint": True}
 
     category: str = Field(description="the kind of memory it belongs to")
     content: str = Field(description="the fact or event, short and complete in itself")
@@ -52,74 +112,165 @@ class Insert(_Arguments):
             raise ValueError(f"{value!r} is no ISO 8601 date or time (2024-05-01)")
         return value
 
+    def apply(self, memory: Memory) -> Sequence[Operation]:
+        return [Operation("insert", None, self.category, self.content, self.timestamp, self.importance)]
 
-class Update(_Arguments):
+
+class Update(Tool):
     """Replace what an entry says; the entry keeps its id."""
+
+    name = "memory_update"
+    rule = (
+        "replaces an entry that is no longer right. Use the id shown in the memory. Never keep two entries that "
+        "contradict each other."
+    )
+    line = "~id content"
+    hints = {"destructive_hint": True, "idempotent_hint": True}
 
     id: str = Field(description="id of the entry, as shown in the memory")
     content: str = Field(description="the whole new content")
 
+    def changes(self) -> tuple[str, ...]:
+        return (self.id,)
 
-class Delete(_Arguments):
+    def apply(self, memory: Memory) -> Sequence[Operation]:
+        before = memory.get(self.id)
+        if self.content.strip() == before.content:  # a new date alone changes nothing
+            refuse_duplicate(before)
+        return [Operation("update", self.id, content=self.content)]
+
+
+class Delete(Tool):
     """Remove an entry that is no longer true and has no new value."""
+
+    name = "memory_delete"
+    rule = "removes an entry that is no longer true and has no new value, or that the user wants forgotten."
+    line = "-id"
+    hints = {"destructive_hint": True, "idempotent_hint": True}
 
     id: str = Field(description="id of the entry, as shown in the memory")
 
+    def changes(self) -> tuple[str, ...]:
+        return (self.id,)
 
-class CoreUpdate(_Arguments):
+    def apply(self, memory: Memory) -> Sequence[Operation]:
+        return [Operation("delete", memory.get(self.id).id)]
+
+
+class CoreUpdate(Tool):
     """Rewrite the core memory, the short text that is always in view; empty text clears it."""
+
+    name = "core_memory_update"
+    rule = "rewrites the core memory: the few things that matter in every part."
+    line = "=content"
+    is_served = False  # the core memory is the writer's own
 
     content: str = Field(description="the whole new core memory, at most 512 tokens")
 
+    def changes(self) -> tuple[str, ...]:
+        return ("",)
 
-class Skip(_Arguments):
+    def apply(self, memory: Memory) -> Sequence[Operation]:
+        if self.content.strip() == memory.core:
+            raise DuplicateContent("the core memory already says so")
+        return [Operation("core_update", content=self.content)]
+
+
+class Skip(Tool):
     """Change nothing: this part of the conversation holds nothing worth remembering."""
 
+    name = "memory_skip"
+    rule = "says that this part holds nothing worth remembering."
+    line = "."
+    is_served = False  # only a writer has parts to skip
 
-class SearchMemory(_Arguments):
+    def apply(self, memory: Memory) -> Sequence[Operation]:
+        return []
+
+    @classmethod
+    def line_shape(cls) -> str:
+        return "A full stop"
+
+
+class SearchMemory(Arguments):
     """Search the memory for further notes."""
 
     query: str = Field(min_length=1, description="what to look for, in a few words")
 
 
-TOOLS: dict[str, type[_Arguments]] = {
-    "memory_insert": Insert,
-    "memory_update": Update,
-    "memory_delete": Delete,
-    "core_memory_update": CoreUpdate,
-    "memory_skip": Skip,
-}
+A = TypeVar("A", bound=Arguments)
+Tools = Mapping[str, type[Tool]]
+TOOLS: Tools = {tool.name: tool for tool in (Insert, Update, Delete, CoreUpdate, Skip)}
+
+_TYPES = {str: "string", float: "number", int: "integer", bool: "boolean"}
 
 
-def tool_schemas(schema: MemorySchema) -> tuple[dict[str, Any], ...]:
+@cache
+def load_tools(names: tuple[str, ...]) -> Tools:
+    """Return the writer's tools by name: the five, then those of `agent.tools`.
+
+    Args:
+        names: `module:Class` of each further tool.
+
+    Raises:
+        ConfigError: One cannot be found or is no usable `Tool`, or two have the same name or line mark.
+    """
+    tools = dict(TOOLS)
+    for name in names:
+        tool = import_object(name, "agent.tools")
+        if fault := _fault(tool, tools):
+            raise ConfigError(f"agent.tools: {name!r}: {fault}")
+        tools[tool.name] = tool
+    return tools
+
+
+def _fault(tool: Any, tools: Tools) -> str:
+    """Return what keeps a class from being a tool beside others, "" if nothing does."""
+    if not (inspect.isclass(tool) and issubclass(tool, Tool)):
+        return "is no class derived from memalpha.agent.tools.Tool"
+    if not (tool.name and tool.rule and tool.__doc__):
+        return "needs a name, a rule (what the prompt says of it) and a docstring (its description)"
+    for field, info in tool.model_fields.items():
+        if not info.description or _json_type(info.annotation) is None:
+            return f"parameter {field!r} needs a description and one of the types str, float, int, bool"
+    unknown = [field for field in tool.line[1:].split() if field not in tool.model_fields]
+    if unknown:
+        return f"line: {unknown[0]!r} is none of its parameters"
+    for other in tools.values():
+        if other.name == tool.name:
+            return f"{tool.name!r} is the name of another tool ({other.__name__})"
+        if tool.line and other.line[:1] == tool.line[:1]:
+            return f"line: {tool.line[:1]!r} is the mark of {other.name}"
+    return ""
+
+
+def _json_type(annotation: Any) -> str | None:
+    kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    return next((_TYPES[kind] for kind in kinds if kind in _TYPES), None)
+
+
+def tool_schemas(schema: MemorySchema, tools: Tools = TOOLS) -> tuple[dict[str, Any], ...]:
     """Return the tools in OpenAI's function format.
 
     The allowed values of `category` are the schema's categories.
     """
     return tuple(
-        _tool_schema(name, model, schema.category_names)
-        for name, model in TOOLS.items()
-        if schema.core or model is not CoreUpdate
+        _tool_schema(name, tool, schema.category_names)
+        for name, tool in tools.items()
+        if schema.core or tool is not CoreUpdate
     )
 
 
-def _tool_schema(name: str, model: type[_Arguments], categories: Sequence[str] = ()) -> dict[str, Any]:
-    description = (model.__doc__ or "").strip()
-    function = {"name": name, "description": description, "parameters": _parameters(model, categories)}
-    return {"type": "function", "function": function}
-
-
-def _parameters(model: type[_Arguments], categories: Sequence[str]) -> dict[str, Any]:
+def _tool_schema(name: str, model: type[Arguments], categories: Sequence[str] = ()) -> dict[str, Any]:
     properties: dict[str, Any] = {}
-    required = []
-    for name, field in model.model_fields.items():
-        kind = "number" if name == "importance" else "string"
-        properties[name] = {"type": kind, "description": field.description}
-        if field.is_required():
-            required.append(name)
-        if name == "category":
-            properties[name]["enum"] = list(categories)
-    return {"type": "object", "properties": properties, "required": required}
+    for field, info in model.model_fields.items():
+        properties[field] = {"type": _json_type(info.annotation), "description": info.description}
+        if field == "category":
+            properties[field]["enum"] = list(categories)
+    required = [field for field, info in model.model_fields.items() if info.is_required()]
+    parameters = {"type": "object", "properties": properties, "required": required}
+    description = inspect.cleandoc(model.__doc__ or "")
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
 SEARCH_TOOL = _tool_schema("search_memory", SearchMemory)
@@ -134,112 +285,37 @@ def search_query(call: ToolCall) -> str | None:
         arguments, _ = _validate(SearchMemory, call.arguments, strict=False)
     except ValidationError:
         return None
-    return plain_line(str(arguments.model_dump()["query"])).strip() or None
+    return plain_line(arguments.query).strip() or None
 
 
-def execute(
-    memory: Memory,
-    call: ToolCall,
-    *,
-    chunk: int | None,
-    source: str | None,
-    timestamp: str | None,
-    speaker: str | None = None,
-    metadata: Mapping[str, Any] | None = None,
-    quarantine: str = "",
-    strict: bool = False,
-) -> tuple[ToolResult, Operation | None]:
-    """Apply one tool call to the memory.
+ReadCall = tuple[Tool, str] | ToolResult
+"""Arguments of a call and which were ignored, in words; or the result of a call that cannot be read."""
 
-    An insert that would create an exact duplicate, or an update to the same content, changes nothing: its result is ok
-    with code "duplicate".
+
+def read_call(call: ToolCall, schema: MemorySchema, tools: Tools = TOOLS, *, strict: bool = False) -> ReadCall:
+    """Read the arguments of a call.
 
     A fact survives its optional arguments: one that cannot be read counts as not given, one that the tool does not have
     is ignored, and the result's message names both.
 
     Args:
-        memory: the memory to change.
-        call: parsed tool call.
-        chunk: index of the chunk, stored with the operation.
-        source: name of the conversation, stored with the operation.
-        timestamp: date of the chunk, for inserts and updates without a date of their own.
-        speaker: person on whose word the call rests, stored with the operation.
-        metadata: set on the entry that is inserted or updated, beside what it has.
-        quarantine: why the operation must wait for a review; "" applies it. A quarantined call is not ok and has the
-            code "quarantined".
-        strict: refuse a call with such an argument instead, as rewards do.
-
-    Returns:
-        The result, and the operation as logged; None if the memory did not change.
+        call: Parsed tool call.
+        schema: Schema of the memory.
+        tools: Tools of the writer.
+        strict: Refuse a call with such an argument instead, as rewards do.
     """
-    read = _read_call(memory, call, strict=strict)
-    if isinstance(read, ToolResult):
-        return read, None
-    arguments, ignored = read
-    origin = {"chunk": chunk, "source": source, "speaker": speaker}
-    try:
-        result, operation = _run(memory, call, arguments, origin, timestamp, metadata, quarantine)
-    except StoreError as error:
-        return _refusal(call, error), None
-    return _with_ignored(result, ignored), operation
-
-
-def execute_inserts(
-    memory: Memory, calls: Sequence[ToolCall], origins: Sequence[Mapping[str, Any]], *, strict: bool = False
-) -> list[tuple[ToolResult, Operation | None]]:
-    """Apply calls of `memory_insert` in one write, with the results of `execute`.
-
-    Args:
-        memory: the memory to change.
-        calls: parsed tool calls.
-        origins: for each call, chunk, source, timestamp, speaker and metadata as in `execute`.
-        strict: refuse a call with an argument that cannot be read; see `execute`.
-    """
-    reads = [_read_call(memory, call, strict=strict) for call in calls]
-    operations = [
-        _insert_operation(cast(Insert, read[0]), **origin)
-        for read, origin in zip(reads, origins, strict=True)
-        if not isinstance(read, ToolResult)
-    ]
-    outcomes = iter(memory.apply_each(operations))
-    executed: list[tuple[ToolResult, Operation | None]] = []
-    for call, read in zip(calls, reads, strict=True):
-        if isinstance(read, ToolResult):
-            executed.append((read, None))
-        elif isinstance(outcome := next(outcomes), StoreError):
-            executed.append((_refusal(call, outcome), None))
-        else:
-            executed.append((_with_ignored(_insert_result(call, outcome), read[1]), outcome))
-    return executed
-
-
-def _read_call(memory: Memory, call: ToolCall, *, strict: bool) -> tuple[_Arguments, str] | ToolResult:
-    """Return the arguments of a call and which were ignored in words, or the result of a call that cannot be read."""
     if call.error:
         return ToolResult(call, False, call.error, "not a readable call")
-    model = TOOLS.get(call.name)
-    if model is None or (model is CoreUpdate and not memory.schema.core):
-        return ToolResult(call, False, "unknown_tool", f"no tool {call.name!r}; there are: {', '.join(TOOLS)}")
+    tool = tools.get(call.name)
+    if tool is None or (tool is CoreUpdate and not schema.core):
+        return ToolResult(call, False, "unknown_tool", f"no tool {call.name!r}; there are: {', '.join(tools)}")
     try:
-        return _validate(model, call.arguments, strict=strict)
+        return _validate(tool, call.arguments, strict=strict)
     except ValidationError as error:
         return ToolResult(call, False, "invalid_arguments", format_validation_error(error))
 
 
-def _refusal(call: ToolCall, error: StoreError) -> ToolResult:
-    """Return the result of a call that the memory's rules refuse. Raises any other error."""
-    if isinstance(error, DuplicateContent):
-        return ToolResult(call, True, "duplicate", str(error), entry_id=error.entry_id)
-    if isinstance(error, UnknownEntry | UnknownCategory | InvalidContent):
-        return ToolResult(call, False, error.code, str(error))
-    raise error
-
-
-def _with_ignored(result: ToolResult, ignored: str) -> ToolResult:
-    return replace(result, message="; ".join(filter(None, (result.message, ignored)))) if ignored else result
-
-
-def _validate(model: type[_Arguments], arguments: Mapping[str, Any], *, strict: bool) -> tuple[_Arguments, str]:
+def _validate(model: type[A], arguments: Mapping[str, Any], *, strict: bool) -> tuple[A, str]:
     """Return the arguments of a call, and which were ignored in words. Raises `ValidationError`."""
     try:
         return model.model_validate(arguments), ""
@@ -252,88 +328,146 @@ def _validate(model: type[_Arguments], arguments: Mapping[str, Any], *, strict: 
         return model.model_validate(remaining), f"ignored: {format_validation_error(error)}"
 
 
-def tool_of(call: ToolCall) -> type[_Arguments] | None:
-    """Return the argument model of a call's tool; None if there is no such tool."""
-    return TOOLS.get(call.name)
-
-
-def changed_id(call: ToolCall) -> str | None:
-    """Return the id of the entry that a call updates or deletes, "" for the core memory, or else None."""
-    model = TOOLS.get(call.name)
-    if model is CoreUpdate:
-        return ""
-    id = call.arguments.get("id") if model in (Update, Delete) else None
-    return id if isinstance(id, str) else None
-
-
-def _run(
+def execute(
     memory: Memory,
     call: ToolCall,
-    arguments: _Arguments,
-    origin: dict[str, Any],
+    read: ReadCall | None = None,
+    *,
+    chunk: int | None,
+    source: str | None,
+    timestamp: str | None,
+    speaker: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    quarantine: str = "",
+) -> tuple[ToolResult, tuple[Operation, ...]]:
+    """Apply one tool call to the memory.
+
+    An insert that would create an exact duplicate, or an update to the same content, changes nothing: its result is ok
+    with code "duplicate".
+
+    Args:
+        memory: the memory to change.
+        call: parsed tool call.
+        read: the call as `read_call` reads it; None reads it here, by the five tools.
+        chunk: index of the chunk, stored with the operations.
+        source: name of the conversation, stored with the operations.
+        timestamp: date of the chunk, for inserts and updates without a date of their own.
+        speaker: person on whose word the call rests, stored with the operations.
+        metadata: set on the entries that are inserted or updated, beside what they have.
+        quarantine: why the operations must wait for a review; "" applies them. A quarantined call is not ok and has the
+            code "quarantined".
+
+    Returns:
+        The result, and the operations as logged; none if the memory did not change.
+    """
+    read = read_call(call, memory.schema) if read is None else read
+    if isinstance(read, ToolResult):
+        return read, ()
+    tool, ignored = read
+    origin = {"chunk": chunk, "source": source, "speaker": speaker}
+    try:
+        requested = tool.apply(memory)
+        if not requested:
+            return _with_ignored(ToolResult(call, True, "skipped"), ignored), ()
+        before = [_before(memory, operation) for operation in requested]
+        operations = [
+            _complete(operation, entry, timestamp, metadata, origin)
+            for operation, entry in zip(requested, before, strict=True)
+        ]
+        if quarantine:
+            for operation, old in zip(operations, before, strict=True):
+                _quarantine(memory, operation, old.content if isinstance(old, MemoryEntry) else old, quarantine)
+            result = ToolResult(call, False, "quarantined", f"waits for a review: {quarantine}", operations[0].id)
+            return _with_ignored(result, ignored), ()
+        done = memory.apply_all(operations)
+    except StoreError as error:
+        return _refusal(call, error), ()
+    return _with_ignored(_result(call, done, before[0]), ignored), done
+
+
+def execute_inserts(
+    memory: Memory, inserts: Sequence[tuple[ToolCall, ReadCall]], origins: Sequence[Mapping[str, Any]]
+) -> list[tuple[ToolResult, tuple[Operation, ...]]]:
+    """Apply calls of `memory_insert` in one write, with the results of `execute`.
+
+    Args:
+        memory: the memory to change.
+        inserts: parsed tool calls, each as `read_call` reads it.
+        origins: for each call, chunk, source, timestamp, speaker and metadata as in `execute`.
+    """
+    operations = []
+    for (_, read), origin in zip(inserts, origins, strict=True):
+        if not isinstance(read, ToolResult):
+            [operation] = read[0].apply(memory)
+            dated = {"timestamp": operation.timestamp or origin["timestamp"]}
+            operations.append(replace(operation, **{**origin, **dated}))
+    outcomes = iter(memory.apply_each(operations))
+    executed: list[tuple[ToolResult, tuple[Operation, ...]]] = []
+    for call, read in inserts:
+        if isinstance(read, ToolResult):
+            executed.append((read, ()))
+        elif isinstance(outcome := next(outcomes), StoreError):
+            executed.append((_refusal(call, outcome), ()))
+        else:
+            executed.append((_with_ignored(_result(call, (outcome,), None), read[1]), (outcome,)))
+    return executed
+
+
+def _before(memory: Memory, operation: Operation) -> MemoryEntry | str | None:
+    """Return the entry, or the core text, that an operation ends; None for an insert."""
+    if operation.kind == "core_update":
+        return memory.core
+    return None if operation.kind == "insert" else memory.get(str(operation.id))
+
+
+def _complete(
+    operation: Operation,
+    before: MemoryEntry | str | None,
     timestamp: str | None,
     metadata: Mapping[str, Any] | None,
-    quarantine: str,
-) -> tuple[ToolResult, Operation | None]:
-    if isinstance(arguments, Skip):
-        return ToolResult(call, True, "skipped"), None
-    if isinstance(arguments, Insert):
-        operation = _insert_operation(arguments, timestamp=timestamp, metadata=metadata, **origin)
-        if quarantine:
-            return _quarantine(memory, call, operation, None, quarantine)
-        done = memory.apply(operation)
-        return _insert_result(call, done), done
-    if isinstance(arguments, CoreUpdate):
-        if arguments.content.strip() == memory.core:
-            return ToolResult(call, True, "duplicate", "the core memory already says so"), None
-        code, old = "core_updated", memory.core
-        operation = Operation("core_update", content=arguments.content, **origin)
-        if quarantine:
-            return _quarantine(memory, call, operation, old, quarantine)
-        done = memory.apply(operation)
-        return ToolResult(call, True, code, content=done.content, before=old), done
-    if isinstance(arguments, Update):
-        before, code = memory.get(arguments.id), "updated"
-        if arguments.content.strip() == before.content:  # a new date alone changes nothing
-            refuse_duplicate(before)
-        merged = None if metadata is None else {**before.metadata, **metadata}
-        dated = {"timestamp": timestamp or "", "metadata": merged}
-        operation = Operation("update", id=before.id, content=arguments.content, **dated, **origin)
-    elif isinstance(arguments, Delete):
-        before, code = memory.get(arguments.id), "deleted"
-        operation = Operation("delete", id=before.id, **origin)
-    else:
-        raise TypeError(f"no action for {type(arguments).__name__}")
-    if quarantine:
-        return _quarantine(memory, call, operation, before.content, quarantine)
-    done = memory.apply(operation)
-    content = None if code == "deleted" else (done.content or "")
-    return ToolResult(
-        call, True, code, entry_id=done.id, category=before.category, content=content, before=before.content
-    ), done
-
-
-def _insert_operation(
-    arguments: Insert, *, timestamp: str | None, metadata: Mapping[str, Any] | None, **origin: Any
+    origin: Mapping[str, Any],
 ) -> Operation:
-    return Operation(
-        "insert",
-        category=arguments.category,
-        content=arguments.content,
-        timestamp=arguments.timestamp or timestamp,
-        importance=arguments.importance,
-        metadata=metadata,
-        **origin,
-    )
+    """Return an operation with its origin, and with the date and metadata of what it writes."""
+    if operation.kind == "insert":
+        return replace(operation, timestamp=operation.timestamp or timestamp, metadata=metadata, **origin)
+    if isinstance(before, MemoryEntry) and operation.kind == "update":
+        merged = None if metadata is None else {**before.metadata, **metadata}
+        return replace(operation, timestamp=operation.timestamp or timestamp or "", metadata=merged, **origin)
+    return replace(operation, **origin)
 
 
-def _insert_result(call: ToolCall, done: Operation) -> ToolResult:
-    return ToolResult(call, True, "inserted", entry_id=done.id, category=done.category, content=done.content or "")
+CODES = {"insert": "inserted", "update": "updated", "delete": "deleted", "core_update": "core_updated"}
+CHANGED = "changed"
+"""Code of a call that made several operations."""
+CHANGING_CODES = (*CODES.values(), CHANGED)
+"""Codes of calls that changed the memory."""
 
 
-def _quarantine(
-    memory: Memory, call: ToolCall, operation: Operation, before: str | None, reason: str
-) -> tuple[ToolResult, None]:
+def _result(call: ToolCall, done: Sequence[Operation], before: MemoryEntry | str | None) -> ToolResult:
+    """Return the result of a call that changed the memory: what its first operation did, which ended `before`."""
+    operation = done[0]
+    code = CODES[operation.kind] if len(done) == 1 else CHANGED
+    content = None if operation.kind == "delete" else operation.content or ""
+    if operation.kind == "core_update":
+        return ToolResult(call, True, code, content=content, before=str(before), operations=len(done))
+    category, old = (before.category, before.content) if isinstance(before, MemoryEntry) else (operation.category, None)
+    return ToolResult(call, True, code, "", operation.id, category, content, old, len(done))
+
+
+def _refusal(call: ToolCall, error: StoreError) -> ToolResult:
+    """Return the result of a call that the memory's rules refuse. Raises any other error."""
+    if isinstance(error, DuplicateContent):
+        return ToolResult(call, True, "duplicate", str(error), entry_id=error.entry_id or None)
+    if isinstance(error, UnknownEntry | UnknownCategory | InvalidContent):
+        return ToolResult(call, False, error.code, str(error))
+    raise error
+
+
+def _with_ignored(result: ToolResult, ignored: str) -> ToolResult:
+    return replace(result, message="; ".join(filter(None, (result.message, ignored)))) if ignored else result
+
+
+def _quarantine(memory: Memory, operation: Operation, before: str | None, reason: str) -> None:
     """Keep an operation for a review. Raises what running it would raise for its category, content and duplicates."""
     if operation.kind == "insert":
         category, content = memory.schema.check_category(operation.category), clean_content(operation.content)
@@ -341,7 +475,6 @@ def _quarantine(
         if existing and fact_identity(memory.schema, existing) == fact_identity(memory.schema, insert):
             refuse_duplicate(existing)
     memory.apply(quarantine_operation(operation, before, reason))
-    return ToolResult(call, False, "quarantined", f"waits for a review: {reason}", entry_id=operation.id), None
 
 
 def format_validation_error(error: ValidationError) -> str:

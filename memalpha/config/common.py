@@ -139,6 +139,9 @@ class AgentConfig(ChatConfig):
     view_related: int = Field(default=8, ge=0, description="entries retrieved for the chunk")
     view_recent: int = Field(default=8, ge=0, description="most recent entries; prompt=mem-alpha: of each category")
     max_new_tokens: int = Field(default=1024, gt=0, description="tokens of a reply to one chunk, at most")
+    tools: tuple[str, ...] = Field(
+        default=(), description="tools of your own beside the five: module:Class, derived from agent.tools.Tool"
+    )
     instructions: str | None = Field(
         default=None, description="your own words on what to remember, shown to the writer with every chunk"
     )
@@ -169,6 +172,8 @@ class AgentConfig(ChatConfig):
     def _check_style(self) -> AgentConfig:
         if self.instructions is not None and self.prompt == "compact":
             raise ValueError(f"instructions: {HIDDEN_INSTRUCTIONS}")
+        if self.tools and self.prompt == "mem-alpha":
+            raise ValueError("tools: the prompt mem-alpha names its own tools and cannot show others; leave them out")
         if self.form != "native" and self.prompt == "mem-alpha":
             raise ValueError(f"form: prompt=mem-alpha has a form of its own, not {self.form}; leave it out")
         if self.prompt_file is not None and self.prompt != "mem-alpha":

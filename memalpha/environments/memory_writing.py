@@ -8,6 +8,7 @@ from memalpha.agent.agent import build_request
 from memalpha.agent.apply import act
 from memalpha.agent.observe import observe
 from memalpha.agent.prompts import check_style
+from memalpha.agent.tools import load_tools
 from memalpha.config import AgentConfig
 from memalpha.environments.base import Step
 from memalpha.environments.engine import RolloutEngine
@@ -156,8 +157,9 @@ class WritingEpisode:
         return len(self.task.chunks)
 
     def _apply(self, reply: str) -> Step:
-        chunk, form = self.task.chunks[self._index], self.writing.config.reply_form
-        turn = act(self.memory, chunk, Completion(reply), source=self.task.id, form=form, strict=True)
+        chunk, config = self.task.chunks[self._index], self.writing.config
+        form, tools = config.reply_form, load_tools(config.tools)
+        turn = act(self.memory, chunk, Completion(reply), source=self.task.id, form=form, tools=tools, strict=True)
         self._index += 1
         self._not_embedded.update((operation.id, None) for operation in turn.operations if operation.id)
         return Step(None, self._index == self.turns, None, turn.calls, turn.results, turn.operations)

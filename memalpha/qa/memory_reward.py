@@ -31,6 +31,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from memalpha.agent.tools import CHANGING_CODES
 from memalpha.arguments import check_count, is_finite_number
 from memalpha.config import MemoryFunction, RewardConfig
 from memalpha.config.common import import_object
@@ -46,8 +47,6 @@ from memalpha.types import LARGEST_REWARD, Chunk, Reward, Task, ToolResult, Traj
 if TYPE_CHECKING:
     from memalpha.qa.records import Record
     from memalpha.qa.scoring.judge_scores import ContentVerdicts
-
-CHANGING_CODES = ("inserted", "updated", "deleted", "core_updated")
 
 
 def memory_tokens(state: MemoryState, count_tokens: Callable[[str], int]) -> int:

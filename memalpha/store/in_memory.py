@@ -70,6 +70,13 @@ class WorkingMemory(Memory):
         self._corpus, self._write_order = corpus, order
         return change
 
+    def apply_all(self, operations: Sequence[Operation]) -> tuple[Operation, ...]:
+        state = self._state
+        for operation in operations if len(operations) > 1 else ():  # refused before anything has changed
+            check_timestamp(operation.timestamp)
+            state = state.apply(operation)
+        return tuple(self.apply(operation) for operation in operations)
+
     def get(self, id: str) -> MemoryEntry:
         return self._state.get(id)
 

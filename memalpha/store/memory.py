@@ -205,8 +205,8 @@ class Memory(ABC):
             as_of: Log position or ISO time; the result equals a search at that moment. Only a `MemoryStore` has a past.
             around: Tokens of raw text to return around each hit (see `MemoryStore.around`); 0 returns none.
             exact: Score every entry. By default, a `MemoryStore` above 50,000 entries scores likely candidates only.
-            weights: Weights of the parts "dense", "bm25", "group" (1 by default) and "category" (2) in routes that add
-                them.
+            weights: Weights of the parts "dense", "bm25", "group" (1 by default), "category" (2) and "role" (.3, what a
+                raw turn of an assistant loses) in routes that add them.
             min_score: Return only hits with at least this score. Scores of routes that add parts are relative to the
                 other entries; those of "dense" and "bm25" are not.
             vector: Embedding of the query, instead of the embedder's; scaled to length 1.
@@ -306,6 +306,22 @@ class Memory(ABC):
     def apply(self, operation: Operation) -> Operation:
         """Apply one operation and return it complete, as logged. Raises `StoreError` (see `state.plan`)."""
         return self.change(operation).operation
+
+    @abstractmethod
+    def apply_all(self, operations: Sequence[Operation]) -> tuple[Operation, ...]:
+        """Apply operations in order, all of them or, if the rules refuse one, none.
+
+        Inside a `MemoryStore.transaction` those before a refused one stay.
+
+        Args:
+            operations: Operations as requested.
+
+        Returns:
+            The operations as logged.
+
+        Raises:
+            StoreError: The rules refuse one (see `state.plan`), or the store failed.
+        """
 
     def apply_each(self, operations: Sequence[Operation]) -> list[Operation | StoreError]:
         """Apply operations in order, each alone; a `MemoryStore` writes inserts together, which costs far less.

@@ -553,6 +553,12 @@ class MemoryStore(Memory):
         with self._transaction(write=True) as log_end:
             return insert_facts(self._namespace, log_end, checked, rows)
 
+    def apply_all(self, operations: Sequence[Operation]) -> tuple[Operation, ...]:
+        if len(operations) == 1 or self._database.is_atomic:
+            return tuple(self.apply(operation) for operation in operations)
+        with self.transaction():
+            return tuple(self.apply(operation) for operation in operations)
+
     def apply_each(self, operations: Sequence[Operation]) -> list[Operation | StoreError]:
         if not all(item.kind == "insert" and item.id is None and item.reason is None for item in operations):
             return super().apply_each(operations)

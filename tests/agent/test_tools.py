@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memalpha.agent.parsing import parse_calls
-from memalpha.agent.tools import TOOLS, execute, tool_schemas
+from memalpha.agent.tools import TOOLS, execute, read_call, tool_schemas
 from memalpha.errors import StoreError
 from memalpha.policy.chat.tool_text import describe_tools
 from memalpha.store.embedding import HashEmbedder
@@ -26,7 +26,11 @@ def memory(*contents: str, **rule: bool) -> WorkingMemory:
 
 
 def run(target, name, strict=False, **arguments):
-    return execute(target, ToolCall(name, arguments), chunk=3, source="s", timestamp="2024-05-01", strict=strict)
+    call = ToolCall(name, arguments)
+    read = read_call(call, target.schema, strict=strict)
+    result, operations = execute(target, call, read, chunk=3, source="s", timestamp="2024-05-01")
+    assert len(operations) <= 1
+    return result, operations[0] if operations else None
 
 
 def test_insert_update_delete_and_core():
@@ -190,15 +194,15 @@ def test_an_update_in_an_undated_chunk_does_not_keep_the_old_date():
     target = memory()
     id = target.insert("semantic", "city: Oslo", timestamp="2024-05-01").id
     call = ToolCall("memory_update", {"id": id, "content": "city: Rome"})
-    result, operation = execute(target, call, chunk=0, source=None, timestamp=None)
-    assert result.code == "updated" and operation is not None
+    result, operations = execute(target, call, chunk=0, source=None, timestamp=None)
+    assert result.code == "updated" and operations
     assert target.get(id).timestamp is None
 
 
 def test_a_malformed_block_is_a_result():
     (call,) = parse_calls("<tool_call>{oops")
-    result, operation = execute(memory(), call, chunk=0, source=None, timestamp=None)
-    assert (result.ok, result.code, operation) == (False, "malformed", None)
+    result, operations = execute(memory(), call, chunk=0, source=None, timestamp=None)
+    assert (result.ok, result.code, operations) == (False, "malformed", ())
 
 
 def test_schemas_are_the_models():

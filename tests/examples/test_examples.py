@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import runpy
@@ -29,6 +30,7 @@ TESTED = {
     "own_embedder",
     "own_reward",
     "own_system",
+    "own_tool",
     "ten_line_chat",
     "train_on_own_data",
 }
@@ -38,6 +40,7 @@ PAGES = {
     "data-set": "own_data_set",
     "system": "own_system",
     "embedder": "own_embedder",
+    "tool": "own_tool",
 }
 TINY = {"max_steps": 1, "tasks_per_step": 1, "group_size": 2, "minibatches": 1, "eval_tasks": 1, "validation_tasks": 1}
 
@@ -236,6 +239,41 @@ def test_own_reward_is_a_component_of_both_runs(run_example: Run) -> None:
     output = run_example("own_reward")
     [short], [digits] = re.findall(r"short: (\d\.\d+)", output), re.findall(r"digits: (\d\.\d+)", output)
     assert 0 <= float(short) < 1 and 0 <= float(digits) <= 1
+
+
+def test_own_tool_is_called_trained_with_and_served(
+    run_example: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("mcp")
+    from mcp import Client
+
+    from memalpha import train
+    from memalpha.config import AgentConfig
+    from memalpha.integrations.server.mcp import mcp_server
+    from memalpha.integrations.server.service import MemoryService
+    from memalpha.policy.scripted import ScriptedPolicy
+
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    assert run_example("own_tool") == "['changed'] Ana likes tea with milk.\n"
+
+    train("demo", agent={"tools": ["own_tool:Merge"]}, out=tmp_path / "run", **TINY)
+    assert metrics_of(tmp_path / "run")["valid_calls"] > 0
+
+    store = MemoryStore.open(":memory:", embedder="hash")
+    ids = [store.insert("semantic", content).id for content in ("Ana likes tea.", "Ana takes milk in it.")]
+    service = MemoryService(store, ScriptedPolicy("add-all"), config=AgentConfig(tools=("own_tool:Merge",)))
+
+    async def merge() -> Any:
+        async with Client(mcp_server(service)) as client:
+            tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+            arguments = {"id": ids[0], "other": ids[1], "content": "Ana likes tea with milk."}
+            return tools["memory_merge"], await client.call_tool("memory_merge", arguments)
+
+    tool, answer = asyncio.run(merge())
+    assert tool.input_schema["required"] == ["id", "other", "content"] and tool.annotations.destructive_hint
+    assert answer.structured_content["code"] == "changed"
+    assert [entry.content for entry in store.list()] == ["Ana likes tea with milk."]
 
 
 NOT_FOUND = "cannot be found"

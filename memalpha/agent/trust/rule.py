@@ -4,7 +4,9 @@
 - Its speaker and the owner may change or end an entry. The call of anybody else waits for a review.
 - What anybody states is stored under the speaker's name, which readers and the writer see (`view`).
 - Nobody but the owner writes in the name of a role or of another person, or marks of prompts (`<|im_start|>`).
-- Deletes are soft (versions stay), and limited in each read. A tool that has no rule here waits for a review.
+- Deletes are soft (versions stay), and limited in each read.
+
+Judged are the operations that a call makes, whatever its tool: all of them are done, or all wait.
 
 A lie of somebody else is stored as that person's words: nothing here tells it from the truth.
 `eval/results/poison.md` measures what the rule stops.
@@ -13,20 +15,20 @@ A lie of somebody else is stored as that person's words: nothing here tells it f
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from memalpha.agent.tools import CoreUpdate, Delete, Insert, Skip, Update, tool_of
+from memalpha.agent.tools import Tool
 from memalpha.agent.transcript import is_anonymous, is_assistant, split_label
 from memalpha.agent.trust.speakers import NOBODY, AttributedLines, attribute, is_same, rank, statement_words
 from memalpha.agent.trust.view import AttributedMemory
 from memalpha.config import TrustConfig
-from memalpha.errors import UnknownEntry
+from memalpha.errors import StoreError
 from memalpha.store.memory import Memory
 from memalpha.store.store import MemoryStore
 from memalpha.store.trust.provenance import WRITER
-from memalpha.types import Chunk, MemoryEntry, ToolCall
+from memalpha.types import Chunk, Operation
 
 _MARKUP = re.compile(r"<\|\w+\|>|</?(?:tool_call|tool_response|tools)>")
 _CANDIDATES = 8  # entries nearest to a name whose speakers are compared with it
@@ -72,46 +74,57 @@ class TrustJudge:
         """True if verdicts may depend on the memory."""
         return self._config is not None
 
-    def judge(self, call: ToolCall) -> Verdict:
-        """Judge a call. A call that cannot be run gets no reason: running it gives the error."""
-        tool, arguments = tool_of(call), call.arguments
-        content = str(arguments.get("content") or "")
-        entry = self._entry(arguments.get("id")) if tool in (Update, Delete) else None
-        evidence = content
-        if tool is Delete:
-            evidence = "" if entry is None else entry.content
-        elif tool is CoreUpdate:
-            evidence = " ".join(sorted(statement_words(content) - statement_words(self._store.core)))
-        speaker, author = attribute(evidence, self._lines, owner=self._owner)
+    def judge(self, tool: Tool | None) -> Verdict:
+        """Judge a call by its arguments; one that cannot be run (None) gets no reason: running it gives the error."""
+        operations = self._operations(tool)
+        speaker, author = attribute(self._evidence(operations), self._lines, owner=self._owner)
         if self._config is None:
             return Verdict(author)
         author = author if author is not None and is_same(author, speaker) else NOBODY
-        if tool not in (Insert, Update, Delete, CoreUpdate, Skip):
-            return Verdict(author, f"no rule says who may use {call.name}")
-        reason = "" if rank(speaker, self._owner) == 3 else self._missing_right(speaker or NOBODY, tool, content, entry)
-        if not reason and tool is Delete and entry is not None:
-            reason = self._spend_delete(self._config)
+        reason = ""
+        if rank(speaker, self._owner) != 3:
+            reasons = (self._missing_right(speaker or NOBODY, operation) for operation in operations)
+            reason = next(filter(None, reasons), "")
+        deletes = sum(operation.kind == "delete" for operation in operations)
+        if not reason and deletes:
+            reason = self._spend_deletes(deletes, self._config)
         return Verdict(author, reason)
 
-    def _missing_right(self, speaker: str, tool: object, content: str, entry: MemoryEntry | None) -> str:
+    def _operations(self, tool: Tool | None) -> Sequence[Operation]:
+        try:
+            return () if tool is None else tool.apply(self._store)
+        except StoreError:
+            return ()
+
+    def _evidence(self, operations: Sequence[Operation]) -> str:
+        """Return the words by which the speaker of a call is found: what it writes, or else what it removes."""
+        words = [operation.content or "" for operation in operations if operation.kind in ("insert", "update")]
+        core = [operation.content or "" for operation in operations if operation.kind == "core_update"]
+        words += [" ".join(sorted(statement_words(text) - statement_words(self._store.core))) for text in core]
+        return " ".join(words or [self._store.get(str(operation.id)).content for operation in operations])
+
+    def _missing_right(self, speaker: str, operation: Operation) -> str:
         """Return why somebody who is not the owner may not do this, "" if he may."""
-        if tool is CoreUpdate:
+        if operation.kind == "core_update":
             return "the core memory is the owner's"
-        if entry is not None and not is_same(speaker, entry.speaker):
-            return f"{speaker!r} may not change what {entry.speaker or self._owner!r} said"
+        if operation.kind != "insert":
+            entry = self._store.get(str(operation.id))
+            if not is_same(speaker, entry.speaker):
+                return f"{speaker!r} may not change what {entry.speaker or self._owner!r} said"
+        content = operation.content or ""
         for label in _labels(content):
             if not is_same(label, speaker) and (is_assistant(label) or is_anonymous(label) or self._is_person(label)):
                 return f"{speaker!r} may not speak in the name of {label}"
         return f"{speaker!r} may not write marks of prompts and calls" if _MARKUP.search(content) else ""
 
-    def _spend_delete(self, config: TrustConfig) -> str:
-        """Count a delete; return why it is one too many for this read, "" if it is not."""
+    def _spend_deletes(self, number: int, config: TrustConfig) -> str:
+        """Count deletes; return why they are too many for this read, "" if they are not."""
         assert isinstance(self._store, MemoryStore)  # a rule needs one: `MemoryAgent` checks it
         entries = self._store.count() + self._deletes  # when the read began
         allowed = min(config.max_deletes, max(1, int(config.max_delete_share * entries)))
-        if self._deletes >= allowed:
+        if self._deletes + number > allowed:
             return f"one read may delete {allowed} entries"
-        self._deletes += 1
+        self._deletes += number
         return ""
 
     def _is_person(self, name: str) -> bool:
@@ -119,12 +132,6 @@ class TrustJudge:
         speakers = [self._owner, *(line.speaker for line in self._lines.lines)]
         speakers += [hit.entry.speaker for hit in self._store.search(name, _CANDIDATES)]
         return any(is_same(name, speaker) for speaker in speakers)
-
-    def _entry(self, id: object) -> MemoryEntry | None:
-        try:
-            return self._store.get(id) if isinstance(id, str) else None
-        except UnknownEntry:
-            return None
 
 
 def trusted_view(store: Memory, config: TrustConfig | None) -> Memory:

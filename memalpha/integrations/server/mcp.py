@@ -40,31 +40,16 @@ except ModuleNotFoundError as error:
         raise
     raise ConfigError(f"serving MCP needs {error.name}: {install_command('serve')}") from None
 
-EDITS = ("memory_insert", "memory_update", "memory_delete")
-"""Writer's tools that are served. Only the writer itself may write the core memory or skip a chunk."""
-
 _REQUEST_MODELS: dict[str, type[RequestModel]] = {
     "memory_search": SearchRequest,
     "memory_list": ListRequest,
     "memory_read": ReadRequest,
 }
 _READ_ONLY = ("memory_search", "memory_list")
-_RIGHTS: dict[str, Right] = {
-    **dict.fromkeys(EDITS, "write"),
-    **dict.fromkeys(_READ_ONLY, "read"),
-    "memory_read": "read-with-model",
-}
+_RIGHTS: dict[str, Right] = {**dict.fromkeys(_READ_ONLY, "read"), "memory_read": "read-with-model"}
+"""Rights that tools need; the writer's need "write"."""
 
-# An insert only adds. Inserts, updates and deletes may be repeated: exact duplicates are not stored. A policy that
-# reads a text may do anything.
-_HINTS = {
-    "memory_insert": {"destructive_hint": False, "idempotent_hint": True},
-    "memory_update": {"destructive_hint": True, "idempotent_hint": True},
-    "memory_delete": {"destructive_hint": True, "idempotent_hint": True},
-    "memory_search": {},
-    "memory_list": {},
-    "memory_read": {"destructive_hint": True, "idempotent_hint": False},
-}
+_READ_HINTS = {"destructive_hint": True, "idempotent_hint": False}  # a policy that reads a text may do anything
 
 _SCHEMA_KEYS = ("type", "minimum", "maximum", "maxLength", "maxItems", "items")
 
@@ -95,7 +80,7 @@ def mcp_server(service: MemoryService) -> Server[Any]:
             raise MCPError(code=types.INVALID_PARAMS, message=f"no tool {name!r}")
         arguments = read_arguments(params.arguments or {}, schemas[name])
         try:
-            memory = service if context.request is None else granted(service, context.request.scope, _RIGHTS[name])
+            memory = service if context.request is None else granted(service, context.request.scope, _right(name))
             return await _call(memory, context, name, arguments)
         except ServiceError as error:
             return _failure(name, error.code, error.message)
@@ -118,7 +103,7 @@ def mcp_server(service: MemoryService) -> Server[Any]:
 async def _call(
     service: MemoryService, context: ServerRequestContext[Any], name: str, arguments: Mapping[str, Any]
 ) -> types.CallToolResult:
-    if name in EDITS:
+    if name in service.tools:
         outcome = await service.call(name, arguments, source="mcp")
         return _result(fit_items([asdict(outcome)])[0], failed=not outcome.ok)
     if name == "memory_search":
@@ -144,7 +129,11 @@ async def _call(
 
 
 def _is_allowed(context: ServerRequestContext[Any], name: str) -> bool:
-    return context.request is None or context.request.scope[SCOPE].allows(_RIGHTS[name])
+    return context.request is None or context.request.scope[SCOPE].allows(_right(name))
+
+
+def _right(name: str) -> Right:
+    return _RIGHTS.get(name, "write")
 
 
 def _result(value: dict[str, Any], *, failed: bool = False) -> types.CallToolResult:
@@ -158,20 +147,23 @@ def _failure(name: str, code: str, message: str) -> types.CallToolResult:
 
 
 def _tools(service: MemoryService) -> list[types.Tool]:
-    edits = {tool["function"]["name"]: tool["function"] for tool in tool_schemas(service.schema)}
+    """Return the tools that a client sees: those of the writer that are served, then search, list and read."""
     tools = []
-    for name, hints in _HINTS.items():
+    for schema in () if service.read_only else tool_schemas(service.schema, service.tools):
+        function, tool = schema["function"], service.tools[schema["function"]["name"]]
+        if tool.is_served:
+            tools.append(_tool(function["name"], function["description"], function["parameters"], **tool.hints))
+    for name, model in _REQUEST_MODELS.items():
         is_read_only = name in _READ_ONLY
-        if service.read_only and not is_read_only:
-            continue
-        if name in EDITS:
-            description, schema = edits[name]["description"], edits[name]["parameters"]
-        else:
-            model = _REQUEST_MODELS[name]
-            description, schema = model.__doc__, _schema(model, service.schema.category_names)
-        annotations = types.ToolAnnotations(read_only_hint=is_read_only, open_world_hint=False, **hints)
-        tools.append(types.Tool(name=name, description=description, input_schema=schema, annotations=annotations))
+        if is_read_only or not service.read_only:
+            schema, hints = _schema(model, service.schema.category_names), {} if is_read_only else _READ_HINTS
+            tools.append(_tool(name, model.__doc__, schema, read_only_hint=is_read_only, **hints))
     return tools
+
+
+def _tool(name: str, description: str | None, schema: dict[str, Any], **hints: bool) -> types.Tool:
+    annotations = types.ToolAnnotations.model_validate({"read_only_hint": False, "open_world_hint": False, **hints})
+    return types.Tool(name=name, description=description, input_schema=schema, annotations=annotations)
 
 
 def _schema(model: type[RequestModel], categories: tuple[str, ...]) -> dict[str, Any]:

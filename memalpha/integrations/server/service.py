@@ -25,7 +25,7 @@ from weakref import WeakSet
 
 from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.reader import Answer, ExtractiveReader, Reading, check_answers, default_reader
-from memalpha.agent.tools import execute
+from memalpha.agent.tools import TOOLS, Tools, execute, read_call
 from memalpha.agent.trust.view import AttributedMemory
 from memalpha.config import AgentConfig, ReaderConfig, TrustConfig
 from memalpha.errors import (
@@ -130,6 +130,11 @@ class MemoryService:
     def schema(self) -> MemorySchema:
         """Categories of the memory."""
         return self._store.schema
+
+    @property
+    def tools(self) -> Tools:
+        """The writer's tools by name."""
+        return TOOLS if self._agent is None else self._agent.tools
 
     @property
     def _view(self) -> Memory:
@@ -297,7 +302,9 @@ class MemoryService:
             if isinstance(value, str) and len(value) > MAX_CONTENT:
                 message = f"{key}: of {len(value)} characters; {MAX_CONTENT} is the limit"
                 return CallOutcome.from_result(ToolResult(call, False, "invalid_arguments", message))
-        result, _ = await self._write(partial(execute, self._store, call, chunk=None, source=source, timestamp=None))
+        read = read_call(call, self.schema, self.tools)
+        write = partial(execute, self._store, call, read, chunk=None, source=source, timestamp=None)
+        result, _ = await self._write(write)
         return CallOutcome.from_result(result)
 
     async def insert(self, fact: Mapping[str, Any]) -> tuple[MemoryEntry, bool]:

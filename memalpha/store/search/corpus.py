@@ -11,8 +11,8 @@ lexical text. `scale` maps the searched documents to 0..1 by their smallest and 
 the query that the embedder knows: where it knows nothing, words alone decide. Confidence is the share of the query's
 words, by idf, that the document with most of them holds: where all share but a common word with the query, vectors
 decide. It is 1 where there are spans (below). A single category has no part. A long document has the bm25 of its best
-passage (`passages`). Role is -1 for what an assistant said, unless the query asks about it (`roles`). Scaled sums keep how far ahead a document is, which rank fusion discards (LoCoMo recall@10 .61
-against .56).
+passage (`passages`). Role is -1 for what an assistant said, unless the query asks about it (`roles`). Scaled sums keep
+how far ahead a document is, which rank fusion discards (LoCoMo recall@10 .61 against .56).
 
 The other routes are "flat" (no prior), "dense", "bm25", and "hard" (flat, within the best round(sqrt(groups)) groups by
 both priors). A hard first layer loses what it cuts, so it is used only on request. Equal scores go to the more recent

@@ -28,7 +28,7 @@ _ABOUT_ASSISTANT = re.compile(
 
 
 def is_assistants(text: str) -> bool:
-    """Return True if a raw span is an assistant's, by its label at the start (`assistant: ...`), after a date or not."""
+    """Return True if a raw span is an assistant's, by its label (`assistant: ...`) at the start or after a date."""
     return _LABEL.match(text) is not None
 
 

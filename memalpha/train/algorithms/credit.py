@@ -35,11 +35,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from memalpha.agent.tools import CHANGING_CODES
 from memalpha.config import CreditConfig
 from memalpha.policy.chat.replies import THINK
 from memalpha.policy.hermes import CLOSE
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.qa.memory_reward import CHANGING_CODES
 from memalpha.train.algorithms.advantages import TIE_TOLERANCE, centre
 from memalpha.types import ToolResult, Trajectory, TrajectoryGroup, Turn
 
@@ -237,7 +237,7 @@ def call_numbers(
 
     Args:
         results: Results of the calls.
-        credit: A number per operation, in the order of the calls that changed the memory.
+        credit: A number for each call that changed the memory, in order.
         end: Number of the end.
         costs: Centred cost of each call.
     """
@@ -256,7 +256,7 @@ def call_sources(
 
     Args:
         results: Results of the calls.
-        shares: Questions of each operation, in the order of the calls that changed the memory.
+        shares: Questions of each call that changed the memory, in order.
         end: Questions of the end.
     """
     remaining = iter(shares)

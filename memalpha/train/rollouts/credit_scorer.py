@@ -1,15 +1,17 @@
 """`CreditScorer`: a memory scorer that also gives each call of an attempt its number (`train.algorithms.credit`).
 
 It asks two batches beside the rollouts' own questions: the memory before each turn, then the memory after it without
-one of its operations, where an answer had an advantage. Equal memories are asked once.
+one of its calls, where an answer had an advantage. Equal memories are asked once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import NamedTuple
 
+from memalpha.agent.tools import CHANGING_CODES
 from memalpha.config import CreditConfig
 from memalpha.errors import StoreError
 from memalpha.qa.evaluate import MemoryScorer, ScoredGroups
@@ -26,7 +28,7 @@ from memalpha.train.algorithms.credit import (
     question_advantages,
     route,
 )
-from memalpha.types import Operation, Question, Task, Trajectory, TrajectoryGroup
+from memalpha.types import Operation, Question, Task, Trajectory, TrajectoryGroup, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +94,8 @@ class CreditScorer(MemoryScorer):
             changes = []
             for t, of_turn in enumerate(of_rollout):
                 kept = [(question, value) for (question, _), value in zip(questions, of_turn, strict=True) if value]
-                operations = trajectory.turns[comparison.first + t].operations if kept else ()
-                without = [_replay(states[t], operations, skip) for skip in range(len(operations))]
+                calls = operations_by_call(trajectory.turns[comparison.first + t]) if kept else []
+                without = [_replay(states[t], calls, skip) for skip in range(len(calls))]
                 changes.append(_Change(task, [q for q, _ in kept], [v for _, v in kept], states[t + 1], without))
             yield changes
 
@@ -111,12 +113,12 @@ class CreditScorer(MemoryScorer):
                     [answers.get(change.task, question, state) for question in change.questions]
                     for state in (change.after, *change.without)
                 ]
-                of_operations, of_end = route(change.advantages, after, without)
+                of_calls, of_end = route(change.advantages, after, without)
                 given = [(q.id, value) for q, value in zip(change.questions, change.advantages, strict=True)]
-                shares = [[given[q] for q in share] for share in (*of_operations, of_end)]
+                shares = [[given[q] for q in share] for share in (*of_calls, of_end)]
                 *credit, end = (sum(value for _, value in share) for share in shares)
                 if not change.advantages:
-                    credit = [0.0] * len(turn.operations)
+                    credit = [0.0] * len(operations_by_call(turn))
                 numbers.append(call_numbers(turn.results, credit, self.settings.end * end, costs[index][rollout]))
                 sources.append(call_sources(turn.results, shares[:-1], shares[-1]))
             assert trajectory.reward is not None
@@ -157,7 +159,7 @@ def compare_turns(group: TrajectoryGroup) -> Iterator[TurnComparison]:
 
 
 class _Change(NamedTuple):
-    """Questions with an advantage at a turn, the memory after it, and that memory without each operation."""
+    """Questions with an advantage at a turn, the memory after it, and that memory without each call."""
 
     task: Task
     questions: list[Question]
@@ -203,12 +205,22 @@ def _key(task: Task, question: Question, state: MemoryState) -> Hashable:
     return task.id, question.id, state, tuple(entry.id for entry in state.list())
 
 
-def _replay(state: MemoryState, operations: Sequence[Operation], skip: int) -> MemoryState:
-    """Return the memory after all operations but one; those that need it fail."""
-    for index, operation in enumerate(operations):
-        if index != skip:
-            try:
-                state = state.apply(operation)
-            except StoreError:
-                continue
+def operations_by_call(turn: Turn) -> list[tuple[Operation, ...]]:
+    """Return the operations of each call of a turn that changed the memory."""
+    remaining = iter(turn.operations)
+    return [tuple(islice(remaining, result.operations)) for result in turn.results if result.code in CHANGING_CODES]
+
+
+def _replay(state: MemoryState, calls: Sequence[Sequence[Operation]], skip: int) -> MemoryState:
+    """Return the memory after all calls but one; those that need it fail."""
+    for index, operations in enumerate(calls):
+        if index == skip:
+            continue
+        after = state
+        try:
+            for operation in operations:
+                after = after.apply(operation)
+        except StoreError:
+            continue
+        state = after
     return state

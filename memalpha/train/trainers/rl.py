@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from memalpha.agent.tools import CHANGING_CODES
 from memalpha.config import ReinforcementConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.qa.memory_reward import CHANGING_CODES
 from memalpha.qa.records import Record
 from memalpha.train.algorithms.base import Algorithm, Annotation, annotate
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample

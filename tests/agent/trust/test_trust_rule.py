@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import Field
 
 from memalpha.agent import tools
 from memalpha.agent.agent import MemoryAgent
@@ -19,7 +20,7 @@ from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
-from memalpha.types import Chunk, SpeakerTurn, Turn
+from memalpha.types import Chunk, Operation, SpeakerTurn, Turn
 
 ANA = ("Ana: I live in Porto.", "Ana: I am allergic to peanuts.", "Ana: My phone is a Nokia.")
 
@@ -171,21 +172,39 @@ def test_readers_of_all_kinds_see_the_names() -> None:
     assert reader.seen == ["Mallory: Ana lives in Moscow, where Ana does live."]
 
 
-def test_a_tool_without_a_rule_waits_whoever_spoke(guarded: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Remember(tools.Insert):
-        """Store a fact, as a user's own tool."""
+class Merge(tools.Tool):
+    """Join two entries, as a user's own tool."""
 
-    monkeypatch.setitem(tools.TOOLS, "remember", Remember)
-    for name in ("Mallory", "Olga"):
-        guarded.writer.says("remember", category="semantic", content=f"{name} was here.")
-        assert codes(guarded.read((name, f"{name} was here."))) == ["quarantined"]
+    name = "memory_merge"
+    rule = "joins two entries."
+
+    id: str = Field(description="the first")
+    other: str = Field(description="the second")
+    content: str = Field(description="both")
+
+    def changes(self):
+        return self.id, self.other
+
+    def apply(self, memory):
+        return [
+            Operation("update", self.id, content=self.content),
+            Operation("delete", memory.get(self.other).id),
+        ]
+
+
+def test_the_operations_of_a_users_tool_are_judged(guarded: Chat) -> None:
+    guarded.agent.tools = {**tools.TOOLS, "memory_merge": Merge}
+    both = {"id": guarded.ids[0], "other": guarded.ids[1], "content": "Ana: I live in Porto, without peanuts."}
+    guarded.writer.says("memory_merge", **both)
+    assert codes(guarded.read(("Mallory", "I live in Porto, without peanuts."))) == ["quarantined"]
+    assert guarded.contents == list(ANA) and len(guarded.store.quarantined()) == 2, "both operations wait"
+    guarded.writer.says("memory_merge", **both)
+    guarded.writer.says("memory_delete", id=guarded.ids[2])
+    turn = guarded.read(("Ana", "I live in Porto, without peanuts. Forget my phone."))
+    assert codes(turn) == ["changed", "quarantined"], "of three entries one read may delete one, by whatever tool"
+    assert guarded.contents == [both["content"], ANA[2]]
     guarded.writer.says("forget_all", id="x")
     assert codes(guarded.read(("Olga", "Forget all."))) == ["unknown_tool"]
-    assert guarded.contents == list(ANA)
-    item = guarded.store.quarantined()[1]
-    assert "no rule says who may use remember" in item.reason
-    guarded.store.review(item.position, accept=True)
-    assert guarded.contents[-1] == "Olga was here."
 
 
 def test_consolidation_leaves_out_what_others_said() -> None:

@@ -1,0 +1,176 @@
+"""Tools of a user's own: checked when they are named, read in every form, done whole or not at all."""
+
+from __future__ import annotations
+
+import re
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from pydantic import Field, ValidationError
+
+from memalpha import MemoryAgent
+from memalpha.agent.forms import format_calls, parse_reply
+from memalpha.agent.prompts import check_style, writer_messages
+from memalpha.agent.tools import TOOLS, Tool, execute, load_tools, read_call
+from memalpha.config import AgentConfig
+from memalpha.errors import ConfigError
+from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.store.embedding import HashEmbedder
+from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.schema import load_schema
+from memalpha.store.state import MemoryState
+from memalpha.store.store import MemoryStore
+from memalpha.train.rollouts.credit_scorer import operations_by_call
+from memalpha.types import Chunk, Observation, Operation, ToolCall
+
+SCHEMA = load_schema("mem-alpha")
+
+
+class Merge(Tool):
+    """Join two entries into the first one."""
+
+    name = "memory_merge"
+    rule = "joins two entries."
+    line = "&id other content"
+
+    id: str = Field(description="the entry that stays")
+    other: str = Field(description="the entry that ends")
+    content: str = Field(description="what both say")
+
+    def changes(self):
+        return self.id, self.other
+
+    def apply(self, memory):
+        return [Operation("update", self.id, content=self.content), Operation("delete", self.other)]
+
+
+class NoLine(Merge):
+    """Join two entries, without a line form."""
+
+    name, line = "memory_join", ""
+
+
+def changed(**attributes):
+    return type("Changed", (Merge,), {"__doc__": Merge.__doc__, **attributes})
+
+
+class Listed(Merge):
+    """Join many entries."""
+
+    name, line = "memory_list", ""
+    many: list[str] = Field(description="ids")
+
+
+FAULTS = {
+    "is no class": Chunk,
+    "needs a name": changed(name=""),
+    "needs a name, a rule": changed(rule=""),
+    "parameter 'many' needs a description and one of the types": Listed,
+    "line: 'whole' is none of its parameters": changed(line="&id whole"),
+    "'memory_update' is the name of another tool (Update)": changed(name="memory_update"),
+    "line: '~' is the mark of memory_update": changed(line="~id other content"),
+}
+
+
+@pytest.fixture(autouse=True)
+def module(monkeypatch):
+    made = ModuleType("tools_of_a_test")
+    vars(made).update(Merge=Merge, NoLine=NoLine, text="x", **{f"Fault{i}": c for i, c in enumerate(FAULTS.values())})
+    monkeypatch.setitem(sys.modules, "tools_of_a_test", made)
+    load_tools.cache_clear()
+    yield
+    load_tools.cache_clear()
+
+
+NAMES = ("tools_of_a_test:Merge",)
+
+
+@pytest.mark.parametrize(("number", "message"), enumerate(FAULTS))
+def test_an_unusable_class_is_refused(number, message):
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        load_tools((f"tools_of_a_test:Fault{number}",))
+    assert str(caught.value).startswith(f"agent.tools: 'tools_of_a_test:Fault{number}'")
+
+
+def test_what_cannot_be_found_or_shown_is_refused():
+    with pytest.raises(ConfigError, match=r"agent\.tools: 'nowhere:Merge' cannot be found"):
+        load_tools(("nowhere:Merge",))
+    with pytest.raises(ConfigError, match="memory_join has no line form"):
+        check_style(AgentConfig(tools=("tools_of_a_test:NoLine",), form="lines"), SCHEMA)
+    with pytest.raises(ValidationError, match="tools: the prompt mem-alpha names its own tools"):
+        AgentConfig(tools=NAMES, prompt="mem-alpha")
+
+
+@pytest.mark.parametrize("form", ["native", "hermes", "lines"])
+def test_the_prompt_shows_it(form):
+    messages, tools = writer_messages(Observation(Chunk(text="hi")), AgentConfig(tools=NAMES, form=form), SCHEMA)
+    shown = "&ID OTHER TEXT" if form == "lines" else "memory_merge"
+    assert f"- {shown} joins two entries.\n" in messages[0]["content"]
+    assert ("memory_merge" in [tool["function"]["name"] for tool in tools]) == (form == "native")
+
+
+@pytest.mark.parametrize("form", ["hermes", "lines"])
+def test_calls_are_read_back(form):
+    tools = load_tools(NAMES)
+    call = ToolCall("memory_merge", {"id": "a#1", "other": "b#2", "content": "both\nof them"})
+    [read] = parse_reply(format_calls([call], form, tools=tools), form, tools)
+    assert (read.name, read.arguments) == (call.name, call.arguments)
+
+
+def test_a_line_of_too_few_words_is_malformed():
+    assert [call.error for call in parse_reply("&a\n&a b\n& a b c", "lines", load_tools(NAMES))] == [
+        "malformed",
+        None,  # an empty content, which the memory refuses
+        "malformed",
+    ]
+    [call] = parse_reply("&a b c", "lines")
+    assert call.error == "malformed", "without the tool the mark means nothing"
+
+
+@pytest.mark.parametrize("kind", ["store", "value"])
+def test_operations_happen_together_or_not_at_all(kind):
+    if kind == "store":
+        memory = MemoryStore.open(":memory:", embedder="hash")
+    else:
+        memory = WorkingMemory(MemoryState.empty(SCHEMA), HashEmbedder(16))
+    first, second = memory.insert("semantic", "tea").id, memory.insert("semantic", "milk").id
+    before = memory.state
+
+    def merge(other):
+        call = ToolCall("memory_merge", {"id": first, "other": other, "content": "tea with milk"})
+        read = read_call(call, memory.schema, load_tools(NAMES))
+        return execute(memory, call, read, chunk=1, source="s", timestamp="2024-05-01", metadata={"a": 1})
+
+    result, operations = merge("nobody")
+    assert (result.code, operations, memory.state) == ("unknown_id", (), before)
+    result, operations = merge(second)
+    assert [operation.kind for operation in operations] == ["update", "delete"]
+    assert (result.ok, result.code, result.operations) == (True, "changed", 2)
+    assert (result.entry_id, result.before, result.content) == (first, "tea", "tea with milk")
+    [entry] = memory.list()
+    assert (entry.content, entry.timestamp, entry.source, entry.metadata) == (
+        "tea with milk",
+        "2024-05-01",
+        "s",
+        {"a": 1},
+    )
+
+
+def test_operations_belong_to_their_calls_and_what_changed_meanwhile_stays():
+    store = MemoryStore.open(":memory:", embedder="hash")
+    first, second = store.insert("semantic", "tea").id, store.insert("semantic", "milk").id
+    writer = ScriptedPolicy("fixed", text=f"+semantic rain\n&{first} {second} tea with milk\n.\n-{first}")
+    agent = MemoryAgent(writer, store, AgentConfig(tools=NAMES, form="lines"))
+    proposal = agent.propose("Ana: hi")
+    store.update(second, "oat milk")
+    turn = agent.apply(proposal)
+    assert [result.code for result in turn.results] == ["inserted", "conflict", "skipped", "deleted"]
+    store.undo()
+    turn = agent.read("Ana: hi")
+    assert [result.code for result in turn.results] == ["duplicate", "changed", "skipped", "deleted"]
+    assert [[item.kind for item in of_call] for of_call in operations_by_call(turn)] == [
+        ["update", "delete"],
+        ["delete"],
+    ]
+    assert len(TOOLS) == 5 and SimpleNamespace(**agent.tools).memory_merge is Merge
