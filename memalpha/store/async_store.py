@@ -191,6 +191,7 @@ class AsyncMemoryStore:
     namespaces = _as_async(MemoryStore.namespaces)
     change = _as_async(MemoryStore.change)
     apply = _as_async(MemoryStore.apply)
+    apply_all = _as_async(MemoryStore.apply_all)
     apply_each = _as_async(MemoryStore.apply_each)
     insert = _as_async(MemoryStore.insert)
     insert_many = _as_async(MemoryStore.insert_many)

@@ -13,6 +13,7 @@ from memalpha.errors import InvalidContent, StoreError
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.operation_log import LogEnd
 from memalpha.store.backends.row_codec import content_digest
+from memalpha.store.fields import ARGUMENTS, BLANKS, NAMES, make_entry, new_defaults
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import fact_identity
 from memalpha.store.trust.provenance import WRITER
@@ -28,7 +29,7 @@ from memalpha.types import MemoryEntry, Operation
 
 Fact = Mapping[str, Any]
 _REQUIRED_KEYS = {"category", "content"}
-_KEYS = ("category", "content", "timestamp", "importance", "metadata", "source", "chunk", "turn", "expires")
+_KEYS = ("category", "content", *ARGUMENTS)
 _ALLOWED_KEYS = set(_KEYS)
 _FIELDS = attrgetter(*FIELD_CHECKS)
 _BLOCK = 500  # vectors that are checked at once, so that they stay in the processor's cache
@@ -156,23 +157,9 @@ def insert_facts(
     for position, (id, (key, (category, content, fields))) in enumerate(
         zip(ids, new_facts.items(), strict=True), start + 1
     ):
-        value = fields.get
-        entry = MemoryEntry(
-            id,
-            category,
-            content,
-            value("timestamp") or None,
-            value("importance", 1.0),
-            value("metadata", {}),
-            value("source"),
-            value("chunk"),
-            value("turn"),
-            value("expires") or None,
-            value("speaker"),
-            value("key"),
-            1,
-            position,
-        )
+        given = new_defaults() | fields
+        values = [given.get(name) or None if name in BLANKS else given.get(name) for name in NAMES]
+        entry = make_entry(id, category, content, *values, 1, position)
         entries[key] = entry
         new_entries.append(entry)
     namespace.append(log_end, new_entries, [fields for *_, fields in new_facts.values()], vectors)

@@ -2,9 +2,9 @@
 
     {"user": "ana", "timestamp": {"$gte": "2024-05-01"}, "$or": [{"chunk": 3}, {"tags": {"$contains": "trip"}}]}
 
-A key is a field of the entry (`FIELDS`) or a key of its metadata. `a.b` is the key b of the mapping a; `metadata.a` is
-the metadata key a even if an entry field has that name. All conditions of one mapping must hold. A plain value means
-`$eq`.
+A key is a field of the entry (`fields.FILTERED`) or a key of its metadata. `a.b` is the key b of the mapping a;
+`metadata.a` is the metadata key a even if an entry field has that name. All conditions of one mapping must hold. A
+plain value means `$eq`.
 
 `$eq`, `$ne`, `$in` and `$nin` compare JSON values: 1 equals 1.0 but not true, and a missing field is null. `$gt`,
 `$gte`, `$lt` and `$lte` compare numbers with numbers and texts with texts; they are false for anything else, missing
@@ -23,10 +23,9 @@ from typing import Any
 
 from memalpha.arguments import brief_repr
 from memalpha.errors import StoreError
+from memalpha.store.fields import FILTERED, TIMES
 from memalpha.types import MemoryEntry, is_iso_time
 
-FIELDS = frozenset({"id", "category", "content", "timestamp", "importance", "source", "chunk", "turn", "expires"})
-TIME_FIELDS = frozenset({"timestamp", "expires"})
 COMPARISONS = ("$eq", "$ne", "$in", "$nin", "$exists", "$gt", "$gte", "$lt", "$lte", "$contains")
 COMBINATIONS = ("$and", "$or", "$not")
 Where = Mapping[str, Any] | None
@@ -70,7 +69,7 @@ class Condition:
 
     def comparable(self, value: Any) -> Any:
         """Return a field value or an operand in comparable form: times as datetimes."""
-        if self.field not in TIME_FIELDS or not isinstance(value, str) or not is_iso_time(value):
+        if self.field not in TIMES or not isinstance(value, str) or not is_iso_time(value):
             return value
         return parse_time(value)
 
@@ -124,7 +123,7 @@ def parse_filter(where: Where, *, category: str | None = None) -> Filter | None:
 
 def field_value(entry: MemoryEntry, field: str) -> Any:
     """Return the value of an entry field or metadata key; None if missing."""
-    if field in FIELDS:
+    if field in FILTERED:
         return getattr(entry, field)
     return _nested_value(entry.metadata, field.removeprefix("metadata."))
 
@@ -227,7 +226,7 @@ def _parse_field(field: str, value: Any, depth: int) -> Iterable[Filter]:
             yield Condition(field, "$ne" if operand else "$eq", None)
             continue
         operand = _json_operand(location, operand)
-        if field in TIME_FIELDS and operator in ORDER and isinstance(operand, str) and not is_iso_time(operand):
+        if field in TIMES and operator in ORDER and isinstance(operand, str) and not is_iso_time(operand):
             raise StoreError(f"{location}: {brief_repr(operand)} is no ISO 8601 date or time (2024-05-01)")
         yield Not(Condition(field, "$in", operand)) if operator == "$nin" else Condition(field, operator, operand)
 

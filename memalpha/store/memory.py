@@ -24,6 +24,7 @@ from memalpha.errors import (
 )
 from memalpha.html_table import html_table
 from memalpha.store.embedding import Embedder, load_cross_encoder
+from memalpha.store.fields import ARGUMENTS
 from memalpha.store.filters import Filter, Where, parse_filter
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.options import Boost, Reranker, Route, SearchOptions
@@ -35,7 +36,7 @@ from memalpha.types import Hit, MemoryEntry, Operation
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_FIELDS = {"timestamp", "importance", "metadata", "source", "chunk", "turn", "expires", "merge_metadata"}
+_FIELDS = {*ARGUMENTS, "merge_metadata"}
 _RERANKED = 50  # hits that a reranker scores, or as many as are asked for
 
 

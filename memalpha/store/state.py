@@ -17,11 +17,24 @@ from immutables import Map
 
 from memalpha.arguments import brief_repr
 from memalpha.errors import DuplicateContent, InvalidContent, StoreError, UnknownEntry
+from memalpha.store.fields import (
+    BLANKS,
+    FIELDS,
+    NAMES,
+    entry_values,
+    field_values,
+    make_entry,
+    make_operation,
+    new_defaults,
+)
 from memalpha.store.schema import MemorySchema
 from memalpha.store.validation import FIELD_CHECKS, check_text, clean_content, clean_core_text, is_id, make_id
 from memalpha.types import MemoryEntry, Operation
 
 _CHECKED_FIELDS = attrgetter(*FIELD_CHECKS)
+_KEPT = [number for number, field in enumerate(FIELDS) if field.keeps]
+_BLANK = [NAMES.index(name) for name in BLANKS]
+_PLAIN_FIELDS = attrgetter("id", "category", "content", *(f.name for f in FIELDS if f.keeps and f.kind != "json"))
 NOT_UNDOABLE = frozenset({"expired", "erased", "quarantined", "reviewed"})
 """Kinds of operations that an undo skips: time, erasure and reviews."""
 
@@ -99,7 +112,7 @@ def plan(view: StateView, operation: Operation, position: int) -> Change:
         content = clean_content(operation.content)
         ended_before = _entry_to_revive(view, operation.id, category)
         id = operation.id or make_id(content, position - 1, view.used_ids, has_erasure=view.has_erasure())
-        completed = _complete_operation(operation, id, category, content, importance=1.0, metadata={})
+        completed = _complete_operation(operation, id, category, content, **new_defaults())
         if operation.id is None or view.unique_contents:
             refuse_duplicate(view.find_same(completed))
         return Change(completed, None, _make_version(completed, ended_before, position))
@@ -136,21 +149,10 @@ def inverse(change: Change, core_before: str) -> Operation:
 
 def as_operation(kind: Any, entry: MemoryEntry) -> Operation:
     """Return an insert or update that gives an entry exactly the fields of the version `entry`."""
-    return Operation(
-        kind,
-        id=entry.id,
-        category=entry.category,
-        content=entry.content,
-        timestamp="" if kind == "update" and entry.timestamp is None else entry.timestamp,
-        importance=entry.importance,
-        metadata=entry.metadata,
-        source=entry.source,
-        chunk=entry.chunk,
-        turn=entry.turn,
-        expires="" if kind == "update" and entry.expires is None else entry.expires,
-        speaker=entry.speaker,
-        key=entry.key,
-    )
+    fields = dict(zip(NAMES, field_values(entry), strict=True))
+    if kind == "update":
+        fields |= {name: "" for name in BLANKS if fields[name] is None}
+    return Operation(kind, entry.id, entry.category, entry.content, **fields)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -326,14 +328,9 @@ class MemoryState:
 
 def is_same_fact(left: MemoryEntry, right: MemoryEntry) -> bool:
     """Return True if two versions are equal in all but origin, version number and validity."""
-    return (left.id, left.category, left.content, left.timestamp, left.importance, left.expires) == (
-        right.id,
-        right.category,
-        right.content,
-        right.timestamp,
-        right.importance,
-        right.expires,
-    ) and canonical_json(left.metadata) == canonical_json(right.metadata)
+    return _PLAIN_FIELDS(left) == _PLAIN_FIELDS(right) and canonical_json(left.metadata) == canonical_json(
+        right.metadata
+    )
 
 
 def fact_identity(schema: MemorySchema, fact: Operation | MemoryEntry) -> tuple[Any, ...]:
@@ -371,55 +368,20 @@ def _entry_to_revive(view: StateView, id: str | None, category: str) -> MemoryEn
 def _make_version(operation: Operation, previous: MemoryEntry | None, position: int) -> MemoryEntry:
     """Return the version that a completed insert or update makes; fields left out come from `previous`."""
     assert operation.id and operation.category and operation.content
-    timestamp, importance, metadata, expires = (
-        operation.timestamp,
-        operation.importance,
-        operation.metadata,
-        operation.expires,
-    )
+    values = list(field_values(operation))
     if operation.kind == "update" and previous is not None:
-        timestamp = previous.timestamp if timestamp is None else timestamp
-        importance = previous.importance if importance is None else importance
-        metadata = previous.metadata if metadata is None else metadata
-        expires = previous.expires if expires is None else expires
-    assert importance is not None and metadata is not None
-    return MemoryEntry(  # keywords would take longer
-        operation.id,
-        operation.category,
-        operation.content,
-        timestamp or None,
-        importance,
-        metadata,
-        operation.source,
-        operation.chunk,
-        operation.turn,
-        expires or None,
-        operation.speaker,
-        operation.key,
-        previous.version + 1 if previous else 1,
-        position,
-    )
+        before = field_values(previous)
+        for number in _KEPT:
+            values[number] = before[number] if values[number] is None else values[number]
+    for number in _BLANK:
+        values[number] = values[number] or None
+    version = previous.version + 1 if previous else 1
+    return make_entry(operation.id, operation.category, operation.content, *values, version, position)
 
 
 def _end_version(entry: MemoryEntry, position: int) -> MemoryEntry:
     """Return a version as it is after the operation that ended it. (`replace` takes twice the time.)"""
-    return MemoryEntry(
-        entry.id,
-        entry.category,
-        entry.content,
-        entry.timestamp,
-        entry.importance,
-        entry.metadata,
-        entry.source,
-        entry.chunk,
-        entry.turn,
-        entry.expires,
-        entry.speaker,
-        entry.key,
-        entry.version,
-        entry.valid_from,
-        position,
-    )
+    return make_entry(*entry_values(entry), entry.version, entry.valid_from, position)
 
 
 def _complete_operation(
@@ -430,7 +392,7 @@ def _complete_operation(
         defaults.get(name) if value is None else check(name, value)
         for (name, check), value in zip(FIELD_CHECKS.items(), _CHECKED_FIELDS(operation), strict=True)
     ]
-    return Operation(operation.kind, id, category, content, *fields)
+    return make_operation(operation.kind, id, category, content, *fields)
 
 
 def _set_holders(

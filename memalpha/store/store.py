@@ -45,7 +45,8 @@ from memalpha.store.bulk_insert import (
     vector_rows,
 )
 from memalpha.store.embedding import Embedder
-from memalpha.store.filters import FIELDS, Filter, Where, filter_fields
+from memalpha.store.fields import BLANKS, FILTERED
+from memalpha.store.filters import Filter, Where, filter_fields
 from memalpha.store.history import Diff
 from memalpha.store.indexing.context import surrounding_spans
 from memalpha.store.indexing.namespace_index import NamespaceIndex
@@ -578,7 +579,7 @@ class MemoryStore(Memory):
                 if entry.valid_from > position:  # positions of new entries follow each other
                     position = entry.valid_from
                     given, done = facts[index].fields, as_operation("insert", entry)
-                    blank = {name: "" for name in ("timestamp", "expires") if given.get(name) == ""}  # None in an entry
+                    blank = {name: "" for name in BLANKS if given.get(name) == ""}  # None in an entry
                     outcomes[index] = replace(done, **blank) if blank else done
                 else:
                     outcomes[index] = duplicate_error(entry)
@@ -1063,7 +1064,7 @@ class MemoryStore(Memory):
 
     def _warn_of_unknown_fields(self, entry_filter: Filter | None, stacklevel: int) -> None:
         """Warn, once for each, of metadata keys in a filter without matches that no entry of the memory has."""
-        fields = set() if entry_filter is None else filter_fields(entry_filter) - FIELDS
+        fields = set() if entry_filter is None else filter_fields(entry_filter) - FILTERED
         for field in fields if len(self._known_fields) < _MAX_KNOWN_FIELDS else ():
             path = field.removeprefix("metadata.").split(".")
             if self._known_fields.isdisjoint((path[0], path[-1])) and self._namespace.entries.count(None, None):

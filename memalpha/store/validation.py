@@ -10,6 +10,7 @@ from typing import Any
 
 from memalpha.arguments import brief_repr, is_finite_number
 from memalpha.errors import InvalidContent, StoreError
+from memalpha.store.fields import FIELDS, Kind
 from memalpha.store.filters import format_utc, parse_time
 from memalpha.store.schema import MemorySchema, count_core_tokens
 from memalpha.types import MemoryEntry, Operation, is_iso_time
@@ -268,18 +269,15 @@ def _is_json_scalar(value: Any) -> bool:
     return value_type is str or value_type is bool or value is None or (value_type is int and -(2**63) <= value < 2**63)
 
 
-FIELD_CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "timestamp": check_text,
-    "importance": _check_number,
-    "metadata": _check_metadata,
-    "source": check_text,
-    "chunk": _check_integer,
-    "turn": check_text,
-    "expires": _check_time,
-    "speaker": check_text,
-    "key": check_text,
-    "reason": check_text,
-}  # in the order of `Operation`
+_CHECKS: dict[Kind, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(("text", "date"), check_text),  # older logs hold any text as a timestamp
+    "time": _check_time,
+    "number": _check_number,
+    "whole": _check_integer,
+    "json": _check_metadata,
+}
+FIELD_CHECKS = {field.name: _CHECKS[field.kind] for field in FIELDS} | {"reason": check_text}
+"""Check of each optional field, in the order of `Operation`."""
 
 
 _OVERRIDES = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))

@@ -172,6 +172,12 @@ TABLE: dict[str, tuple[str, Call]] = {
     "add": ("flat", lambda store, id: store.add("pet: cat")),
     "add_many": ("flat", lambda store, id: store.add_many(["pet: cat"])),
     "insert a duplicate": ("flat", lambda store, id: store.insert("semantic", "city: Oslo")),
+    "apply_all": (
+        "flat",
+        lambda store, id: store.apply_all(
+            [Operation("update", id, content="city: Bern"), Operation("insert", None, "semantic", "pet: cat")]
+        ),
+    ),
     "apply_each": (
         "flat",
         lambda store, id: store.apply_each([Operation("insert", None, "semantic", "pet: cat")]),

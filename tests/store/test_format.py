@@ -41,7 +41,8 @@ def path(tmp_path: Path) -> Path:
 def table_definitions(path: Path) -> set[tuple[str, ...]]:
     rows = sqlite3.connect(path)
     try:
-        return set(rows.execute("SELECT type, name, sql FROM sqlite_master"))
+        found = rows.execute("SELECT type, name, sql FROM sqlite_master")
+        return {(kind, name, " ".join((sql or "").split())) for kind, name, sql in found}  # lines may be cut elsewhere
     finally:
         rows.close()
 

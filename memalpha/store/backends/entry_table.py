@@ -20,18 +20,18 @@ from memalpha.store.backends.row_codec import (
     is_storable,
 )
 from memalpha.store.backends.scope import NamespaceScope
+from memalpha.store.fields import BLANKS, ENTRY_NAMES
 from memalpha.store.filters import Filter
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import StateView, canonical_json, fact_identity
 from memalpha.types import MemoryEntry, Operation
 
 VERSION_COLUMNS = f"version, valid_from, valid_to, created, digest, {ENTRY_COLUMNS}"
-INSERTED_COLUMNS = ENTRY_COLUMNS.replace("timestamp", "nullif(timestamp, '')").replace(
-    "expires", "nullif(expires, '')"
-)  # columns of a version that a logged insert makes
+INSERTED_COLUMNS = ", ".join(f"nullif({name}, '')" if name in BLANKS else name for name in ENTRY_NAMES)
+"""Columns of a version that a logged insert makes."""
 _BATCH = 500  # values per statement
 _PAGE = 1000  # entries that are read at once to filter them
-_INSERT_VERSION = f"INSERT INTO versions (ns, {VERSION_COLUMNS}) VALUES ({','.join('?' * 18)})"
+_INSERT_VERSION = f"INSERT INTO versions (ns, {VERSION_COLUMNS}) VALUES ({','.join('?' * (6 + len(ENTRY_NAMES)))})"
 _SELECT_DUPLICATE = (
     "SELECT id FROM versions INDEXED BY live_content "
     "WHERE ns = ? AND digest = ? AND valid_to IS NULL AND category = ? AND content = ?"

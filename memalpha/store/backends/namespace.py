@@ -18,7 +18,6 @@ from memalpha.store.backends.base import Backend
 from memalpha.store.backends.entry_table import EntryTable
 from memalpha.store.backends.operation_log import LogEnd, OperationLog, check_clock
 from memalpha.store.backends.row_codec import (
-    ENTRY_COLUMNS,
     content_digest,
     decode_vectors,
     operation_values,
@@ -27,6 +26,7 @@ from memalpha.store.backends.row_codec import (
 )
 from memalpha.store.backends.scope import NamespaceScope
 from memalpha.store.backends.vector_table import VectorTable
+from memalpha.store.fields import ENTRY_NAMES, new_defaults
 from memalpha.store.filters import Filter
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import NOT_UNDOABLE, Change, plan
@@ -158,8 +158,8 @@ class Namespace:
         for item in list_quarantined(self.log, pending=False):
             intended = item.operation
             id = intended.id or f"quarantined#{item.position}"
-            fields = {name: getattr(intended, name) for name in ENTRY_COLUMNS.split(", ")}
-            fields |= {"id": id, "importance": intended.importance or 1.0, "metadata": intended.metadata or {}}
+            fields = {name: getattr(intended, name) for name in ENTRY_NAMES}
+            fields |= {"id": id} | {name: fields[name] or value for name, value in new_defaults().items()}
             if where.matches(MemoryEntry(**fields)):
                 if intended.id is None:
                     ids[id] = None

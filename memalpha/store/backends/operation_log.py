@@ -13,6 +13,7 @@ from memalpha.errors import DamagedStore, StoreError
 from memalpha.store.backends.base import Backend
 from memalpha.store.backends.row_codec import OPERATION_VALUES, decode_log_row, logged_values
 from memalpha.store.backends.scope import NamespaceScope
+from memalpha.store.fields import FIELDS, OPERATION_NAMES, sql_default
 from memalpha.store.filters import format_utc, parse_time
 from memalpha.types import MemoryEntry, Operation
 
@@ -22,15 +23,15 @@ _RELEASE, _MOST_YEARS = "2026-11-01", 10  # a clock further ahead of both the re
 _FEW = 500  # ids that a statement names
 _LAST = 2**63 - 1  # position after all others
 _FINGERPRINT_ROWS = 64  # log rows that a fingerprint covers
-_INSERT_OPERATION = f"INSERT INTO operations (ns, {OPERATION_COLUMNS}) VALUES ({','.join('?' * 18)})"
+_INSERT_OPERATION = (
+    f"INSERT INTO operations (ns, {OPERATION_COLUMNS}) VALUES ({','.join('?' * (5 + len(OPERATION_NAMES)))})"
+)
 _SELECT_LOG_END = (
     "SELECT seq, time, (SELECT min(expires) FROM versions INDEXED BY expiring "
     "WHERE ns = ?1 AND valid_to IS NULL AND expires IS NOT NULL) "
     "FROM operations WHERE ns = ?1 ORDER BY seq DESC LIMIT 1"
 )
-_OPTIONAL_DEFAULTS = {"timestamp": "NULL", "importance": "1.0", "metadata": "'{}'"} | dict.fromkeys(
-    ("source", "chunk", "turn", "expires", "speaker", "key"), "NULL"
-)  # optional fields of an insert, and the SQL constants that replace missing ones
+_OPTIONAL_DEFAULTS = {field.name: sql_default(field) for field in FIELDS}  # what replaces missing fields of an insert
 
 
 class LogEnd(NamedTuple):
@@ -291,7 +292,7 @@ class OperationLog:
 
     def clear(self, stubs: Iterable[tuple[str | None, int]]) -> None:
         """Turn operations into stubs, given by the id of the stub and the position."""
-        cleared = ", ".join(f"{name} = NULL" for name in OPERATION_VALUES.split(", ")[1:])
+        cleared = ", ".join(f"{name} = NULL" for name in OPERATION_NAMES[1:])
         self._scope.statements.executemany(
             f"UPDATE operations SET kind = 'erased', id = ?, {cleared} WHERE ns = ? AND seq = ?",
             [(id, self._scope.namespace_id, position) for id, position in stubs],

@@ -12,28 +12,27 @@ import numpy as np
 
 from memalpha.errors import DamagedStore
 from memalpha.store.embedding import first_faulty_row
+from memalpha.store.fields import (
+    BLANKS,
+    ENTRY_NAMES,
+    FIELDS,
+    METADATA,
+    OPERATION_NAMES,
+    entry_values,
+    make_entry,
+    make_operation,
+    stored_types,
+)
 from memalpha.types import MemoryEntry, Operation
 
-ENTRY_COLUMNS = "id, category, content, timestamp, importance, metadata, source, chunk, turn, expires, speaker, key"
-OPERATION_VALUES = f"{ENTRY_COLUMNS}, reason"
-
+ENTRY_COLUMNS = ", ".join(ENTRY_NAMES)
+OPERATION_VALUES = ", ".join(OPERATION_NAMES)
 
 _TEXT, _NUMBER = (str, type(None)), (int, type(None))
 _VERSION_COLUMN_TYPES: dict[str, tuple[type, ...]] = {
-    "id": (str,),
-    "category": (str,),
-    "content": (str,),
-    "timestamp": _TEXT,
-    "importance": (float, int),
-    "metadata": (str,),
-    "source": _TEXT,
-    "chunk": _NUMBER,
-    "turn": _TEXT,
-    "expires": _TEXT,
-    "speaker": _TEXT,
-    "key": _TEXT,
-    "version": (int,),
-    "valid_from": (int,),
+    **dict.fromkeys(("id", "category", "content"), (str,)),
+    **{field.name: stored_types(field, in_log=False) for field in FIELDS},
+    **dict.fromkeys(("version", "valid_from"), (int,)),
     "valid_to": _NUMBER,
 }
 _VERSION_COLUMN_KINDS = [frozenset(types) for types in _VERSION_COLUMN_TYPES.values()]
@@ -42,16 +41,12 @@ _OPERATION_COLUMN_TYPES: dict[str, tuple[type, ...]] = {
     "time": (str,),
     "head": (int,),
     "kind": (str,),
-    "id": _TEXT,
-    "category": _TEXT,
-    "content": _TEXT,
-    "timestamp": _TEXT,
-    "importance": (float, int, type(None)),
-    "metadata": _TEXT,
-    "source": _TEXT,
-    "chunk": _NUMBER,
-    **dict.fromkeys(("turn", "expires", "speaker", "key", "reason"), _TEXT),
+    **dict.fromkeys(("id", "category", "content"), _TEXT),
+    **{field.name: stored_types(field, in_log=True) for field in FIELDS},
+    "reason": _TEXT,
 }
+_NUMBERS = [number for number, name in enumerate(_VERSION_COLUMN_TYPES) if float in _VERSION_COLUMN_TYPES[name]]
+_BEFORE = 4  # columns of a log row before those of its operation
 _SCAN = json.JSONDecoder().scan_once  # pyright: ignore[reportAttributeAccessIssue]
 _sound_types: set[tuple[type, ...]] = set()  # types of rows that were checked, so that a check is one look-up
 
@@ -133,21 +128,10 @@ def version_row(entry: MemoryEntry, created: int) -> tuple[Any, ...]:
 
 def row_values(record: Operation | MemoryEntry) -> tuple[Any, ...]:
     """Return the values of the columns `ENTRY_COLUMNS`."""
-    metadata = encode_json(record.metadata) if record.metadata else None if record.metadata is None else "{}"
-    return (
-        record.id,
-        record.category,
-        record.content,
-        record.timestamp,
-        record.importance,
-        metadata,
-        record.source,
-        record.chunk,
-        record.turn,
-        record.expires,
-        record.speaker,
-        record.key,
-    )
+    values = entry_values(record)
+    metadata = values[METADATA]
+    encoded = encode_json(metadata) if metadata else None if metadata is None else "{}"
+    return (*values[:METADATA], encoded, *values[METADATA + 1 :])
 
 
 def decode_entry(row: tuple[Any, ...]) -> MemoryEntry:
@@ -156,12 +140,17 @@ def decode_entry(row: tuple[Any, ...]) -> MemoryEntry:
     Raises:
         DamagedStore: A column holds what no store writes; the message names the entry and the column.
     """
-    id, category, content, timestamp, importance, metadata, *rest = row
-    if tuple(map(type, row)) not in _sound_types or not math.isfinite(importance):
+    if tuple(map(type, row)) not in _sound_types or not _is_finite(row, 0):
         _check_types(row)
+    id, category, content = row[:3]
     if not (id and category and content):
         raise _damaged(id, "its id, category or content is empty")
-    return MemoryEntry(id, category, content, timestamp, importance, _decode_metadata(id, metadata), *rest)
+    return make_entry(*row[:METADATA], _decode_metadata(id, row[METADATA]), *row[METADATA + 1 :])
+
+
+def _is_finite(row: Sequence[Any], start: int) -> bool:
+    """Return True if the numbers of a row, whose entry begins at `start`, are finite or not there."""
+    return all(math.isfinite(row[start + number] or 0.0) for number in _NUMBERS)
 
 
 def decode_entries(rows: Sequence[tuple[Any, ...]]) -> list[MemoryEntry]:
@@ -170,12 +159,12 @@ def decode_entries(rows: Sequence[tuple[Any, ...]]) -> list[MemoryEntry]:
         return []
     columns = list(zip(*rows, strict=True))
     kinds = zip(columns, _VERSION_COLUMN_KINDS, strict=True)
-    ids, categories, contents, timestamps, importances, metadata, *rest = columns
     is_sound = all(set(map(type, column)) <= types for column, types in kinds)
-    if not (is_sound and all(map(math.isfinite, importances)) and all(ids) and all(categories) and all(contents)):
+    is_finite = is_sound and all(math.isfinite(value) for number in _NUMBERS for value in filter(None, columns[number]))
+    if not (is_finite and all(map(all, columns[:3]))):
         return list(map(decode_entry, rows))  # names the first that is damaged
-    decoded = map(_decode_metadata, ids, metadata)
-    return list(map(MemoryEntry, ids, categories, contents, timestamps, importances, decoded, *rest))
+    columns[METADATA] = tuple(map(_decode_metadata, columns[0], columns[METADATA]))
+    return list(map(make_entry, *columns))
 
 
 def operation_values(operation: Operation) -> tuple[Any, ...]:
@@ -192,11 +181,12 @@ def decode_log_row(row: tuple[Any, ...]) -> tuple[int, str, int, Operation]:
     Raises:
         DamagedStore: A column holds what no store writes; the message names the position and the column.
     """
-    position, time, head, kind, id, category, content, timestamp, importance, metadata, *rest = row
-    if tuple(map(type, row)) not in _sound_types or not math.isfinite(importance or 0.0):
+    if tuple(map(type, row)) not in _sound_types or not _is_finite(row, _BEFORE):
         check_log_row(row)
-    metadata = None if metadata is None else _decode_metadata(id, metadata)
-    return position, time, head, Operation(kind, id, category, content, timestamp, importance, metadata, *rest)
+    position, time, head, kind, *values = row
+    if values[METADATA] is not None:
+        values[METADATA] = _decode_metadata(values[0], values[METADATA])
+    return position, time, head, make_operation(kind, *values)
 
 
 def check_log_row(row: tuple[Any, ...]) -> None:
@@ -204,8 +194,7 @@ def check_log_row(row: tuple[Any, ...]) -> None:
     for name, value in zip(_OPERATION_COLUMN_TYPES, row, strict=True):
         if not isinstance(value, _OPERATION_COLUMN_TYPES[name]):
             raise _damaged(f"position {row[0]!r:.40} of the log", f"its {name} is {type(value).__name__}")
-    if not math.isfinite(row[8] or 0.0):
-        raise _damaged(f"position {row[0]!r:.40} of the log", f"its importance is {row[8]}")
+    _check_numbers(f"position {row[0]!r:.40} of the log", row[_BEFORE:])
     _sound_types.add(tuple(map(type, row)))
 
 
@@ -219,7 +208,7 @@ def logged_values(entries: Sequence[MemoryEntry], name: str, optional_fields: Se
     """
     if name == "metadata":
         return [encode_json(entry.metadata) if entry.metadata else "{}" for entry in entries]
-    if name in ("timestamp", "expires"):
+    if name in BLANKS:
         return [fields.get(name) for fields in optional_fields]
     return [getattr(entry, name) for entry in entries]
 
@@ -246,9 +235,14 @@ def _check_types(row: tuple[Any, ...]) -> None:
     for name, value in zip(_VERSION_COLUMN_TYPES, row, strict=True):
         if not isinstance(value, _VERSION_COLUMN_TYPES[name]):
             raise _damaged(row[0], f"its {name} is {type(value).__name__}")
-    if not math.isfinite(row[4]):
-        raise _damaged(row[0], f"its importance is {row[4]}")
+    _check_numbers(row[0], row)
     _sound_types.add(tuple(map(type, row)))
+
+
+def _check_numbers(name: object, values: Sequence[Any]) -> None:
+    for number in _NUMBERS:
+        if not math.isfinite(values[number] or 0.0):
+            raise _damaged(name, f"its {ENTRY_NAMES[number]} is {values[number]}")
 
 
 def check_position(id: object, position: Any) -> int:

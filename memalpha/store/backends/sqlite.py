@@ -32,6 +32,7 @@ from memalpha.store.backends.sqlite_schema import (
     TABLES,
     definitions,
     foreign_objects,
+    is_same_sql,
     split_statements,
 )
 from memalpha.store.backends.sqlite_transactions import LEFT_OPEN, TransactionalConnection
@@ -312,11 +313,11 @@ class SQLiteDatabase(TransactionalConnection):
                 yield message
 
     def schema_mismatches(self) -> dict[str, str]:
-        recorded = {name: f"{sql};" for name, sql in self._connection.execute("SELECT name, sql FROM sqlite_master")}
+        recorded = dict(self._connection.execute("SELECT name, sql FROM sqlite_master"))
         return {
             name: kind
             for name, (kind, expected) in definitions().items()
-            if name not in recorded or (kind != "table" and recorded[name] != expected)
+            if name not in recorded or (kind != "table" and not is_same_sql(recorded[name], expected))
         }
 
     def foreign_objects(self) -> dict[str, str]:

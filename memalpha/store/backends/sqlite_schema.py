@@ -11,10 +11,15 @@ import sqlite3
 from collections.abc import Iterator
 from functools import cache
 
+from memalpha.store.fields import NAMES, columns, listed
+
 APPLICATION_ID = 0x6D416C70  # "mAlp"
 FORMAT = 1
 
 _STATISTICS = "CREATE TABLE sqlite_stat1(tbl,idx,stat)"  # made by ANALYZE
+
+_TYPES = {"text": "TEXT", "number": "REAL", "whole": "INTEGER"}
+_FIRST = NAMES[: NAMES.index("turn") + 1]  # versions have the later fields at their end
 
 # - operations_stay: a log row may change by erasure only. It becomes a stub that keeps its position, time and head.
 # - expiring, erasures, quarantine: find what expired, was erased or awaits a review without reading log or versions.
@@ -24,23 +29,22 @@ CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE namespaces (ns INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE operations (
   ns INTEGER NOT NULL, seq INTEGER NOT NULL, time TEXT NOT NULL, head INTEGER NOT NULL, kind TEXT NOT NULL,
-  id TEXT, category TEXT, content TEXT, timestamp TEXT, importance REAL, metadata TEXT, source TEXT, chunk INTEGER,
-  turn TEXT, expires TEXT, speaker TEXT, key TEXT, reason TEXT, PRIMARY KEY (ns, seq)) WITHOUT ROWID;
+  id TEXT, category TEXT, content TEXT, {columns(_TYPES, in_log=True)}, reason TEXT,
+  PRIMARY KEY (ns, seq)) WITHOUT ROWID;
 CREATE INDEX core_updates ON operations (ns, seq) WHERE kind = 'core_update';
 CREATE INDEX erasures ON operations (ns, seq) WHERE kind = 'erased';
 CREATE INDEX quarantine ON operations (ns, seq) WHERE kind IN ('quarantined', 'reviewed');
 CREATE TRIGGER operations_stay BEFORE UPDATE ON operations WHEN NOT (
   OLD.kind <> 'erased' AND NEW.kind = 'erased' AND (NEW.ns, NEW.seq, NEW.time, NEW.head)
     = (OLD.ns, OLD.seq, OLD.time, OLD.head)
-  AND coalesce(NEW.category, NEW.content, NEW.timestamp, NEW.importance, NEW.metadata, NEW.source, NEW.chunk, NEW.turn,
-    NEW.expires, NEW.speaker, NEW.key, NEW.reason) IS NULL)
+  AND coalesce({listed("NEW", ("category", "content", *NAMES, "reason"))}) IS NULL)
 BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
 CREATE TRIGGER operations_last BEFORE DELETE ON operations BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
 CREATE TABLE versions (
   ns INTEGER NOT NULL, id TEXT NOT NULL, version INTEGER NOT NULL, category TEXT NOT NULL, content TEXT NOT NULL,
-  timestamp TEXT, importance REAL NOT NULL, metadata TEXT NOT NULL, source TEXT, chunk INTEGER, turn TEXT,
+  {columns(_TYPES, in_log=False, names=_FIRST)},
   valid_from INTEGER NOT NULL, valid_to INTEGER, created INTEGER NOT NULL, digest BLOB NOT NULL,
-  expires TEXT, speaker TEXT, key TEXT, PRIMARY KEY (ns, id, version)) WITHOUT ROWID;
+  {columns(_TYPES, in_log=False, names=NAMES[len(_FIRST) :])}, PRIMARY KEY (ns, id, version)) WITHOUT ROWID;
 CREATE UNIQUE INDEX live_order ON versions (ns, created) WHERE valid_to IS NULL;
 CREATE INDEX live_content ON versions (ns, digest) WHERE valid_to IS NULL;
 CREATE INDEX expiring ON versions (ns, expires) WHERE valid_to IS NULL AND expires IS NOT NULL;
@@ -80,11 +84,16 @@ def foreign_objects(connection: sqlite3.Connection) -> dict[str, str]:
     foreign = {}
     for kind, name, table, sql in connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"):
         expected_kind, statement = definitions().get(name, ("", ""))
-        is_same = kind == expected_kind and sql == statement.removesuffix(";")
+        is_same = kind == expected_kind and is_same_sql(sql, statement)
         is_automatic = kind == "index" and sql is None and name.startswith("sqlite_autoindex_") and table in TABLES
         if not (is_same or is_automatic or (kind == "table" and sql == _STATISTICS)):
             foreign[name] = kind
     return foreign
+
+
+def is_same_sql(sql: str | None, statement: str) -> bool:
+    """Return True if a recorded definition is that of the format; line ends differ among what made a file."""
+    return (sql or "").split() == statement.removesuffix(";").split()
 
 
 TABLES = frozenset(name for name, (kind, _) in definitions().items() if kind == "table")

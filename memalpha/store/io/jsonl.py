@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from memalpha.arguments import check_target
 from memalpha.errors import DataError, DuplicateContent, StoreError
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.temporary import locked_file, move_file, remove_abandoned_files, temporary_path
+from memalpha.store.fields import FIELDS, Kind
 from memalpha.store.filters import format_utc
 from memalpha.store.schema import MemorySchema
 from memalpha.store.validation import check_timestamp, clean_content
@@ -39,7 +40,7 @@ def _require_offset(text: str) -> str:
     return format_utc(time)
 
 
-class Line(BaseModel):
+class _Line(BaseModel):
     """One operation of a file; an exported log adds its position (`seq`), time and effective position (`head`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -52,19 +53,16 @@ class Line(BaseModel):
     category: str | None = None
     content: str | None = None
     timestamp: str | None = None
-    importance: float | None = None
-    metadata: dict[str, Any] | None = None
-    source: str | None = None
-    chunk: int | None = None
-    turn: str | None = None
-    expires: str | None = None
-    speaker: str | None = None
-    key: str | None = None
-    reason: str | None = None
 
     def operation(self) -> Operation:
         """Return the operation of the line."""
         return Operation(**self.model_dump(exclude={"seq", "time", "head"}))
+
+
+_TYPES: dict[Kind, Any] = {"number": float | None, "whole": int | None, "json": dict[str, Any] | None}
+_FIELDS: dict[str, Any] = {field.name: (_TYPES.get(field.kind, str | None), None) for field in FIELDS}
+_FIELDS["reason"] = str | None, None
+Line: type[_Line] = create_model("Line", __base__=_Line, **_FIELDS)
 
 
 def write_jsonl(
@@ -123,12 +121,12 @@ def atomic_writer(path: Path) -> Iterator[TextIO]:
             temporary.unlink(missing_ok=True)
 
 
-def read_jsonl(path: Path) -> list[tuple[int, Line]]:
+def read_jsonl(path: Path) -> list[tuple[int, _Line]]:
     """Return the operations of a file with their line numbers.
 
     Raises `DataError` naming file, line and field.
     """
-    lines: list[tuple[int, Line]] = []
+    lines: list[tuple[int, _Line]] = []
     for number, text in enumerate(read_text(path, keep_line_ends=True).split("\n"), 1):
         if not text.strip():
             continue
@@ -174,7 +172,7 @@ def _parse_json(location: str, text: str) -> Any:
         raise DataError(f"{location}: not JSON: {error}") from error
 
 
-def _parse_line(location: str, data: Any) -> Line:
+def _parse_line(location: str, data: Any) -> _Line:
     try:
         return Line.model_validate(data)
     except ValidationError as error:
@@ -183,7 +181,7 @@ def _parse_line(location: str, data: Any) -> Line:
         raise DataError(f"{location}: {field}: {first_error['msg']}") from error
 
 
-def stored_contents(path: str | Path, lines: Iterable[tuple[int, Line]]) -> list[str]:
+def stored_contents(path: str | Path, lines: Iterable[tuple[int, _Line]]) -> list[str]:
     """Return the contents that the lines will store. Raises `DataError` for an invalid one."""
     contents = set()
     for number, line in lines:
@@ -196,7 +194,7 @@ def stored_contents(path: str | Path, lines: Iterable[tuple[int, Line]]) -> list
 
 
 def apply_lines(
-    namespace: Namespace, path: str | Path, lines: Iterable[tuple[int, Line]], vectors: Mapping[str, np.ndarray]
+    namespace: Namespace, path: str | Path, lines: Iterable[tuple[int, _Line]], vectors: Mapping[str, np.ndarray]
 ) -> int:
     """Append the operations of a file's lines to a log.
 

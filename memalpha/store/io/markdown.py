@@ -33,6 +33,7 @@ import numpy as np
 
 from memalpha.errors import DataError, DuplicateContent, StoreError
 from memalpha.store.backends.namespace import Namespace
+from memalpha.store.fields import BLANKS, NAMES, new_defaults
 from memalpha.store.io.jsonl import atomic_writer, locate_errors, parse_fields, to_json
 from memalpha.store.schema import MemorySchema
 from memalpha.store.validation import check_timestamp, clean_content
@@ -42,9 +43,9 @@ from memalpha.types import MemoryEntry, Operation
 if TYPE_CHECKING:
     from memalpha.store.store import MemoryStore
 
-FIELDS = ("id", "timestamp", "importance", "metadata", "source", "chunk", "turn", "expires", "speaker", "key")
+FIELDS = ("id", *NAMES)
 CORE_HEADING = "Core memory"
-_DEFAULTS = {"importance": 1.0, "metadata": {}}
+_DEFAULTS = new_defaults()
 _PUNCTUATION = frozenset(string.punctuation)
 
 
@@ -174,7 +175,7 @@ def apply_document(
                     f"entry {current.id!r} is of category {current.category!r}: leave its id out to add it to "
                     f"{insert.category!r}, and delete the other"
                 )
-            update = replace(insert, kind="update", timestamp=insert.timestamp or "", expires=insert.expires or "")
+            update = replace(insert, kind="update", **{name: getattr(insert, name) or "" for name in BLANKS})
             with suppress(DuplicateContent):  # the entry is unchanged
                 namespace.write(update, vectors)
     return namespace.log.position - before
@@ -207,7 +208,7 @@ def _parse_entry(location: str, category: str, body: Sequence[str]) -> Operation
     with locate_errors(location):
         check_timestamp(details.get("timestamp"))
         content = clean_content("\n".join(map(_unescape, body)))
-    return Operation("insert", category=category, content=content, **{**_DEFAULTS, **details})
+    return Operation("insert", category=category, content=content, **{**new_defaults(), **details})
 
 
 class _LineReader(Iterator[tuple[int, str]]):

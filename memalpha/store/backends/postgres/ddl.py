@@ -14,11 +14,13 @@ applications should be neither.
 from __future__ import annotations
 
 from memalpha.store.backends.postgres.guards import FUNCTIONS, TRIGGERS, guard_functions
+from memalpha.store.fields import FIELDS, columns, sql_default
 
 FORMAT = 1
 TABLES = ("operations", "versions", "vectors")
 
-_DDL = """
+_TYPES = {"text": 'text COLLATE "C"', "number": "float8", "whole": "bigint"}
+_DDL = f"""
 CREATE TABLE meta (key text COLLATE "C" PRIMARY KEY, value text NOT NULL);
 CREATE TABLE namespaces (
   ns bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text COLLATE "C" NOT NULL UNIQUE, turn boolean);
@@ -26,16 +28,13 @@ CREATE TABLE members (role regrole NOT NULL, namespace text COLLATE "C" NOT NULL
 CREATE TABLE operations (
   ns bigint NOT NULL, seq bigint NOT NULL, time text COLLATE "C" NOT NULL, head bigint NOT NULL,
   kind text COLLATE "C" NOT NULL, id text COLLATE "C", category text COLLATE "C", content text COLLATE "C",
-  timestamp text COLLATE "C", importance float8, metadata text COLLATE "C", source text COLLATE "C", chunk bigint,
-  turn text COLLATE "C", expires text COLLATE "C", speaker text COLLATE "C", key text COLLATE "C",
+  {columns(_TYPES, in_log=True)},
   reason text COLLATE "C", PRIMARY KEY (ns, seq));
 CREATE TABLE versions (
   ns bigint NOT NULL, id text COLLATE "C" NOT NULL, version bigint NOT NULL, category text COLLATE "C" NOT NULL,
-  content text COLLATE "C" NOT NULL, timestamp text COLLATE "C", importance float8 NOT NULL,
-  metadata text COLLATE "C" NOT NULL, source text COLLATE "C", chunk bigint, turn text COLLATE "C",
+  content text COLLATE "C" NOT NULL, {columns(_TYPES, in_log=False)},
   valid_from bigint NOT NULL, valid_to bigint, created bigint NOT NULL, digest bytea NOT NULL,
-  expires text COLLATE "C", source_key bigint GENERATED ALWAYS AS (hashtextextended(source, 0)) STORED,
-  speaker text COLLATE "C", key text COLLATE "C", PRIMARY KEY (ns, id, version));
+  source_key bigint GENERATED ALWAYS AS (hashtextextended(source, 0)) STORED, PRIMARY KEY (ns, id, version));
 CREATE TABLE vectors (ns bigint NOT NULL, digest bytea NOT NULL, vector bytea NOT NULL, PRIMARY KEY (ns, digest));
 ALTER TABLE vectors ALTER COLUMN vector SET STORAGE EXTERNAL;
 
@@ -52,12 +51,13 @@ CREATE INDEX spans ON versions (ns, source_key, coalesce(chunk, -1), created)
 # Collect statistics from synthetic rows, then remove the rows. Only the owner may run ANALYZE, and the first automatic
 # one may come late. Until then PostgreSQL would estimate one row per namespace, consider all indexes equal, and read a
 # whole namespace to find one entry.
-_STATISTICS = """
+_DEFAULTS = {field.name: sql_default(field) for field in FIELDS if field.default is not None}
+_STATISTICS = f"""
 INSERT INTO operations (ns, seq, time, head, kind, id, content)
   SELECT n % 32, n, n, n, 'insert', n, n FROM generate_series(1, 3200) n;
-INSERT INTO versions (ns, id, version, category, content, importance, metadata, valid_from, valid_to, created, digest,
-  source, chunk, turn)
-  SELECT n % 32, n, 1, n % 5, n, 1, '{}', n, CASE WHEN n % 4 = 0 THEN n + 1 END, n,
+INSERT INTO versions (ns, id, version, category, content, {", ".join(_DEFAULTS)}, valid_from, valid_to, created,
+  digest, source, chunk, turn)
+  SELECT n % 32, n, 1, n % 5, n, {", ".join(_DEFAULTS.values())}, n, CASE WHEN n % 4 = 0 THEN n + 1 END, n,
   decode(md5(n::text), 'hex'), n / 30, n % 30, n FROM generate_series(1, 3200) n;
 INSERT INTO vectors SELECT n % 32, decode(md5(n::text), 'hex'), '' FROM generate_series(1, 3200) n;
 ANALYZE operations, versions, vectors;

@@ -16,8 +16,11 @@ the schema makes them anew (`guard_functions`).
 
 from __future__ import annotations
 
+from memalpha.store.fields import BLANKS, FIELDS, NAMES, listed
+
 LOG_TRIGGERS = ("operations_stay", "operations_last", "operations_whole", "operations_next")
 VERSION_TRIGGERS = ("versions_stay", "versions_made", "versions_gone")
+_LASTING = ("ns", "id", "version", "category", "content", *NAMES, "valid_from", "created", "digest")
 FUNCTIONS = ("append_only", "follows_last", "as_logged", "is_erased", "stays")
 
 # In `as_logged`, `o` is the log row that made the version, `e` the one that ended it, and `p` the version before. An
@@ -56,15 +59,9 @@ BEGIN
       OR o.kind IN ('insert', 'update') AND p.created = NEW.created AND p.valid_to <= NEW.valid_from
     THEN
       IF o.kind = 'update' THEN
-        o.timestamp := coalesce(o.timestamp, p.timestamp);
-        o.expires := coalesce(o.expires, p.expires);
-        o.importance := coalesce(o.importance, p.importance);
-        o.metadata := coalesce(o.metadata, p.metadata);
+        {kept}
       END IF;
-      IF (NEW.id, NEW.category, NEW.content, NEW.importance, NEW.metadata)
-          = (o.id, o.category, o.content, o.importance, o.metadata)
-        AND (NEW.timestamp, NEW.expires, NEW.source, NEW.chunk, NEW.turn, NEW.speaker, NEW.key) IS NOT DISTINCT FROM
-          (nullif(o.timestamp, ''), nullif(o.expires, ''), o.source, o.chunk, o.turn, o.speaker, o.key)
+      IF ({set_new}) = ({set_logged}) AND ({new}) IS NOT DISTINCT FROM ({logged})
       THEN RETURN NULL; END IF;
     END IF;
   END IF;
@@ -85,23 +82,18 @@ BEGIN
   RAISE EXCEPTION 'versions do not change';
 END $$;"""
 
-TRIGGERS = """\
+TRIGGERS = f"""\
 CREATE TRIGGER operations_stay BEFORE UPDATE ON operations FOR EACH ROW WHEN (NOT (
   OLD.kind <> 'erased' AND NEW.kind = 'erased' AND (NEW.ns, NEW.seq, NEW.time, NEW.head)
     = (OLD.ns, OLD.seq, OLD.time, OLD.head)
-  AND num_nonnulls(NEW.category, NEW.content, NEW.timestamp, NEW.importance, NEW.metadata, NEW.source, NEW.chunk,
-    NEW.turn, NEW.expires, NEW.speaker, NEW.key, NEW.reason) = 0)) EXECUTE FUNCTION append_only();
+  AND num_nonnulls({listed("NEW", ("category", "content", *NAMES, "reason"))}) = 0)) EXECUTE FUNCTION append_only();
 CREATE TRIGGER operations_last BEFORE DELETE ON operations FOR EACH ROW EXECUTE FUNCTION append_only();
 CREATE TRIGGER operations_whole BEFORE TRUNCATE ON operations FOR EACH STATEMENT EXECUTE FUNCTION append_only();
 CREATE TRIGGER operations_next AFTER INSERT ON operations FOR EACH ROW WHEN (NEW.seq <> 1)
   EXECUTE FUNCTION follows_last();
 CREATE TRIGGER versions_stay BEFORE UPDATE ON versions FOR EACH ROW WHEN (
   OLD.valid_to IS NOT NULL
-  OR (NEW.ns, NEW.id, NEW.version, NEW.category, NEW.content, NEW.timestamp, NEW.importance, NEW.metadata, NEW.source,
-    NEW.chunk, NEW.turn, NEW.valid_from, NEW.created, NEW.digest, NEW.expires, NEW.speaker, NEW.key)
-  IS DISTINCT FROM (OLD.ns, OLD.id, OLD.version, OLD.category, OLD.content, OLD.timestamp, OLD.importance,
-    OLD.metadata, OLD.source, OLD.chunk, OLD.turn, OLD.valid_from, OLD.created, OLD.digest, OLD.expires, OLD.speaker,
-    OLD.key)) EXECUTE FUNCTION stays();
+  OR ({listed("NEW", _LASTING)}) IS DISTINCT FROM ({listed("OLD", _LASTING)})) EXECUTE FUNCTION stays();
 CREATE TRIGGER versions_made AFTER INSERT OR UPDATE ON versions FOR EACH ROW EXECUTE FUNCTION as_logged();
 CREATE TRIGGER versions_gone AFTER DELETE ON versions FOR EACH ROW EXECUTE FUNCTION is_erased();"""
 
@@ -112,4 +104,14 @@ def guard_functions(schema: str) -> str:
     Args:
         schema: Quoted name of the schema, which the search path has first.
     """
-    return _FUNCTIONS.format(schema=schema)
+    required = ("id", "category", "content", *(field.name for field in FIELDS if field.default is not None))
+    optional = tuple(field.name for field in FIELDS if field.default is None)
+    kept = [field.name for field in FIELDS if field.keeps]
+    return _FUNCTIONS.format(
+        schema=schema,
+        kept=" ".join(f"o.{name} := coalesce(o.{name}, p.{name});" for name in kept),
+        set_new=listed("NEW", required),
+        set_logged=listed("o", required),
+        new=listed("NEW", optional),
+        logged=", ".join(f"nullif(o.{name}, '')" if name in BLANKS else f"o.{name}" for name in optional),
+    )

@@ -14,12 +14,14 @@ from memalpha.store.backends.postgres.database import PostgresDatabase
 from memalpha.store.backends.row_codec import ENTRY_COLUMNS, logged_values
 from memalpha.store.backends.scope import NamespaceScope
 from memalpha.store.backends.vector_table import VectorTable
+from memalpha.store.fields import ENTRY_NAMES, FIELDS
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import Change
 from memalpha.types import MemoryEntry
 
 _MAX_NAME_BYTES = 2000  # bytes that an index can hold
-_COLUMN_TYPES = {"importance": "float8", "chunk": "int8"}  # columns that are not text
+_TYPES = {"number": "float8", "whole": "int8"}  # of fields that are not text
+_COLUMN_TYPES = {field.name: _TYPES[field.kind] for field in FIELDS if field.kind in _TYPES}
 
 
 class _PostgresScope(NamespaceScope):
@@ -45,9 +47,9 @@ class _PostgresLog(OperationLog):
     def append_inserts(
         self, start: int, time: str, entries: Sequence[MemoryEntry], optional_fields: Sequence[Mapping[str, Any]]
     ) -> None:
-        names = ENTRY_COLUMNS.split(", ")
-        arrays = ", ".join(f"?{number}::{_COLUMN_TYPES.get(name, 'text')}[]" for number, name in enumerate(names, 4))
-        columns = [logged_values(entries, name, optional_fields) for name in names]
+        types = [_COLUMN_TYPES.get(name, "text") for name in ENTRY_NAMES]
+        arrays = ", ".join(f"?{number}::{type}[]" for number, type in enumerate(types, 4))
+        columns = [logged_values(entries, name, optional_fields) for name in ENTRY_NAMES]
         self._scope.select(
             f"INSERT INTO operations (ns, seq, time, head, kind, {ENTRY_COLUMNS}) "
             f"SELECT ?1, seq, ?2, seq, 'insert', {ENTRY_COLUMNS} "
