@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
+from memalpha.store.fields import FIELDS, Kind
 from memalpha.store.filters import format_utc, parse_time
 from memalpha.store.io.jsonl import to_json
 from memalpha.types import Hit, MemoryEntry, Operation, ToolResult
@@ -207,26 +208,41 @@ class FilteredSearchRequest(SearchRequest):
     as_of: Position | Time | None = Field(default=None, description="a past state: log position or ISO time")
 
 
-class InsertRequest(RequestModel):
-    """A fact to store."""
+_KINDS: dict[Kind, Any] = {"date": Time, "time": Time, "number": Importance, "whole": Position, "json": Metadata}
+_MEANINGS = {"timestamp": "ISO date of the fact", "expires": "ISO time at which the entry expires"}
 
+
+def _entry_fields(*, with_defaults: bool) -> dict[str, Any]:
+    """Return the fields of an entry that requests have, for `create_model`; updates have no defaults."""
+    made: dict[str, Any] = {}
+    for item in FIELDS:
+        if not item.in_request:
+            continue
+        kind, about = _KINDS.get(item.kind, Label), _MEANINGS.get(item.name) if with_defaults else None
+        has_default = with_defaults and isinstance(item.default, float)
+        default = item.default if has_default else None
+        made[item.name] = kind if has_default else kind | None, Field(default=default, description=about)
+    return made
+
+
+class _NewFact(RequestModel):
     category: Label
     content: Content
-    timestamp: Time | None = Field(default=None, description="ISO date of the fact")
-    importance: Importance = 1.0
-    metadata: Metadata | None = None
-    expires: Time | None = Field(default=None, description="ISO time at which the entry expires")
+
+
+class InsertRequest(create_model("_Insert", __base__=_NewFact, **_entry_fields(with_defaults=True))):
+    """A fact to store."""
+
     source: Label = HTTP_SOURCE
 
 
-class UpdateRequest(RequestModel):
+class _NewContent(RequestModel):
+    content: Content
+
+
+class UpdateRequest(create_model("_Update", __base__=_NewContent, **_entry_fields(with_defaults=False))):
     """New content of an entry. Omitted fields stay, but new content clears an omitted timestamp."""
 
-    content: Content
-    timestamp: Time | None = None
-    importance: Importance | None = None
-    metadata: Metadata | None = None
-    expires: Time | None = None
     source: Label = HTTP_SOURCE
 
 
