@@ -59,6 +59,12 @@ def evaluate(
         result = run_search(settings)
         print_result(result, as_json, format_search(result))
         return
+    if settings.benchmark == "state":
+        from memalpha.qa.state_suite import format_state, run_state
+
+        result = run_state(settings)
+        print_result(result, as_json, format_state(result))
+        return
     try:
         reports = run_evaluation(settings)
     except KeyboardInterrupt:

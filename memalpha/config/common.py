@@ -48,13 +48,17 @@ class Config(BaseModel):
 class WorldConfig(Config):
     """Synthetic world (`tasks.synthetic`): `preset` sets its size, `split` the values in use."""
 
-    preset: Literal["demo", "full"] = Field(default="demo", description="size of the world")
+    preset: Literal["demo", "full", "state"] = Field(
+        default="demo",
+        description="demo: short conversations; full: streams of any length; state: each fact in a situation of its "
+        "own, such as corrected, ended by another change, claimed by others",
+    )
     split: Literal["train", "test"] = Field(default="train", description="which values it may use")
     pseudo_values: float = Field(
         default=0.0, ge=0.0, le=1.0, description="share of values replaced by pseudo-words (training)"
     )
     tokens: int | None = Field(
-        default=None, gt=0, description="full preset: length of the stream, in tokens (characters / 4)"
+        default=None, gt=0, description="full and state: length of a conversation, in tokens (characters / 4)"
     )
     temporal_questions: bool = Field(default=False, description="demo preset: also ask when an event happened")
     drills: float = Field(

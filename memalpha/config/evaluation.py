@@ -29,7 +29,7 @@ class EvalConfig(Config):
 
     benchmark: str = Field(
         default="tasks",
-        description="a data set (memalpha data list), tasks (a task file), or search",
+        description="a data set (memalpha data list), tasks (a task file), search, or state",
     )
     data: str | None = Field(default=None, description="the data set's file or folder, or a task file (JSON Lines)")
     variant: str | None = Field(default=None, description="part or size of the data set (default: its first)")

@@ -231,7 +231,7 @@ def run_evaluation(config: EvalConfig, progress: Callable[[str, int, int], None]
     if finished and folder is not None:
         print(f"resuming: {', '.join(finished)} done (remove {folder / MARKER} to begin again)", file=sys.stderr)
     with nullcontext() if unfinished is None else closing(AnswerCache(unfinished.replies_path, cheap=True)) as replies:
-        systems = [_load_config_system(config, name, replies) for name in config.systems if name not in finished]
+        systems = [load_config_system(config, name, replies) for name in config.systems if name not in finished]
         if any(map(is_writer, config.systems)):
             data_source = f"data: {config.data}" if config.benchmark == "tasks" else config.benchmark
             check_categories(tasks, load_schema(config.agent.memory_schema), data_source)
@@ -260,7 +260,14 @@ def run_evaluation(config: EvalConfig, progress: Callable[[str, int, int], None]
     return in_order()
 
 
-def _load_config_system(config: EvalConfig, name: str, replies: AnswerCache | None) -> EvaluatedSystem:
+def load_config_system(config: EvalConfig, name: str, replies: AnswerCache | None = None) -> EvaluatedSystem:
+    """Load a system of an evaluation, on its device and in its precision.
+
+    Args:
+        config: Its settings.
+        name: Name of the system.
+        replies: File in which the replies of a local policy are kept.
+    """
     return load_system(
         name,
         device=config.device,

@@ -9,6 +9,7 @@ from random import Random
 from memalpha.config import WorldConfig
 from memalpha.errors import ConfigError
 from memalpha.tasks.dataset_info import DataSet
+from memalpha.tasks.synthetic import state_world
 from memalpha.tasks.synthetic.demo_world import DEMO, DRILL, Shape, build_task
 from memalpha.tasks.synthetic.full_world import DEFAULT_TOKENS, Session, build_stream_task, stream_sessions
 from memalpha.types import Task
@@ -59,11 +60,20 @@ def generate(world: WorldConfig, seed: int, index: int) -> Task:
         index: Number of the task.
 
     Raises:
-        ConfigError: `world.tokens` is set with preset "demo", or `world.drills` with preset "full".
+        ConfigError: `world.tokens` is set with preset "demo", or `world.drills` with another.
     """
+    if world.drills and world.preset != "demo":
+        raise ConfigError("world.drills: only preset 'demo' has conversations that drill changes; leave it out")
+    if world.preset == "state":
+        tokens = state_world.DEFAULT_TOKENS if world.tokens is None else world.tokens
+        return state_world.build_state_task(
+            Random(f"state|{world.split}|{tokens}|{seed}|{index}"),
+            tokens,
+            f"state-{world.split}-{tokens}-{seed}-{index}",
+            split=world.split,
+            pseudo=world.pseudo_values,
+        )
     if world.preset == "full":
-        if world.drills:
-            raise ConfigError("world.drills: only preset 'demo' has conversations that drill changes; leave it out")
         tokens = _tokens(world)
         return build_stream_task(
             _rng(world, seed, index),
@@ -73,7 +83,7 @@ def generate(world: WorldConfig, seed: int, index: int) -> Task:
             pseudo=world.pseudo_values,
         )
     if world.tokens is not None:
-        raise ConfigError("world.tokens: only preset 'full' has a length in tokens; leave it out for 'demo'")
+        raise ConfigError("world.tokens: presets 'full' and 'state' have a length in tokens; leave it out for 'demo'")
     is_drill = world.drills and Random(f"drill|{seed}|{index}").random() < world.drills
     return drill(world, seed, index) if is_drill else shaped(world, seed, index, DEMO, "demo")
 
@@ -89,10 +99,10 @@ def stream(world: WorldConfig, seed: int, index: int = 0) -> Iterator[Session]:
         index: Number of the task.
 
     Raises:
-        ConfigError: The preset is "demo", whose tasks are planned as a whole.
+        ConfigError: The preset is another, whose tasks are planned as a whole.
     """
     if world.preset != "full":
-        raise ConfigError("world.preset: only preset 'full' streams; use generate() for 'demo'")
+        raise ConfigError(f"world.preset: only preset 'full' streams; use generate() for {world.preset!r}")
     return stream_sessions(_rng(world, seed, index), _tokens(world), split=world.split, pseudo=world.pseudo_values)
 
 
