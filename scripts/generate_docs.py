@@ -41,7 +41,7 @@ THEMES = {
     "Writers": "smol-writer meeting-notes smol-contamination smollm2 writers chat-templates",
     "Evaluation": "systems-locomo systems-babi systems-synthetic model-reader poison",
     "Error analysis": "error-analysis error-class-agreement",
-    "Search": "locomo-retrieval retrieval-pools search-by-passage search-roles search-languages",
+    "Search": "locomo-retrieval retrieval-pools search-by-passage search-roles state-suite search-languages",
     "Store": "store-bench store-app store-scale store-crash store-model fault-injection store-postgres postgres-check",
     "Server and machines": "serving-load serving-attacks cluster-check sandbox",
     "Tests": "mutation-sample",

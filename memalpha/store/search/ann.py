@@ -156,8 +156,9 @@ class Candidates:
     def neighbour_scores(self, query: Sequence[str]) -> None:
         """Return None: a memory with spans is searched exactly."""
 
-    def is_assistants(self) -> None:
-        """Return None: a memory with spans is searched exactly."""
+    def marks(self) -> np.ndarray:
+        """Return that no document is a span: a memory with spans is searched exactly."""
+        return np.zeros((len(self.slots), 2), bool)
 
     def group_prior(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
         """Return the prior of each document's group, float64 `(n,)`."""

@@ -2,7 +2,8 @@
 
 For a query, every live document gets
 
-    score = coverage ** 2 * scale(dense) + confidence * scale(bm25) + prior(group) + 2 * category(group) + .3 * role
+    score = coverage ** 2 * scale(dense) + confidence * scale(bm25) + prior(group) + 2 * category(group)
+            + .3 * role + .15 * question
     prior(group) = (bm25 of the members together / the best group's + prototype's inner product / the best group's) / 2
     category(group) = inner product with the vector of the category's name and description
 
@@ -11,8 +12,9 @@ lexical text. `scale` maps the searched documents to 0..1 by their smallest and 
 the query that the embedder knows: where it knows nothing, words alone decide. Confidence is the share of the query's
 words, by idf, that the document with most of them holds: where all share but a common word with the query, vectors
 decide. It is 1 where there are spans (below). A single category has no part. A long document has the bm25 of its best
-passage (`passages`). Role is -1 for what an assistant said, unless the query asks about it (`roles`). Scaled sums keep
-how far ahead a document is, which rank fusion discards (LoCoMo recall@10 .61 against .56).
+passage (`passages`). Role is -1 for what an assistant said, unless the query asks about it, and question is -1 for
+a span that asks itself (`roles`). Scaled sums keep how far ahead a document is, which rank fusion discards (LoCoMo
+recall@10 .61 against .56).
 
 The other routes are "flat" (no prior), "dense", "bm25", and "hard" (flat, within the best round(sqrt(groups)) groups by
 both priors). A hard first layer loses what it cuts, so it is used only on request. Equal scores go to the more recent
@@ -44,7 +46,7 @@ from memalpha.store.search.filter_columns import FilterColumns
 from memalpha.store.search.options import SearchOptions
 from memalpha.store.search.passages import WINDOW, PassageIndex
 from memalpha.store.search.ranking import ScoredEntry, Selection, explain, score_documents, top_k
-from memalpha.store.search.roles import asks_for_assistants, is_assistants
+from memalpha.store.search.roles import asks_for_assistants, is_assistants, is_question
 from memalpha.store.search.span_bm25 import Span
 from memalpha.store.search.vectors import Prototypes, VectorIndex, inner_products
 from memalpha.types import MemoryEntry
@@ -123,7 +125,7 @@ class Corpus:
         self._descriptions = dict(descriptions or {})
         self._description_vectors = np.zeros((0, embedder.dim), np.float32)  # of the first groups
         self._spans = np.zeros((0, 3), np.int64)  # source number (0: no span), chunk, position
-        self._is_assistants = np.zeros(0, bool)  # spans that an assistant said
+        self._marks = np.zeros((0, 2), bool)  # spans that an assistant said; that ask
         self._source_numbers: dict[str, int] = {}
         self._vectors = VectorIndex(embedder.dim)
         self._prototypes = Prototypes(embedder.dim)
@@ -197,12 +199,12 @@ class Corpus:
         self._created[slots] = created
         if self._source_numbers:  # otherwise the zeros stay untouched and take no memory
             self._spans[slots, 0] = 0
-            self._is_assistants[slots] = False
+            self._marks[slots] = False
         for slot, span, text in zip(slots.tolist(), spans, texts, strict=True):
             if span is not None:
                 number = self._source_numbers.setdefault(span.source, 1 + len(self._source_numbers))
                 self._spans[slot] = number, span.chunk, span.position
-                self._is_assistants[slot] = is_assistants(text)
+                self._marks[slot] = is_assistants(text), is_question(text)
         self._live[slots] = True
         self._lexical.add(slots, texts)
         is_long = self._lexical.lengths[slots] > WINDOW
@@ -235,7 +237,7 @@ class Corpus:
             self._created = np.concatenate([self._created, np.zeros(room, np.int64)])
             self._groups = np.concatenate([self._groups, np.zeros(room, np.int64)])
             self._spans = np.concatenate([self._spans, np.zeros((room, 3), np.int64)])
-            self._is_assistants = np.concatenate([self._is_assistants, np.zeros(room, bool)])
+            self._marks = np.concatenate([self._marks, np.zeros((room, 2), bool)])
         return np.array([*reused, *range(start, self._size)], np.int64)
 
     def remove(self, id: str) -> None:

@@ -18,7 +18,7 @@ Reranker = Callable[[str, Sequence[str]], Sequence[float]]
 Route = Literal["soft", "flat", "dense", "bm25", "hard"]
 ROUTES: tuple[Route, ...] = ("soft", "flat", "dense", "bm25", "hard")
 COMBINED_ROUTES: tuple[Route, ...] = ("soft", "flat", "hard")
-WEIGHTED_PARTS = ("dense", "bm25", "group", "category", "role")
+WEIGHTED_PARTS = ("dense", "bm25", "group", "category", "role", "question")
 
 
 @dataclass(frozen=True, slots=True)

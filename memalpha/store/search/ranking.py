@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 SURE_WORDS = 4.0  # words of no other document, from which on words count fully beside vectors
 CATEGORY_WEIGHT = 2.0  # of what a category is for; like SURE_WORDS chosen on one of the sets in eval/qa/pools
 ROLE_WEIGHT = 0.3  # of an assistant's words; chosen on BEAM's even conversations
+QUESTION_WEIGHT = 0.15  # of a span that asks; chosen on LoCoMo's even conversations and FriendsQA's development set
 SMALLEST_RANGE = 1e-3  # of scores that are scaled; inner products are rounded to 1e-5
 
 
@@ -135,10 +136,9 @@ class Selection:
         """Return source number (0: no span), chunk, position of each document, int64 `(n, 3)`; None without spans."""
         return self._corpus._spans[self.slots] if self._corpus._source_numbers else None
 
-    def is_assistants(self) -> np.ndarray | None:
-        """Return a mask of the spans that an assistant said, bool `(n,)`; None if there are none."""
-        mask = self._corpus._is_assistants[self.slots]
-        return mask if mask.any() else None
+    def marks(self) -> np.ndarray:
+        """Return which documents are spans that an assistant said, and which are spans that ask, bool `(n, 2)`."""
+        return self._corpus._marks[self.slots]
 
     @cached_property
     def _should_gather(self) -> bool:
@@ -311,7 +311,7 @@ def score_documents(
         options: Options of the search; the route is explained in `corpus`.
         numbers: Returns a field of the entries as numbers, in the selection's order.
         coverage: Share of the query that the embedder knows, by which its part counts.
-        uses_roles: True counts what an assistant said less on route "soft".
+        uses_roles: True counts what an assistant said less on route "soft"; what asks always counts less there.
     """
     route, boost, weights = options.route, options.boost, options.weights or {}
     subset: np.ndarray | slice = slice(None)
@@ -346,9 +346,11 @@ def score_documents(
         if (category := selection.category_prior(vector)) is not None:
             parts["category"] = category
             terms.append(weights.get("category", CATEGORY_WEIGHT) * category)
-        if uses_roles and (is_assistants := selection.is_assistants()) is not None:
-            parts["role"] = np.where(is_assistants, -1.0, np.nan)
-            terms.append(-weights.get("role", ROLE_WEIGHT) * is_assistants)
+        named = (("role", ROLE_WEIGHT if uses_roles else 0.0), ("question", QUESTION_WEIGHT))
+        for mask, (name, weight) in zip(selection.marks().T, named, strict=True):
+            if weight and mask.any():
+                parts[name] = np.where(mask, -1.0, np.nan)
+                terms.append(-weights.get(name, weight) * mask)
     if boost is not None:
         boosts = boost.terms(lambda field: numbers(field)[subset])
         parts |= boosts

@@ -1,8 +1,8 @@
-"""Who said a raw span: an assistant, or somebody who talks to it.
+"""What kind of turn a raw span is: an assistant's, or a question.
 
 What people ask of a memory was mostly said by themselves. An assistant's replies are longer and repeat their words, so
 they crowd them out. The default search counts them less (`ranking.ROLE_WEIGHT`), unless the question is about what the
-assistant said.
+assistant said. A turn that asks has the words of a question and seldom its answer, which follows: it counts less, too.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ _ABOUT_ASSISTANT = re.compile(
 def is_assistants(text: str) -> bool:
     """Return True if a raw span is an assistant's, by its label (`assistant: ...`) at the start or after a date."""
     return _LABEL.match(text) is not None
+
+
+def is_question(text: str) -> bool:
+    """Return True if a text ends with a question mark of any script."""
+    return text.rstrip().endswith(("?", "\uff1f", "\u061f", "\u037e"))
 
 
 def asks_for_assistants(query: str) -> bool:

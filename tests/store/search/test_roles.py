@@ -1,9 +1,9 @@
-"""What an assistant said counts less, unless the question is about it."""
+"""What an assistant said counts less, unless the question is about it; so does a turn that asks."""
 
 import pytest
 
 from memalpha import MemoryStore
-from memalpha.store.search.ranking import ROLE_WEIGHT
+from memalpha.store.search.ranking import QUESTION_WEIGHT, ROLE_WEIGHT
 from memalpha.store.search.roles import asks_for_assistants, is_assistants
 
 LINES = (
@@ -43,6 +43,18 @@ def test_other_routes_know_no_roles(store, route):
 
 def test_a_question_about_the_assistant_has_no_prior(store):
     assert all("role" not in hit.explain for hit in store.search("What did you say about my bicycle?"))
+
+
+@pytest.mark.parametrize("mark", ["?", "\uff1f", "\u061f", "? "])
+def test_a_turn_that_asks_loses_its_weight(store, mark):
+    line = f"user: Is the bicycle in the cellar{mark}"
+    store.insert("episodic", line, source="chat", chunk=1, turn="0")
+    query = "Where is my bicycle?"
+    found, without = scores(store, query), scores(store, query, weights={"question": 0.0})
+    assert {
+        entry: pytest.approx(without[entry] - QUESTION_WEIGHT * (entry == line.strip())) for entry in found
+    } == found
+    assert store.search("What did you say?", route="flat")[0].explain.get("question") is None
 
 
 def test_facts_that_name_an_assistant_are_no_spans():
