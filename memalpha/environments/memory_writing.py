@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from memalpha.agent.agent import build_request
 from memalpha.agent.apply import act
-from memalpha.agent.observe import observe
-from memalpha.agent.prompts import check_style
+from memalpha.agent.prompts import check_style, observe
 from memalpha.agent.tools import load_tools
 from memalpha.config import AgentConfig
 from memalpha.environments.base import Step
@@ -51,7 +50,7 @@ class MemoryWriting:
         return WritingEpisode(self)
 
     def observe(self, memory: WorkingMemory, chunk: Chunk, task: Task, advice: str = "") -> Observation:
-        """Return the writer's view of a memory for one chunk; see `agent.observe`.
+        """Return the writer's view of a memory for one chunk; see `agent.prompts`.
 
         Args:
             memory: Memory to show.

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memalpha.agent.conflict_rule import states_several_values
 from memalpha.agent.prompts import question_with_choices as asked_in_full
-from memalpha.agent.reader import Answer, Reader, check_answers
+from memalpha.agent.reader import Answer, Reader, check_answers, states_several_values
 from memalpha.agent.text_match import contains
 from memalpha.errors import ConfigError, DataError
 from memalpha.qa.records import Record
