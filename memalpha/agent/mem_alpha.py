@@ -5,12 +5,12 @@ text, a user message with the chunk. The view holds the core memory and the last
 tags, markers, tool names and parameters here are theirs. **The sentences are ours**. A prompt file replaces them by
 others, byte for byte (`load_prompt`); `scripts/mem_alpha_prompt.py` makes one from a checkout of their repository.
 
-Replies are in Qwen-Agent's text protocol: a call is two lines, `✿FUNCTION✿: name` and `✿ARGS✿: {json}`, and a reply may
-hold several. `✿RESULT✿` and `✿RETURN✿` come from whoever runs the tools: a model that writes them itself has begun to
-invent results, so its reply ends there. The JSON is scanned as `agent.parsing` scans it, so contents may hold markers and
-newlines. A second `✿ARGS✿` calls the same tool again. A block whose arguments cannot be read is one `ToolCall` with error
-"malformed", text outside blocks is ignored, and no text raises. Source: qwen-agent 0.0.29 (Apache-2.0),
-`qwen_fncall_prompt.py`; the words of `describe_tools` are ours.
+Replies are in Qwen-Agent's text protocol: a call is two lines, `✿FUNCTION✿: name` and `✿ARGS✿: {json}`, and a reply
+may hold several. `✿RESULT✿` and `✿RETURN✿` come from whoever runs the tools: a model that writes them itself has begun
+to invent results, so its reply ends there. The JSON is scanned as `agent.parsing` scans it, so contents may hold
+markers and newlines. A second `✿ARGS✿` calls the same tool again. A block whose arguments cannot be read is one
+`ToolCall` with error "malformed", text outside blocks is ignored, and no text raises. Source: qwen-agent 0.0.29
+(Apache-2.0), `qwen_fncall_prompt.py`; the words of `describe_tools` are ours.
 
 Their calls are mapped to the tools of `agent.tools`:
 

@@ -8,9 +8,9 @@
 
 Judged are the operations that a call makes, whatever its tool: all of them are done, or all wait. A call rests on the
 words of the speaker whose line its content shares most words with (`attribute`). Speakers come from the caller
-(`speaker=`), from the turns of a chunk, or from the labels of a plain text; a model's reply never names one. Readers and
-the writer see the memory with names, and others' words ranked lower (`AttributedMemory`). `redact` is a function of the
-caller's that removes secrets from a chunk before model and memory see it.
+(`speaker=`), from the turns of a chunk, or from the labels of a plain text; a model's reply never names one. Readers
+and the writer see the memory with names, and others' words ranked lower (`AttributedMemory`). `redact` is a function
+of the caller's that removes secrets from a chunk before model and memory see it.
 
 A lie of somebody else is stored as that person's words: nothing here tells it from the truth.
 `eval/results/poison.md` measures what the rule stops.

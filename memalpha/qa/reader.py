@@ -31,7 +31,7 @@ def load_reader(config: ReaderConfig | str, policy: Policy | None = None, *, fro
         config: Configuration, reader name, policy name or directory.
         policy: Policy that answers if `config.policy` names none. It must stay frozen while a writer trains against it.
             It is prompted in the style it was trained on unless the configuration sets `prompt`.
-        frozen: The weights of `policy` never change, so its answers are kept. A policy loaded here is always frozen. An
+        frozen: The weights of `policy` never change, so its answers are kept. A policy loaded here is always types. An
             endpoint keeps its answers itself (`endpoint.cache`).
 
     Raises:

@@ -13,7 +13,7 @@ from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import evaluate
 from memalpha.qa.report import Report
 from memalpha.qa.reporting.example import MAX_CHARACTERS, add_walks, choose_examples, walk_trajectory, write_examples
-from memalpha.report.render import ENVIRONMENT
+from memalpha.report.page import ENVIRONMENT
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.types import GoldOperation, Task, ToolCall, ToolResult
 
