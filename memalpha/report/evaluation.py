@@ -43,7 +43,7 @@ CLASS_LABELS = {
 }
 """Label of each part of a bar, from right answers to support that was never written."""
 
-Systems = Mapping[str, Sequence[Record]]
+RecordsBySystem = Mapping[str, Sequence[Record]]
 
 
 def load_systems(folder: Path) -> dict[str, list[Record]]:
@@ -59,7 +59,7 @@ def load_systems(folder: Path) -> dict[str, list[Record]]:
 
 
 def read_evaluation(
-    folder: Path, systems: Systems, titles: Mapping[str, str], provenance: Mapping[str, Any]
+    folder: Path, systems: RecordsBySystem, titles: Mapping[str, str], provenance: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return what the page says of an evaluation: its set-up, warnings, a view of each system, charts and labels.
 
@@ -187,7 +187,6 @@ def _bar(label: str, fall: Waterfall) -> Bar:
     return Bar(f"{label} ({fall.n})", tuple(shares), fall.ceiling if fall.ceiling_n == fall.n else None)
 
 
-RESAMPLES = 2_000
 SYSTEMS = {"append_only": "append only", "before": "before training", "after": "after training", "oracle": "oracle"}
 """Label of each system."""
 SHORT_LABELS = {name: label.removesuffix(" training") for name, label in SYSTEMS.items()}
@@ -195,7 +194,6 @@ CHANGES = {"update_hit": "updated by id", "delete_hit": "deleted by id", "stale_
 """Metrics of the chart of changes, and their labels."""
 
 Systems = Mapping[str, Mapping[str, Any]]
-RecordsBySystem = Mapping[str, Sequence[Record]]
 
 
 def systems_of(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
