@@ -30,28 +30,13 @@ from typing import Literal
 
 from memalpha.config import BabiConfig
 from memalpha.errors import DataError
-from memalpha.tasks.dataset_info import DataSet
+from memalpha.tasks.dataset_info import shipped_card
 from memalpha.tasks.synthetic.phrases import words
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
 
 Split = Literal["train", "validation", "test"]
 
-DATA = DataSet(
-    name="babi",
-    about="streams of official stories (tasks 1, 2, 6, 8, 9, 11, 12, 13), questions in mid-stream and at the end",
-    source="github:VinGarcia/bAbI",
-    licence="CC BY 3.0",
-    counts="test: 400 streams of 4 stories, 12,506 questions; training files: 8 x 1,000 questions",
-    metric="exact",
-    revision="c4f149ba",
-    ships=True,
-    faults=(
-        "the two qa1 files have a bar in place of the tab",
-        "an answer with commas is a set (qa8): the whole is right or nothing",
-    ),
-    expected={"": {"tasks": 400, "questions": 12506}},
-    training_options={"split": "train"},
-)
+DATA = shipped_card("babi")
 
 VALIDATION_SHARE = 0.2
 """Share at the end of each official training file that is split "validation"."""

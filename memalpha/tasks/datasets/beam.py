@@ -17,80 +17,12 @@ from typing import Any
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder, require_objects, to_iso_time
-from memalpha.tasks.dataset_info import DataSet, File
+from memalpha.tasks.dataset_info import DataSet, shipped_card
 from memalpha.tasks.formats.files import find_file, require_field
 from memalpha.tasks.formats.streaming import iter_parquet_rows
 from memalpha.types import Question, SpeakerTurn, Task
 
-_FAULTS = (
-    "rubrics are scored 1, 0.5 or 0 an item; the official script cuts 0.5 down to 0 in places",
-    "knowledge_update has one question without source_chat_ids, other abilities a few with empty ones",
-    "instruction_following and preference_following have no answer: the expected behaviour stands for it",
-    "probing_questions is a printed Python object, not JSON",
-    "user messages end in a mark of the plan they were made from (->-> 1,2): kept, as in the official runs",
-)
-
-DATA = (
-    DataSet(
-        name="beam",
-        about="long conversations of one user with an assistant, ten abilities, judged by rubrics",
-        source="hub:Mohammadta/BEAM",
-        licence="CC BY-SA 4.0",
-        counts="100K (128k tokens each): 20 conversations, 400 questions; 500K: 35, 700; 1M: 35, 700",
-        metric="rubric",
-        revision="3205395e897e7318c7b094ef4e6047b9b82dbb03",
-        variants=("100K", "500K", "1M"),
-        files=(
-            File(
-                "data/100K-00000-of-00001.parquet",
-                "c0519be25907005ba873c927c50877471d550873039d96c041554d0075a78ace",
-                5_429_768,
-                ("100K",),
-            ),
-            File(
-                "data/500K-00000-of-00001.parquet",
-                "af05921c979355038e1761b7cde3d2dd713200dd3071b278de0200f6c7f30122",
-                33_956_263,
-                ("500K",),
-            ),
-            File(
-                "data/1M-00000-of-00001.parquet",
-                "41b5acbbb55a586b1305514ef9d9fb03365d9b3331b598a1c2dd7603d93ef533",
-                66_156_374,
-                ("1M",),
-            ),
-        ),
-        expected={
-            "100K": {"tasks": 20, "questions": 400},
-            "500K": {"tasks": 35, "questions": 700},
-            "1M": {"tasks": 35, "questions": 700},
-        },
-        faults=_FAULTS,
-    ),
-    DataSet(
-        name="beam_10m",
-        about="BEAM's conversations of ten million tokens",
-        source="hub:Mohammadta/BEAM-10M",
-        licence="CC BY-SA 4.0",
-        counts="10 conversations, 200 questions",
-        metric="rubric",
-        revision="9b2096193fe74e2837e4713e483351e19817773c",
-        files=(
-            File(
-                "data/10M-00000-of-00002.parquet",
-                "31d96fd47ec56221d202e68792f26c00e49467dd4b36ee105c36ebd19ef78ad5",
-                153_844_664,
-            ),
-            File(
-                "data/10M-00001-of-00002.parquet",
-                "a4f13fe25af51d57405ae41008689c31d1421377f3efde56a024b441deb2ee65",
-                189_980_875,
-            ),
-        ),
-        expected={"": {"tasks": 10, "questions": 200}},
-        faults=_FAULTS,
-    ),
-)
+DATA = (shipped_card("beam"), shipped_card("beam_10m"))
 
 ANSWERS = ("answer", "ideal_answer", "ideal_summary", "ideal_response", "expected_compliance")
 """Fields that hold the expected reply, depending on the ability."""

@@ -13,44 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.errors import DataError
-from memalpha.tasks.dataset_info import DataSet, File
+from memalpha.tasks.dataset_info import shipped_card
 from memalpha.tasks.formats.files import build_task, find_file, read_json, require_field, require_items
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
-DATA = DataSet(
-    name="friendsqa",
-    about="questions on the scenes of 17 episodes of a television series",
-    source="github:emorynlp/FriendsQA",
-    licence="Apache-2.0 for the annotations; the dialogue is the series' script: do not redistribute",
-    counts="17 episodes (9 dev, 8 test), 249 scenes, 5,183 utterances, 2,383 questions",
-    metric="squad-f1",
-    files=(
-        File(
-            "dat/friendsqa_dev.json",
-            "3a85d3fcb175589ffd050fb4bf431da77a6e12589c8ec03f1d54060ce33ec703",
-            1_956_720,
-            ("all", "dev"),
-        ),
-        File(
-            "dat/friendsqa_tst.json",
-            "a98f24d4b04ac9f8d9468088febf304bd90eada134537277c1a425e31c0372bc",
-            1_842_820,
-            ("all", "test"),
-        ),
-    ),
-    variants=("all", "dev", "test"),
-    revision="9ce6c98a6acf13c87d96b6811e4409b5de43bdfe",
-    faults=(
-        "several differing gold answers to a question; 349 answers are a speaker's name",
-        "543 stage notes among the utterances; 22 utterances have several speakers",
-        "the text is tokenised: a blank before punctuation",
-    ),
-    expected={
-        "all": {"tasks": 17, "chunks": 249, "turns": 5183, "questions": 2383},
-        "dev": {"tasks": 9, "chunks": 136, "turns": 2847, "questions": 1182},
-        "test": {"tasks": 8, "chunks": 113, "turns": 2336, "questions": 1201},
-    },
-)
+DATA = shipped_card("friendsqa")
 
 
 def load(path: Path, variant: str | None = None, limit: int | None = None) -> list[Task]:

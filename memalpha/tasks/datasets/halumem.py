@@ -14,42 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.tasks.chunking import TaskBuilder, parse_answers, require_iso_time, require_objects, to_iso_time
-from memalpha.tasks.dataset_info import DataSet, File
+from memalpha.tasks.dataset_info import shipped_card
 from memalpha.tasks.formats.files import find_file, require_field
 from memalpha.tasks.formats.streaming import iter_json_lines
 from memalpha.types import GoldOperation, Question, SpeakerTurn, Task
 
-DATA = DataSet(
-    name="halumem",
-    about="20 users over months: what a memory should hold after each session, updates, and false memories",
-    source="hub:IAAR-Shanghai/HaluMem",
-    licence="CC BY-NC-ND 4.0 (no changed copy may be passed on)",
-    counts="20 users, 14,948 memory points, 3,467 questions; Medium 1,387 sessions, 160k tokens a user; Long 1M",
-    metric="judge",
-    revision="cb04336aa1b732d4b24f5186c552456b4099806e",
-    variants=("Medium", "Long"),
-    files=(
-        File(
-            "HaluMem-Medium.jsonl",
-            "486fbc130a5c8781a2af27ffa508a1d7855245137aa449c193ac4d29c45634e7",
-            33_511_525,
-            ("Medium",),
-        ),
-        File(
-            "HaluMem-Long.jsonl",
-            "dfdbed570b402b7b8c17e0d7808fc6f3ae7a53b6144f18feb16bbdd3f55cb0c9",
-            106_535_674,
-            ("Long",),
-        ),
-    ),
-    expected={variant: {"tasks": 20, "questions": 3467} for variant in ("Medium", "Long")},
-    faults=(
-        "is_update is the text 'True' or 'False'",
-        "491 sessions have no questions key; the 1,030 sessions that Long adds have no memory points",
-        "original_memories do not always repeat an earlier point word for word: such an update is an insert here",
-        "evidence names memory points and no turns: no retrieval recall by turn",
-    ),
-)
+DATA = shipped_card("halumem")
 
 CATEGORIES = {"Persona Memory": "semantic", "Relationship Memory": "semantic", "Event Memory": "episodic"}
 """Category of a memory by its `memory_type`."""

@@ -22,32 +22,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from memalpha.errors import DataError
-from memalpha.tasks.dataset_info import DataSet, File
+from memalpha.tasks.dataset_info import shipped_card
 from memalpha.tasks.formats.files import build_task, find_file, read_json, require_field, require_items, require_strings
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
-DATA = DataSet(
-    name="locomo",
-    about="ten long conversations of two people over months, with questions on them",
-    source="github:snap-research/LoCoMo",
-    licence="CC BY-NC 4.0 (for research; never shipped)",
-    counts="10 conversations, 272 sessions, 5,882 turns, 1,986 questions (446 of them adversarial)",
-    metric="locomo-f1",
-    files=(File("data/locomo10.json", "79fa87e90f04081343b8c8debecb80a9a6842b76a7aa537dc9fdf651ea698ff4", 2_805_274),),
-    revision="3eb6f2c585f5e1699204e3c3bdf7adc5c28cb376",
-    variants=("answerable", "adversarial", "all"),
-    faults=(
-        "99 wrong answers and 57 wrong citations among the 1,540 answerable questions (audit=errors.json marks them)",
-        "seven malformed evidence strings, two ids of turns that are not there, four questions without evidence",
-        "six answers are integers; adversarial questions have a trap in place of an answer",
-        "conv-26 has 16 session dates without a session",
-    ),
-    expected={
-        "answerable": {"tasks": 10, "chunks": 272, "turns": 5882, "questions": 1540},
-        "adversarial": {"tasks": 10, "chunks": 272, "turns": 5882, "questions": 446},
-        "all": {"tasks": 10, "chunks": 272, "turns": 5882, "questions": 1986},
-    },
-)
+DATA = shipped_card("locomo")
 
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
 ANSWERABLE = ("multi-hop", "temporal", "open-domain", "single-hop")

@@ -18,67 +18,12 @@ from typing import Any
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import BORDERS, TaskBuilder, parse_answers, require_iso_time, require_objects, to_iso_time
-from memalpha.tasks.dataset_info import DataSet, File
+from memalpha.tasks.dataset_info import shipped_card
 from memalpha.tasks.formats.files import find_file, read_json, require_field
 from memalpha.tasks.formats.streaming import iter_parquet_rows
 from memalpha.types import Question, SpeakerTurn, Task
 
-DATA = DataSet(
-    name="memoryagentbench",
-    about="long contexts read once and asked many times: retrieval, test-time learning, understanding, conflicts",
-    source="hub:ai-hyz/MemoryAgentBench",
-    licence="MIT",
-    counts="146 contexts, 3,671 questions: 22 / 2,000, 6 / 700, 110 / 171, 8 / 800",
-    metric="substring",
-    revision="7ea066982b140a19337e17e60d45d4076e042faf",
-    variants=("Accurate_Retrieval", "Test_Time_Learning", "Long_Range_Understanding", "Conflict_Resolution"),
-    files=(
-        File(
-            "data/Accurate_Retrieval-00000-of-00001.parquet",
-            "56c3cd80fb6731a3e53cd1a6be3148f54df60ff2d290ee50e28f8acebf9655c1",
-            20_024_386,
-            ("Accurate_Retrieval",),
-        ),
-        File(
-            "data/Test_Time_Learning-00000-of-00001.parquet",
-            "5338753be48f925d03318eed66117286e3489025fabe050a547bd086cd7d79c0",
-            3_947_476,
-            ("Test_Time_Learning",),
-        ),
-        File(
-            "data/Long_Range_Understanding-00000-of-00001.parquet",
-            "5ab175461954db67770d4a4cb69e569b513ebb96aceb9ee79b57f67488bcd539",
-            None,
-            ("Long_Range_Understanding",),
-        ),
-        File(
-            "data/Conflict_Resolution-00000-of-00001.parquet",
-            "24d5c3f09ce0ce15625cb9f8a98f44f0d864ca6c94d7b4ad04eb697ca3a5ff45",
-            None,
-            ("Conflict_Resolution",),
-        ),
-        File(
-            "entity2id.json",
-            "63353aca481bc9558b502f91cb98f6fa26438796fdd7e0bc06b5a1532126e8b5",
-            None,
-            ("Test_Time_Learning",),
-        ),
-    ),
-    expected={
-        "Accurate_Retrieval": {"tasks": 22, "questions": 2000},
-        "Test_Time_Learning": {"tasks": 6, "questions": 700},
-        "Long_Range_Understanding": {"tasks": 110, "questions": 171},
-        "Conflict_Resolution": {"tasks": 8, "questions": 800},
-    },
-    faults=(
-        "rows were dropped and changed in 2025: the revision is pinned",
-        "answers are lists of lists; with a single question some rows have one list less",
-        "seven of its nine question answering sets rest on one context each",
-        "the answers of recsys_redial are ids of entity2id.json, where several ids can have one title",
-        "longmemeval_s* is a printed Python list and not JSON; evidence is given where haystack_sessions match a turn",
-        "the training sets of Mem-alpha hold the questions of icl_nlu and icl_trec_coarse with their answers",
-    ),
-)
+DATA = shipped_card("memoryagentbench")
 
 METRICS = {
     "ruler_qa": "substring",

@@ -17,28 +17,11 @@ from typing import Any
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder, parse_answers, require_objects, to_iso_time
-from memalpha.tasks.dataset_info import DataSet, File
+from memalpha.tasks.dataset_info import shipped_card
 from memalpha.tasks.formats.files import find_file, read_json, require_field, require_items
 from memalpha.types import Question, SpeakerTurn, Task
 
-DATA = DataSet(
-    name="perltqa",
-    about="what 30 invented people are, whom they know, what happened to them and their talks about it",
-    source="github:Elvin-Yiming-Du/PerLTQA",
-    licence="CC BY-NC 4.0 (for research; never shipped)",
-    counts="30 characters, 8,593 questions: profile, relationships, events, dialogues",
-    metric="judge",
-    revision="8d9e19868e239740ef701e603ec205cd581f221b",
-    files=(File("Dataset/en_v2/perltmem_en_v2.json"), File("Dataset/en_v2/perltqa_en_v2.json")),
-    faults=(
-        "25 social_relationship sections are printed Python objects, not JSON: read",
-        "one character of the questions ('dragon beautiful') has no memory: left out",
-        "11 questions name memories that do not exist: in meta['unknown_evidence']",
-        "some dialogues are a list in a list, some a single text",
-        "answers are long sentences: token overlap says little",
-        "many events have no full date ('October 2021', '2012', 'during an election'): it stands before their text",
-    ),
-)
+DATA = shipped_card("perltqa")
 
 KINDS = {"profile": "profile", "social_relationship": "social", "events": "event", "dialogues": "dialogue"}
 """Prefix of turn ids by section of the official files."""

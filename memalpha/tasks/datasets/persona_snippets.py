@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder
-from memalpha.tasks.dataset_info import DataSet, File
+from memalpha.tasks.dataset_info import shipped_card
 from memalpha.tasks.datasets.personamem import parse_literal, shuffle_choices
 from memalpha.tasks.formats.files import find_file, require_field
 from memalpha.tasks.formats.streaming import iter_csv_rows
@@ -23,22 +23,7 @@ from memalpha.types import Question, SpeakerTurn, Task
 
 _FILES = {"train": "train.csv", "val": "val.csv", "benchmark": "benchmark.csv"}
 
-DATA = DataSet(
-    name="personamem_snippets",
-    about="a question with choices, the snippet it is about, and snippets of others around it",
-    source="hub:bowen-upenn/PersonaMem-v2",
-    licence="CC BY 4.0",
-    counts="a task a row: 5,000 in the benchmark, more in train and val",
-    metric="choice",
-    revision="ed956dea41521fc4499acbc63f966e0fd3c053ba",
-    variants=tuple(_FILES),
-    training_variants=("train",),
-    files=tuple(File(f"benchmark/text/{name}", None, None, (variant,)) for variant, name in _FILES.items()),
-    faults=(
-        "735 personas of the training file are in the validation file too, though the card says none",
-        "rows without a related snippet are left out",
-    ),
-)
+DATA = shipped_card("personamem_snippets")
 
 
 class _Row(NamedTuple):

@@ -24,64 +24,14 @@ from typing import Any
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder
-from memalpha.tasks.dataset_info import DataSet, File
+from memalpha.tasks.dataset_info import shipped_card
 from memalpha.tasks.formats.files import find_file, read_json, require_field
 from memalpha.tasks.formats.streaming import iter_csv_rows, iter_json_lines
 from memalpha.types import Question, SpeakerTurn, Task
 
-_V1_SIZES = ("32k", "128k", "1M")
-_V2_SIZES = ("32k", "128k")
-_V1_HASHES = {
-    "questions_32k.csv": "cccd34cf53e0bc4d9536c04cff5ca045156d9a4e227e83327112482840bbc93c",
-    "shared_contexts_32k.jsonl": "217247ebfec9e8442fc53570c795ab69f21aad08745f7de78d9beab51b122d4a",
-}
 _QUESTIONS_V2 = "benchmark/text/benchmark.csv"
 
-DATA = (
-    DataSet(
-        name="personamem",
-        about="chats of 20 users whose preferences change, questions with four choices in mid-stream",
-        source="hub:bowen-upenn/PersonaMem-v1",
-        licence="MIT",
-        counts="32k: 37 contexts, 589 questions of 7 types; 128k and 1M: longer contexts",
-        metric="choice",
-        revision="a8076d5608c93ba2a28983cd78aa99b01a163ae7",
-        variants=_V1_SIZES,
-        files=tuple(
-            File(name, _V1_HASHES.get(name), None, (size,))
-            for size in _V1_SIZES
-            for name in (f"questions_{size}.csv", f"shared_contexts_{size}.jsonl")
-        ),
-        expected={"32k": {"tasks": 37, "questions": 589}},
-        faults=(
-            "the repository was called bowen-upenn/PersonaMem before",
-            "messages have no dates",
-            "choices are a list printed as JSON or as Python, each with its letter in front",
-            "system messages state the persona of the session: kept, as in the official runs",
-        ),
-    ),
-    DataSet(
-        name="personamem_v2",
-        about="200 users whose preferences mostly show without being said, questions with several choices",
-        source="hub:bowen-upenn/PersonaMem-v2",
-        licence="CC BY 4.0",
-        counts="5,000 questions on 200 personas (text benchmark)",
-        metric="choice",
-        revision="ed956dea41521fc4499acbc63f966e0fd3c053ba",
-        variants=_V2_SIZES,
-        files=(
-            File(_QUESTIONS_V2, "95f2a8a324aab7baf2af937feae12731369e2abf7cad5ab3e170594cb25a3e52"),
-            *(File(f"data/chat_history_{size}/*.json", None, None, (size,)) for size in _V2_SIZES),
-        ),
-        expected={size: {"questions": 5000} for size in _V2_SIZES},
-        faults=(
-            "made by a language model, not all of it checked by people",
-            "735 personas of its training file are in its validation file too, though its card says none",
-            "the order of the choices is not given: it follows from the question's text here",
-            "queries are printed Python or JSON objects; snippets do not always occur word for word in the history",
-        ),
-    ),
-)
+DATA = (shipped_card("personamem"), shipped_card("personamem_v2"))
 
 _LETTER = re.compile(r"\s*\(?([a-z])[).:]\s*", re.IGNORECASE)
 

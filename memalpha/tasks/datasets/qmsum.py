@@ -16,42 +16,12 @@ from typing import Any
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder, parse_answers, require_objects
-from memalpha.tasks.dataset_info import DataSet, File
+from memalpha.tasks.dataset_info import shipped_card
 from memalpha.tasks.formats.files import find_file, read_json, require_field
 from memalpha.tasks.formats.streaming import iter_json_lines
 from memalpha.types import Question, SpeakerTurn, Task
 
-DATA = DataSet(
-    name="qmsum",
-    about="meetings of product teams, researchers and parliaments, questions on parts of them",
-    source="github:Yale-LILY/QMSum",
-    licence="MIT",
-    counts="232 meetings, 1,576 questions: test 35 / 244, val 35 / 237, train 162 / 1,095; about 13k tokens each",
-    metric="rouge",
-    revision="83d7768c1f2b4dfeb091385d3dc7e239b8e5bb7e",
-    variants=("test", "val", "train"),
-    training_variants=("train",),
-    files=tuple(
-        File(f"data/ALL/jsonl/{split}.jsonl", sha256, size, (split,))
-        for split, sha256, size in (
-            ("test", "6bcd428211260ad2efae3af76cbaf6a7f5ae4bb5e1e59c45a4b8e89539cb9208", 2_746_108),
-            ("val", "fc7444e241bdbe6997c01720d07f1a58b7357284acb73f909766e5a4700db49f", 2_714_748),
-            ("train", None, None),
-        )
-    ),
-    expected={
-        "test": {"tasks": 35, "turns": 20_701, "questions": 244},
-        "val": {"tasks": 35, "turns": 20_106, "questions": 237},
-        "train": {"tasks": 162, "turns": 88_256, "questions": 1095},
-    },
-    faults=(
-        "answers are summaries of about 60 words",
-        "no dates, and nothing that is changed or forgotten later: each meeting is a task of its own",
-        "speech marks such as {vocalsound} stand in the text",
-        "text spans are pairs of texts, not of numbers; the paper counts 1,808 queries, general ones among them",
-        "9 questions of test and val are asked word for word in train, of other meetings",
-    ),
-)
+DATA = shipped_card("qmsum")
 
 
 def load(path: Path, variant: str | None = None, limit: int | None = None) -> list[Task]:

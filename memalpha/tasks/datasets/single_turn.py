@@ -15,7 +15,7 @@ BookSum: a chapter or book is split into chunks of at most 2,048 tokens, one a d
 answers are the row's summaries. Mem-alpha's questions, scored by keywords, come with its own data (`memalpha_sets`).
 
 Papers: SQuAD (Rajpurkar et al., EMNLP 2016; 2.0: ACL 2018), XQuAD (Artetxe et al., ACL 2020), BookSum (Kryściński et
-al. 2021). The cards of the sets are in `memalpha/data/single_turn.yaml`.
+al. 2021).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any, Literal
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import split_text
-from memalpha.tasks.dataset_info import DataSet, File
+from memalpha.tasks.dataset_info import DataSet, shipped_card
 from memalpha.tasks.formats import files
 from memalpha.tasks.formats.files import find_file, require_field, require_items
 from memalpha.tasks.formats.streaming import iter_csv_rows, iter_json_lines
@@ -48,15 +48,7 @@ Sentences = list[tuple[str, str]]
 """Pairs of a sentence and the name of its label."""
 
 
-def _load_cards() -> tuple[DataSet, ...]:
-    cards: list[dict[str, Any]] = files.load_shipped_yaml("single_turn.yaml")
-    for card in cards:
-        card.update({key: tuple(value) for key, value in card.items() if isinstance(value, list)})
-        card["files"] = tuple(File(**{**file, "variants": tuple(file.get("variants", ()))}) for file in card["files"])
-    return tuple(DataSet(**card) for card in cards)
-
-
-DATA = _load_cards()
+DATA = tuple(map(shipped_card, ("squad", "xquad", "banking77", "clinc150", "nlu", "trec", "booksum")))
 _CARDS = {dataset.name: dataset for dataset in DATA}
 
 # ------------------------------------------------------------------------------------------------------------ passages

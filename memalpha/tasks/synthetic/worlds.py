@@ -8,21 +8,12 @@ from random import Random
 
 from memalpha.config import WorldConfig
 from memalpha.errors import ConfigError
-from memalpha.tasks.dataset_info import DataSet
+from memalpha.tasks.dataset_info import shipped_card
 from memalpha.tasks.synthetic.demo_world import DEMO, DRILL, Shape, build_task
 from memalpha.tasks.synthetic.full_world import DEFAULT_TOKENS, Session, build_stream_task, stream_sessions
 from memalpha.types import Task
 
-DATA = DataSet(
-    name="synthetic",
-    about="made-up conversations without end, from a seed",
-    source="made here",
-    licence="Apache-2.0",
-    counts="as many as asked for (200 without a limit); of 8,000 to a million tokens each with world.preset=full",
-    metric="exact",
-    ships=True,
-    training_options={"world": {"split": "train"}},
-)
+DATA = shipped_card("synthetic")
 DEFAULT_LIMIT = 200
 """Number of tasks that `load` generates without a limit."""
 
