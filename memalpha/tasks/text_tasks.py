@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from memalpha.arguments import brief_repr, check_count, check_path, check_seed, check_texts, check_type
 from memalpha.errors import DataError, install_command
 from memalpha.hub import hub_reachable
-from memalpha.tasks.formats.streaming import iter_csv_rows, iter_json_array, iter_json_lines
+from memalpha.tasks.formats.files import iter_csv_rows, iter_json_array, iter_json_lines
 from memalpha.tasks.synthetic import arithmetic, programs
 from memalpha.tasks.synthetic.phrases import Split
 from memalpha.types import TextTask

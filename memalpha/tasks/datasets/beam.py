@@ -8,7 +8,6 @@ the expected reply is in `meta["refused"]`.
 
 from __future__ import annotations
 
-import ast
 import json
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -18,9 +17,8 @@ from typing import Any
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder, require_objects, to_iso_time
 from memalpha.tasks.dataset_info import DataSet, shipped_card
-from memalpha.tasks.formats.files import find_file, require_field
-from memalpha.tasks.formats.streaming import iter_parquet_rows
-from memalpha.types import Question, SpeakerTurn, Task
+from memalpha.tasks.formats.files import find_file, iter_parquet_rows, parse_python, read_turn, require_field
+from memalpha.types import Question, Task
 
 DATA = (shipped_card("beam"), shipped_card("beam_10m"))
 
@@ -81,10 +79,7 @@ def _task(row: Mapping[str, Any], size: str, location: str) -> Task:
             last_id = number + offset
             item_location = f"{location}: chat: message {last_id}"
             timestamp = to_iso_time(str(message.get("time_anchor") or "")) or timestamp
-            text = require_field(message, "content", str, item_location)
-            speaker_turns.append(
-                SpeakerTurn(speaker=require_field(message, "role", str, item_location), text=text, id=f"m{last_id}")
-            )
+            speaker_turns.append(read_turn(message, f"m{last_id}", item_location))
         builder.add_session(speaker_turns, timestamp)
     return builder.build(f"beam-{size}-{id}", _questions(row, builder, location), location)
 
@@ -118,8 +113,8 @@ def _questions(row: Mapping[str, Any], builder: TaskBuilder, location: str) -> I
     probes = row.get("probing_questions")
     if isinstance(probes, str):
         try:
-            probes = json.loads(probes) if probes.lstrip().startswith('{"') else ast.literal_eval(probes)
-        except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+            probes = json.loads(probes) if probes.lstrip().startswith('{"') else parse_python(probes)
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{location}: probing_questions is no Python or JSON object: {error}") from error
     if not isinstance(probes, Mapping):
         raise DataError(f"{location}: probing_questions is no object of abilities")

@@ -15,9 +15,8 @@ from typing import Any
 
 from memalpha.tasks.chunking import TaskBuilder, parse_answers, require_iso_time, require_objects, to_iso_time
 from memalpha.tasks.dataset_info import shipped_card
-from memalpha.tasks.formats.files import find_file, require_field
-from memalpha.tasks.formats.streaming import iter_json_lines
-from memalpha.types import GoldOperation, Question, SpeakerTurn, Task
+from memalpha.tasks.formats.files import find_file, iter_json_lines, read_turn, require_field
+from memalpha.types import GoldOperation, Question, Task
 
 DATA = shipped_card("halumem")
 
@@ -57,15 +56,10 @@ def _task(user: Any, location: str) -> Task:
     ):
         session_location = f"{location}: session {number}"
         start = require_iso_time(session.get("start_time"), f"{session_location}: start_time")
-        speaker_turns = []
-        for n, turn in enumerate(
-            require_objects(require_field(session, "dialogue", list, session_location), f"{session_location}: dialogue")
-        ):
-            speaker, text = (
-                require_field(turn, key, str, f"{session_location}: dialogue[{n}]") for key in ("role", "content")
-            )
-            speaker_turns.append(SpeakerTurn(speaker=speaker, text=text, id=f"s{number}_{n}"))
-        builder.add_session(speaker_turns, start)
+        dialogue_location = f"{session_location}: dialogue"
+        dialogue = require_objects(require_field(session, "dialogue", list, session_location), dialogue_location)
+        turns = [read_turn(turn, f"s{number}_{n}", f"{dialogue_location}[{n}]") for n, turn in enumerate(dialogue)]
+        builder.add_session(turns, start)
         chunk = max(builder.last_index, 0)
         for n, point in enumerate(require_objects(session.get("memory_points"), f"{session_location}: memory_points")):
             point_location = f"{session_location}: memory_points[{n}]"
@@ -90,12 +84,8 @@ def _operations(point: Mapping[str, Any], chunk: int, live: dict[str, str], loca
     category = CATEGORIES.get(kind, "semantic")
     ended = []
     if str(point.get("is_update")) == "True":
-        original_memories = point.get("original_memories")
-        ended = (
-            [content_ended for content_ended in map(str, original_memories) if content_ended in live]
-            if isinstance(original_memories, list)
-            else []
-        )
+        originals = point.get("original_memories")
+        ended = [old for old in map(str, originals) if old in live] if isinstance(originals, list) else []
     timestamp = to_iso_time(str(point.get("timestamp") or ""))
     replaced = next((old for old in ended if live[old] == category), None)
     for old in dict.fromkeys(ended):

@@ -16,9 +16,8 @@ from typing import Any
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder, parse_answers, require_iso_time, require_objects
 from memalpha.tasks.dataset_info import shipped_card
-from memalpha.tasks.formats.files import find_file, require_field
-from memalpha.tasks.formats.streaming import iter_json_array
-from memalpha.types import Question, SpeakerTurn, Task
+from memalpha.tasks.formats.files import find_file, iter_json_array, read_turn, require_field
+from memalpha.types import Question, Task
 
 DATA = shipped_card("longmemeval")
 
@@ -53,14 +52,9 @@ def _task(item: Any, location: str) -> Task:
     for session_id, date, turns in _sessions(item, location):
         speaker_turns = []
         for n, turn in enumerate(require_objects(turns, f"{location}: session {session_id}"), start=1):
-            turn_location = f"{location}: session {session_id}: turn {n}"
             turn_id = f"{session_id}_{n}"
-            speaker, text = (
-                require_field(turn, "role", str, turn_location),
-                require_field(turn, "content", str, turn_location),
-            )
-            speaker_turns.append(SpeakerTurn(speaker=speaker, text=text, id=turn_id))
-            if turn.get("has_answer") and text.strip():
+            speaker_turns.append(read_turn(turn, turn_id, f"{location}: session {session_id}: turn {n}"))
+            if turn.get("has_answer") and speaker_turns[-1].text.strip():
                 answering_turns.append(turn_id)
         builder.add_session(speaker_turns, date)
     abstain = "_abs" in id

@@ -16,8 +16,7 @@ from typing import Any
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder, parse_answers, to_iso_time
 from memalpha.tasks.dataset_info import DataSet, shipped_card
-from memalpha.tasks.formats.files import find_file, require_field
-from memalpha.tasks.formats.streaming import iter_parquet_rows
+from memalpha.tasks.formats.files import find_file, iter_parquet_rows, require_field
 from memalpha.types import Chunk, Question, Task
 
 DATA = (shipped_card("memalpha"), shipped_card("memalpha_mab"))

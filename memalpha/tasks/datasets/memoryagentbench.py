@@ -9,7 +9,6 @@ files.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -19,9 +18,8 @@ from typing import Any
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import BORDERS, TaskBuilder, parse_answers, require_iso_time, require_objects, to_iso_time
 from memalpha.tasks.dataset_info import shipped_card
-from memalpha.tasks.formats.files import find_file, read_json, require_field
-from memalpha.tasks.formats.streaming import iter_parquet_rows
-from memalpha.types import Question, SpeakerTurn, Task
+from memalpha.tasks.formats.files import find_file, iter_parquet_rows, parse_python, read_json, read_turn, require_field
+from memalpha.types import Question, Task
 
 DATA = shipped_card("memoryagentbench")
 
@@ -167,20 +165,18 @@ def _sessions(builder: TaskBuilder, context: str, location: str) -> dict[str, li
         Turn ids by text.
     """
     try:
-        items = ast.literal_eval(context)
-    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+        items = parse_python(context)
+    except ValueError as error:
         raise DataError(f"{location}: context is no Python list of times and sessions: {error}") from error
     if not isinstance(items, list) or len(items) % 2:
         raise DataError(f"{location}: context is no list that alternates times and sessions")
     ids_by_text: dict[str, list[str]] = {}
     for number, (time, turns) in enumerate(zip(items[::2], items[1::2], strict=True)):
         session_location = f"{location}: context: session {number}"
-        speaker_turns = []
-        for n, turn in enumerate(require_objects(turns, session_location), start=1):
-            text = require_field(turn, "content", str, session_location)
-            speaker_turns.append(
-                SpeakerTurn(speaker=require_field(turn, "role", str, session_location), text=text, id=f"s{number}_{n}")
-            )
+        speaker_turns = [
+            read_turn(turn, f"s{number}_{n}", session_location)
+            for n, turn in enumerate(require_objects(turns, session_location), start=1)
+        ]
         raw_time = time.removeprefix("Chat Time: ") if isinstance(time, str) else time
         builder.add_session(speaker_turns, require_iso_time(raw_time, session_location))
         for turn in speaker_turns:

@@ -7,7 +7,6 @@ names. The category of a question is the kind of memory it asks for.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -18,7 +17,7 @@ from typing import Any
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder, parse_answers, require_objects, to_iso_time
 from memalpha.tasks.dataset_info import shipped_card
-from memalpha.tasks.formats.files import find_file, read_json, require_field, require_items
+from memalpha.tasks.formats.files import find_file, parse_python, read_json, require_field, require_items
 from memalpha.types import Question, SpeakerTurn, Task
 
 DATA = shipped_card("perltqa")
@@ -183,8 +182,8 @@ def _references(value: Any) -> list[str]:
 
 def _python(text: str) -> Any:
     try:
-        return ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return parse_python(text.strip())
+    except ValueError:
         return None
 
 

@@ -33,8 +33,7 @@ from memalpha.errors import DataError
 from memalpha.tasks.chunking import split_text
 from memalpha.tasks.dataset_info import DataSet, shipped_card
 from memalpha.tasks.formats import files
-from memalpha.tasks.formats.files import find_file, require_field, require_items
-from memalpha.tasks.formats.streaming import iter_csv_rows, iter_json_lines
+from memalpha.tasks.formats.files import find_file, iter_csv_rows, iter_json_lines, require_field, require_items
 from memalpha.tasks.overlap import words
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 

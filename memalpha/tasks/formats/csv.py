@@ -24,7 +24,7 @@ from typing import Any
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder
-from memalpha.tasks.formats.streaming import iter_csv_rows
+from memalpha.tasks.formats.files import iter_csv_rows
 from memalpha.types import Question, SpeakerTurn, Task, is_iso_time
 
 SEPARATORS = ",;\t"
