@@ -9,13 +9,14 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from memalpha.arguments import check_count, check_path, check_seed, check_type
+from memalpha.arguments import check_path, check_type
 from memalpha.config import WorldConfig
 from memalpha.errors import ConfigError, DataError, did_you_mean
 from memalpha.tasks.catalog import MODULES, get_data_set, load_set, loader_options, locate, read_set, validate_options
 from memalpha.tasks.dataset_info import DataSet
 from memalpha.tasks.formats.chats import load_chats
 from memalpha.tasks.formats.csv import load_csv
+from memalpha.tasks.formats.files import check_selection
 from memalpha.tasks.formats.jsonl import from_dataset, load_jsonl, save_jsonl
 from memalpha.types import Task
 
@@ -58,13 +59,7 @@ def load_tasks(
         check_path("tasks", name_or_path, error=DataError)
     name = str(name_or_path) if dataset is None else "a Dataset"
     check_type("variant", variant, (str, NoneType), error=DataError)
-    check_seed(seed, error=DataError)
-    if data is not None:
-        check_path("data", data, error=DataError)
-    if limit is not None:
-        check_count("limit", limit, error=DataError)
-    if limit is not None and limit < 1:
-        raise DataError(f"limit {limit}: at least one task is needed")
+    check_selection(seed, data, limit)
     if world is not None:
         options["world"] = world
     if seed != 0:

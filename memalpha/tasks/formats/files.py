@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from memalpha.arguments import check_count, check_path, check_seed
 from memalpha.errors import DataError, install_command
 from memalpha.text_files import read_text
 from memalpha.types import Chunk, SpeakerTurn, Task
@@ -47,6 +48,17 @@ def find_file(path: Path, name: str) -> Path:
         if candidate.is_file():
             return candidate
     raise DataError(f"{path}: no file {name} in this folder")
+
+
+def check_selection(seed: int, data: str | Path | None, limit: int | None) -> None:
+    """Check arguments that all loaders take. Raises `DataError` naming the argument."""
+    check_seed(seed, error=DataError)
+    if data is not None:
+        check_path("data", data, error=DataError)
+    if limit is not None:
+        check_count("limit", limit, error=DataError)
+        if limit < 1:
+            raise DataError(f"limit {limit}: at least one task is needed")
 
 
 def read_json(path: Path) -> Any:
