@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memalpha.errors import ConfigError, install_command
-from memalpha.rewards.reply import reply_text
+from memalpha.rewards.base import reply_text
 from memalpha.workers import KillableFunction, Killed
 
 TIMEOUT = 1.0

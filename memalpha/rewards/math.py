@@ -33,7 +33,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from memalpha.errors import ConfigError, RewardError, install_command
-from memalpha.rewards.reply import read_column, reply_text
+from memalpha.rewards.base import read_column, reply_text
 from memalpha.tasks.text_tasks import last_boxed
 from memalpha.workers import KillableFunction, Killed
 
