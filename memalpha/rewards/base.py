@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, SupportsFloat
 
@@ -180,10 +180,7 @@ def named(function: Any, name: str | None = None, weight: float | None = None) -
         ConfigError: `function` is a class or not callable.
     """
     if isinstance(function, RewardFunction):
-        total_weight = function.weight if weight is None else weight
-        return RewardFunction(
-            name or function.name, function.function, total_weight, function.columns, function.maximum
-        )
+        return replace(function, name=name or function.name, weight=function.weight if weight is None else weight)
     if not callable(function) or inspect.isclass(function):
         problem = "a class: make an object of it" if inspect.isclass(function) else "not callable"
         raise ConfigError(

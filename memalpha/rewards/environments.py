@@ -208,30 +208,27 @@ class PreferenceComparison(TextGeneration):
         references = columns[self._reference]
         rows = [row for row, text in enumerate(references) if text is not None]
         pairs = [[_text(completions[row]), str(references[row])] for row in rows]
-        verdicts: Any = (
-            self._ask([_text(prompts[row]) for row in rows] * 2, pairs + [pair[::-1] for pair in pairs]) if rows else []
-        )
-        if not inspect.isawaitable(verdicts):
-            return _preferences(rows, len(completions), verdicts)
+        verdicts: Any = []
+        if rows:
+            verdicts = self._ask([_text(prompts[row]) for row in rows] * 2, pairs + [pair[::-1] for pair in pairs])
+
+        def preferences(verdicts: Sequence[Any]) -> list[float | None]:
+            """Return the share of orders in which each reply is preferred; None without a verdict."""
+            verdicts = list(verdicts)
+            if len(verdicts) != 2 * len(rows) or any(verdict not in (0, 1, -1, None) for verdict in verdicts):
+                raise RewardError(
+                    f"the judge gave {verdicts!r} for {2 * len(rows)} pairs: 0, 1 or -1 for each is needed"
+                )
+            shares: list[float | None] = [None] * len(completions)
+            for row, *both in zip(rows, verdicts[: len(rows)], verdicts[len(rows) :], strict=True):
+                wins = [float(verdict == order) for order, verdict in enumerate(both) if verdict in (0, 1)]
+                shares[row] = sum(wins) / len(wins) if wins else None
+            return shares
 
         async def finish() -> list[float | None]:
-            return _preferences(rows, len(completions), await verdicts)
+            return preferences(await verdicts)
 
-        return finish()
-
-
-def _preferences(rows: Sequence[int], count: int, verdicts: Sequence[Any]) -> list[float | None]:
-    """Return the share of orders in which each reply is preferred; None without a verdict."""
-    verdicts = list(verdicts)
-    if len(verdicts) != 2 * len(rows) or any(verdict not in (0, 1, -1, None) for verdict in verdicts):
-        raise RewardError(f"the judge gave {verdicts!r} for {2 * len(rows)} pairs: 0, 1 or -1 for each is needed")
-    shares: list[float | None] = [None] * count
-    for index, row in enumerate(rows):
-        wins = [float(verdicts[index] == 0)] if verdicts[index] in (0, 1) else []
-        swapped = verdicts[index + len(rows)]
-        wins += [float(swapped == 1)] if swapped in (0, 1) else []
-        shares[row] = sum(wins) / len(wins) if wins else None
-    return shares
+        return finish() if inspect.isawaitable(verdicts) else preferences(verdicts)
 
 
 def math_environment(*, weight: float = 1.0, also: Iterable[Any] = ()) -> TextGeneration:

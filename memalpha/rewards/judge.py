@@ -24,6 +24,7 @@ from typing import Any
 
 from memalpha.config import JudgeConfig
 from memalpha.config.rewards import template_fields
+from memalpha.policy.base import is_endpoint
 from memalpha.policy.load import load_reward_model
 from memalpha.policy.plain_text import enclose
 from memalpha.qa.scoring.judge import load_judge
@@ -72,9 +73,9 @@ class JudgeReward:
         try:
             return await asyncio.to_thread(self._scores, rows)
         except asyncio.CancelledError:
-            for policy in self.judge.policies:  # another reward raised: send no more, keep the answers
-                if (client := getattr(policy, "client", None)) is not None:
-                    client.give_up()
+            policies: list[Any] = [policy for policy in self.judge.policies if is_endpoint(policy)]
+            for policy in policies:  # another reward raised: send no more, keep the answers
+                policy.client.give_up()
             raise
 
     def _judge_prompt(
@@ -86,16 +87,10 @@ class JudgeReward:
         text = reply_text(reply, thinking=False)
         if not text.strip():
             return 0.0
-        parts = {
-            "prompt": _prompt_text(prompt),
-            "completion": text,
-            **{name: str(value) for name, value in values.items()},
-        }
-        tagged = {name: enclose(name, text) for name, text in parts.items()}
-        instruction = self.template.format_map(tagged)
-        return JudgePrompt(
-            f"{instruction}\n\nReply with one JSON object and nothing else:\n{self._form}", self._verdicts
-        )
+        parts = {"prompt": _prompt_text(prompt), "completion": text, **values}
+        instruction = self.template.format_map({name: enclose(name, str(part)) for name, part in parts.items()})
+        form = f"{instruction}\n\nReply with one JSON object and nothing else:\n{self._form}"
+        return JudgePrompt(form, self._verdicts)
 
     def _scores(self, rows: Sequence[JudgePrompt | float | None]) -> list[float | None]:
         unique = list({item.prompt: item for item in rows if isinstance(item, JudgePrompt)}.values())
@@ -168,7 +163,5 @@ class ModelReward:
             columns: Ignored.
         """
         if self.chat:
-            prompts = [
-                [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt for prompt in prompts
-            ]
+            prompts = [[{"role": "user", "content": text}] if isinstance(text, str) else text for text in prompts]
         return self.model.score(prompts, [reply_text(completion) for completion in completions])
