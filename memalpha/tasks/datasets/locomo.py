@@ -124,7 +124,8 @@ def _task(sample: Any, number: int, file: Path, variant: str) -> Task:
     location = f"{file}: conversation {number}"
     conversation = require_field(sample, "conversation", dict, location)
     sessions = sorted((int(match[1]), key) for key in conversation if (match := _SESSION.fullmatch(key)))
-    chunks = [_chunk(conversation, key, f"{location}: {key}") for _, key in sessions if conversation[key]]
+    titles = [key for _, key in sessions if conversation[key]]
+    chunks = [_chunk(conversation, key, f"{location}: {key}") for key in titles]
     if not chunks:
         raise DataError(f"{location}: no session_1, session_2, ... with turns in 'conversation'")
     turn_ids = {turn.id for chunk in chunks for turn in chunk.turns}
@@ -136,32 +137,22 @@ def _task(sample: Any, number: int, file: Path, variant: str) -> Task:
             raise DataError(f"{label}: 'category' is {item['category']}, not one of 1 to 5")
         if variant == "all" or (category == "adversarial") == (variant == "adversarial"):
             questions.append(_question(item, f"locomo_{number}_qa{index}", category, turn_ids, label))
-    return build_task(
-        str(file),
-        id=str(sample.get("sample_id", f"locomo-{number}")),
-        chunks=tuple(chunks),
-        questions=tuple(questions),
-        meta={
-            "speakers": [conversation.get("speaker_a"), conversation.get("speaker_b")],
-            "observations": list(
-                _parse_observations(sample, [key for _, key in sessions if conversation[key]], turn_ids, location)
-            ),
-        },
-    )
+    meta = {
+        "speakers": [conversation.get("speaker_a"), conversation.get("speaker_b")],
+        "observations": list(_parse_observations(sample, titles, turn_ids, location)),
+    }
+    id = str(sample.get("sample_id", f"locomo-{number}"))
+    return build_task(str(file), id=id, chunks=tuple(chunks), questions=tuple(questions), meta=meta)
 
 
 def _parse_observations(
     sample: Mapping[str, Any], sessions: Sequence[str], turn_ids: set[str | None], location: str
 ) -> Iterator[dict[str, Any]]:
     """Yield the observations of each session, in order; a file may have none."""
-    observations_by_session = require_field(sample, "observation", dict, location) if "observation" in sample else {}
+    by_session = require_field(sample, "observation", dict, location) if "observation" in sample else {}
     for chunk, session in enumerate(sessions):
         key = f"{session}_observation"
-        by_speaker = (
-            require_field(observations_by_session, key, dict, f"{location}: observation")
-            if key in observations_by_session
-            else {}
-        )
+        by_speaker = require_field(by_session, key, dict, f"{location}: observation") if key in by_session else {}
         for speaker in by_speaker:
             for fact in require_field(by_speaker, speaker, list, f"{location}: observation.{key}"):
                 if not (isinstance(fact, list) and len(fact) == 2 and isinstance(fact[0], str)):

@@ -102,15 +102,14 @@ def _task(row: Mapping[str, Any], source: str, id: str, location: str) -> Task:
     questions = []
     for n, item in enumerate(_json(row["questions_and_answers"], list, f"{location}: questions_and_answers")):
         item_location = f"{location}: questions_and_answers[{n}]"
-        gold = item.get("answer", item.get("answers")) if isinstance(item, Mapping) else None
-        meta: dict[str, Any] = {"metric": metric}
-        if (evidence_index := item.get("evidence_idx") if isinstance(item, Mapping) else None) is not None:
-            meta["evidence_chunks"] = evidence_index if isinstance(evidence_index, list) else [evidence_index]
+        text, meta = require_field(item, "question", str, item_location), dict[str, Any](metric=metric)
+        if (index := item.get("evidence_idx")) is not None:
+            meta["evidence_chunks"] = index if isinstance(index, list) else [index]
         questions.append(
             Question(
                 id=f"q{n}",
-                question=require_field(item, "question", str, item_location),
-                answers=parse_answers(gold, f"{item_location}: field 'answer'"),
+                question=text,
+                answers=parse_answers(item.get("answer", item.get("answers")), f"{item_location}: field 'answer'"),
                 category=source,
                 meta=meta,
             )

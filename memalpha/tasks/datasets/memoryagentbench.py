@@ -35,8 +35,7 @@ METRICS = {
 }
 """Official metric by the beginning of a row's `metadata.source`."""
 
-_EXAMPLE = (r"\n(?!\s*label:)",)
-_FACT = (r"\n(?=\s*\d+\.)",)
+_LEADING_BORDERS = {"icl_": (r"\n(?!\s*label:)",), "factcon": (r"\n(?=\s*\d+\.)",)}
 _TITLE = re.compile(r"\([^()]*\)")
 
 
@@ -89,10 +88,8 @@ def _task(row: Mapping[str, Any], source: str, id: str, location: str, file: Pat
     if metric == "judge":
         ids_by_text = _sessions(builder, context, location)
     else:
-        leading_borders = {"squad-exact": _EXAMPLE, "substring": _FACT}.get(metric, ())
-        builder.add_text(
-            context, borders=(*leading_borders, *BORDERS) if source.startswith(("icl_", "factcon")) else BORDERS
-        )
+        leading = next((border for start, border in _LEADING_BORDERS.items() if source.startswith(start)), ())
+        builder.add_text(context, borders=(*leading, *BORDERS))
     films = _films(file, location) if metric == "recall@5" else {}
     return builder.build(id, _questions(row, metric, ids_by_text, films, location), location, meta={"source": source})
 
@@ -107,10 +104,8 @@ def _questions(
     if len(golds) != len(question_texts):
         raise DataError(f"{location}: {len(question_texts)} questions and {len(golds)} answers")
     titles = sorted(set(films.values()))
-    ids, types, dates = (
-        _per_question(meta, key, len(question_texts)) for key in ("question_ids", "question_types", "question_dates")
-    )
-    haystacks, pairs = (_per_question(meta, key, len(question_texts)) for key in ("haystack_sessions", "qa_pair_ids"))
+    keys = ("question_ids", "question_types", "question_dates", "haystack_sessions", "qa_pair_ids")
+    ids, types, dates, haystacks, pairs = (_per_question(meta, key, len(question_texts)) for key in keys)
     for n, (question, gold) in enumerate(zip(question_texts, golds, strict=True)):
         answer_location = f"{location}: answers[{n}]"
         answers = parse_answers(gold, answer_location)

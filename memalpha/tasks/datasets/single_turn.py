@@ -143,9 +143,8 @@ def _read_nlu(path: Path, variant: str | None) -> list[Sentences]:
         tables = sorted(folder.glob("*.csv"))
         if not tables:
             raise DataError(f"{folder}: no CSV files; give the folder of one fold (it holds trainset and testset)")
-        splits.append(
-            [row for file in tables for row in _read_csv(file, ";", "answer_from_anno", "scenario", "intent")]
-        )
+        columns = ("answer_from_anno", "scenario", "intent")
+        splits.append([row for file in tables for row in _read_csv(file, ";", *columns)])
     return splits
 
 
@@ -229,24 +228,20 @@ def _label_loader(name: str, read: Callable[[Path, str | None], list[Sentences]]
                 text, label = train[index]
                 evidence[label].append(f"e{index}")
                 turns.append(SpeakerTurn(speaker=f"label {numbers[label]}", text=text, id=f"e{index}"))
-            task = files.build_task(
-                str(path),
-                id=f"{prefix}-{split}-{seed}-{len(tasks)}",
-                chunks=tuple(files.pack_turns(turns)),
-                questions=tuple(
-                    Question(
-                        id=f"{split}{i}",
-                        question=f'Label of "{text}"?',  # a longer frame costs search up to a third of its hits on TREC
-                        answers=(numbers[label], f"label {numbers[label]}") if label in numbers else (),
-                        category="label" if label in numbers else OUT_OF_SCOPE,
-                        evidence=tuple(evidence[label]),
-                        meta={"metric": "exact", "text": text, **({"leak": True} if same and split == "test" else {})},
-                    )
-                    for (i, (text, label)), same in zip(batch, repeated, strict=True)
-                ),
-                meta={"labels": numbers, "examples": len(sample)},
+            asked_now = tuple(
+                Question(
+                    id=f"{split}{i}",
+                    question=f'Label of "{text}"?',  # a longer frame costs search up to a third of its hits on TREC
+                    answers=(numbers[label], f"label {numbers[label]}") if label in numbers else (),
+                    category="label" if label in numbers else OUT_OF_SCOPE,
+                    evidence=tuple(evidence[label]),
+                    meta={"metric": "exact", "text": text, **({"leak": True} if same and split == "test" else {})},
+                )
+                for (i, (text, label)), same in zip(batch, repeated, strict=True)
             )
-            tasks.append(task)
+            id, chunks = f"{prefix}-{split}-{seed}-{len(tasks)}", tuple(files.pack_turns(turns))
+            meta = {"labels": numbers, "examples": len(sample)}
+            tasks.append(files.build_task(str(path), id=id, chunks=chunks, questions=asked_now, meta=meta))
         return tasks
 
     return load
