@@ -22,7 +22,7 @@ from memalpha.tasks.formats.files import require_field
 from memalpha.tasks.formats.messages import is_messages, load_messages, pack_days
 from memalpha.tasks.formats.whatsapp import NO_CHAT, is_whatsapp, load_whatsapp
 from memalpha.text_files import read_text
-from memalpha.types import Chunk, SpeakerTurn, Task
+from memalpha.types import Chunk, Task
 
 
 def load_chats(path: Path, dates: str | None = None) -> list[Task] | None:
@@ -94,10 +94,7 @@ def with_turn_ids(task: Task) -> Task:
 
 
 def _number_turns(chunk: Chunk) -> Chunk:
-    turns = [
-        SpeakerTurn(speaker=turn.speaker, text=turn.text, id=f"{chunk.index}.{number}")
-        for number, turn in enumerate(chunk.turns)
-    ]
+    turns = [turn.model_copy(update={"id": f"{chunk.index}.{n}"}) for n, turn in enumerate(chunk.turns)]
     return chunk.model_copy(update={"turns": tuple(turns)})
 
 
@@ -186,9 +183,10 @@ def _read_chatgpt_message(message: Any, location: str) -> _Utterance:
     role = require_field(author, "role", str, f"{location}.author")
     content = require_field(message, "content", dict, location)
     metadata = message.get("metadata") or {}
+    is_hidden = isinstance(metadata, Mapping) and metadata.get("is_visually_hidden_from_conversation")
     is_read = (
         role in ("user", "assistant")
-        and not (isinstance(metadata, Mapping) and metadata.get("is_visually_hidden_from_conversation"))
+        and not is_hidden
         and message.get("recipient") in (None, "all")
         and message.get("channel") in (None, "final")
         and content.get("content_type") in ("text", "multimodal_text")
@@ -214,17 +212,15 @@ def _current_branch(messages: Sequence[Any], leaf: Any) -> list[int]:
 
     The leaf is the last message unless it is named. Older exports name no parents: they hold one branch, all messages.
     """
-    has_parents = all(
-        isinstance(item, Mapping) and isinstance(item.get("parent_message_uuid"), str) for item in messages
-    )
-    if not messages or not has_parents:
+    parents = [item.get("parent_message_uuid") for item in messages if isinstance(item, Mapping)]
+    if not messages or sum(isinstance(parent, str) for parent in parents) < len(messages):
         return list(range(len(messages)))
     by_id = {message.get("uuid"): index for index, message in enumerate(messages)}
     index: int | None = by_id.get(leaf, len(messages) - 1)
     path: dict[int, None] = {}
     while index is not None and index not in path:
         path[index] = None
-        index = by_id.get(messages[index]["parent_message_uuid"])  # that of the first message is nobody's
+        index = by_id.get(parents[index])  # that of the first message is nobody's
     return list(reversed(path))
 
 

@@ -65,9 +65,8 @@ def load_jsonl(path: str | Path) -> list[Task]:
                 ) from None
             raise
         if task.id in first_line:
-            raise DataError(
-                f"{location}: id: task {task.id!r} is already on line {first_line[task.id]}: ids are unique"
-            )
+            earlier = first_line[task.id]
+            raise DataError(f"{location}: id: task {task.id!r} is already on line {earlier}: ids are unique")
         first_line[task.id] = number
         tasks.append(task)
     if not tasks:
@@ -174,9 +173,8 @@ def parse_task(raw: bytes, location: str) -> Task:
         remainder = f"; and {len(items) - _MAX_ERRORS} more" if len(items) > _MAX_ERRORS else ""
         raise DataError(f"{location}: {descriptions}{remainder}") from error
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{location}: not UTF-8 text (byte {error.start} of the line): save the file as UTF-8"
-        ) from error
+        problem = f"not UTF-8 text (byte {error.start} of the line): save the file as UTF-8"
+        raise DataError(f"{location}: {problem}") from error
     except ValueError as error:
         raise DataError(f"{location}: {error}") from error
     for field, problem in find_problems(task):
@@ -199,12 +197,8 @@ def _describe(item: Any) -> str:
     if item["type"] == "extra_forbidden":
         model = next((_MODELS[key] for key in reversed(location[:-1]) if key in _MODELS), Task)
         message = f"unknown key: known are {', '.join(model.model_fields)}"
-    return f"{_field(location)}: {message}" if location else message
-
-
-def _field(location: Sequence[str | int]) -> str:
-    text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in location)
-    return text.removeprefix(".")
+    field = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in location)
+    return f"{field.removeprefix('.')}: {message}" if location else message
 
 
 def find_problems(task: Task) -> Iterator[tuple[str, str]]:
@@ -249,20 +243,14 @@ def find_problems(task: Task) -> Iterator[tuple[str, str]]:
         if operation.kind == "core_update":
             continue
         if operation.kind != "insert":
-            if (problem := _not_live(operation, live)) is not None:
-                yield f"gold_operations[{i}].replaces", problem
+            field, old = f"gold_operations[{i}].replaces", (operation.category, operation.replaces)
+            if operation.replaces is None:
+                yield field, f"needed: the content that the {operation.kind} ends"
+            elif old not in live:
+                yield field, f"no fact of {old[0]!r} says {old[1]!r} when the {operation.kind} comes"
             live.discard((operation.category, operation.replaces or ""))
         if operation.kind != "delete":
             live.add((operation.category, operation.content))
-
-
-def _not_live(operation: GoldOperation, live: set[tuple[str, str]]) -> str | None:
-    """Return the problem of an update or delete that ends no live fact, or None."""
-    if operation.replaces is None:
-        return f"needed: the content that the {operation.kind} ends"
-    if (operation.category, operation.replaces) in live:
-        return None
-    return f"no fact of {operation.category!r} says {operation.replaces!r} when the {operation.kind} comes"
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

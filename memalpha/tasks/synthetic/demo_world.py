@@ -8,7 +8,6 @@ follow from it. Entries of a perfect writer are `attribute: value` (category sem
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from datetime import date, timedelta
 from random import Random
@@ -227,7 +226,10 @@ def _draw_questions(rng: Random, shape: Shape, plan: _Plan, temporal: bool) -> t
     stated = [slot for slot in plan.slots if len(slot.versions) == 1]
     questions = [slot.ask(rng) for slot in changed]
     counts = Counter(event.kind.key for event in plan.events)
-    questions += [_count_question(rng, key, plan.events) for key, _ in counts.most_common(1)]
+    for key, count in counts.most_common(1):
+        counted = sorted((event for event in plan.events if event.kind.key == key), key=lambda event: event.chunk)
+        text, evidence = rng.choice(counted[0].kind.counts), tuple(event.turn for event in counted)
+        questions.append(question(text, key, "count", (str(count),), evidence))
     stated_keys = {slot.attribute.key for slot in plan.slots}
     strangers = rng.sample([a for a in phrases.ATTRIBUTES if a.key not in stated_keys], rng.randint(*shape.never))
     questions += [Slot(a).ask(rng) for a in strangers]
@@ -244,9 +246,3 @@ def _draw_questions(rng: Random, shape: Shape, plan: _Plan, temporal: bool) -> t
     questions = questions[: shape.questions]
     rng.shuffle(questions)
     return numbered(questions)
-
-
-def _count_question(rng: Random, key: str, events: Sequence[_Event]) -> Question:
-    counted = [event for event in events if event.kind.key == key]
-    evidence = tuple(event.turn for event in sorted(counted, key=lambda event: event.chunk))
-    return question(rng.choice(counted[0].kind.counts), key, "count", (str(len(counted)),), evidence)

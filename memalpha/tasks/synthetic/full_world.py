@@ -95,18 +95,14 @@ def build_stream_task(rng: Random, tokens: int, task_id: str, *, split: Split = 
     """
     sessions = list(stream_sessions(rng, tokens, split=split, pseudo=pseudo))
     last = len(sessions) - 1
-    return Task(
-        id=task_id,
-        chunks=tuple(session.chunk for session in sessions),
-        questions=numbered(
-            [
-                item.model_copy(update={"asked_after_chunk": None if number == last else number})
-                for number, session in enumerate(sessions)
-                for item in session.questions
-            ]
-        ),
-        gold_operations=tuple(operation for session in sessions for operation in session.operations),
-    )
+    questions = [
+        item.model_copy(update={"asked_after_chunk": None if number == last else number})
+        for number, session in enumerate(sessions)
+        for item in session.questions
+    ]
+    chunks = tuple(session.chunk for session in sessions)
+    gold = tuple(operation for session in sessions for operation in session.operations)
+    return Task(id=task_id, chunks=chunks, questions=numbered(questions), gold_operations=gold)
 
 
 def stream_sessions(rng: Random, tokens: int, *, split: Split = "train", pseudo: float = 0.0) -> Iterator[Session]:
@@ -256,12 +252,9 @@ class _World:
             ago = self.rng.randint(1, 7)
             when = f"last {phrases.WEEKDAYS[(day - timedelta(days=ago)).weekday()]}"
         event = _Event(kind, value, lines.chunk, day - timedelta(days=ago))
+        day_told = event.day.isoformat() if ago else None
         operation = GoldOperation(
-            kind="insert",
-            chunk=lines.chunk,
-            category="episodic",
-            content=event.content,
-            timestamp=event.day.isoformat() if ago else None,
+            kind="insert", chunk=lines.chunk, category="episodic", content=event.content, timestamp=day_told
         )
         event.turn = lines.add("user", fill(self.pick(kind.states), value, when=when), operation)
         self.events.append(event)
@@ -329,15 +322,8 @@ class _World:
         whose = f"{slot.subject}'s" if slot.subject else "my"
         text = self.pick(phrases.PREVIOUS).format(whose=whose, key=slot.attribute.key, v=current.value)
         stale_values = [version.value for version in versions if version.value and version is not before]
-        return question(
-            text,
-            slot.name,
-            "previous",
-            (before.value or "",),
-            (before.turn, current.turn),
-            stale_values,
-            before=current.value,
-        )
+        answers, evidence = (before.value or "",), (before.turn, current.turn)
+        return question(text, slot.name, "previous", answers, evidence, stale_values, before=current.value)
 
     def _joins(self, limit: int) -> list[Question]:
         """Ask for facts of a person who stands in a relation to the user.
@@ -357,17 +343,9 @@ class _World:
                 stale = [version.value for version in slot.versions[:-1] if version.value]
                 stale += [value for value in former if value and value != slot.value]
                 key = relation.attribute.key
-                questions.append(
-                    question(
-                        fill(self.pick(attribute.questions), name=f"my {key}"),
-                        slot.name,
-                        "join",
-                        (slot.value,),
-                        (relation.versions[-1].turn, slot.versions[-1].turn),
-                        stale,
-                        via=key,
-                    )
-                )
+                text = fill(self.pick(attribute.questions), name=f"my {key}")
+                evidence = (relation.versions[-1].turn, slot.versions[-1].turn)
+                questions.append(question(text, slot.name, "join", (slot.value,), evidence, stale, via=key))
         return self.rng.sample(questions, min(limit, len(questions)))
 
     def _counts(self, limit: int) -> list[Question]:
@@ -376,9 +354,7 @@ class _World:
         for event in self.events:
             groups.setdefault((event.kind.key, ""), []).append(event)
             groups.setdefault((event.kind.key, event.day.isoformat()[:7]), []).append(event)
-        countable = [
-            item for item in groups.items() if len({event.chunk for event in item[1]}) > 1 and len(item[1]) <= 8
-        ]
+        countable = [item for item in groups.items() if len({e.chunk for e in item[1]}) > 1 and len(item[1]) <= 8]
         questions = []
         for (key, month), events in self.rng.sample(countable, min(limit, len(countable))):
             text = self.pick(events[0].kind.counts)
@@ -393,10 +369,8 @@ class _World:
         """Ask when an event happened, which of two came first, and the days between."""
         rng, questions = self.rng, []
         for event in rng.sample(self.events, min(each, len(self.events))):
-            text = fill(self.pick(event.kind.whens), event.value)
-            questions.append(
-                question(text, event.kind.key, "when", (event.day.isoformat(),), (event.turn,), event=event.content)
-            )
+            text, answers = fill(self.pick(event.kind.whens), event.value), (event.day.isoformat(),)
+            questions.append(question(text, event.kind.key, "when", answers, (event.turn,), event=event.content))
         for number in range(2 * each if len(self.events) > 1 else 0):
             a, b = rng.sample(self.events, 2)
             days = abs((a.day - b.day).days)
@@ -407,14 +381,6 @@ class _World:
             else:
                 first = a if a.day < b.day else b
                 kind, text, answers = "order", self.pick(phrases.ORDER), (first.value, first.title)
-            questions.append(
-                question(
-                    text.format(a=a.title, b=b.title),
-                    a.kind.key,
-                    kind,
-                    answers,
-                    (a.turn, b.turn),
-                    events=[a.content, b.content],
-                )
-            )
+            text, events = text.format(a=a.title, b=b.title), [a.content, b.content]
+            questions.append(question(text, a.kind.key, kind, answers, (a.turn, b.turn), events=events))
         return questions

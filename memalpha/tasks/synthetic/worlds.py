@@ -55,14 +55,9 @@ def generate(world: WorldConfig, seed: int, index: int) -> Task:
     if world.preset == "full":
         if world.drills:
             raise ConfigError("world.drills: only preset 'demo' has conversations that drill changes; leave it out")
-        tokens = _tokens(world)
-        return build_stream_task(
-            _rng(world, seed, index),
-            tokens,
-            f"full-{world.split}-{tokens}-{seed}-{index}",
-            split=world.split,
-            pseudo=world.pseudo_values,
-        )
+        tokens, pseudo = _tokens(world), world.pseudo_values
+        id = f"full-{world.split}-{tokens}-{seed}-{index}"
+        return build_stream_task(_rng(world, seed, index), tokens, id, split=world.split, pseudo=pseudo)
     if world.tokens is not None:
         raise ConfigError("world.tokens: only preset 'full' has a length in tokens; leave it out for 'demo'")
     is_drill = world.drills and Random(f"drill|{seed}|{index}").random() < world.drills
