@@ -67,6 +67,7 @@ OPTIONAL_LIBRARIES = MODEL_LIBRARIES | {
         "anthropic",
         "bm25s",
         "datasets",
+        "fastapi",
         "filelock",
         "huggingface_hub",
         "jsonschema",

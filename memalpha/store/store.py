@@ -514,6 +514,25 @@ class MemoryStore(Memory):
         with self._transaction():
             yield
 
+    @contextmanager
+    def reading_at_once(self, *, search: bool = False) -> Iterator[bool]:
+        """Open a transaction for reads of the current state, and yield True if they take milliseconds in this thread.
+
+        They do unless another thread uses the database, entries expire now, or it is on a server; a search also needs
+        a small index in step with the log, and an embedder that is no model.
+
+        Args:
+            search: The block searches.
+        """
+        with self._database.without_waiting() as is_free:
+            if not is_free:
+                yield False
+                return
+            with self._namespace.transaction(write=False):
+                log_end = self._namespace.log.end()
+                is_ready = not search or (self._embedder.is_cheap and self._index.is_warm(log_end.position))
+                yield is_ready and not self._has_expired_entries(log_end)
+
     def change(self, operation: Operation) -> Change:
         if not isinstance(operation, Operation):
             raise StoreError(f"operation {brief_repr(operation)}: an Operation is needed")

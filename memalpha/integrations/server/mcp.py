@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from memalpha import __version__
 from memalpha.agent.tools import format_validation_error, tool_schemas
 from memalpha.errors import ConfigError, install_command
-from memalpha.integrations.server.access import SCOPE, granted
 from memalpha.integrations.server.availability import log
+from memalpha.integrations.server.guard import SCOPE, granted
 from memalpha.integrations.server.keys import Right
 from memalpha.integrations.server.mcp_bounds import MAX_ANSWER, fit_hits, fit_items, read_arguments
 from memalpha.integrations.server.schemas import (
@@ -80,7 +80,9 @@ def mcp_server(service: MemoryService) -> Server[Any]:
             raise MCPError(code=types.INVALID_PARAMS, message=f"no tool {name!r}")
         arguments = read_arguments(params.arguments or {}, schemas[name])
         try:
-            memory = service if context.request is None else granted(service, context.request.scope, _right(name))
+            memory = (
+                service if context.request is None else granted(service, context.request.scope[SCOPE], _right(name))
+            )
             return await _call(memory, context, name, arguments)
         except ServiceError as error:
             return _failure(name, error.code, error.message)

@@ -39,7 +39,7 @@ from memalpha.errors import ConfigError, install_command
 from memalpha.integrations.server.keys import KeyFile
 from memalpha.integrations.server.mcp import mcp_server
 from memalpha.integrations.server.service import MemoryService
-from memalpha.integrations.server.tracing import start_tracing
+from memalpha.integrations.server.telemetry import start_tracing
 
 if TYPE_CHECKING:
     from memalpha.integrations.server.page import PageRenderer
@@ -493,7 +493,8 @@ def _stop_event() -> asyncio.Event:
 @contextmanager
 def listen(host: str, port: int) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as listening:
+    # asyncio sends small parts of an answer at once (TCP_NODELAY) on sockets that say they are TCP.
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:
         try:
             if os.name == "posix":  # elsewhere it would let two servers have one port
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

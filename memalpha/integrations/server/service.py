@@ -52,8 +52,9 @@ from memalpha.integrations.server.schemas import (
     ServiceError,
     count_conditions,
 )
-from memalpha.integrations.server.tracing import traced_store, work_span
+from memalpha.integrations.server.telemetry import traced_store, work_span
 from memalpha.policy.base import Policy
+from memalpha.store.backends.deadline import deadline
 from memalpha.store.filters import Where, parse_filter
 from memalpha.store.io.jsonl import to_json
 from memalpha.store.memory import Memory
@@ -124,6 +125,7 @@ class MemoryService:
         self._ask_pool = ThreadPoolExecutor(1, "memalpha-ask")
         self._read_pool = ThreadPoolExecutor(READ_THREADS, "memalpha-read")
         self._availability = Availability(store._database.ping if store._database.is_remote else None)
+        self._is_closing = False
         self.read_only = read_only
 
     @property
@@ -171,6 +173,8 @@ class MemoryService:
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
+        for service in (self, *self._siblings):
+            service._is_closing = True
         write_pools = [service._write_pool for service in (self, *self._siblings)]
         for pool in (self._model_pool, *write_pools, self._ask_pool, self._read_pool):  # the model's writes last
             pool.shutdown(cancel_futures=True)
@@ -384,7 +388,7 @@ class MemoryService:
         """
         self._check(category, where)
         search = partial(self._view.search, query, k, category=category, where=where, as_of=as_of)
-        hits = await self._run_in(None, search)
+        hits = await self._read_at_once(search, where is None and as_of is None, search=True)
         _check_answer_size((hit.entry for hit in hits), "ask for fewer hits (k)")
         return hits
 
@@ -399,7 +403,7 @@ class MemoryService:
 
     async def get(self, id: str, as_of: int | str | None = None) -> MemoryEntry:
         """Return an entry of the current state, or of a past one."""
-        return await self._run_in(None, partial(self._store.get, id, as_of=as_of))
+        return await self._read_at_once(partial(self._store.get, id, as_of=as_of), as_of is None)
 
     async def history(self, id: str) -> list[MemoryEntry]:
         """Return all versions of an entry, oldest first."""
@@ -409,7 +413,7 @@ class MemoryService:
 
     async def core(self, as_of: int | str | None = None) -> str:
         """Return the core memory."""
-        return await self._run_in(None, self._store.core_at, as_of)
+        return await self._read_at_once(partial(self._store.core_at, as_of), as_of is None)
 
     async def log(self, after: int, limit: int) -> list[LoggedOperation]:
         """Return at most `limit` operations after position `after`, fewer if they are large."""
@@ -441,6 +445,14 @@ class MemoryService:
     def _check_writable(self) -> None:
         if self.read_only:
             raise ServiceError("read_only", "this memory is served read-only", 403)
+
+    async def _read_at_once(self, work: Callable[[], T], is_current: bool, *, search: bool = False) -> T:
+        """Run `work`, which reads, in the loop's own thread if it takes milliseconds, else in a thread of the reads."""
+        if is_current and not self._is_closing:
+            with service_errors(), deadline(READ_SECONDS), self._store.reading_at_once(search=search) as is_ready:
+                if is_ready:
+                    return traced_store(work)
+        return await self._run_in(None, work)
 
     async def _run_in(
         self, pool: ThreadPoolExecutor | None, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
@@ -511,7 +523,9 @@ def _check_answer_size(entries: Iterable[MemoryEntry], how: str) -> None:
         entries: Entries of the answer.
         how: What to ask for instead.
     """
-    if sum(map(_count_bytes, entries)) > MAX_ANSWER:
+    entries = list(entries)
+    sizes = (128 + len(entry.content) + len(repr(dict(entry.metadata))) for entry in entries)
+    if 4 * sum(sizes) > MAX_ANSWER and sum(map(_count_bytes, entries)) > MAX_ANSWER:  # JSON has 4 bytes a character
         raise ServiceError("answer_too_large", f"the answer is larger than {MAX_ANSWER} bytes: {how}")
 
 

@@ -329,7 +329,7 @@ def test_commands_add_list_and_revoke(tmp_path):
 
 
 def test_namespaces_that_were_not_used_for_long_are_let_go(served):
-    service = served.web.app.state.service
+    service = served.web.app.service
     first = service.namespace("n-0")
     assert service.namespace("n-0") is first and service.namespace("default") is service
     for number in range(1, MAX_NAMESPACES + 1):
