@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
 from memalpha.errors import ConfigError
-from memalpha.integrations.server.availability import log
 from memalpha.integrations.server.keys import Key, KeyFile, Right
 from memalpha.integrations.server.schemas import MAX_BODY, MAX_LABEL, ServiceError, check_text
-from memalpha.integrations.server.service import MemoryService
+from memalpha.integrations.server.service import MemoryService, log
 from memalpha.store.trust.provenance import WRITER
 
 if TYPE_CHECKING:

@@ -23,36 +23,11 @@ from pydantic_core import PydanticSerializationError
 
 from memalpha import __version__
 from memalpha.errors import ConfigError, install_command
+from memalpha.integrations.server import schemas
 from memalpha.integrations.server.guard import NAMESPACE_HEADER, SCOPE, RequestGuard, granted
 from memalpha.integrations.server.keys import KeyFile, Right
 from memalpha.integrations.server.page import PAGE, PageRenderer, page_calls
-from memalpha.integrations.server.schemas import (
-    HTTP_SOURCE,
-    MAX_BODY,
-    AskRequest,
-    AskResponse,
-    CoreRequest,
-    CoreResponse,
-    EntryPage,
-    EraseRequest,
-    EraseResponse,
-    ErrorResponse,
-    FilteredSearchRequest,
-    HealthResponse,
-    HistoryResponse,
-    InsertRequest,
-    Label,
-    Limit,
-    ListRequest,
-    LogResponse,
-    Position,
-    ReadRequest,
-    ReadResponse,
-    SearchResponse,
-    ServiceError,
-    Time,
-    UpdateRequest,
-)
+from memalpha.integrations.server.schemas import HTTP_SOURCE, Label, Limit, Position, ServiceError, Time
 from memalpha.integrations.server.service import MemoryService
 from memalpha.integrations.server.telemetry import (
     REQUEST_ID_HEADER,
@@ -259,23 +234,23 @@ def _route(
 
 
 @_route("POST", "/read", "read-with-model", errors=_BAD_GATEWAY)
-async def read(service: MemoryService, body: ReadRequest) -> ReadResponse:
+async def read(service: MemoryService, body: schemas.ReadRequest) -> schemas.ReadResponse:
     """Let the writer read a text, chunk by chunk, and return its tool calls."""
     return await service.read(body, source=HTTP_SOURCE)
 
 
 @_route("POST", "/ask", "read", errors=_BAD_GATEWAY)
-async def ask(service: MemoryService, body: AskRequest) -> AskResponse:
+async def ask(service: MemoryService, body: schemas.AskRequest) -> schemas.AskResponse:
     """Answer a question from the memory alone."""
     answer = await service.ask(body.question, body.k, where=body.where)
-    return AskResponse(answer.text, answer.abstained, answer.conflict, answer.hits)
+    return schemas.AskResponse(answer.text, answer.abstained, answer.conflict, answer.hits)
 
 
 @_route("POST", "/search", "read")
-async def search(service: MemoryService, body: FilteredSearchRequest) -> SearchResponse:
+async def search(service: MemoryService, body: schemas.FilteredSearchRequest) -> schemas.SearchResponse:
     """Return the entries nearest to a query, with the parts of their scores."""
     hits = await service.search(body.query, body.k, category=body.category, where=body.where, as_of=body.as_of)
-    return SearchResponse(hits)
+    return schemas.SearchResponse(hits)
 
 
 @_route("GET", "/entries", "read", errors=_NO_ENTRY)
@@ -285,7 +260,7 @@ async def list_entries(
     limit: Limit = 50,
     after: Label | None = None,
     as_of: Position | Time | None = None,
-) -> EntryPage:
+) -> schemas.EntryPage:
     """Return a page of entries, oldest first, and the core memory.
 
     Args:
@@ -294,11 +269,11 @@ async def list_entries(
         after: Id that ended the last page.
         as_of: A past state.
     """
-    return await service.page(ListRequest(category=category, limit=limit, after=after), as_of=as_of)
+    return await service.page(schemas.ListRequest(category=category, limit=limit, after=after), as_of=as_of)
 
 
 @_route("POST", "/entries", "write", status=201)
-async def insert(service: MemoryService, body: InsertRequest) -> tuple[MemoryEntry, int]:
+async def insert(service: MemoryService, body: schemas.InsertRequest) -> tuple[MemoryEntry, int]:
     """Store a fact. What the memory states already, with the same metadata, is not stored again."""
     entry, is_new = await service.insert(body.model_dump())
     return entry, 201 if is_new else 200
@@ -311,7 +286,7 @@ async def get(service: MemoryService, id: Label, as_of: Position | Time | None =
 
 
 @_route("PATCH", "/entries/{id:path}", "write", errors={**_NO_ENTRY, 409: "another entry has this content"})
-async def update(service: MemoryService, id: Label, body: UpdateRequest) -> MemoryEntry:
+async def update(service: MemoryService, id: Label, body: schemas.UpdateRequest) -> MemoryEntry:
     """Replace the content of an entry; its id and history stay."""
     return await service.update(id, body.model_dump())
 
@@ -323,39 +298,39 @@ async def delete(service: MemoryService, id: Label) -> MemoryEntry:
 
 
 @_route("GET", "/history/{id:path}", "read", errors=_NO_ENTRY)
-async def history(service: MemoryService, id: Label) -> HistoryResponse:
+async def history(service: MemoryService, id: Label) -> schemas.HistoryResponse:
     """Return every version of an entry, deleted or not."""
-    return HistoryResponse(await service.history(id))
+    return schemas.HistoryResponse(await service.history(id))
 
 
 @_route("DELETE", "/history/{id:path}", "erase", errors=_NO_ENTRY)
-async def erase(service: MemoryService, id: Label) -> EraseResponse:
+async def erase(service: MemoryService, id: Label) -> schemas.EraseResponse:
     """Erase an entry for good, live or deleted, with all of its past."""
     return await service.erase(id)
 
 
 @_route("POST", "/erase", "erase")
-async def erase_matching(service: MemoryService, body: EraseRequest) -> EraseResponse:
+async def erase_matching(service: MemoryService, body: schemas.EraseRequest) -> schemas.EraseResponse:
     """Erase all entries for good of which any version, live or past, passes a filter."""
     return await service.erase(where=body.where)
 
 
 @_route("GET", "/core", "read")
-async def core(service: MemoryService, as_of: Position | Time | None = None) -> CoreResponse:
+async def core(service: MemoryService, as_of: Position | Time | None = None) -> schemas.CoreResponse:
     """Return the core memory."""
-    return CoreResponse(await service.core(as_of))
+    return schemas.CoreResponse(await service.core(as_of))
 
 
 @_route("PUT", "/core", "write")
-async def set_core(service: MemoryService, body: CoreRequest) -> CoreResponse:
+async def set_core(service: MemoryService, body: schemas.CoreRequest) -> schemas.CoreResponse:
     """Replace the core memory."""
-    return CoreResponse(await service.set_core(body.content, HTTP_SOURCE))
+    return schemas.CoreResponse(await service.set_core(body.content, HTTP_SOURCE))
 
 
 @_route("GET", "/log", "read")
-async def log(service: MemoryService, after: Position = 0, limit: Limit = 100) -> LogResponse:
+async def log(service: MemoryService, after: Position = 0, limit: Limit = 100) -> schemas.LogResponse:
     """Return the operations after a position of the log."""
-    return LogResponse(await service.log(after, limit))
+    return schemas.LogResponse(await service.log(after, limit))
 
 
 @_route("GET", "/export", "read")
@@ -377,38 +352,52 @@ class HttpApp:
     def __init__(
         self,
         service: MemoryService,
-        routes: list[Route],
-        guard: RequestGuard,
         *,
-        log: bool,
-        needs_token: bool,
-        mcp: Server[Any] | None,
+        token: str | None = None,
+        keys: KeyFile | None = None,
+        find_keys: Callable[[], KeyFile | None] | None = None,
+        local: bool = True,
+        hosts: Collection[str] = (),
+        log_requests: bool = False,
+        mcp: Server[Any] | None = None,
+        page: PageRenderer | None = None,
+        page_edits: bool = False,
     ) -> None:
-        """Prepare the routes.
+        """Prepare what serves a store.
 
         Args:
-            service: The memory.
-            routes: Routes beside those of the API.
-            guard: What it lets in.
-            log: Write a line for each request to the logger `memalpha.requests`.
-            needs_token: Say in the description that requests need a token.
-            mcp: MCP server to serve at /mcp.
+            service: The memory; the caller closes it. Keys may reach other namespaces of its store, too.
+            token: Has all rights on the service's namespace; None is none.
+            keys: Keys with their rights; the caller closes the file. Every request but that for health needs the token
+                or a key, unless there are neither.
+            find_keys: Returns the keys once they were made, while `keys` is None; the caller closes the file.
+            local: The server listens on a loopback address, and only requests for such a host are accepted.
+            hosts: Names that requests may be for besides localhost, as a proxy in front passes them on.
+            log_requests: Write one JSON line for each request to stderr.
+            mcp: MCP server to serve at /mcp beside the API.
+            page: Renders the page at /; None serves no page.
+            page_edits: Take the forms of the page from readers who have the rights.
         """
-        self.service, self._guard, self._log, self._needs_token = service, guard, log, needs_token
+        self.service, self._log, self._needs_token = service, log_requests, bool(token or keys)
+        if log_requests:
+            log_to_stderr()
+        self._guard = RequestGuard(
+            token=token, keys=keys, namespace=service.name, local=local, hosts=hosts, find_keys=find_keys
+        )
         self._metrics = RequestMetrics()
         self._description: bytes | None = None
         check: asyncio.Task[int] | None = None  # health needs no token: callers take at most one store thread
 
-        async def health() -> HealthResponse:
+        async def health() -> schemas.HealthResponse:
             """Check that the store answers. Needs no token."""
             nonlocal check
             if check is None or check.done() or check.get_loop() is not asyncio.get_running_loop():
                 check = asyncio.create_task(service.position())
             await asyncio.shield(check)
-            return HealthResponse()
+            return schemas.HealthResponse()
 
-        async def live() -> HealthResponse:  # without the store: restart the process only if this fails
-            return HealthResponse()
+        async def live() -> schemas.HealthResponse:  # without the store: restart the process only if this fails
+            return schemas.HealthResponse()
 
         async def metrics(request: Request) -> Response:
             request.scope[SCOPE].check("admin")
@@ -426,7 +415,8 @@ class HttpApp:
             opened.append(Route(method, path, call, takes_any_query=True))
         for path, call in ((METRICS, metrics), ("/v1/openapi.json", openapi)):
             opened += [Route(method, path, call, takes_any_query=True) for method in ("GET", "HEAD")]
-        self._routes = [*opened, *routes, *_ROUTES]
+        calls = {} if page is None else page_calls(service, page, edits=page_edits)
+        self._routes = [*opened, *(Route(method, PAGE, call) for method, call in calls.items()), *_ROUTES]
         self._by_path = {(route.method, route.path): route for route in self._routes}
         self._mcp: ASGIApp | None = None
         sessions = None
@@ -434,7 +424,7 @@ class HttpApp:
             from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
 
             # Stateless: no tool needs a session, so clients survive a restart of the server.
-            sessions = StreamableHTTPSessionManager(mcp, stateless=True, max_request_body_size=MAX_BODY)
+            sessions = StreamableHTTPSessionManager(mcp, stateless=True, max_request_body_size=schemas.MAX_BODY)
             self._mcp = StreamableHTTPASGIApp(sessions)
 
         @asynccontextmanager
@@ -564,20 +554,18 @@ class HttpApp:
 
     def openapi(self) -> dict[str, Any]:
         """Return the API description, with the categories of this memory."""
-        try:
-            from fastapi import Depends, FastAPI, Header, Query
-            from fastapi import Path as PathParameter
-            from fastapi.security import HTTPBearer
-        except ModuleNotFoundError as error:
-            if error.name != "fastapi":
-                raise
-            raise ConfigError(f"the API description needs {error.name}: {install_command('serve')}") from None
+        from fastapi import Depends, FastAPI, Header, Query
+        from fastapi import Path as PathParameter
+        from fastapi.security import HTTPBearer
+
         app = FastAPI(
             title="memalpha",
             version=__version__,
             description="A long-term memory, and the writer that keeps it.",
             generate_unique_id_function=lambda route: route.name,
-            responses={status: {"model": ErrorResponse, "description": text} for status, text in _ERRORS.items()},
+            responses={
+                status: {"model": schemas.ErrorResponse, "description": text} for status, text in _ERRORS.items()
+            },
         )
         about = "namespace, percent-encoded; a key of one namespace has its own by default"
         described = {
@@ -599,9 +587,7 @@ class HttpApp:
 
             call.__name__, call.__doc__, call.__signature__ = route.call.__name__, route.call.__doc__, signature
             extra: dict[str, Any] = {}
-            responses: dict[int | str, dict[str, Any]] = {
-                status: {"model": ErrorResponse, "description": text} for status, text in route.errors.items()
-            }
+            responses = _described(route.errors)
             if route.call is insert:
                 text = "the entry existed already and is unchanged"
                 responses[200] = {"model": MemoryEntry, "description": text}
@@ -617,13 +603,20 @@ class HttpApp:
             )
         description = app.openapi()
         models, paths = description["components"]["schemas"], description["paths"]
-        fields = [models[model.__name__]["properties"]["category"] for model in (InsertRequest, FilteredSearchRequest)]
+        fields = [
+            models[model.__name__]["properties"]["category"]
+            for model in (schemas.InsertRequest, schemas.FilteredSearchRequest)
+        ]
         fields += [item["schema"] for item in paths["/v1/entries"]["get"]["parameters"] if item["name"] == "category"]
         for field in fields:
             for option in field.get("anyOf", [field]):
                 if option["type"] == "string":
                     option["enum"] = list(self.service.schema.category_names)
         return description
+
+
+def _described(errors: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": schemas.ErrorResponse, "description": text} for status, text in errors.items()}
 
 
 class _ClientWatch:
@@ -681,39 +674,3 @@ def _error_response(error: ServiceError, path: str) -> Response:
         headers["WWW-Authenticate"] = 'Basic realm="memalpha", charset="UTF-8"' if path == PAGE else "Bearer"
     text = to_json({"code": error.code, "message": error.message}, separators=(",", ":"))
     return Response(text.encode(), error.status, headers, "application/json")
-
-
-def http_app(
-    service: MemoryService,
-    *,
-    token: str | None = None,
-    keys: KeyFile | None = None,
-    find_keys: Callable[[], KeyFile | None] | None = None,
-    local: bool = True,
-    hosts: Collection[str] = (),
-    log_requests: bool = False,
-    mcp: Server[Any] | None = None,
-    page: PageRenderer | None = None,
-    page_edits: bool = False,
-) -> HttpApp:
-    """Build the application that serves a store.
-
-    Args:
-        service: The memory; the caller closes it. Keys may reach other namespaces of its store, too.
-        token: Has all rights on the service's namespace; None is none.
-        keys: Keys with their rights; the caller closes the file. Every request but that for health needs the token or
-            a key, unless there are neither.
-        find_keys: Returns the keys once they were made, while `keys` is None; the caller closes the file.
-        local: The server listens on a loopback address, and only requests for such a host are accepted.
-        hosts: Names that requests may be for besides localhost, as a proxy in front passes them on.
-        log_requests: Write one JSON line for each request to stderr.
-        mcp: MCP server to serve at /mcp beside the API.
-        page: Renders the page at /; None serves no page.
-        page_edits: Take the forms of the page from readers who have the rights.
-    """
-    if log_requests:
-        log_to_stderr()
-    guard = RequestGuard(token=token, keys=keys, namespace=service.name, local=local, hosts=hosts, find_keys=find_keys)
-    calls = {} if page is None else page_calls(service, page, edits=page_edits)
-    routes = [Route(method, PAGE, call) for method, call in calls.items()]
-    return HttpApp(service, routes, guard, log=log_requests, needs_token=bool(token or keys), mcp=mcp)

@@ -297,8 +297,6 @@ def serve_stdio(service: MemoryService) -> None:
 
 
 async def _stdio(service: MemoryService) -> None:
-    from memalpha.integrations.server.run import serve_lines
-
     stop = _stop_event()
     serving, stopped = asyncio.create_task(serve_lines(service)), asyncio.create_task(stop.wait())
     await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -350,7 +348,7 @@ def serve_http(
     host, port = address
     hosts = check_hosts(hosts)
     check_token_needed(host, token or keys, hosts)
-    from memalpha.integrations.server.http import http_app
+    from memalpha.integrations.server.http import HttpApp
 
     stop_tracing = start_tracing() if otel else None
     server = None
@@ -365,7 +363,7 @@ def serve_http(
         key_files.extend([] if key_file is None else [key_file])
         return key_file
 
-    app = http_app(
+    app = HttpApp(
         service,
         token=token,
         keys=keys,
@@ -442,8 +440,6 @@ def check_token_needed(host: str, token: str | KeyFile | None, hosts: Collection
 
 async def _http(service: MemoryService, app: Any, listening: socket.socket) -> None:
     import uvicorn
-
-    from memalpha.integrations.server.run import BACKLOG, OncePerSecond, connection_limit, limited_protocol
 
     for name in ("uvicorn.error", "asyncio"):
         logging.getLogger(name).addFilter(OncePerSecond())

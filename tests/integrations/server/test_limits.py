@@ -18,7 +18,7 @@ import uvicorn
 
 from memalpha.integrations.server import guard
 from memalpha.integrations.server import service as service_module
-from memalpha.integrations.server.http import http_app
+from memalpha.integrations.server.http import HttpApp
 from memalpha.integrations.server.run import OncePerSecond, connection_limit, limited_protocol
 from memalpha.integrations.server.schemas import MAX_CONDITIONS
 from memalpha.integrations.server.service import MemoryService
@@ -62,7 +62,7 @@ def serving(policy: SlowPolicy | None = None) -> Iterator[tuple[MemoryService, s
         listening.bind(("127.0.0.1", 0))
         listening.listen(128)
         port = listening.getsockname()[1]
-        app, protocol = http_app(service), limited_protocol(LIMIT, HEAD_SECONDS)
+        app, protocol = HttpApp(service), limited_protocol(LIMIT, HEAD_SECONDS)
         server = uvicorn.Server(uvicorn.Config(app, http=protocol, log_config=None, timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()

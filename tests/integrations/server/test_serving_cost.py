@@ -17,7 +17,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")
 
 from memalpha.integrations.server import http, service
-from memalpha.integrations.server.http import HttpApp, http_app
+from memalpha.integrations.server.http import HttpApp
 from memalpha.integrations.server.run import listen
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.indexing import namespace_index
@@ -31,7 +31,7 @@ def app() -> Iterator[HttpApp]:
     with MemoryStore.open(":memory:", embedder="hash") as store:
         store.insert("semantic", "Ana lives in Porto.", metadata={"user": "ana"})
         store.insert("semantic", "Ben has a dog.")
-        yield http_app(service.MemoryService(store, ScriptedPolicy("add-all")))
+        yield HttpApp(service.MemoryService(store, ScriptedPolicy("add-all")))
 
 
 @pytest.fixture
