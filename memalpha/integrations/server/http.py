@@ -28,7 +28,7 @@ from memalpha.integrations.server.guard import NAMESPACE_HEADER, SCOPE, RequestG
 from memalpha.integrations.server.keys import KeyFile, Right
 from memalpha.integrations.server.page import PAGE, PageRenderer, page_calls
 from memalpha.integrations.server.schemas import HTTP_SOURCE, Label, Limit, Position, ServiceError, Time
-from memalpha.integrations.server.service import MemoryService
+from memalpha.integrations.server.service import MemoryService, check_answer_size, read_log
 from memalpha.integrations.server.telemetry import (
     REQUEST_ID_HEADER,
     UNKNOWN,
@@ -221,13 +221,11 @@ def _messages(error: ValidationError, place: Callable[[tuple[int | str, ...]], s
 _ROUTES: list[Route] = []
 
 
-def _route(
-    method: str, path: str, right: Right, *, status: int = 200, errors: Mapping[int, str] | None = None
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _route(method: str, path: str, right: Right, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add a function to the routes of the API."""
 
     def add(call: Callable[..., Any]) -> Callable[..., Any]:
-        _ROUTES.append(Route(method, f"/v1{path}", call, right, status=status, errors=errors))
+        _ROUTES.append(Route(method, f"/v1{path}", call, right, **options))
         return call
 
     return add
@@ -282,25 +280,27 @@ async def insert(service: MemoryService, body: schemas.InsertRequest) -> tuple[M
 @_route("GET", "/entries/{id:path}", "read", errors=_NO_ENTRY)
 async def get(service: MemoryService, id: Label, as_of: Position | Time | None = None) -> MemoryEntry:
     """Return an entry of the current or a past state."""
-    return await service.get(id, as_of)
+    return await service.reading(lambda store: store.get(id, as_of=as_of), at_once=as_of is None)
 
 
 @_route("PATCH", "/entries/{id:path}", "write", errors={**_NO_ENTRY, 409: "another entry has this content"})
 async def update(service: MemoryService, id: Label, body: schemas.UpdateRequest) -> MemoryEntry:
     """Replace the content of an entry; its id and history stay."""
-    return await service.update(id, body.model_dump())
+    return await service.writing(lambda store: store.update(id, **body.model_dump()))
 
 
 @_route("DELETE", "/entries/{id:path}", "write", errors=_NO_ENTRY)
 async def delete(service: MemoryService, id: Label) -> MemoryEntry:
     """Delete an entry and return its last version; its history stays."""
-    return await service.delete(id, HTTP_SOURCE)
+    return await service.writing(lambda store: store.delete(id, source=HTTP_SOURCE))
 
 
 @_route("GET", "/history/{id:path}", "read", errors=_NO_ENTRY)
 async def history(service: MemoryService, id: Label) -> schemas.HistoryResponse:
     """Return every version of an entry, deleted or not."""
-    return schemas.HistoryResponse(await service.history(id))
+    versions = await service.reading(lambda store: store.history(id))
+    check_answer_size(versions, "read it with as_of, or /v1/log")
+    return schemas.HistoryResponse(versions)
 
 
 @_route("DELETE", "/history/{id:path}", "erase", errors=_NO_ENTRY)
@@ -318,7 +318,8 @@ async def erase_matching(service: MemoryService, body: schemas.EraseRequest) -> 
 @_route("GET", "/core", "read")
 async def core(service: MemoryService, as_of: Position | Time | None = None) -> schemas.CoreResponse:
     """Return the core memory."""
-    return schemas.CoreResponse(await service.core(as_of))
+    text = await service.reading(lambda store: store.core_at(as_of), at_once=as_of is None)
+    return schemas.CoreResponse(text)
 
 
 @_route("PUT", "/core", "write")
@@ -330,7 +331,7 @@ async def set_core(service: MemoryService, body: schemas.CoreRequest) -> schemas
 @_route("GET", "/log", "read")
 async def log(service: MemoryService, after: Position = 0, limit: Limit = 100) -> schemas.LogResponse:
     """Return the operations after a position of the log."""
-    return schemas.LogResponse(await service.log(after, limit))
+    return schemas.LogResponse(await service.reading(lambda store: read_log(store, after, limit)))
 
 
 @_route("GET", "/export", "read")
@@ -339,7 +340,7 @@ async def export(service: MemoryService) -> FileResponse:
     folder = TemporaryDirectory(prefix="memalpha-export-")
     file = Path(folder.name) / "log.jsonl"
     try:
-        await service.export(file)
+        await service.reading(lambda store: store.export_jsonl(file), has_deadline=False)
     except BaseException:
         folder.cleanup()
         raise
@@ -392,7 +393,7 @@ class HttpApp:
             """Check that the store answers. Needs no token."""
             nonlocal check
             if check is None or check.done() or check.get_loop() is not asyncio.get_running_loop():
-                check = asyncio.create_task(service.position())
+                check = asyncio.create_task(service.reading(lambda store: store.snapshot()))
             await asyncio.shield(check)
             return schemas.HealthResponse()
 

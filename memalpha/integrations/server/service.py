@@ -24,9 +24,8 @@ from contextvars import copy_context
 from copy import copy
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from threading import Event, Lock
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from memalpha.agent.agent import MemoryAgent
@@ -76,7 +75,6 @@ from memalpha.tasks.chunking import split_text
 from memalpha.tasks.formats.messages import chunk_messages
 from memalpha.types import Chunk, Hit, MemoryEntry, Operation, ToolCall, ToolResult, Turn
 
-P = ParamSpec("P")
 T = TypeVar("T")
 Progress = Callable[[int, int], Awaitable[None]]
 
@@ -352,7 +350,8 @@ class MemoryService:
         """Let the policy read one chunk; drop what it proposes if the caller is cancelled meanwhile."""
         dropped = Event()
         try:
-            return await self._run_in(self._model_pool, self._propose_and_apply, text, timestamp, origin, dropped)
+            work = partial(self._propose_and_apply, text, timestamp, origin, dropped)
+            return await self._submit(self._model_pool, work)
         except BaseException:
             dropped.set()
             raise
@@ -384,8 +383,8 @@ class MemoryService:
         """
         self._check(None, where)
         with self._model_request():
-            answer = await self._run_in(self._ask_pool, self._answer, question, k, where)
-        _check_answer_size((hit.entry for hit in answer.hits), "ask with fewer entries (k)")
+            answer = await self._submit(self._ask_pool, partial(self._answer, question, k, where))
+        check_answer_size((hit.entry for hit in answer.hits), "ask with fewer entries (k)")
         return answer
 
     @contextmanager
@@ -423,8 +422,8 @@ class MemoryService:
                 message = f"{key}: of {len(value)} characters; {MAX_CONTENT} is the limit"
                 return CallOutcome.from_result(ToolResult(call, False, "invalid_arguments", message))
         read = read_call(call, self.schema, self.tools)
-        write = partial(execute, self._store, call, read, chunk=None, source=source, timestamp=None)
-        result, _ = await self._write(write)
+        write = partial(execute, call=call, read=read, chunk=None, source=source, timestamp=None)
+        result, _ = await self.writing(write)
         return CallOutcome.from_result(result)
 
     async def insert(self, fact: Mapping[str, Any]) -> tuple[MemoryEntry, bool]:
@@ -434,61 +433,58 @@ class MemoryService:
             The new entry and True, or the entry with the same content and False.
         """
 
-        def insert() -> tuple[MemoryEntry, bool]:
+        def insert(store: MemoryStore) -> tuple[MemoryEntry, bool]:
             try:
-                entry = self._store.change(Operation("insert", **fact)).entry
+                entry = store.change(Operation("insert", **fact)).entry
             except DuplicateContent as duplicate:
-                return self._store.get(duplicate.entry_id), False
+                return store.get(duplicate.entry_id), False
             assert entry is not None
             return entry, True
 
-        return await self._write(insert)
-
-    async def update(self, id: str, change: Mapping[str, Any]) -> MemoryEntry:
-        """Replace the content of an entry (arguments of `MemoryStore.update`)."""
-        return await self._write(partial(self._store.update, id, **change))
-
-    async def delete(self, id: str, source: str) -> MemoryEntry:
-        """Delete an entry and return its last version."""
-        return await self._write(partial(self._store.delete, id, source=source))
+        return await self.writing(insert)
 
     async def erase(self, id: str | None = None, *, where: Mapping[str, Any] | None = None) -> EraseResponse:
         """Erase an entry for good, with all of its past, or all entries of which any version passes a filter."""
 
-        def erase() -> EraseResponse:
+        def erase(store: MemoryStore) -> EraseResponse:
             try:
-                erasure, is_pending = self._store.erase(*() if id is None else (id,), where=where), False
+                erasure, is_pending = store.erase(*() if id is None else (id,), where=where), False
             except ScrubPending as pending:
                 erasure, is_pending = pending.erasure, True
             return EraseResponse(id, list(erasure), is_pending, list(erasure.ids))
 
         self._check(None, where)
-        return await self._write(erase)
+        return await self.writing(erase)
 
     async def set_core(self, text: str, source: str) -> str:
         """Replace the core memory and return it as stored."""
         if not self.schema.core:
             raise ServiceError("no_core_memory", f"the schema {self.schema.name!r} has no core memory")
 
-        def rewrite() -> str:
-            self._store.core_update(text, source=source)
-            return self._store.core
+        def rewrite(store: MemoryStore) -> str:
+            store.core_update(text, source=source)
+            return store.core
 
-        return await self._write(rewrite)
+        return await self.writing(rewrite)
 
     async def writing(self, work: Callable[[MemoryStore], T]) -> T:
         """Run `work`, which writes, on the store in the turn of the writes."""
-        return await self._write(work, self._store)
+        self._check_writable()
+        return await self._run_in(self._write_pool, work, WRITE_SECONDS)
 
     # ------------------------------------------------------------------------------------------------- reads
 
-    async def reading(self, work: Callable[[MemoryStore], T]) -> T:
-        """Run `work`, which only reads, on the store in a thread of the reads."""
-        return await self._run_in(None, work, self._store)
+    async def reading(self, work: Callable[[MemoryStore], T], *, at_once: bool = False, has_deadline: bool = True) -> T:
+        """Run `work`, which only reads, on the store.
 
-    async def position(self) -> int:
-        """Return the last position of the log."""
-        return await self._run_in(None, self._store.snapshot)
+        Args:
+            work: Called with the store, in a thread of the reads.
+            at_once: Call it in this thread where it takes milliseconds: it reads little, of the current state.
+            has_deadline: Stop its statements after `READ_SECONDS`.
+        """
+        if at_once:
+            return await self._read_at_once(work)
+        return await self._run_in(self._read_pool, work, READ_SECONDS if has_deadline else None)
 
     async def search(
         self, query: str, k: int, *, category: str | None = None, where: Where = None, as_of: int | str | None = None
@@ -503,9 +499,13 @@ class MemoryService:
             as_of: A past state; None is the current one.
         """
         self._check(category, where)
-        search = partial(self._view.search, query, k, category=category, where=where, as_of=as_of)
-        hits = await self._read_at_once(search, where is None and as_of is None, search=True)
-        _check_answer_size((hit.entry for hit in hits), "ask for fewer hits (k)")
+
+        def search(store: MemoryStore) -> list[Hit]:
+            return self._view.search(query, k, category=category, where=where, as_of=as_of)
+
+        is_current = where is None and as_of is None
+        hits = await (self._read_at_once(search, search=True) if is_current else self.reading(search))
+        check_answer_size((hit.entry for hit in hits), "ask for fewer hits (k)")
         return hits
 
     def as_read(self, entry: MemoryEntry) -> MemoryEntry:
@@ -515,29 +515,7 @@ class MemoryService:
     async def page(self, request: ListRequest, *, as_of: int | str | None = None) -> EntryPage:
         """Return a page of entries, and the core memory."""
         self._check(request.category, None)
-        return await self._run_in(None, _read_page, self._store, request, as_of)
-
-    async def get(self, id: str, as_of: int | str | None = None) -> MemoryEntry:
-        """Return an entry of the current state, or of a past one."""
-        return await self._read_at_once(partial(self._store.get, id, as_of=as_of), as_of is None)
-
-    async def history(self, id: str) -> list[MemoryEntry]:
-        """Return all versions of an entry, oldest first."""
-        versions = await self._run_in(None, self._store.history, id)
-        _check_answer_size(versions, "read it with as_of, or /v1/log")
-        return versions
-
-    async def core(self, as_of: int | str | None = None) -> str:
-        """Return the core memory."""
-        return await self._read_at_once(partial(self._store.core_at, as_of), as_of is None)
-
-    async def log(self, after: int, limit: int) -> list[LoggedOperation]:
-        """Return at most `limit` operations after position `after`, fewer if they are large."""
-        return await self._run_in(None, _read_log, self._store, after, limit)
-
-    async def export(self, file: Path) -> int:
-        """Write the whole log to a temporary file of the server, as `memalpha export` does."""
-        return await self._run_in(None, self._store.export_jsonl, file)
+        return await self.reading(partial(_read_page, request=request, as_of=as_of))
 
     # ------------------------------------------------------------------------------------------------------ helpers
 
@@ -554,34 +532,27 @@ class MemoryService:
         except StoreError as error:
             raise ServiceError("invalid_arguments", str(error)) from error
 
-    async def _write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        self._check_writable()
-        return await self._run_in(self._write_pool, work, *args, **kwargs)
-
     def _check_writable(self) -> None:
         if self.read_only:
             raise ServiceError("read_only", "this memory is served read-only", 403)
 
-    async def _read_at_once(self, work: Callable[[], T], is_current: bool, *, search: bool = False) -> T:
+    async def _read_at_once(self, work: Callable[[MemoryStore], T], *, search: bool = False) -> T:
         """Run `work`, which reads, in the loop's own thread if it takes milliseconds, else in a thread of the reads."""
-        if is_current and not self._is_closing:
+        if not self._is_closing:
             with service_errors(), deadline(READ_SECONDS), self._store.reading_at_once(search=search) as is_ready:
                 if is_ready:
-                    return traced_store(work)
-        return await self._run_in(None, work)
+                    return traced_store(partial(work, self._store))
+        return await self.reading(work)
 
-    async def _run_in(
-        self, pool: ThreadPoolExecutor | None, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        """Run `work` in a thread of `pool`; None is that of the reads."""
+    async def _run_in(self, pool: ThreadPoolExecutor, work: Callable[[MemoryStore], T], seconds: float | None) -> T:
+        """Run `work` on the store in a thread of `pool`, with time for its statements."""
+        return await self._submit(pool, partial(traced_store, partial(work, self._store), seconds))
+
+    async def _submit(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         with service_errors():
-            call = partial(work, *args, **kwargs)
-            if pool in (None, self._write_pool):
-                seconds = READ_SECONDS if pool is None else WRITE_SECONDS
-                call = partial(traced_store, call, seconds if work != self._store.export_jsonl else None)
             try:
                 await self._availability.check()
-                result = (pool or self._read_pool).submit(copy_context().run, call)
+                result = pool.submit(copy_context().run, work)
             except RuntimeError as error:  # the pool was shut down
                 raise ServiceError("closing", "the server is shutting down", 503) from error
             return await self._availability.wait(result)
@@ -615,7 +586,7 @@ def _read_page(store: MemoryStore, request: ListRequest, as_of: int | str | None
     return EntryPage(core, tuple(entries), None if is_last else entries[-1].id)
 
 
-def _read_log(store: MemoryStore, after: int, limit: int) -> list[LoggedOperation]:
+def read_log(store: MemoryStore, after: int, limit: int) -> list[LoggedOperation]:
     """Return operations of the log, fewer if they are large, and at least one if there is one.
 
     Args:
@@ -632,7 +603,7 @@ def _read_log(store: MemoryStore, after: int, limit: int) -> list[LoggedOperatio
     return lines
 
 
-def _check_answer_size(entries: Iterable[MemoryEntry], how: str) -> None:
+def check_answer_size(entries: Iterable[MemoryEntry], how: str) -> None:
     """Raise `ServiceError` if an answer with the entries would be too large.
 
     Args:

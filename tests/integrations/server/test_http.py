@@ -242,7 +242,7 @@ def test_a_locked_store_tells_clients_to_come_back(tmp_path):
 def test_health_requests_use_one_thread(store, monkeypatch):
     running, most = 0, 0
 
-    async def position(self: MemoryService) -> int:
+    async def reading(self, work, **options: MemoryService) -> int:
         nonlocal running, most
         running += 1
         most = max(most, running)
@@ -250,7 +250,7 @@ def test_health_requests_use_one_thread(store, monkeypatch):
         running -= 1
         return 0
 
-    monkeypatch.setattr(MemoryService, "position", position)
+    monkeypatch.setattr(MemoryService, "reading", reading)
     with served(store, token=TOKEN, local=False) as web, ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda _: web.get("/v1/health").status_code, range(16)))
     assert answers == [200] * 16 and most == 1
