@@ -143,9 +143,15 @@ class RequestGuard:
         """
         self._token = None if token is None else token.encode()
         self._keys, self._namespace = keys, namespace
-        self._hosts = frozenset({*LOOPBACK, *hosts}) if local or hosts else None
+        self.other_hosts = frozenset(hosts)
+        self._hosts = self.other_hosts.union(LOOPBACK) if local or hosts else None
         self._find_keys = find_keys
         self._body_bytes = 0
+
+    def close(self) -> None:
+        """Close the file of the keys, if there is one."""
+        if self._keys is not None:
+            self._keys.close()
 
     def check_origin(self, headers: Mapping[bytes, bytes]) -> None:
         """Raise `ServiceError` if the request is for another host, or was made by a page of another site."""

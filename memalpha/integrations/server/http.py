@@ -348,7 +348,14 @@ async def export(service: MemoryService) -> FileResponse:
 
 
 class HttpApp:
-    """ASGI application of a served memory, `service`."""
+    """ASGI application of a served memory.
+
+    Attributes:
+        service: The memory.
+        guard: What it lets in.
+        needs_token: True if requests need a token or a key.
+        extras: Paths of what it serves beside the API, by name.
+    """
 
     def __init__(
         self,
@@ -369,9 +376,9 @@ class HttpApp:
         Args:
             service: The memory; the caller closes it. Keys may reach other namespaces of its store, too.
             token: Has all rights on the service's namespace; None is none.
-            keys: Keys with their rights; the caller closes the file. Every request but that for health needs the token
+            keys: Keys with their rights, closed by `guard.close`. Every request but that for health needs the token
                 or a key, unless there are neither.
-            find_keys: Returns the keys once they were made, while `keys` is None; the caller closes the file.
+            find_keys: Returns the keys once they were made, while `keys` is None.
             local: The server listens on a loopback address, and only requests for such a host are accepted.
             hosts: Names that requests may be for besides localhost, as a proxy in front passes them on.
             log_requests: Write one JSON line for each request to stderr.
@@ -379,10 +386,10 @@ class HttpApp:
             page: Renders the page at /; None serves no page.
             page_edits: Take the forms of the page from readers who have the rights.
         """
-        self.service, self._log, self._needs_token = service, log_requests, bool(token or keys)
+        self.service, self._log, self.needs_token = service, log_requests, bool(token or keys)
         if log_requests:
             log_to_stderr()
-        self._guard = RequestGuard(
+        self.guard = RequestGuard(
             token=token, keys=keys, namespace=service.name, local=local, hosts=hosts, find_keys=find_keys
         )
         self._metrics = RequestMetrics()
@@ -419,6 +426,7 @@ class HttpApp:
         calls = {} if page is None else page_calls(service, page, edits=page_edits)
         self._routes = [*opened, *(Route(method, PAGE, call) for method, call in calls.items()), *_ROUTES]
         self._by_path = {(route.method, route.path): route for route in self._routes}
+        self.extras = ({"MCP": "/mcp"} if mcp else {}) | ({"a page": PAGE} if page else {})
         self._mcp: ASGIApp | None = None
         sessions = None
         if mcp is not None:
@@ -486,7 +494,7 @@ class HttpApp:
         self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send, record: RequestRecord
     ) -> None:
         """Check a request and answer it; what is done for a client that has gone is dropped unless it is a write."""
-        path, guard = scope["path"], self._guard
+        path, guard = scope["path"], self.guard
         guard.check_origin(headers)
         access = None
         if path not in OPEN:
@@ -597,7 +605,7 @@ class HttpApp:
                 extra["response_class"] = route.result
             else:
                 extra["response_model"] = route.result
-            if self._needs_token and route is not self._health:
+            if self.needs_token and route is not self._health:
                 extra["dependencies"] = [Depends(HTTPBearer(auto_error=False))]
             app.add_api_route(
                 route.path, call, methods=[route.method], status_code=route.status, responses=responses, **extra
