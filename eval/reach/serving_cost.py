@@ -1,6 +1,6 @@
 """Measure the CPU seconds of a server for 1,000 searches and 1,000 adds, by turns with other servers.
 
-    python eval/reach/serving_cost.py --before ../older-checkout --chroma ../chroma/bin/chroma
+    python eval/reach/serving_cost.py --before ../before --chroma ../chroma/bin/chroma
 
 Each server starts on an empty folder in memory, gets 1,000 entries, and answers in a closed loop: one client, then 16,
 each with a connection of its own. CPU seconds are those of the server's process, user and system, so other work on the
