@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, nullcontext
 from http import HTTPStatus
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import TypeAdapter, ValidationError, create_model
@@ -103,7 +103,7 @@ class Route:
         """Read the function's signature.
 
         Args:
-            method: HTTP method; GET of a route that takes any query answers HEAD, too, unless it is a health check.
+            method: HTTP method.
             path: Path, with `{id:path}` for an id.
             call: A coroutine function. It returns a response or a value to encode, or a pair of a value and its status.
             right: The right that it uses; None if it asks for none, or by itself.
@@ -117,7 +117,7 @@ class Route:
         self.pattern = compile_path(path)[0]
         hints = get_type_hints(call, include_extras=True)
         result = hints.pop("return")
-        self.result = next(iter(get_args(result)), result) if get_args(result)[1:] == (int,) else result
+        self.result = get_args(result)[0] if get_origin(result) is tuple else result
         self._encoder = None if self.has_response else TypeAdapter(self.result)
         self._body = TypeAdapter(hints.pop("body")) if "body" in hints else None
         self._context = {name for name in ("request", "content") if hints.pop(name, None) is not None}
@@ -125,7 +125,7 @@ class Route:
         self.parameters = inspect.signature(call).parameters
         defaults = {name: self.parameters[name].default for name in hints}
         fields: dict[str, Any] = {
-            name: (hint, ... if defaults[name] is inspect.Parameter.empty else defaults[name])
+            name: hint if defaults[name] is inspect.Parameter.empty else (hint, defaults[name])
             for name, hint in hints.items()
         }
         self._arguments = create_model(call.__name__, **fields) if fields else None
@@ -414,7 +414,8 @@ class HttpApp:
 
         async def openapi() -> Response:
             if self._description is None:
-                self._description = json.dumps(self.openapi(), ensure_ascii=False, separators=(",", ":")).encode()
+                description = await asyncio.to_thread(self.openapi)
+                self._description = json.dumps(description, ensure_ascii=False, separators=(",", ":")).encode()
             return Response(self._description, media_type="application/json")
 
         self._health = Route("GET", HEALTH, health, takes_any_query=True)
