@@ -43,7 +43,7 @@ THEMES = {
     "Error analysis": "error-analysis error-class-agreement",
     "Search": "locomo-retrieval retrieval-pools search-by-passage search-roles search-languages",
     "Store": "store-bench store-app store-scale store-crash store-model fault-injection store-postgres postgres-check",
-    "Server and machines": "serving-load serving-attacks cluster-check sandbox",
+    "Server and machines": "serving-load serving-cost serving-attacks cluster-check sandbox",
     "Tests": "mutation-sample",
 }
 """Pages of results by theme; a page that no theme names stands under "Others"."""

@@ -23,7 +23,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 from memalpha import MemoryAgent, MemoryStore
 from memalpha.config import TrustConfig
-from memalpha.integrations.server.http import http_app
+from memalpha.integrations.server.http import HttpApp
 from memalpha.integrations.server.service import MemoryService
 from memalpha.policy.load import load_policy
 from memalpha.report.memory_page import render_memory_page
@@ -78,7 +78,7 @@ def serve(store: MemoryStore) -> Iterator[str]:
     """Serve a store with its page and forms in a thread, and yield the address."""
     service = MemoryService(store, load_policy("add_all"))
     server: Any = uvicorn.Server(
-        uvicorn.Config(http_app(service, page=render_memory_page, page_edits=True), port=0, log_config=None)
+        uvicorn.Config(HttpApp(service, page=render_memory_page, page_edits=True), port=0, log_config=None)
     )
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -222,13 +222,11 @@ def fsyncs(name: str, python: Path, folder: Path) -> float | None:
 
 
 def cell(runs: list[dict[str, Any]], *path: str, digits: int = 2) -> str:
-    """Format the median (minimum to maximum) of a metric over repetitions, or the reason for its absence."""
+    """Format the median (minimum to maximum) of a metric over repetitions, "-" where there is none."""
     values = []
     for repetition in runs:
         value: Any = repetition
         for key in path:
-            if isinstance(value, dict) and "cannot" in value:
-                return value["cannot"]
             value = value.get(key) if isinstance(value, dict) else None
         if value is not None:
             values.append(value)

@@ -99,6 +99,7 @@ def serve(
     from memalpha.integrations.server.run import (
         check_hosts,
         check_token_needed,
+        is_loopback,
         parse_address,
         quiet_stdout,
         read_token,
@@ -121,11 +122,12 @@ def serve(
     ):
         if http is None and value:
             raise ConfigError(f"{name}: stdin and stdout have no requests over HTTP; add --http")
-    address = None if http is None else parse_address(http)
+    address, hosts = None if http is None else parse_address(http), frozenset()
     key_file = None if http is None else find_keys(store, keys)
     token = None if http is None else read_token(token_file)
     if address is not None:
-        check_token_needed(address[0], token or key_file, check_hosts(allow_host or ()))
+        hosts = check_hosts(allow_host or ())
+        check_token_needed(address[0], (token or key_file) is not None, hosts)
     reader_pairs, other_pairs = split_settings(settings, "reader")
     trust_pairs, writer_pairs = split_settings(other_pairs, "trust")
     trust = parse_trust(trust_pairs)
@@ -157,24 +159,23 @@ def serve(
     if address is None:
         serve_stdio(service)
     else:
+        from memalpha.integrations.server.http import HttpApp
+        from memalpha.integrations.server.mcp import mcp_server
         from memalpha.report.memory_page import render_memory_page
 
-        description = repr(memory)
-        new_keys = partial(find_keys, store, None)
-        serve_http(
+        app = HttpApp(
             service,
-            address,
             token=token,
             keys=key_file,
-            find_keys=new_keys,
-            hosts=allow_host or (),
+            find_keys=partial(find_keys, store, None),
+            local=is_loopback(address[0]),
+            hosts=hosts,
             log_requests=log_requests,
-            mcp=mcp,
+            mcp=mcp_server(service) if mcp else None,
             page=render_memory_page,
             page_edits=page_edits,
-            otel=otel,
-            description=description,
         )
+        serve_http(app, address, otel=otel, description=repr(memory))
 
 
 def add_key(

@@ -515,6 +515,25 @@ class MemoryStore(Memory):
         with self._transaction():
             yield
 
+    @contextmanager
+    def reading_at_once(self, *, search: bool = False) -> Iterator[bool]:
+        """Yield True if reads of the current state in the block take milliseconds, and wait for no thread or process.
+
+        They do unless another thread uses the database, entries expire now, or it is on a server; a search also needs
+        a small index in step with the log, and an embedder that is no model.
+
+        Args:
+            search: The block searches.
+        """
+        with self._database.without_waiting() as is_ready:
+            if is_ready:
+                with self._namespace.transaction(write=False):
+                    log_end = self._namespace.log.end()
+                    is_ready = not self._has_expired_entries(log_end)
+                    if search and is_ready:
+                        is_ready = self._embedder.is_cheap and self._index.is_warm(log_end.position)
+            yield is_ready
+
     def change(self, operation: Operation) -> Change:
         if not isinstance(operation, Operation):
             raise StoreError(f"operation {brief_repr(operation)}: an Operation is needed")

@@ -31,7 +31,7 @@ from memalpha.integrations.client import (
     ServerUnavailable,
     TooManyRequests,
 )
-from memalpha.integrations.server.http import http_app
+from memalpha.integrations.server.http import HttpApp
 from memalpha.integrations.server.keys import KeyFile
 from memalpha.integrations.server.service import MemoryService
 from memalpha.policy.load import load_policy
@@ -49,7 +49,7 @@ class Served:
         self.all = self.keys.add("all", ["admin"], ["ana", "bén/#1", "guide"])[1]
         self.reader = self.keys.add("reader", ["read"], ["ana"])[1]
         self.slow = self.keys.add("slow", ["read"], ["ana"], requests_per_minute=1)[1]
-        app = http_app(MemoryService(store, load_policy("add_all")), keys=self.keys)
+        app = HttpApp(MemoryService(store, load_policy("add_all")), keys=self.keys)
         self.server: Any = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None))
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.thread.start()

@@ -1,103 +1,67 @@
-"""HTTP API of a memory under /v1, described by /v1/openapi.json; every error is `{code, message}`."""
+"""HTTP API of a memory under /v1, described by /v1/openapi.json; every error is `{code, message}`.
+
+The application handles a request in one pass: its record, the checks of the guard, one validation of what it sends,
+one encoding of the answer. FastAPI writes the description of the same routes, when it is first asked for.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+import inspect
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from http import HTTPStatus
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import TypeAdapter, ValidationError, create_model
+from pydantic_core import PydanticSerializationError
 
 from memalpha import __version__
 from memalpha.errors import ConfigError, install_command
-from memalpha.integrations.server.access import NAMESPACE_HEADER, granted
+from memalpha.integrations.server import schemas
+from memalpha.integrations.server.guard import NAMESPACE_HEADER, SCOPE, RequestGuard, granted
 from memalpha.integrations.server.keys import KeyFile, Right
-from memalpha.integrations.server.middleware import (
-    HEALTH,
-    LIVE,
-    PAGE,
-    READY,
-    RequestGuard,
-    SurrogateJSONResponse,
-    error_response,
+from memalpha.integrations.server.page import PAGE, PageRenderer, page_calls
+from memalpha.integrations.server.schemas import HTTP_SOURCE, Label, Limit, Position, ServiceError, Time
+from memalpha.integrations.server.service import MemoryService, check_answer_size, read_log
+from memalpha.integrations.server.telemetry import (
+    REQUEST_ID_HEADER,
+    UNKNOWN,
+    RequestMetrics,
+    RequestRecord,
+    log_to_stderr,
+    request_span,
 )
-from memalpha.integrations.server.page import PageRenderer, add_page
-from memalpha.integrations.server.request_log import METRICS, RequestMetrics, RequestRecorder, log_to_stderr
-from memalpha.integrations.server.schemas import (
-    HTTP_SOURCE,
-    MAX_BODY,
-    AskRequest,
-    AskResponse,
-    CoreRequest,
-    CoreResponse,
-    EntryPage,
-    EraseRequest,
-    EraseResponse,
-    ErrorResponse,
-    FilteredSearchRequest,
-    HealthResponse,
-    HistoryResponse,
-    InsertRequest,
-    Label,
-    Limit,
-    ListRequest,
-    LogResponse,
-    Position,
-    ReadRequest,
-    ReadResponse,
-    SearchResponse,
-    ServiceError,
-    Time,
-    UpdateRequest,
-)
-from memalpha.integrations.server.service import MemoryService
+from memalpha.store.io.jsonl import to_json
 from memalpha.types import MemoryEntry
 
 try:
-    from fastapi import APIRouter, Depends, FastAPI, Request, Response
-    from fastapi import Header as HeaderParameter
-    from fastapi import Path as PathParameter
-    from fastapi import Query as QueryParameter
-    from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import FileResponse, JSONResponse
-    from fastapi.security import HTTPBearer
     from starlette.background import BackgroundTask
-    from starlette.exceptions import HTTPException
-    from starlette.routing import Route
+    from starlette.datastructures import QueryParams
+    from starlette.requests import Request
+    from starlette.responses import FileResponse, Response
+    from starlette.routing import Router, compile_path
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 except ModuleNotFoundError as error:
-    if error.name not in ("fastapi", "starlette"):
+    if error.name != "starlette":
         raise
     raise ConfigError(f"serving HTTP needs {error.name}: {install_command('serve')}") from None
 
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
 
-Id = Annotated[Label, PathParameter(description="the entry's id; write '#' in it as %23")]
-AsOf = Annotated[Position | Time | None, QueryParameter(description="a past state: log position or ISO time")]
-
-NamespaceHeader = Annotated[
-    str | None,
-    HeaderParameter(
-        alias=NAMESPACE_HEADER, description="namespace, percent-encoded; a key of one namespace has its own by default"
-    ),
-]
-
-
-def _granted(right: Right) -> Any:
-    """Return the dependency of a route that uses `right`: the memory of the request's namespace."""
-
-    async def memory(request: Request, namespace: NamespaceHeader = None) -> MemoryService:
-        return granted(request.app.state.service, request.scope, right)  # the guard has read the header
-
-    return Depends(memory)
-
-
-Reading = Annotated[MemoryService, _granted("read")]
-Writing = Annotated[MemoryService, _granted("write")]
-ModelReading = Annotated[MemoryService, _granted("read-with-model")]
-Erasing = Annotated[MemoryService, _granted("erase")]
+HEALTH, LIVE, READY, METRICS = "/v1/health", "/health/live", "/health/ready", "/metrics"
+OPEN = frozenset({HEALTH, LIVE, READY})
+"""Paths that need no token."""
+RETRY_SECONDS = 5
+"""After how long a client may ask again that was told to wait."""
+WATCH_SECONDS = 0.05
+"""Time of a request after which the server looks whether its client has gone."""
 
 _ERRORS = {
     400: "unreadable request",
@@ -112,278 +76,611 @@ _ERRORS = {
     503: "the store failed, or the server is busy or closing",
     504: "it took too long and was stopped",
 }
-# Newer versions of FastAPI trace by themselves, with paths, queries and messages; `tracing` has spans without them.
-_NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "operation_spans": False}
-_NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {"model": ErrorResponse, "description": "no such entry"}}
-_BAD_GATEWAY: dict[int | str, dict[str, Any]] = {
-    502: {"model": ErrorResponse, "description": "the policy did not answer"}
-}
+_NO_ENTRY = {404: "no such entry"}
+_BAD_GATEWAY = {502: "the policy did not answer"}
+_NO_BODY: Any = object()
 
 
-def http_app(
-    service: MemoryService,
-    *,
-    token: str | None = None,
-    keys: KeyFile | None = None,
-    find_keys: Callable[[], KeyFile | None] | None = None,
-    local: bool = True,
-    hosts: Collection[str] = (),
-    log_requests: bool = False,
-    mcp: Server[Any] | None = None,
-    page: PageRenderer | None = None,
-    page_edits: bool = False,
-) -> FastAPI:
-    """Build the application that serves a store.
+class Route:
+    """A method, a path, and the function that answers.
 
-    Args:
-        service: The memory; the caller closes it. Keys may reach other namespaces of its store, too.
-        token: Has all rights on the service's namespace; None is none.
-        keys: Keys with their rights; the caller closes the file. Every request but that for health needs the token or
-            a key, unless there are neither.
-        find_keys: Returns the keys once they were made, while `keys` is None; the caller closes the file.
-        local: The server listens on a loopback address, and only requests for such a host are accepted.
-        hosts: Names that requests may be for besides localhost, as a proxy in front passes them on.
-        log_requests: Write one JSON line for each request to stderr.
-        mcp: MCP server to serve at /mcp beside the API.
-        page: Renders the page at /; None serves no page.
-        page_edits: Take the forms of the page from readers who have the rights.
+    The names of its parameters say what it takes: `service` (the memory that the request has `right` on), `request`,
+    `content` (the body's bytes), `body` (the body's JSON), `id` (of the path), and others of the query. Their types
+    are checked by one pydantic adapter for the body, and one for the rest.
     """
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with nullcontext() if sessions is None else sessions.run():
-            yield
-
-    app = FastAPI(
-        title="memalpha",
-        version=__version__,
-        description="A long-term memory, and the writer that keeps it.",
-        openapi_url="/v1/openapi.json",
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-        lifespan=lifespan,
-        telemetry=_NO_TELEMETRY,
-        default_response_class=SurrogateJSONResponse,
-        generate_unique_id_function=lambda route: route.name,
-        responses={status: {"model": ErrorResponse, "description": text} for status, text in _ERRORS.items()},
-    )
-    guard = {"token": token, "keys": keys, "namespace": service.name, "local": local}
-    guard |= {"hosts": hosts, "find_keys": find_keys}
-    if log_requests:
-        log_to_stderr()
-    metrics = RequestMetrics()
-    app.router.routes.append(Route(METRICS, metrics.respond))
-    app.add_middleware(RequestGuard, **guard)
-    app.add_middleware(RequestRecorder, metrics=metrics, log=log_requests)
-    sessions = None
-    if mcp is not None:
-        from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
-
-        # Stateless: no tool needs a session, so clients survive a restart of the server.
-        sessions = StreamableHTTPSessionManager(mcp, stateless=True, max_request_body_size=MAX_BODY)
-        app.router.routes.append(Route("/mcp", StreamableHTTPASGIApp(sessions)))
-    _add_error_handlers(app)
-
-    _add_health(app, service)
-
-    if page is not None:
-        add_page(app, PAGE, page, _check_query_parameters, edits=page_edits)
-
-    # RequestGuard checks the token; this puts it into the API description.
-    token_description = [Depends(HTTPBearer(auto_error=False))] if token or keys else []
-    router = APIRouter(prefix="/v1", dependencies=[Depends(_check_query_parameters), *token_description])
-    app.state.service = service
-    _add_routes(router)
-    app.include_router(router)
-    build_description = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        """Build the API description on first use, with the categories of this memory."""
-        if app.openapi_schema is None:
-            _add_category_names(build_description(), service.schema.category_names)
-        return build_description()
-
-    app.openapi = openapi
-    return app
-
-
-def _add_health(app: FastAPI, service: MemoryService) -> None:
-    check: asyncio.Task[int] | None = None  # health needs no token: callers take at most one of the store's threads
-
-    @app.get(READY, name="ready", include_in_schema=False)
-    @app.get(HEALTH)
-    async def health() -> HealthResponse:
-        """Check that the store answers. Needs no token."""
-        nonlocal check
-        if check is None or check.done() or check.get_loop() is not asyncio.get_running_loop():
-            check = asyncio.create_task(service.position())
-        await asyncio.shield(check)
-        return HealthResponse()
-
-    @app.get(LIVE, include_in_schema=False)
-    async def live() -> HealthResponse:
-        """Answer without the store: restart the process only if this fails. Needs no token."""
-        return HealthResponse()
-
-
-def _add_error_handlers(app: FastAPI) -> None:
-    @app.exception_handler(ServiceError)
-    async def service_error(request: object, error: ServiceError) -> JSONResponse:
-        return error_response(error)
-
-    @app.exception_handler(RequestValidationError)
-    async def validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
-        messages = []
-        for item in error.errors():
-            if item["loc"] == ("body",) and item["type"] != "missing" and not _has_json_type(request):
-                messages.append("body: send the header Content-Type: application/json")
-                continue
-            path = ".".join(part for part in map(str, item["loc"]) if "[" not in part)  # without validator names
-            messages.append(f"{path}: {item['msg']}")
-        return error_response(ServiceError("invalid_arguments", "; ".join(messages)))
-
-    @app.exception_handler(HTTPException)
-    async def http_error(request: object, error: HTTPException) -> JSONResponse:
-        code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
-        return error_response(ServiceError(code, str(error.detail), error.status_code), error.headers)
-
-    @app.exception_handler(Exception)
-    async def internal_error(request: object, error: Exception) -> JSONResponse:  # the server logs it afterwards
-        return error_response(ServiceError("internal_error", "the server failed; its log says why", 500))
-
-
-def _has_json_type(request: Request) -> bool:
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
-
-
-def _add_category_names(description: dict[str, Any], names: tuple[str, ...]) -> None:
-    """Add the category names of this memory to the API description."""
-    models, paths = description["components"]["schemas"], description["paths"]
-    fields = [models[model.__name__]["properties"]["category"] for model in (InsertRequest, FilteredSearchRequest)]
-    fields += [item["schema"] for item in paths["/v1/entries"]["get"]["parameters"] if item["name"] == "category"]
-    for field in fields:
-        for option in field.get("anyOf", [field]):
-            if option["type"] == "string":
-                option["enum"] = list(names)
-
-
-def _check_query_parameters(request: Request) -> None:
-    """Refuse query parameters that the route does not have."""
-    names = {field.alias for field in request.scope["route"].dependant.query_params}
-    for name in request.query_params:
-        if name not in names:
-            raise ServiceError("invalid_arguments", f"query.{name}: there is no such parameter")
-
-
-def _add_routes(app: APIRouter) -> None:
-    @app.post("/read", responses=_BAD_GATEWAY)
-    async def read(service: ModelReading, body: ReadRequest) -> ReadResponse:
-        """Let the writer read a text, chunk by chunk, and return its tool calls."""
-        return await service.read(body, source=HTTP_SOURCE)
-
-    @app.post("/ask", responses=_BAD_GATEWAY)
-    async def ask(service: Reading, body: AskRequest) -> AskResponse:
-        """Answer a question from the memory alone."""
-        answer = await service.ask(body.question, body.k, where=body.where)
-        return AskResponse(answer.text, answer.abstained, answer.conflict, answer.hits)
-
-    @app.post("/search")
-    async def search(service: Reading, body: FilteredSearchRequest) -> SearchResponse:
-        """Return the entries nearest to a query, with the parts of their scores."""
-        hits = await service.search(body.query, body.k, category=body.category, where=body.where, as_of=body.as_of)
-        return SearchResponse(hits)
-
-    @app.get("/entries", responses=_NOT_FOUND)
-    async def list_entries(
-        service: Reading,
-        category: Label | None = None,
-        limit: Limit = 50,
-        after: Label | None = None,
-        as_of: AsOf = None,
-    ) -> EntryPage:
-        """Return a page of entries, oldest first, and the core memory.
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        call: Callable[..., Any],
+        right: Right | None = None,
+        *,
+        status: int = 200,
+        errors: Mapping[int, str] | None = None,
+        takes_any_query: bool = False,
+    ) -> None:
+        """Read the function's signature.
 
         Args:
-            category: Only this category.
-            limit: Maximum number of entries.
-            after: Id that ended the last page.
-            as_of: A past state.
+            method: HTTP method.
+            path: Path, with `{id:path}` for an id.
+            call: A coroutine function. It returns a response or a value to encode, or a pair of a value and its status.
+            right: The right that it uses; None if it asks for none, or by itself.
+            status: Status of its answers.
+            errors: Further errors, by status, for the description.
+            takes_any_query: Ignore parameters of the query that it does not have.
         """
-        return await service.page(ListRequest(category=category, limit=limit, after=after), as_of=as_of)
+        self.method, self.path, self.call = method, path, call
+        self.right: Right | None = right
+        self.status, self.errors = status, errors or {}
+        self.pattern = compile_path(path)[0]
+        hints = get_type_hints(call, include_extras=True)
+        result = hints.pop("return")
+        self.result = get_args(result)[0] if get_origin(result) is tuple else result
+        self._encoder = None if self.has_response else TypeAdapter(self.result)
+        self._body = TypeAdapter(hints.pop("body")) if "body" in hints else None
+        self._context = {name for name in ("request", "content") if hints.pop(name, None) is not None}
+        hints.pop("service", None)
+        self.parameters = inspect.signature(call).parameters
+        defaults = {name: self.parameters[name].default for name in hints}
+        fields: dict[str, Any] = {
+            name: hint if defaults[name] is inspect.Parameter.empty else (hint, defaults[name])
+            for name, hint in hints.items()
+        }
+        self._arguments = create_model(call.__name__, **fields) if fields else None
+        self._query = None if takes_any_query else frozenset(hints) - {"id"}
 
-    @app.post(
-        "/entries",
-        status_code=201,
-        responses={200: {"model": MemoryEntry, "description": "the entry existed already and is unchanged"}},
-    )
-    async def insert(service: Writing, body: InsertRequest, response: Response) -> MemoryEntry:
-        """Store a fact. What the memory states already, with the same metadata, is not stored again."""
-        entry, is_new = await service.insert(body.model_dump())
-        response.status_code = 201 if is_new else 200
-        return entry
+    @property
+    def has_response(self) -> bool:
+        """True if the function returns a response."""
+        return isinstance(self.result, type) and issubclass(self.result, Response)
 
-    @app.get("/entries/{id:path}", responses=_NOT_FOUND)
-    async def get(service: Reading, id: Id, as_of: AsOf = None) -> MemoryEntry:
-        """Return an entry of the current or a past state."""
-        return await service.get(id, as_of)
-
-    @app.patch(
-        "/entries/{id:path}",
-        responses={**_NOT_FOUND, 409: {"model": ErrorResponse, "description": "another entry has this content"}},
-    )
-    async def update(service: Writing, id: Id, body: UpdateRequest) -> MemoryEntry:
-        """Replace the content of an entry; its id and history stay."""
-        return await service.update(id, body.model_dump())
-
-    @app.delete("/entries/{id:path}", responses=_NOT_FOUND)
-    async def delete(service: Writing, id: Id) -> MemoryEntry:
-        """Delete an entry and return its last version; its history stays."""
-        return await service.delete(id, HTTP_SOURCE)
-
-    @app.get("/history/{id:path}", responses=_NOT_FOUND)
-    async def history(service: Reading, id: Id) -> HistoryResponse:
-        """Return every version of an entry, deleted or not."""
-        return HistoryResponse(await service.history(id))
-
-    @app.delete("/history/{id:path}", responses=_NOT_FOUND)
-    async def erase(service: Erasing, id: Id) -> EraseResponse:
-        """Erase an entry for good, live or deleted, with all of its past."""
-        return await service.erase(id)
-
-    @app.post("/erase")
-    async def erase_matching(service: Erasing, body: EraseRequest) -> EraseResponse:
-        """Erase all entries for good of which any version, live or past, passes a filter."""
-        return await service.erase(where=body.where)
-
-    @app.get("/core")
-    async def core(service: Reading, as_of: AsOf = None) -> CoreResponse:
-        """Return the core memory."""
-        return CoreResponse(await service.core(as_of))
-
-    @app.put("/core")
-    async def set_core(service: Writing, body: CoreRequest) -> CoreResponse:
-        """Replace the core memory."""
-        return CoreResponse(await service.set_core(body.content, HTTP_SOURCE))
-
-    @app.get("/log")
-    async def log(service: Reading, after: Position = 0, limit: Limit = 100) -> LogResponse:
-        """Return the operations after a position of the log."""
-        return LogResponse(await service.log(after, limit))
-
-    @app.get(
-        "/export",
-        response_class=FileResponse,
-        responses={200: {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}},
-    )
-    async def export(service: Reading) -> FileResponse:
-        """Return the whole log as JSON Lines, the format of `memalpha export` and `memalpha import`."""
-        folder = TemporaryDirectory(prefix="memalpha-export-")
-        file = Path(folder.name) / "log.jsonl"
+    def encode(self, value: Any) -> bytes:
+        """Return a value as JSON."""
+        assert self._encoder is not None
         try:
-            await service.export(file)
-        except BaseException:
-            folder.cleanup()
-            raise
-        return FileResponse(file, media_type="application/x-ndjson", background=BackgroundTask(folder.cleanup))
+            return self._encoder.dump_json(value)
+        except PydanticSerializationError:  # half of a surrogate pair, which metadata may hold
+            python = self._encoder.dump_python(value, mode="json")
+            return to_json(python, allow_nan=False, separators=(",", ":")).encode()
+
+    async def answer(
+        self, scope: Scope, headers: Mapping[bytes, bytes], content: bytes, ids: Mapping[str, str], service: Any
+    ) -> Any:
+        """Check a request and return the function's result.
+
+        Args:
+            scope: ASGI scope, with the request's `Access`.
+            headers: Headers by lower-case name.
+            content: The body.
+            ids: Parameters of the path.
+            service: Memory of the namespace that the server was started with.
+
+        Raises:
+            ServiceError: The request is invalid or not allowed, or it failed.
+        """
+        sent = _NO_BODY if self._body is None else _parse_json(headers, content)
+        query = QueryParams(scope["query_string"]) if scope["query_string"] else {}
+        for name in () if self._query is None else query.keys() - self._query:
+            raise ServiceError("invalid_arguments", f"query.{name}: there is no such parameter")
+        values: dict[str, Any] = {}
+        if self.right is not None:
+            values["service"] = granted(service, scope[SCOPE], self.right)
+        errors: list[str] = []
+        if self._arguments is not None:
+            fields = self._arguments.model_fields
+            try:
+                given = {**{name: query[name] for name in query if name in fields}, **ids}
+                values |= dict(self._arguments.model_validate(given))
+            except ValidationError as error:
+                errors += _messages(error, lambda location: "path" if location[0] == "id" else "query")
+        if self._body is not None:
+            try:
+                if sent is _NO_BODY:
+                    errors.append("body: Field required")
+                else:
+                    values["body"] = self._body.validate_python(sent, from_attributes=True)
+            except ValidationError as error:
+                if isinstance(sent, bytes):
+                    errors.append("body: send the header Content-Type: application/json")
+                else:
+                    errors += _messages(error, lambda location: "body")
+        if errors:
+            raise ServiceError("invalid_arguments", "; ".join(errors))
+        if "request" in self._context:
+            values["request"] = Request(scope)
+        if "content" in self._context:
+            values["content"] = content
+        return await self.call(**values)
+
+
+def _parse_json(headers: Mapping[bytes, bytes], content: bytes) -> Any:
+    """Return the JSON value of a body, the bytes of one that says it is none, and `_NO_BODY` without one."""
+    if not content:
+        return _NO_BODY
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if kind != b"application/json" and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
+        return content
+    try:
+        return json.loads(content)
+    except json.JSONDecodeError as error:
+        raise ServiceError("invalid_arguments", f"body.{error.pos}: JSON decode error") from error
+    except (ValueError, RecursionError) as error:
+        raise ServiceError("bad_request", "There was an error parsing the body", 400) from error
+
+
+def _messages(error: ValidationError, place: Callable[[tuple[int | str, ...]], str]) -> list[str]:
+    """Return what is wrong, each with its path, without the names of validators."""
+    return [
+        f"{'.'.join(part for part in (place(item['loc']), *map(str, item['loc'])) if '[' not in part)}: {item['msg']}"
+        for item in error.errors(include_url=False, include_context=False, include_input=False)
+    ]
+
+
+_ROUTES: list[Route] = []
+
+
+def _route(method: str, path: str, right: Right, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add a function to the routes of the API."""
+
+    def add(call: Callable[..., Any]) -> Callable[..., Any]:
+        _ROUTES.append(Route(method, f"/v1{path}", call, right, **options))
+        return call
+
+    return add
+
+
+@_route("POST", "/read", "read-with-model", errors=_BAD_GATEWAY)
+async def read(service: MemoryService, body: schemas.ReadRequest) -> schemas.ReadResponse:
+    """Let the writer read a text, chunk by chunk, and return its tool calls."""
+    return await service.read(body, source=HTTP_SOURCE)
+
+
+@_route("POST", "/ask", "read", errors=_BAD_GATEWAY)
+async def ask(service: MemoryService, body: schemas.AskRequest) -> schemas.AskResponse:
+    """Answer a question from the memory alone."""
+    answer = await service.ask(body.question, body.k, where=body.where)
+    return schemas.AskResponse(answer.text, answer.abstained, answer.conflict, answer.hits)
+
+
+@_route("POST", "/search", "read")
+async def search(service: MemoryService, body: schemas.FilteredSearchRequest) -> schemas.SearchResponse:
+    """Return the entries nearest to a query, with the parts of their scores."""
+    hits = await service.search(body.query, body.k, category=body.category, where=body.where, as_of=body.as_of)
+    return schemas.SearchResponse(hits)
+
+
+@_route("GET", "/entries", "read", errors=_NO_ENTRY)
+async def list_entries(
+    service: MemoryService,
+    category: Label | None = None,
+    limit: Limit = 50,
+    after: Label | None = None,
+    as_of: Position | Time | None = None,
+) -> schemas.EntryPage:
+    """Return a page of entries, oldest first, and the core memory.
+
+    Args:
+        category: Only this category.
+        limit: Maximum number of entries.
+        after: Id that ended the last page.
+        as_of: A past state.
+    """
+    return await service.page(schemas.ListRequest(category=category, limit=limit, after=after), as_of=as_of)
+
+
+@_route("POST", "/entries", "write", status=201)
+async def insert(service: MemoryService, body: schemas.InsertRequest) -> tuple[MemoryEntry, int]:
+    """Store a fact. What the memory states already, with the same metadata, is not stored again."""
+    entry, is_new = await service.insert(body.model_dump())
+    return entry, 201 if is_new else 200
+
+
+@_route("GET", "/entries/{id:path}", "read", errors=_NO_ENTRY)
+async def get(service: MemoryService, id: Label, as_of: Position | Time | None = None) -> MemoryEntry:
+    """Return an entry of the current or a past state."""
+    return await service.reading(lambda store: store.get(id, as_of=as_of), at_once=as_of is None)
+
+
+@_route("PATCH", "/entries/{id:path}", "write", errors={**_NO_ENTRY, 409: "another entry has this content"})
+async def update(service: MemoryService, id: Label, body: schemas.UpdateRequest) -> MemoryEntry:
+    """Replace the content of an entry; its id and history stay."""
+    return await service.writing(lambda store: store.update(id, **body.model_dump()))
+
+
+@_route("DELETE", "/entries/{id:path}", "write", errors=_NO_ENTRY)
+async def delete(service: MemoryService, id: Label) -> MemoryEntry:
+    """Delete an entry and return its last version; its history stays."""
+    return await service.writing(lambda store: store.delete(id, source=HTTP_SOURCE))
+
+
+@_route("GET", "/history/{id:path}", "read", errors=_NO_ENTRY)
+async def history(service: MemoryService, id: Label) -> schemas.HistoryResponse:
+    """Return every version of an entry, deleted or not."""
+    versions = await service.reading(lambda store: store.history(id))
+    check_answer_size(versions, "read it with as_of, or /v1/log")
+    return schemas.HistoryResponse(versions)
+
+
+@_route("DELETE", "/history/{id:path}", "erase", errors=_NO_ENTRY)
+async def erase(service: MemoryService, id: Label) -> schemas.EraseResponse:
+    """Erase an entry for good, live or deleted, with all of its past."""
+    return await service.erase(id)
+
+
+@_route("POST", "/erase", "erase")
+async def erase_matching(service: MemoryService, body: schemas.EraseRequest) -> schemas.EraseResponse:
+    """Erase all entries for good of which any version, live or past, passes a filter."""
+    return await service.erase(where=body.where)
+
+
+@_route("GET", "/core", "read")
+async def core(service: MemoryService, as_of: Position | Time | None = None) -> schemas.CoreResponse:
+    """Return the core memory."""
+    text = await service.reading(lambda store: store.core_at(as_of), at_once=as_of is None)
+    return schemas.CoreResponse(text)
+
+
+@_route("PUT", "/core", "write")
+async def set_core(service: MemoryService, body: schemas.CoreRequest) -> schemas.CoreResponse:
+    """Replace the core memory."""
+    return schemas.CoreResponse(await service.set_core(body.content, HTTP_SOURCE))
+
+
+@_route("GET", "/log", "read")
+async def log(service: MemoryService, after: Position = 0, limit: Limit = 100) -> schemas.LogResponse:
+    """Return the operations after a position of the log."""
+    return schemas.LogResponse(await service.reading(lambda store: read_log(store, after, limit)))
+
+
+@_route("GET", "/export", "read")
+async def export(service: MemoryService) -> FileResponse:
+    """Return the whole log as JSON Lines, the format of `memalpha export` and `memalpha import`."""
+    folder = TemporaryDirectory(prefix="memalpha-export-")
+    file = Path(folder.name) / "log.jsonl"
+    try:
+        await service.reading(lambda store: store.export_jsonl(file), has_deadline=False)
+    except BaseException:
+        folder.cleanup()
+        raise
+    return FileResponse(file, media_type="application/x-ndjson", background=BackgroundTask(folder.cleanup))
+
+
+class HttpApp:
+    """ASGI application of a served memory.
+
+    Attributes:
+        service: The memory.
+        guard: What it lets in.
+        needs_token: True if requests need a token or a key.
+        extras: Paths of what it serves beside the API, by name.
+    """
+
+    def __init__(
+        self,
+        service: MemoryService,
+        *,
+        token: str | None = None,
+        keys: KeyFile | None = None,
+        find_keys: Callable[[], KeyFile | None] | None = None,
+        local: bool = True,
+        hosts: Collection[str] = (),
+        log_requests: bool = False,
+        mcp: Server[Any] | None = None,
+        page: PageRenderer | None = None,
+        page_edits: bool = False,
+    ) -> None:
+        """Prepare what serves a store.
+
+        Args:
+            service: The memory; the caller closes it. Keys may reach other namespaces of its store, too.
+            token: Has all rights on the service's namespace; None is none.
+            keys: Keys with their rights, closed by `guard.close`. Every request but that for health needs the token
+                or a key, unless there are neither.
+            find_keys: Returns the keys once they were made, while `keys` is None.
+            local: The server listens on a loopback address, and only requests for such a host are accepted.
+            hosts: Names that requests may be for besides localhost, as a proxy in front passes them on.
+            log_requests: Write one JSON line for each request to stderr.
+            mcp: MCP server to serve at /mcp beside the API.
+            page: Renders the page at /; None serves no page.
+            page_edits: Take the forms of the page from readers who have the rights.
+        """
+        self.service, self._log, self.needs_token = service, log_requests, bool(token or keys)
+        if log_requests:
+            log_to_stderr()
+        self.guard = RequestGuard(
+            token=token, keys=keys, namespace=service.name, local=local, hosts=hosts, find_keys=find_keys
+        )
+        self._metrics = RequestMetrics()
+        self._description: bytes | None = None
+        check: asyncio.Task[int] | None = None  # health needs no token: callers take at most one store thread
+
+        async def health() -> schemas.HealthResponse:
+            """Check that the store answers. Needs no token."""
+            nonlocal check
+            if check is None or check.done() or check.get_loop() is not asyncio.get_running_loop():
+                check = asyncio.create_task(service.reading(lambda store: store.snapshot()))
+            await asyncio.shield(check)
+            return schemas.HealthResponse()
+
+        async def live() -> schemas.HealthResponse:  # without the store: restart the process only if this fails
+            return schemas.HealthResponse()
+
+        async def metrics(request: Request) -> Response:
+            request.scope[SCOPE].check("admin")
+            headers = {"Content-Type": CONTENT_TYPE_LATEST, "Cache-Control": "no-store"}
+            return Response(generate_latest(self._metrics.registry), headers=headers)
+
+        async def openapi() -> Response:
+            if self._description is None:
+                description = await asyncio.to_thread(self.openapi)
+                self._description = json.dumps(description, ensure_ascii=False, separators=(",", ":")).encode()
+            return Response(self._description, media_type="application/json")
+
+        self._health = Route("GET", HEALTH, health, takes_any_query=True)
+        opened = [self._health]
+        for method, path, call in (("GET", READY, health), ("GET", LIVE, live)):
+            opened.append(Route(method, path, call, takes_any_query=True))
+        for path, call in ((METRICS, metrics), ("/v1/openapi.json", openapi)):
+            opened += [Route(method, path, call, takes_any_query=True) for method in ("GET", "HEAD")]
+        calls = {} if page is None else page_calls(service, page, edits=page_edits)
+        self._routes = [*opened, *(Route(method, PAGE, call) for method, call in calls.items()), *_ROUTES]
+        self._by_path = {(route.method, route.path): route for route in self._routes}
+        self.extras = ({"MCP": "/mcp"} if mcp else {}) | ({"a page": PAGE} if page else {})
+        self._mcp: ASGIApp | None = None
+        sessions = None
+        if mcp is not None:
+            from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
+
+            # Stateless: no tool needs a session, so clients survive a restart of the server.
+            sessions = StreamableHTTPSessionManager(mcp, stateless=True, max_request_body_size=schemas.MAX_BODY)
+            self._mcp = StreamableHTTPASGIApp(sessions)
+
+        @asynccontextmanager
+        async def lifespan(app: object) -> AsyncIterator[None]:
+            async with nullcontext() if sessions is None else sessions.run():
+                yield
+
+        self._router = Router(lifespan=lifespan)  # of what is no request
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request and record how it ended.
+
+        Args:
+            scope: ASGI scope of the connection.
+            receive: Source of the request's messages.
+            send: Sink of the response's messages.
+        """
+        if scope["type"] != "http":
+            await self._router(scope, receive, send)
+            return
+        sent_headers: list[tuple[bytes, bytes]] = scope["headers"]
+        headers = dict(reversed(sent_headers))  # the first of a name counts
+        record = RequestRecord.start(headers.get(REQUEST_ID_HEADER, b""))
+        method, started, is_answering = scope["method"], time.perf_counter(), False
+
+        async def note_and_send(message: Message) -> None:
+            nonlocal is_answering
+            if message["type"] == "http.response.start":
+                record.status, is_answering = message["status"], True
+                message["headers"] = [*message.get("headers", ()), (REQUEST_ID_HEADER, record.id)]
+            elif message["type"] == "http.response.body":
+                record.sent += len(message.get("body", b""))
+            await send(message)
+
+        self._metrics.running.inc()
+        try:
+            with request_span(method, headers) as span:
+                try:
+                    await self._serve(scope, headers, receive, note_and_send, record)
+                except ServiceError as error:
+                    await _error_response(error, scope["path"])(scope, receive, note_and_send)
+                finally:
+                    record.describe(span, method)
+        except Exception:
+            record.status = 500
+            if not is_answering:
+                error = ServiceError("internal_error", "the server failed; its log says why", 500)
+                await _error_response(error, "")(scope, receive, send)
+            raise  # the server logs it
+        finally:
+            self._metrics.running.dec()
+            seconds = time.perf_counter() - started
+            self._metrics.count(method, record, seconds)
+            if self._log:
+                record.log(method, scope["path"], seconds)
+
+    async def _serve(
+        self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send, record: RequestRecord
+    ) -> None:
+        """Check a request and answer it; what is done for a client that has gone is dropped unless it is a write."""
+        path, guard = scope["path"], self.guard
+        guard.check_origin(headers)
+        access = None
+        if path not in OPEN:
+            access = guard.authorize(headers, [name for name, _ in scope["headers"]], for_page=path == PAGE)
+        content = await guard.read_body(headers, receive)
+        if content is None:
+            return
+        try:
+            if access is not None:
+                access.body_size = record.received = len(content)
+                record.key = None if access.key is None else access.key.name
+                record.namespace, scope[SCOPE] = access.namespace, access
+            if path == "/mcp" and self._mcp is not None:
+                record.route = path
+                await self._mcp(scope, _replay(content, receive), send)
+                return
+            route, ids = self._find(scope["method"], path, record)
+            if not path.startswith("/v1/"):
+                await self._answer(route, scope, headers, content, ids, receive, send)
+                return
+            with _ClientWatch(receive):
+                await self._answer(route, scope, headers, content, ids, receive, send)
+        finally:
+            guard.forget_body(content)
+
+    def _find(self, method: str, path: str, record: RequestRecord) -> tuple[Route, dict[str, str]]:
+        """Return the route of a request and the parameters in its path. Raises `ServiceError` if there is none."""
+        if (route := self._by_path.get((method, path))) is not None and "{" not in path:
+            record.route = route.path
+            return route, {}
+        record.route = "/mcp" if path == "/mcp" or path.startswith("/mcp/") else UNKNOWN
+        other = None
+        for route in self._routes:
+            if (match := route.pattern.match(path)) is None:
+                continue
+            record.route = route.path if other is None else other.path
+            if route.method == method:
+                record.route = route.path
+                return route, match.groupdict()
+            other = other or route
+        if other is None:
+            raise _http_error(404)
+        methods = ("HEAD", "GET") if ("HEAD", other.path) in self._by_path else (other.method,)
+        raise _http_error(405, {"Allow": ", ".join(methods)})
+
+    async def _answer(
+        self,
+        route: Route,
+        scope: Scope,
+        headers: Mapping[bytes, bytes],
+        content: bytes,
+        ids: Mapping[str, str],
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        result, status = await route.answer(scope, headers, content, ids, self.service), route.status
+        if isinstance(result, Response):
+            await result(scope, receive, send)
+            return
+        if type(result) is tuple:
+            result, status = result
+        data = route.encode(result)
+        fields = [(b"content-length", b"%d" % len(data)), (b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": status, "headers": fields})
+        await send({"type": "http.response.body", "body": data})
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the API description, with the categories of this memory."""
+        from fastapi import Depends, FastAPI, Header, Query
+        from fastapi import Path as PathParameter
+        from fastapi.security import HTTPBearer
+
+        app = FastAPI(
+            title="memalpha",
+            version=__version__,
+            description="A long-term memory, and the writer that keeps it.",
+            generate_unique_id_function=lambda route: route.name,
+            responses={
+                status: {"model": schemas.ErrorResponse, "description": text} for status, text in _ERRORS.items()
+            },
+        )
+        about = "namespace, percent-encoded; a key of one namespace has its own by default"
+        described = {
+            "service": Annotated[str | None, Header(alias=NAMESPACE_HEADER, description=about)],
+            "id": Annotated[Label, PathParameter(description="the entry's id; write '#' in it as %23")],
+            "as_of": Annotated[Position | Time | None, Query(description="a past state: log position or ISO time")],
+        }
+        for route in (self._health, *_ROUTES):
+            hints = {**get_type_hints(route.call, include_extras=True), **described}
+            parameters = []
+            for name, parameter in route.parameters.items():
+                default = None if name == "service" else parameter.default
+                parameters.append(
+                    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
+                )
+            signature = inspect.Signature(parameters)
+
+            async def call() -> None: ...
+
+            call.__name__, call.__doc__, call.__signature__ = route.call.__name__, route.call.__doc__, signature
+            extra: dict[str, Any] = {}
+            responses = _described(route.errors)
+            if route.call is insert:
+                text = "the entry existed already and is unchanged"
+                responses[200] = {"model": MemoryEntry, "description": text}
+            if route.has_response:
+                responses[200] = {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}
+                extra["response_class"] = route.result
+            else:
+                extra["response_model"] = route.result
+            if self.needs_token and route is not self._health:
+                extra["dependencies"] = [Depends(HTTPBearer(auto_error=False))]
+            app.add_api_route(
+                route.path, call, methods=[route.method], status_code=route.status, responses=responses, **extra
+            )
+        description = app.openapi()
+        models, paths = description["components"]["schemas"], description["paths"]
+        fields = [
+            models[model.__name__]["properties"]["category"]
+            for model in (schemas.InsertRequest, schemas.FilteredSearchRequest)
+        ]
+        fields += [item["schema"] for item in paths["/v1/entries"]["get"]["parameters"] if item["name"] == "category"]
+        for field in fields:
+            for option in field.get("anyOf", [field]):
+                if option["type"] == "string":
+                    option["enum"] = list(self.service.schema.category_names)
+        return description
+
+
+def _described(errors: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": schemas.ErrorResponse, "description": text} for status, text in errors.items()}
+
+
+class _ClientWatch:
+    """Cancel the block if the client leaves before it has its answer; what has begun to write is written."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive, self._has_left = receive, False
+        self._leaving: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._start)
+
+    def _start(self) -> None:
+        self._leaving = asyncio.create_task(self._wait())
+
+    async def _wait(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._has_left = True
+        self._task.cancel()
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> bool:
+        self._timer.cancel()
+        if self._leaving is not None:
+            self._leaving.cancel()
+        if not self._has_left:
+            return False
+        return self._task.uncancel() == 0 and kind is asyncio.CancelledError
+
+
+def _replay(content: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives a body again."""
+    messages: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
+
+    async def replay() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return replay
+
+
+def _http_error(status: int, headers: Mapping[str, str] | None = None) -> ServiceError:
+    phrase = HTTPStatus(status).phrase
+    return ServiceError(phrase.lower().replace(" ", "_"), phrase, status, headers=headers)
+
+
+def _error_response(error: ServiceError, path: str) -> Response:
+    """Return the response `{code, message}` of a failed request."""
+    headers = dict(error.headers)
+    if error.status in (429, 503):
+        headers["Retry-After"] = str(error.retry_after or RETRY_SECONDS)
+    if error.status == 401:
+        headers["WWW-Authenticate"] = 'Basic realm="memalpha", charset="UTF-8"' if path == PAGE else "Bearer"
+    text = to_json({"code": error.code, "message": error.message}, separators=(",", ":"))
+    return Response(text.encode(), error.status, headers, "application/json")

@@ -1,11 +1,13 @@
 """MCP tools of a memory: the writer's three edits, with the schema of its training, and search, list and read.
 
 A failed call is a result with an error code that the model sees; trained writers know these codes.
+What comes in from hosts is read kindly; what goes out is bounded, since hosts cut or refuse long answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,10 +16,8 @@ from pydantic import ValidationError
 from memalpha import __version__
 from memalpha.agent.tools import format_validation_error, tool_schemas
 from memalpha.errors import ConfigError, install_command
-from memalpha.integrations.server.access import SCOPE, granted
-from memalpha.integrations.server.availability import log
+from memalpha.integrations.server.guard import SCOPE, granted
 from memalpha.integrations.server.keys import Right
-from memalpha.integrations.server.mcp_bounds import MAX_ANSWER, fit_hits, fit_items, read_arguments
 from memalpha.integrations.server.schemas import (
     CallOutcome,
     ListRequest,
@@ -27,8 +27,10 @@ from memalpha.integrations.server.schemas import (
     ServiceError,
     compact_entry,
 )
-from memalpha.integrations.server.service import MemoryService
+from memalpha.integrations.server.service import MemoryService, log
 from memalpha.store.io.jsonl import to_json
+from memalpha.store.search.bm25 import words
+from memalpha.store.search.passages import split_passages
 
 try:
     import mcp_types as types
@@ -39,6 +41,17 @@ except ModuleNotFoundError as error:
     if error.name not in ("mcp", "mcp_types"):
         raise
     raise ConfigError(f"serving MCP needs {error.name}: {install_command('serve')}") from None
+
+MAX_ANSWER = 60_000
+"""Bytes of an answer's JSON, which goes out twice: as structured content and as text."""
+_LONG = 4_000  # characters of a content from which a search that is too long shows the best passage alone
+_TYPES: dict[str, tuple[type, ...]] = {
+    "integer": (int, float),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+}
 
 _REQUEST_MODELS: dict[str, type[RequestModel]] = {
     "memory_search": SearchRequest,
@@ -80,7 +93,9 @@ def mcp_server(service: MemoryService) -> Server[Any]:
             raise MCPError(code=types.INVALID_PARAMS, message=f"no tool {name!r}")
         arguments = read_arguments(params.arguments or {}, schemas[name])
         try:
-            memory = service if context.request is None else granted(service, context.request.scope, _right(name))
+            memory = (
+                service if context.request is None else granted(service, context.request.scope[SCOPE], _right(name))
+            )
             return await _call(memory, context, name, arguments)
         except ServiceError as error:
             return _failure(name, error.code, error.message)
@@ -177,3 +192,91 @@ def _schema(model: type[RequestModel], categories: tuple[str, ...]) -> dict[str,
         if name == "category":
             properties[name] |= {"enum": list(categories)}
     return {"type": "object", "properties": properties, "required": schema.get("required", [])}
+
+
+def read_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool's arguments as models mean them.
+
+    A number, list or object that is given as text is read, a number where a text belongs becomes text, and an optional
+    argument that is null or blank counts as not given.
+
+    Args:
+        arguments: Arguments as they came.
+        schema: JSON schema of the tool.
+    """
+    meant = {}
+    for name, value in arguments.items():
+        kind = schema["properties"].get(name, {}).get("type")
+        is_blank = value is None or (isinstance(value, str) and not value.strip())
+        if is_blank and name in schema["properties"] and name not in schema.get("required", ()):
+            continue
+        if isinstance(value, str) and kind in _TYPES:
+            value = _parse(value, _TYPES[kind])
+        elif kind == "string" and isinstance(value, int | float) and not isinstance(value, bool):
+            value = str(value)
+        meant[name] = value
+    return meant
+
+
+def _parse(text: str, kinds: tuple[type, ...]) -> Any:
+    """Return the JSON value of a text if it is of these types, else the text."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool)) else text
+
+
+def fit_items(items: Sequence[dict[str, Any]], size: int = 0) -> list[dict[str, Any]]:
+    """Return the first items that fit into an answer, at least one: its content is cut if it does not fit alone.
+
+    Args:
+        items: Entries or outcomes as JSON objects.
+        size: Bytes that the answer has besides.
+    """
+    fitting: list[dict[str, Any]] = []
+    for item in items:
+        size += _count_bytes(item)
+        if size > MAX_ANSWER:
+            break
+        fitting.append(item)
+    return fitting or [_cut(item) for item in items[:1]]
+
+
+def fit_hits(hits: Sequence[dict[str, Any]], query: str) -> dict[str, Any]:
+    """Return the answer of a search: hits, and how many were left out.
+
+    Args:
+        hits: Entries with scores, best first.
+        query: Query of the search.
+    """
+    if sum(map(_count_bytes, hits)) > MAX_ANSWER:
+        hits = [_shorten(hit, query) if len(hit["content"]) > _LONG else hit for hit in hits]
+    fitting = fit_items(hits)
+    left_out = len(hits) - len(fitting)
+    return {"hits": fitting} | ({"left_out": left_out} if left_out else {})
+
+
+def _shorten(hit: dict[str, Any], query: str) -> dict[str, Any]:
+    """Replace a content by the passage of it that has most words of the query."""
+    terms = set(words(query))
+    passage = max(split_passages(hit["content"]), key=lambda passage: len(terms.intersection(words(passage))))
+    first = min((index for term in terms if (index := passage.lower().find(term)) >= 0), default=0)
+    start = max(0, min(first - _LONG // 2, len(passage) - _LONG))  # of a passage without blanks
+    return {
+        **hit,
+        "content": passage[start : start + _LONG],
+        "shown": f"best passage of {len(hit['content'])} characters",
+    }
+
+
+def _cut(item: dict[str, Any]) -> dict[str, Any]:
+    """Cut the texts of an item, which alone is longer than an answer may be."""
+    length = MAX_ANSWER // 10  # of up to four bytes each, in up to two texts
+    long = {name: value for name, value in item.items() if isinstance(value, str) and len(value) > length}
+    shown = ", ".join(f"{name}: {length} of {len(value)} characters" for name, value in long.items())
+    return {**item, **{name: value[:length] for name, value in long.items()}, "shown": shown}
+
+
+def _count_bytes(value: Any) -> int:
+    return len(to_json(value).encode())

@@ -16,21 +16,23 @@ from typing import Annotated, Any, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
 from memalpha.errors import ConfigError, install_command
-from memalpha.integrations.server.access import SCOPE, Access, granted
+from memalpha.integrations.server.guard import SCOPE, Access, granted
 from memalpha.integrations.server.keys import Right
 from memalpha.integrations.server.schemas import MAX_CONTENT, MAX_QUERY, ServiceError
 from memalpha.integrations.server.service import MemoryService
 from memalpha.store.store import MemoryStore
 
 try:
-    from fastapi import Depends, FastAPI, Request
-    from fastapi import Query as QueryParameter
-    from fastapi.responses import HTMLResponse, RedirectResponse, Response
+    from pydantic import Field
+    from starlette.requests import Request
+    from starlette.responses import HTMLResponse, RedirectResponse, Response
 except ModuleNotFoundError as error:
-    if error.name not in ("fastapi", "starlette"):
+    if error.name != "starlette":
         raise
     raise ConfigError(f"serving HTTP needs {error.name}: {install_command('serve')}") from None
 
+PAGE = "/"
+"""The page for browsers. They ask for its key themselves (HTTP Basic), which opens no other path."""
 PAGE_SOURCE = "page"
 """Source of what is edited on the page."""
 MAX_FIELDS = 8
@@ -90,52 +92,41 @@ class SentForm:
     content: str
 
 
-def add_page(
-    app: FastAPI, path: str, render: PageRenderer, check_query: Callable[[Request], None], *, edits: bool
-) -> None:
-    """Add the page to an application, and its forms if the server takes them.
+def page_calls(service: MemoryService, render: PageRenderer, *, edits: bool) -> dict[str, Callable[..., Any]]:
+    """Return the functions that answer the page and, if the server takes them, its forms, by HTTP method.
 
     Args:
-        app: The application; `app.state.service` is the memory.
-        path: Path of the page.
-        render: Renders it.
-        check_query: Refuses unknown parameters of the query.
+        service: Memory of the namespace that the server was started with.
+        render: Renders the page.
         edits: Take forms from readers whose keys have the rights.
     """
-    options: dict[str, Any] = {"include_in_schema": False, "dependencies": [Depends(check_query)]}
 
-    @app.get(path, **options)
     async def page(
         request: Request,
-        q: Annotated[str, QueryParameter(max_length=MAX_QUERY)] = "",
-        done: Annotated[str, QueryParameter(max_length=20)] = "",
-    ) -> HTMLResponse:
-        service = granted(request.app.state.service, request.scope, "read")
-        rights = _rights(request, service, edits)
-        text = await service.reading(lambda store: render(store, q, done=done, **rights))
+        q: Annotated[str, Field(max_length=MAX_QUERY)] = "",
+        done: Annotated[str, Field(max_length=20)] = "",
+    ) -> Response:
+        memory = granted(service, _access(request), "read")
+        rights = _rights(request, memory, edits)
+        text = await memory.reading(lambda store: render(store, q, done=done, **rights))
         return HTMLResponse(text, headers=_HEADERS)
 
-    if not edits:
-        return
-
-    @app.post(path, **options)
-    async def submit(request: Request) -> Response:
-        form = _parse_form(request.headers.get("content-type", ""), await request.body())
-        service = granted(request.app.state.service, request.scope, ACTIONS[form.action])
+    async def submit(request: Request, content: bytes) -> Response:
+        form = _parse_form(request.headers.get("content-type", ""), content)
+        memory = granted(service, _access(request), ACTIONS[form.action])
         _check_own_page(request, form)
         try:
-            await service.writing(lambda store: _apply(store, form))
+            await memory.writing(lambda store: _apply(store, form))
         except ServiceError as error:
             if error.status not in (404, 409, 422) or not _access(request).allows("read"):
                 raise
-            shown_fields: dict[str, Any] = {
-                "failure": error.message,
-                "draft": form.content,
-                **_rights(request, service, edits),
-            }
-            text = await service.reading(lambda store: render(store, **shown_fields))
+            shown: dict[str, Any] = {"failure": error.message, "draft": form.content}
+            shown |= _rights(request, memory, edits)
+            text = await memory.reading(lambda store: render(store, **shown))
             return HTMLResponse(text, error.status, headers=_HEADERS)
-        return RedirectResponse(f"{path}?done={form.action}", 303, headers=_HEADERS)
+        return RedirectResponse(f"{PAGE}?done={form.action}", 303, headers=_HEADERS)
+
+    return {"GET": page, "POST": submit} if edits else {"GET": page}
 
 
 def _access(request: Request) -> Access:

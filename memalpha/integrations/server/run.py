@@ -23,7 +23,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -36,14 +36,12 @@ from mcp.server.stdio import stdio_server
 from mcp.shared.message import SessionMessage
 
 from memalpha.errors import ConfigError, install_command
-from memalpha.integrations.server.keys import KeyFile
 from memalpha.integrations.server.mcp import mcp_server
 from memalpha.integrations.server.service import MemoryService
-from memalpha.integrations.server.tracing import start_tracing
+from memalpha.integrations.server.telemetry import start_tracing
 
 if TYPE_CHECKING:
-    from memalpha.integrations.server.page import PageRenderer
-
+    from memalpha.integrations.server.http import HttpApp
 
 try:
     from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -297,8 +295,6 @@ def serve_stdio(service: MemoryService) -> None:
 
 
 async def _stdio(service: MemoryService) -> None:
-    from memalpha.integrations.server.run import serve_lines
-
     stop = _stop_event()
     serving, stopped = asyncio.create_task(serve_lines(service)), asyncio.create_task(stop.wait())
     await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -312,82 +308,32 @@ async def _stdio(service: MemoryService) -> None:
     await serving
 
 
-def serve_http(
-    service: MemoryService,
-    address: tuple[str, int],
-    *,
-    token: str | None = None,
-    keys: KeyFile | None = None,
-    find_keys: Callable[[], KeyFile | None] | None = None,
-    hosts: Collection[str] = (),
-    log_requests: bool = False,
-    mcp: bool = False,
-    page: PageRenderer | None = None,
-    page_edits: bool = False,
-    otel: bool = False,
-    description: str = "",
-) -> None:
-    """Serve the HTTP API until a signal arrives.
+def serve_http(app: HttpApp, address: tuple[str, int], *, otel: bool = False, description: str = "") -> None:
+    """Serve an application until a signal arrives; then close its keys and its service.
 
     Args:
-        service: The memory to serve.
+        app: The application.
         address: Host and port.
-        token: Has all rights on the service's namespace; None is none.
-        keys: Keys with their rights; closed in the end. Without a token and without keys, requests need neither.
-        find_keys: Opens the keys once they were made, while `keys` is None; called for each request until then.
-        hosts: Names that requests may be for besides localhost, as a proxy in front passes them on.
-        log_requests: Write one JSON line for each request to stderr.
-        mcp: Also serve MCP at /mcp.
-        page: Renders the page at /; None serves no page.
-        page_edits: Take the forms of the page from readers who have the rights.
         otel: Send spans by OpenTelemetry, as the variables OTEL_* say.
         description: Printed on stderr with the address.
 
     Raises:
-        ConfigError: the address or a name of `hosts` cannot be used, other machines can reach the server and there are
-            no token and no keys, `otel` lacks its packages, or the process may open too few files.
+        ConfigError: the address cannot be used, other machines can reach the server and it needs no token and no keys,
+            `otel` lacks its packages, or the process may open too few files.
     """
     host, port = address
-    hosts = check_hosts(hosts)
-    check_token_needed(host, token or keys, hosts)
-    from memalpha.integrations.server.http import http_app
-
+    check_token_needed(host, app.needs_token, app.guard.other_hosts)
     stop_tracing = start_tracing() if otel else None
-    server = None
-    if mcp:
-        from memalpha.integrations.server.mcp import mcp_server
-
-        server = mcp_server(service)
-    key_files = [] if keys is None else [keys]
-
-    def find_new_keys() -> KeyFile | None:
-        key_file = None if find_keys is None else find_keys()
-        key_files.extend([] if key_file is None else [key_file])
-        return key_file
-
-    app = http_app(
-        service,
-        token=token,
-        keys=keys,
-        find_keys=find_new_keys,
-        local=is_loopback(host),
-        hosts=hosts,
-        log_requests=log_requests,
-        mcp=server,
-        page=page,
-        page_edits=page_edits,
-    )
     _check_descriptors()
     with listen(host, port) as listening:
         url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
-        also = (f", MCP at {url}/mcp" if mcp else "") + (f", a page at {url}/" if page else "")
+        also = "".join(f", {what} at {url}{path}" for what, path in app.extras.items())
         print(f"memalpha serves {description} at {url}/v1{also}", file=sys.stderr)
         sys.stderr.flush()
         try:
-            asyncio.run(_http(service, app, listening))
+            asyncio.run(_http(app, listening))
         finally:
-            for key_file in key_files:
-                key_file.close()
+            app.guard.close()
             if stop_tracing is not None:
                 stop_tracing()
 
@@ -421,29 +367,27 @@ def check_hosts(names: Collection[str]) -> frozenset[str]:
     return frozenset(hosts)
 
 
-def check_token_needed(host: str, token: str | KeyFile | None, hosts: Collection[str] = ()) -> None:
+def check_token_needed(host: str, has_token: bool, hosts: Collection[str] = ()) -> None:
     """Raise `ConfigError` if other machines can reach the server and there is no token (or file of keys).
 
     Args:
         host: Address that it listens on.
-        token: Token or keys.
+        has_token: Requests need a token or a key.
         hosts: Names that a proxy passes on.
     """
-    if token is None and hosts:
+    if not has_token and hosts:
         raise ConfigError(
             f"allow-host: others reach the server as {min(hosts)}, which needs a token: --token-file or {TOKEN_ENV}, "
             "or keys"
         )
-    if token is None and not is_loopback(host):
+    if not has_token and not is_loopback(host):
         raise ConfigError(
             f"http: {host} can be reached from elsewhere, which needs a token: --token-file or {TOKEN_ENV}, or keys"
         )
 
 
-async def _http(service: MemoryService, app: Any, listening: socket.socket) -> None:
+async def _http(app: HttpApp, listening: socket.socket) -> None:
     import uvicorn
-
-    from memalpha.integrations.server.run import BACKLOG, OncePerSecond, connection_limit, limited_protocol
 
     for name in ("uvicorn.error", "asyncio"):
         logging.getLogger(name).addFilter(OncePerSecond())
@@ -476,7 +420,7 @@ async def _http(service: MemoryService, app: Any, listening: socket.socket) -> N
         await server.serve(sockets=[listening])
     finally:
         exit_task.cancel()
-        await service.close()
+        await app.service.close()
 
 
 def _stop_event() -> asyncio.Event:
@@ -493,7 +437,8 @@ def _stop_event() -> asyncio.Event:
 @contextmanager
 def listen(host: str, port: int) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as listening:
+    # asyncio sends small parts of an answer at once (TCP_NODELAY) on sockets that say they are TCP.
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:
         try:
             if os.name == "posix":  # elsewhere it would let two servers have one port
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

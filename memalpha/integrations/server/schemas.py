@@ -49,12 +49,20 @@ MAX_BODY = 3 << 20
 class ServiceError(Exception):
     """A failed request: error code and message for its sender, and the HTTP status.
 
-    `retry_after` are the seconds after which the request may succeed; None is unknown.
+    `retry_after` are the seconds after which the request may succeed; None is unknown. `headers` are for the response.
     """
 
-    def __init__(self, code: str, message: str, status: int = 422, *, retry_after: int | None = None) -> None:
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        status: int = 422,
+        *,
+        retry_after: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
-        self.retry_after = retry_after
+        self.retry_after, self.headers = retry_after, headers or {}
         self.code, self.message, self.status = code, escape_surrogates(message)[:MAX_MESSAGE], status
 
 

@@ -12,7 +12,6 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from memalpha.errors import ConfigError, DataError, install_command
-from memalpha.integrations.server.middleware import SurrogateJSONResponse
 from memalpha.integrations.server.run import listen
 from memalpha.store.io.jsonl import to_json
 
@@ -86,7 +85,7 @@ def watch_app(page: LivePage, is_stopping: Callable[[], bool] = lambda: False) -
 
     async def rollouts(request: Request) -> Response:
         lines = await run_in_threadpool(page.rollouts.read, request.path_params["step"])
-        return SurrogateJSONResponse(lines, headers=_HEADERS)
+        return _json(lines)
 
     async def tokens(request: Request) -> Response:
         query = request.query_params
@@ -94,7 +93,7 @@ def watch_app(page: LivePage, is_stopping: Callable[[], bool] = lambda: False) -
             raise DataError("rollout: the number of a rollout is needed")
         key = (query.get("task", ""), int(query["rollout"]), query.get("role", ""))
         turns = await run_in_threadpool(page.rollouts.tokens, request.path_params["step"], *key)
-        return SurrogateJSONResponse(turns, headers=_HEADERS)
+        return _json(turns)
 
     async def events(request: Request) -> Response:
         return StreamingResponse(_news(page, is_stopping), media_type="text/event-stream", headers=_HEADERS)
@@ -126,6 +125,11 @@ async def _news(page: LivePage, is_stopping: Callable[[], bool]) -> AsyncIterato
                 yield f"data: {to_json(state)}\n\n"
         yield ": waiting\n\n"
         await asyncio.sleep(LOOK_SECONDS)
+
+
+def _json(value: Any) -> Response:
+    text = to_json(value, allow_nan=False, separators=(",", ":"))
+    return Response(text.encode(), headers=_HEADERS, media_type="application/json")
 
 
 def _encode(text: str) -> bytes:

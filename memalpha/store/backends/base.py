@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
@@ -74,6 +74,11 @@ class Backend(ABC):
     @abstractmethod
     def transaction(self, *namespaces: str, write: bool = True) -> AbstractContextManager[Any]:
         """Open a transaction: all writes happen or none, and all reads see one moment."""
+
+    @contextmanager
+    def without_waiting(self) -> Iterator[bool]:
+        """Yield True if transactions of this thread in the block wait for no other thread and no network."""
+        yield False
 
     @abstractmethod
     def atomic(self, *namespaces: str) -> AbstractContextManager[None]:

@@ -132,6 +132,15 @@ class TransactionalConnection(Backend, ForkAware):
                 ) from error
 
     @contextmanager
+    def without_waiting(self) -> Iterator[bool]:
+        is_free = self._lock.acquire(blocking=False)
+        try:
+            yield is_free and not self._is_paused
+        finally:
+            if is_free:
+                self._lock.release()
+
+    @contextmanager
     def atomic(self, *namespaces: str) -> Iterator[None]:
         with self.transaction(*namespaces):
             self._atomic_namespaces = namespaces

@@ -27,6 +27,7 @@ _PAGE = 10_000
 _MAX_HELD = 250_000  # entries of an earlier position whose corpus is held for the next search
 P = ParamSpec("P")
 T = TypeVar("T")
+_MAX_WARM, _MAX_LAG = 20_000, 10  # entries, and operations behind the log, of an index that answers in milliseconds
 _MAX_FORGOTTEN = 1000  # erased ids from which building the corpus anew costs less
 _MAX_UPDATES = 100  # updates of the corpus that can be taken back
 
@@ -111,6 +112,14 @@ class NamespaceIndex(ForkAware):
         results = corpus.search_many(queries, options, vectors)
         self._checkin(corpus)
         return results
+
+    def is_warm(self, last_position: int) -> bool:
+        """Return True if a search of the current state takes milliseconds: nothing much has to be read or built."""
+        corpus, lag = self._corpus, last_position - self._position
+        if corpus is None or len(corpus) > _MAX_WARM or not 0 <= lag <= _MAX_LAG or self._has_rolled_back:
+            return False
+        is_same = self._namespace_id == self._rows.scope.namespace_id
+        return is_same and (lag == 0 or not self._rows.log.has_erasure_after(self._position))
 
     def _past_corpus(self, last_position: int, position: int, where: Filter | None) -> _PastCorpus:
         """Return a corpus of the entries at an earlier position, all of them or those that pass a filter.

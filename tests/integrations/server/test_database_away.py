@@ -15,11 +15,10 @@ pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
 from memalpha.errors import StoreError, StoreUnavailable
-from memalpha.integrations.server import availability
-from memalpha.integrations.server.availability import Availability, to_service_error
-from memalpha.integrations.server.http import http_app
+from memalpha.integrations.server import service as service_module
+from memalpha.integrations.server.http import HttpApp
 from memalpha.integrations.server.schemas import ServiceError
-from memalpha.integrations.server.service import MemoryService
+from memalpha.integrations.server.service import Availability, MemoryService, to_service_error
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.store import MemoryStore
 
@@ -31,7 +30,7 @@ def unreachable() -> None:
 
 
 def test_work_is_given_up_only_while_the_database_does_not_answer(monkeypatch):
-    monkeypatch.setattr(availability, "PATIENCE", 0.02)
+    monkeypatch.setattr(service_module, "PATIENCE", 0.02)
     gate = Event()
 
     async def wait(ping):
@@ -51,8 +50,8 @@ def test_work_is_given_up_only_while_the_database_does_not_answer(monkeypatch):
 
 
 def test_a_look_at_a_silent_database_has_a_deadline(monkeypatch):
-    monkeypatch.setattr(availability, "PATIENCE", 0.02)
-    monkeypatch.setattr(availability, "PING_SECONDS", 0.05)
+    monkeypatch.setattr(service_module, "PATIENCE", 0.02)
+    monkeypatch.setattr(service_module, "PING_SECONDS", 0.05)
     gate = Event()
 
     def be_silent() -> None:
@@ -77,7 +76,7 @@ def test_the_client_sees_neither_address_nor_user():
 
 def test_liveness_needs_no_store(monkeypatch):
     store = MemoryStore.open(":memory:", embedder="hash")
-    web = TestClient(http_app(MemoryService(store, ScriptedPolicy("add-all"))), base_url="http://localhost")
+    web = TestClient(HttpApp(MemoryService(store, ScriptedPolicy("add-all"))), base_url="http://localhost")
     assert [web.get(f"/health/{name}").json() for name in ("live", "ready")] == [{"status": "ok"}] * 2
 
     def fail(self) -> int:
@@ -120,7 +119,7 @@ def test_a_stopped_and_a_silent_server_give_503_in_time_and_come_back():
 
     with server() as postgres:
         store = MemoryStore.open(postgres.url(), embedder="hash")
-        app = http_app(MemoryService(store, ScriptedPolicy("add-all")))
+        app = HttpApp(MemoryService(store, ScriptedPolicy("add-all")))
         with TestClient(app, base_url="http://localhost") as web, store:
             assert web.post("/v1/entries", json=fact).status_code == 201
             postgres.stop()

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from starlette.testclient import TestClient
 
 from memalpha.integrations.server import service as service_module
-from memalpha.integrations.server.http import http_app
+from memalpha.integrations.server.http import HttpApp
 from memalpha.integrations.server.schemas import MAX_BODY, MAX_TEXT
 from memalpha.integrations.server.service import MemoryService
 from memalpha.policy.base import Policy
@@ -33,7 +33,7 @@ def served(store: MemoryStore, policy: Policy | None = None, **options: Any) -> 
     """Return a client of an application over `store`; server errors are responses, as over a network."""
     read_only = options.pop("read_only", False)
     service = MemoryService(store, policy or load_policy("scripted:add-all"), read_only=read_only)
-    return TestClient(http_app(service, **options), "http://localhost:8765", raise_server_exceptions=False)
+    return TestClient(HttpApp(service, **options), "http://localhost:8765", raise_server_exceptions=False)
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_deep_and_large_bodies(store):
 def test_read_only(store):
     store.insert("semantic", "city: Porto")
     service = MemoryService(store, None, read_only=True)
-    web = TestClient(http_app(service), "http://localhost")
+    web = TestClient(HttpApp(service), "http://localhost")
     for method, path, body in [
         ("POST", "/v1/entries", {"category": "semantic", "content": "a"}),
         ("POST", "/v1/read", {"text": "I live in Oslo."}),
@@ -242,7 +242,7 @@ def test_a_locked_store_tells_clients_to_come_back(tmp_path):
 def test_health_requests_use_one_thread(store, monkeypatch):
     running, most = 0, 0
 
-    async def position(self: MemoryService) -> int:
+    async def reading(self, work, **options: MemoryService) -> int:
         nonlocal running, most
         running += 1
         most = max(most, running)
@@ -250,7 +250,7 @@ def test_health_requests_use_one_thread(store, monkeypatch):
         running -= 1
         return 0
 
-    monkeypatch.setattr(MemoryService, "position", position)
+    monkeypatch.setattr(MemoryService, "reading", reading)
     with served(store, token=TOKEN, local=False) as web, ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda _: web.get("/v1/health").status_code, range(16)))
     assert answers == [200] * 16 and most == 1
@@ -320,7 +320,7 @@ def described() -> Any:
 
     store = MemoryStore.open(":memory:", embedder="hash")
     store.insert("semantic", "Ana lives in Lisbon.", metadata={"user": "ana"})
-    app = http_app(MemoryService(store, load_policy("scripted:add-all")), token=TOKEN, local=False)
+    app = HttpApp(MemoryService(store, load_policy("scripted:add-all")), token=TOKEN, local=False)
     config = SchemathesisConfig.from_dict({"generation": {"allow-x00": False}})  # no schema can say that NUL is refused
     api = schemathesis.openapi.from_asgi("/v1/openapi.json", app, config=config, headers=BEARER)
     return {result.ok().label: result.ok() for result in api.get_all_operations()}

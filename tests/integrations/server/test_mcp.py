@@ -234,7 +234,7 @@ def test_tokens_and_addresses_that_need_them(tmp_path, monkeypatch):
     monkeypatch.delenv("MEMALPHA_TOKEN", raising=False)
     assert read_token(None) is None
     with pytest.raises(ConfigError, match="needs a token"):
-        check_token_needed("0.0.0.0", None)
+        check_token_needed("0.0.0.0", False)
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")
     assert read_token(file) == TOKEN

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from memalpha.cli.main import app as commands
 from memalpha.errors import ConfigError
-from memalpha.integrations.server.http import http_app
+from memalpha.integrations.server.http import HttpApp
 from memalpha.integrations.server.keys import KeyFile
 from memalpha.integrations.server.service import MemoryService
 from memalpha.policy.load import load_policy
@@ -50,7 +50,7 @@ class Served:
 
     def client(self, **options: Any) -> TestClient:
         service = MemoryService(self.store, load_policy("scripted:add-all"))
-        app = http_app(service, keys=self.keys, **{"page": render_memory_page, "page_edits": True, **options})
+        app = HttpApp(service, keys=self.keys, **{"page": render_memory_page, "page_edits": True, **options})
         return TestClient(app, "http://localhost:8765", raise_server_exceptions=False, follow_redirects=False)
 
     def page(self, key: str, namespace: str = "ana") -> str:
@@ -181,7 +181,7 @@ def test_a_reader_without_keys_has_forms_of_his_own_page(tmp_path: Path) -> None
     store = MemoryStore.open(":memory:", embedder="hash")
     store.insert("semantic", "Ana lives in Porto.")
     with TestClient(
-        http_app(MemoryService(store, load_policy("add_all")), page=render_memory_page, page_edits=True),
+        HttpApp(MemoryService(store, load_policy("add_all")), page=render_memory_page, page_edits=True),
         "http://localhost:8765",
     ) as web:
         token = re.findall('name="token" value="([0-9a-f]{64})"', web.get("/").text)

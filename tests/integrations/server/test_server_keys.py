@@ -23,7 +23,7 @@ from memalpha.cli.main import app as commands
 from memalpha.cli.serve import find_keys
 from memalpha.errors import ConfigError
 from memalpha.integrations.server import keys as keys_module
-from memalpha.integrations.server.http import http_app
+from memalpha.integrations.server.http import HttpApp
 from memalpha.integrations.server.keys import PREFIX, RIGHTS, KeyFile
 from memalpha.integrations.server.mcp import mcp_server
 from memalpha.integrations.server.service import MAX_NAMESPACES, MemoryService
@@ -74,7 +74,7 @@ class Served:
         self.revoked = self.keys.add("revoked", ["admin"], ["*"])[1]
         self.keys.revoke("revoked")
         service = MemoryService(self.store, load_policy("scripted:add-all"))
-        app = http_app(service, token=TOKEN, keys=self.keys, mcp=mcp_server(service))
+        app = HttpApp(service, token=TOKEN, keys=self.keys, mcp=mcp_server(service))
         self.web = TestClient(app, "http://localhost:8765", raise_server_exceptions=False)
 
     def fill(self) -> None:
@@ -329,7 +329,7 @@ def test_commands_add_list_and_revoke(tmp_path):
 
 
 def test_namespaces_that_were_not_used_for_long_are_let_go(served):
-    service = served.web.app.state.service
+    service = served.web.app.service
     first = service.namespace("n-0")
     assert service.namespace("n-0") is first and service.namespace("default") is service
     for number in range(1, MAX_NAMESPACES + 1):
@@ -354,7 +354,7 @@ def test_every_write_carries_the_name_of_its_key(served):
 def test_the_first_key_holds_for_a_server_that_runs_already(tmp_path):
     path = tmp_path / "ana.db"
     service = MemoryService(MemoryStore.open(path, embedder="hash"), load_policy("scripted:add-all"))
-    with TestClient(http_app(service, find_keys=partial(find_keys, str(path), None)), "http://localhost") as web:
+    with TestClient(HttpApp(service, find_keys=partial(find_keys, str(path), None)), "http://localhost") as web:
         assert web.get("/v1/entries").status_code == 200
         added = CliRunner().invoke(commands, ["keys", "add", str(path), "ana", "--json"])
         assert web.get("/v1/entries").status_code == 401

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
-from memalpha.integrations.server.http import http_app
+from memalpha.integrations.server.http import HttpApp
 from memalpha.integrations.server.keys import KeyFile
 from memalpha.integrations.server.service import MemoryService
 from memalpha.policy.load import load_policy
@@ -33,7 +33,7 @@ class Served:
         self.both = self.keys.add("both", ["read"], ["*"])[1]
         self.writer = self.keys.add("writer", ["write"], ["ana"])[1]
         service = MemoryService(store, load_policy("scripted:add-all"))
-        self.app = http_app(service, keys=self.keys, page=render_memory_page)
+        self.app = HttpApp(service, keys=self.keys, page=render_memory_page)
 
 
 @pytest.fixture

@@ -106,12 +106,12 @@ def test_without_its_packages_the_flag_is_refused() -> None:
     code = """
 import sys
 sys.modules["opentelemetry.sdk"] = None
-from memalpha.integrations.server import tracing
+from memalpha.integrations.server import telemetry
 from memalpha.errors import ConfigError
-with tracing.request_span("GET", {}) as span:
-    assert not span.is_recording() and tracing.traced_store(lambda: 3) == 3
+with telemetry.request_span("GET", {}) as span:
+    assert not span.is_recording() and telemetry.traced_store(lambda: 3) == 3
 try:
-    tracing.start_tracing()
+    telemetry.start_tracing()
 except ConfigError as error:
     print(error)
 """

@@ -1,0 +1,214 @@
+"""What a server tells its operator: a JSON line a request, counts for Prometheus, and spans of OpenTelemetry.
+
+Without a tracer provider in the process there are no spans. `start_tracing` sets one up that sends spans by OTLP,
+configured by the standard variables (`OTEL_*`). One span is for each request, and within it one for each call of the
+store and of the model. Spans name routes, keys, namespaces and tools; what people ask and what is stored is not in
+them, nor in the log.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, TypeVar
+
+from memalpha.errors import ConfigError, install_command
+from memalpha.store.backends.deadline import deadline
+
+try:
+    from opentelemetry import propagate, trace
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+except ModuleNotFoundError as error:
+    if error.name is None or not error.name.startswith(("opentelemetry", "prometheus_client")):
+        raise
+    raise ConfigError(f"serving needs {error.name}: {install_command('serve')}") from None
+
+T = TypeVar("T")
+
+_NAME = "memalpha"
+REQUEST_ID_HEADER = b"x-request-id"
+REFUSED, UNKNOWN = "(refused)", "(unknown)"
+"""Routes of requests that the guard refused, and of paths that are none of the server's: labels stay few."""
+CLIENT_CLOSED = 499
+"""Status of a request whose client left before its answer, as in the logs of nginx."""
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+MAX_PATH = 300
+"""Characters of a path in the log."""
+_REQUEST_ID = re.compile(rb"[\w.:-]{1,64}")
+_log = logging.getLogger("memalpha.requests")
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """The record of a request so far.
+
+    Attributes:
+        id: The client's `REQUEST_ID_HEADER` if it is short and plain, else a random one; the answer has it, too.
+        route: Template of the path, as in `/v1/entries/{id}`.
+        key: Name of its key; None is the token, or none.
+        namespace: Namespace that it is for.
+        received: Bytes of its body.
+        sent: Bytes of the answer's body.
+        status: Status of the answer.
+    """
+
+    id: bytes
+    route: str = REFUSED
+    key: str | None = None
+    namespace: str | None = None
+    received: int = 0
+    sent: int = 0
+    status: int = CLIENT_CLOSED
+
+    @classmethod
+    def start(cls, sent_id: bytes) -> RequestRecord:
+        """Begin the record of a request whose client sent an id, or b""."""
+        return cls(sent_id if _REQUEST_ID.fullmatch(sent_id) else secrets.token_hex(8).encode())
+
+    def describe(self, span: trace.Span, method: str) -> None:
+        """Name the request's span and set its attributes, by OpenTelemetry's conventions where they have a name."""
+        if not span.is_recording():
+            return
+        method = method if method in METHODS else "_OTHER"
+        span.update_name(f"{method} {self.route}")
+        values = {
+            "http.request.method": method,
+            "http.route": self.route,
+            "http.response.status_code": self.status,
+            "memalpha.request_id": self.id.decode(),
+            "memalpha.key": self.key,
+            "memalpha.namespace": self.namespace,
+        }
+        span.set_attributes({name: value for name, value in values.items() if value is not None})
+
+    def log(self, method: str, path: str, seconds: float) -> None:
+        """Write the log line. It has no query and no header: they hold what people ask, and keys."""
+        values: dict[str, Any] = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "id": self.id.decode(),
+            "method": method,
+            "path": path[:MAX_PATH],
+            "route": self.route,
+            "status": self.status,
+            "ms": round(1000 * seconds, 1),
+            "key": self.key,
+            "namespace": self.namespace,
+            "received": self.received,
+            "sent": self.sent,
+        }
+        _log.info("%s", json.dumps(values))  # ASCII: control characters of a hostile path are escaped
+
+
+class RequestMetrics:
+    """Counts and times of a server's requests."""
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self.registry = CollectorRegistry()
+        labels = ("method", "route", "status")
+        self._requests = Counter("memalpha_requests", "Answered requests.", labels, registry=self.registry)
+        self._seconds = Histogram(
+            "memalpha_request_seconds", "Time of a request to the last byte.", ("route",), registry=self.registry
+        )
+        self.running = Gauge("memalpha_requests_running", "Requests without an answer yet.", registry=self.registry)
+        ProcessCollector(registry=self.registry)
+
+    def count(self, method: str, record: RequestRecord, seconds: float) -> None:
+        """Count a request that has ended.
+
+        Args:
+            method: HTTP method; one that is none of `METHODS` counts as "other".
+            record: Its record.
+            seconds: Seconds to the last byte of its answer.
+        """
+        name = method if method in METHODS else "other"
+        self._requests.labels(name, record.route, str(record.status)).inc()
+        self._seconds.labels(record.route).observe(seconds)
+
+
+def log_to_stderr() -> None:
+    """Write the lines of `memalpha.requests` to stderr as they are, and nowhere else."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    _log.handlers, _log.propagate = [handler], False
+    _log.setLevel(logging.INFO)
+
+
+def start_tracing() -> Callable[[], None]:
+    """Send spans of this process by OTLP over HTTP, in the background; return what sends the last ones.
+
+    Raises:
+        ConfigError: The SDK or the exporter of OpenTelemetry is not installed.
+    """
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("opentelemetry"):
+            raise
+        raise ConfigError(f"otel: tracing needs {error.name}: {install_command('otel')}") from None
+    provider = TracerProvider(resource=Resource.create({"service.name": _NAME}))  # OTEL_SERVICE_NAME goes before
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    trace.set_tracer_provider(provider)
+    return provider.shutdown
+
+
+def request_span(method: str, headers: Mapping[bytes, bytes]) -> AbstractContextManager[trace.Span]:
+    """Open the span of a request, below that of its client if a `traceparent` names one.
+
+    Args:
+        method: Method of the request.
+        headers: Headers of the request, by lower-case name.
+    """
+    if (tracer := _tracer()) is None:
+        return nullcontext(trace.INVALID_SPAN)
+    names = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
+    context, kind = propagate.extract(names), trace.SpanKind.SERVER
+    return tracer.start_as_current_span(method, context, kind, record_exception=False, set_status_on_exception=False)
+
+
+def work_span(kind: str, work: Any) -> AbstractContextManager[None]:
+    """Open a span around a call of the store or the model, named after the function that does it.
+
+    Args:
+        kind: "store" or "model".
+        work: The function, or the operation's name.
+    """
+    return nullcontext() if (tracer := _tracer()) is None else _work_span(tracer, kind, work)
+
+
+@contextmanager
+def _work_span(tracer: trace.Tracer, kind: str, work: Any) -> Iterator[None]:
+    while isinstance(work, partial):
+        work = work.func
+    name = work if isinstance(work, str) else getattr(work, "__qualname__", type(work).__name__)
+    name = f"{kind}.{name.removesuffix('.<locals>.<lambda>').rpartition('.')[2].strip('_')}"
+    with tracer.start_as_current_span(name, record_exception=False, set_status_on_exception=False) as span:
+        try:
+            yield
+        except Exception as error:  # its message may hold what is stored
+            span.set_attribute("error.type", type(error).__qualname__)
+            span.set_status(trace.StatusCode.ERROR)
+            raise
+
+
+def _tracer() -> trace.Tracer | None:
+    """Return the tracer of this process; None if nobody has set up a provider, which is most often so."""
+    provider = trace.get_tracer_provider()
+    return None if isinstance(provider, trace.ProxyTracerProvider) else provider.get_tracer(_NAME)
+
+
+def traced_store(work: Callable[[], T], seconds: float | None = None) -> T:
+    """Return the result of `work`, a call of the store, in a span and with a deadline of its statements."""
+    with work_span("store", work), nullcontext() if seconds is None else deadline(seconds):
+        return work()
