@@ -13,7 +13,6 @@ An exception or an invalid value stops scoring with an error that names function
 from __future__ import annotations
 
 import asyncio
-import atexit
 import inspect
 import math
 import threading
@@ -28,7 +27,7 @@ import numpy as np
 
 from memalpha.agent.parsing import after_thinking
 from memalpha.errors import ConfigError, MemalphaError, RewardError
-from memalpha.forks import ForkAware
+from memalpha.policy.endpoints.loop import LoopThread
 from memalpha.types import LARGEST_REWARD, Reward
 
 UNSCORED: Any = object()
@@ -61,64 +60,19 @@ def read_column(columns: Mapping[str, Sequence[Any]], name: str) -> Sequence[Any
     return columns[name]
 
 
-class EventLoop(ForkAware):
-    """Event loop in its own thread, started on first use.
-
-    It stays open between calls, so clients that belong to the loop can be reused.
-    """
-
-    def __init__(self) -> None:
-        self.reset_in_child(None)
-        self.watch_forks()
-
-    def reset_in_child(self, state: object) -> None:
-        """Forget loop and thread without stopping them."""
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-
-    def submit(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
-        """Schedule a coroutine on the loop and return its future.
-
-        Raises:
-            RewardError: The caller runs on this loop, where waiting for the future would deadlock.
-        """
-        if threading.current_thread() is self._thread:
-            work.close()
-            raise RewardError("an async reward function cannot call others and wait: await them in it")
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name="memalpha rewards", daemon=True)
-                self._thread.start()
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def close(self) -> None:
-        """Cancel pending work and stop the loop; the next call starts a new one."""
-        with self._lock:
-            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        if loop is None or thread is None:
-            return
-        with suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(self._cancel_all(), loop).result(5)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(5)
-        if not thread.is_alive():
-            loop.close()
-
-    async def _cancel_all(self) -> None:
-        pending = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
-        await asyncio.get_running_loop().shutdown_asyncgens()
-        await asyncio.get_running_loop().shutdown_default_executor()
-
-
-LOOP = EventLoop()
+_LOOP_NAME = "rewards"
+LOOP = LoopThread(_LOOP_NAME)
+"""Event loop of async reward functions. It stays open between calls, so clients that belong to it can be reused."""
 close_loop = LOOP.close
-"""Stop the event loop of async reward functions; called at exit too."""
-atexit.register(close_loop)
+"""Cancel the work of async reward functions and stop their event loop; the next call starts a new one."""
+
+
+def _submit(work: Coroutine[Any, Any, Any]) -> Future[Any]:
+    """Schedule a coroutine on the loop; one that runs there would wait for itself."""
+    if threading.current_thread().name == f"memalpha {_LOOP_NAME}":
+        work.close()
+        raise RewardError("an async reward function cannot call others and wait: await them in it")
+    return LOOP.start(work)
 
 
 _OWN_COLUMNS = ("prompts", "completions", "completion_ids")
@@ -342,10 +296,10 @@ def _values(
     try:
         for number, function in enumerate(functions):
             if _is_async(function.function):
-                futures[number] = LOOP.submit(_await_call(calls[number]))
+                futures[number] = _submit(_await_call(calls[number]))
         for number, call in enumerate(calls):
             if number not in futures and inspect.isawaitable(result := call()):
-                futures[number] = LOOP.submit(_await_call(lambda result=result: result))
+                futures[number] = _submit(_await_call(lambda result=result: result))
             elif number not in futures:
                 results[number] = result
         for number, future in futures.items():
@@ -383,7 +337,7 @@ def call_function(
     result = _call(reward, prompts, _as_messages(prompts, completions), columns)
     if inspect.isawaitable(result):
         with _name_errors(reward):
-            return LOOP.submit(_await_call(lambda: result)).result()
+            return _submit(_await_call(lambda: result)).result()
     return result
 
 
