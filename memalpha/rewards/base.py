@@ -137,9 +137,8 @@ def named(function: Any, name: str | None = None, weight: float | None = None) -
         return replace(function, name=name or function.name, weight=function.weight if weight is None else weight)
     if not callable(function) or inspect.isclass(function):
         problem = "a class: make an object of it" if inspect.isclass(function) else "not callable"
-        raise ConfigError(
-            f"reward {function!r} is {problem}; a reward function is called (prompts, completions, **columns)"
-        )
+        usage = "a reward function is called (prompts, completions, **columns)"
+        raise ConfigError(f"reward {function!r} is {problem}; {usage}")
     inner = function.func if isinstance(function, partial) else function
     name = name or getattr(inner, "name", None) or getattr(inner, "__name__", None) or type(inner).__name__
     columns = getattr(function, "columns", None)
@@ -159,10 +158,10 @@ def check_columns(functions: Iterable[RewardFunction], columns: Iterable[str]) -
             if name in _TRL_ARGUMENTS:
                 raise ConfigError(_explain_missing(function, name, ""))
             if name not in column_names and name != "completion_ids":
+                names = ", ".join(sorted(column_names)) or "none"
+                advice = f"name the data's column for it (columns: {{{name}: ...}})"
                 raise ConfigError(
-                    f"reward {function.name!r} needs the column {name!r}; the tasks have "
-                    f"{', '.join(sorted(column_names)) or 'none'}: name the data's column for it "
-                    f"(columns: {{{name}: ...}})"
+                    f"reward {function.name!r} needs the column {name!r}; the tasks have {names}: {advice}"
                 )
 
 
@@ -189,10 +188,8 @@ def score_texts(
     rewards = score_texts_or_none(functions, prompts, completions, columns)
     scored = [reward for reward in rewards if reward is not None]
     if len(scored) < len(rewards):
-        names = ", ".join(function.name for function in functions)
-        raise RewardError(
-            f"row {rewards.index(None)}: no reward function applies (None from {names}), or one could not score it"
-        )
+        why = f"no reward function applies (None from {', '.join(function.name for function in functions)})"
+        raise RewardError(f"row {rewards.index(None)}: {why}, or one could not score it")
     return scored
 
 
@@ -224,11 +221,8 @@ def score_texts_or_none(
     values = _values(functions, prompts, completions, columns)
     rewards: list[Reward | None] = []
     for row in range(len(prompts)):
-        components = {
-            function.name: value
-            for function, column in zip(functions, values, strict=True)
-            if (value := column[row]) is not None
-        }
+        pairs = [(function.name, column[row]) for function, column in zip(functions, values, strict=True)]
+        components = {name: value for name, value in pairs if value is not None}
         if not components or UNSCORED in components.values():
             rewards.append(None)
             continue
@@ -245,9 +239,8 @@ def _weighted_sum(components: Mapping[str, float], weights: Mapping[str, float],
     total = math.fsum(terms.values()) if is_finite else math.inf
     if not abs(total) <= LARGEST_REWARD:
         parts = ", ".join(f"reward {name!r}: {weights[name]:g} times {components[name]:g}" for name in terms)
-        raise RewardError(
-            f"{parts}, row {row}: the sum is beyond {LARGEST_REWARD:g}: lower the weight, or bound the values"
-        )
+        advice = "lower the weight, or bound the values"
+        raise RewardError(f"{parts}, row {row}: the sum is beyond {LARGEST_REWARD:g}: {advice}")
     return total
 
 
@@ -257,19 +250,11 @@ def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[st
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # some callables made in C
         return (), None
-    named_parameters = [
-        parameter
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    ]
-    needed = tuple(
-        parameter.name
-        for parameter in named_parameters
-        if parameter.default is parameter.empty and parameter.name not in ("prompts", "completions")
-    )
-    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
-        return needed, None
-    return needed, tuple(parameter.name for parameter in named_parameters)
+    by_name = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    required = (name for name, parameter in by_name.items() if parameter.default is parameter.empty)
+    needed = tuple(name for name in required if name not in ("prompts", "completions"))
+    accepts_any = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters)
+    return needed, None if accepts_any else tuple(by_name)
 
 
 # ---------------------------------------------------------------------------------------------------------- calling
@@ -409,9 +394,8 @@ def _name_errors(function: RewardFunction) -> Iterator[None]:
 def _check_values(function: RewardFunction, values: Any, rows: int) -> list[float | None]:
     """Return the function's values as floats and None, or raise `RewardError`."""
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Sized) or not isinstance(values, Iterable):
-        raise RewardError(
-            f"reward {function.name!r} gave {_short(values)}: a list of {rows} numbers (or None) is needed"
-        )
+        needed = f"a list of {rows} numbers (or None) is needed"
+        raise RewardError(f"reward {function.name!r} gave {_short(values)}: {needed}")
     items = list(values)
     if len(items) != rows:
         raise RewardError(f"reward {function.name!r} gave {len(items)} values for {rows} rows: one each is needed")
@@ -426,10 +410,8 @@ def _number(function: RewardFunction, row: int, value: Any) -> float | None:
         with suppress(TypeError, ValueError, OverflowError):
             number = float(value)
     if not math.isfinite(number):
-        raise RewardError(
-            f"reward {function.name!r}, row {row}: {_short(value)} is not a finite number; return a float, or None "
-            "where the function does not apply"
-        )
+        advice = "return a float, or None where the function does not apply"
+        raise RewardError(f"reward {function.name!r}, row {row}: {_short(value)} is not a finite number; {advice}")
     return number
 
 
