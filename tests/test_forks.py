@@ -176,8 +176,8 @@ def test_loops_of_rewards_start_anew() -> None:
     async def answer() -> int:
         return 7
 
-    assert LOOP.submit(answer()).result(10) == 7
-    assert in_child(lambda: LOOP.submit(answer()).result(10)) == "7"
+    assert LOOP.start(answer()).result(10) == 7
+    assert in_child(lambda: LOOP.start(answer()).result(10)) == "7"
 
 
 @pytest.fixture

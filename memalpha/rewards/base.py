@@ -13,7 +13,6 @@ An exception or an invalid value stops scoring with an error that names function
 from __future__ import annotations
 
 import asyncio
-import atexit
 import inspect
 import math
 import threading
@@ -28,7 +27,7 @@ import numpy as np
 
 from memalpha.agent.parsing import after_thinking
 from memalpha.errors import ConfigError, MemalphaError, RewardError
-from memalpha.forks import ForkAware
+from memalpha.policy.endpoints.loop import LoopThread
 from memalpha.types import LARGEST_REWARD, Reward
 
 UNSCORED: Any = object()
@@ -61,64 +60,19 @@ def read_column(columns: Mapping[str, Sequence[Any]], name: str) -> Sequence[Any
     return columns[name]
 
 
-class EventLoop(ForkAware):
-    """Event loop in its own thread, started on first use.
-
-    It stays open between calls, so clients that belong to the loop can be reused.
-    """
-
-    def __init__(self) -> None:
-        self.reset_in_child(None)
-        self.watch_forks()
-
-    def reset_in_child(self, state: object) -> None:
-        """Forget loop and thread without stopping them."""
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-
-    def submit(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
-        """Schedule a coroutine on the loop and return its future.
-
-        Raises:
-            RewardError: The caller runs on this loop, where waiting for the future would deadlock.
-        """
-        if threading.current_thread() is self._thread:
-            work.close()
-            raise RewardError("an async reward function cannot call others and wait: await them in it")
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name="memalpha rewards", daemon=True)
-                self._thread.start()
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def close(self) -> None:
-        """Cancel pending work and stop the loop; the next call starts a new one."""
-        with self._lock:
-            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        if loop is None or thread is None:
-            return
-        with suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(self._cancel_all(), loop).result(5)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(5)
-        if not thread.is_alive():
-            loop.close()
-
-    async def _cancel_all(self) -> None:
-        pending = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
-        await asyncio.get_running_loop().shutdown_asyncgens()
-        await asyncio.get_running_loop().shutdown_default_executor()
-
-
-LOOP = EventLoop()
+_LOOP_NAME = "rewards"
+LOOP = LoopThread(_LOOP_NAME)
+"""Event loop of async reward functions. It stays open between calls, so clients that belong to it can be reused."""
 close_loop = LOOP.close
-"""Stop the event loop of async reward functions; called at exit too."""
-atexit.register(close_loop)
+"""Cancel the work of async reward functions and stop their event loop; the next call starts a new one."""
+
+
+def _submit(work: Coroutine[Any, Any, Any]) -> Future[Any]:
+    """Schedule a coroutine on the loop; one that runs there would wait for itself."""
+    if threading.current_thread().name == f"memalpha {_LOOP_NAME}":
+        work.close()
+        raise RewardError("an async reward function cannot call others and wait: await them in it")
+    return LOOP.start(work)
 
 
 _OWN_COLUMNS = ("prompts", "completions", "completion_ids")
@@ -183,9 +137,8 @@ def named(function: Any, name: str | None = None, weight: float | None = None) -
         return replace(function, name=name or function.name, weight=function.weight if weight is None else weight)
     if not callable(function) or inspect.isclass(function):
         problem = "a class: make an object of it" if inspect.isclass(function) else "not callable"
-        raise ConfigError(
-            f"reward {function!r} is {problem}; a reward function is called (prompts, completions, **columns)"
-        )
+        usage = "a reward function is called (prompts, completions, **columns)"
+        raise ConfigError(f"reward {function!r} is {problem}; {usage}")
     inner = function.func if isinstance(function, partial) else function
     name = name or getattr(inner, "name", None) or getattr(inner, "__name__", None) or type(inner).__name__
     columns = getattr(function, "columns", None)
@@ -205,10 +158,10 @@ def check_columns(functions: Iterable[RewardFunction], columns: Iterable[str]) -
             if name in _TRL_ARGUMENTS:
                 raise ConfigError(_explain_missing(function, name, ""))
             if name not in column_names and name != "completion_ids":
+                names = ", ".join(sorted(column_names)) or "none"
+                advice = f"name the data's column for it (columns: {{{name}: ...}})"
                 raise ConfigError(
-                    f"reward {function.name!r} needs the column {name!r}; the tasks have "
-                    f"{', '.join(sorted(column_names)) or 'none'}: name the data's column for it "
-                    f"(columns: {{{name}: ...}})"
+                    f"reward {function.name!r} needs the column {name!r}; the tasks have {names}: {advice}"
                 )
 
 
@@ -235,10 +188,8 @@ def score_texts(
     rewards = score_texts_or_none(functions, prompts, completions, columns)
     scored = [reward for reward in rewards if reward is not None]
     if len(scored) < len(rewards):
-        names = ", ".join(function.name for function in functions)
-        raise RewardError(
-            f"row {rewards.index(None)}: no reward function applies (None from {names}), or one could not score it"
-        )
+        why = f"no reward function applies (None from {', '.join(function.name for function in functions)})"
+        raise RewardError(f"row {rewards.index(None)}: {why}, or one could not score it")
     return scored
 
 
@@ -270,11 +221,8 @@ def score_texts_or_none(
     values = _values(functions, prompts, completions, columns)
     rewards: list[Reward | None] = []
     for row in range(len(prompts)):
-        components = {
-            function.name: value
-            for function, column in zip(functions, values, strict=True)
-            if (value := column[row]) is not None
-        }
+        pairs = [(function.name, column[row]) for function, column in zip(functions, values, strict=True)]
+        components = {name: value for name, value in pairs if value is not None}
         if not components or UNSCORED in components.values():
             rewards.append(None)
             continue
@@ -291,9 +239,8 @@ def _weighted_sum(components: Mapping[str, float], weights: Mapping[str, float],
     total = math.fsum(terms.values()) if is_finite else math.inf
     if not abs(total) <= LARGEST_REWARD:
         parts = ", ".join(f"reward {name!r}: {weights[name]:g} times {components[name]:g}" for name in terms)
-        raise RewardError(
-            f"{parts}, row {row}: the sum is beyond {LARGEST_REWARD:g}: lower the weight, or bound the values"
-        )
+        advice = "lower the weight, or bound the values"
+        raise RewardError(f"{parts}, row {row}: the sum is beyond {LARGEST_REWARD:g}: {advice}")
     return total
 
 
@@ -303,19 +250,11 @@ def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[st
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # some callables made in C
         return (), None
-    named_parameters = [
-        parameter
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    ]
-    needed = tuple(
-        parameter.name
-        for parameter in named_parameters
-        if parameter.default is parameter.empty and parameter.name not in ("prompts", "completions")
-    )
-    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
-        return needed, None
-    return needed, tuple(parameter.name for parameter in named_parameters)
+    by_name = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    required = (name for name, parameter in by_name.items() if parameter.default is parameter.empty)
+    needed = tuple(name for name in required if name not in ("prompts", "completions"))
+    accepts_any = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters)
+    return needed, None if accepts_any else tuple(by_name)
 
 
 # ---------------------------------------------------------------------------------------------------------- calling
@@ -342,10 +281,10 @@ def _values(
     try:
         for number, function in enumerate(functions):
             if _is_async(function.function):
-                futures[number] = LOOP.submit(_await_call(calls[number]))
+                futures[number] = _submit(_await_call(calls[number]))
         for number, call in enumerate(calls):
             if number not in futures and inspect.isawaitable(result := call()):
-                futures[number] = LOOP.submit(_await_call(lambda result=result: result))
+                futures[number] = _submit(_await_call(lambda result=result: result))
             elif number not in futures:
                 results[number] = result
         for number, future in futures.items():
@@ -383,7 +322,7 @@ def call_function(
     result = _call(reward, prompts, _as_messages(prompts, completions), columns)
     if inspect.isawaitable(result):
         with _name_errors(reward):
-            return LOOP.submit(_await_call(lambda: result)).result()
+            return _submit(_await_call(lambda: result)).result()
     return result
 
 
@@ -455,9 +394,8 @@ def _name_errors(function: RewardFunction) -> Iterator[None]:
 def _check_values(function: RewardFunction, values: Any, rows: int) -> list[float | None]:
     """Return the function's values as floats and None, or raise `RewardError`."""
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Sized) or not isinstance(values, Iterable):
-        raise RewardError(
-            f"reward {function.name!r} gave {_short(values)}: a list of {rows} numbers (or None) is needed"
-        )
+        needed = f"a list of {rows} numbers (or None) is needed"
+        raise RewardError(f"reward {function.name!r} gave {_short(values)}: {needed}")
     items = list(values)
     if len(items) != rows:
         raise RewardError(f"reward {function.name!r} gave {len(items)} values for {rows} rows: one each is needed")
@@ -472,10 +410,8 @@ def _number(function: RewardFunction, row: int, value: Any) -> float | None:
         with suppress(TypeError, ValueError, OverflowError):
             number = float(value)
     if not math.isfinite(number):
-        raise RewardError(
-            f"reward {function.name!r}, row {row}: {_short(value)} is not a finite number; return a float, or None "
-            "where the function does not apply"
-        )
+        advice = "return a float, or None where the function does not apply"
+        raise RewardError(f"reward {function.name!r}, row {row}: {_short(value)} is not a finite number; {advice}")
     return number
 
 

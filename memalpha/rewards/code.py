@@ -111,7 +111,10 @@ class CodeReward:
             completions: Texts or lists of messages.
             columns: Lists as long as `completions`; the column with the tests is required.
         """
-        return [None if outcomes is None else self._score(outcomes) for outcomes in self.outcomes(completions, columns)]
+        rows = ([not failure for failure in outcomes or ()] for outcomes in self.outcomes(completions, columns))
+        if self.score == "all":
+            return [float(all(passed)) if passed else None for passed in rows]
+        return [sum(passed) / len(passed) if passed else None for passed in rows]
 
     def outcomes(self, completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> list[Outcomes | None]:
         """Return each completion's test outcomes; raise `RewardError` for tests that cannot be run."""
@@ -123,11 +126,9 @@ class CodeReward:
         for row, (job, outcomes) in enumerate(zip(jobs, results, strict=True)):
             for test, outcome in zip(job[1] if job else (), outcomes or (), strict=True):
                 if outcome.startswith(f"{UNSENT} "):
-                    raise RewardError(
-                        f"row {row}: column {self.column!r}: {_test_text(test)!r} cannot be run: "
-                        f"{outcome.removeprefix('unsent ')}; rewrite the test "
-                        "(docs/guides/rewards.md), or leave the row out"
-                    )
+                    why = f"{_test_text(test)!r} cannot be run: {outcome.removeprefix('unsent ')}"
+                    advice = "rewrite the test (docs/guides/rewards.md), or leave the row out"
+                    raise RewardError(f"row {row}: column {self.column!r}: {why}; {advice}")
         return results
 
     def _read_row(self, row: int, reply: Any, columns: Mapping[str, Sequence[Any]]) -> _Job | None:
@@ -138,10 +139,6 @@ class CodeReward:
             return extract_program(reply_text(reply, thinking=False)), parse_tests(tests, _entry_point(columns, row))
         except ValueError as error:
             raise RewardError(f"row {row}: column {self.column!r}: {error}") from error
-
-    def _score(self, outcomes: Outcomes) -> float:
-        passed = sum(not outcome for outcome in outcomes)
-        return passed / len(outcomes) if self.score == "share" else float(passed == len(outcomes))
 
 
 def feedback(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[str]:
@@ -294,19 +291,11 @@ def _is_module(tree: ast.AST, name: str) -> bool:
 
 def _free_names(table: symtable.SymbolTable) -> set[str]:
     """Return names that a test reads and does not define."""
-    top = table.get_type() == "module"
-    names = {
-        symbol.get_name()
-        for symbol in table.get_symbols()
-        if symbol.is_referenced() and (symbol.is_global() or top) and not (top and _is_defined(symbol))
-    }
-    for child in table.get_children():
-        names |= _free_names(child)
-    return names - {symbol.get_name() for symbol in table.get_symbols() if top and _is_defined(symbol)}
-
-
-def _is_defined(symbol: symtable.Symbol) -> bool:
-    return symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
+    top, symbols = table.get_type() == "module", table.get_symbols()
+    names = {symbol.get_name() for symbol in symbols if symbol.is_referenced() and (symbol.is_global() or top)}
+    names = names.union(*map(_free_names, table.get_children()))
+    defined = (symbol for symbol in symbols if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace())
+    return names.difference(symbol.get_name() for symbol in defined if top)
 
 
 # ---------------------------------------------------------------------------------------------------------- running

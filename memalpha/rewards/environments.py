@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import isfinite
@@ -49,11 +50,9 @@ def load_rewards(parts: Iterable[RewardPart | RewardFunction | Callable[..., Any
     functions = [_load(part, f"rewards.{number}") for number, part in enumerate(parts)]
     if not functions:
         raise ConfigError("rewards: empty; a text run needs at least one part, for example {kind: math}")
-    names = [function.name for function in functions]
-    if duplicates := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(
-            f"rewards: {duplicates[0]!r} names {names.count(duplicates[0])} parts: give each a 'name' of its own"
-        )
+    counts = Counter(function.name for function in functions)
+    if repeated := sorted(name for name, count in counts.items() if count > 1):
+        raise ConfigError(f"rewards: {repeated[0]!r} names {counts[repeated[0]]} parts: give each a 'name' of its own")
     return functions
 
 

@@ -175,20 +175,17 @@ def locate(dataset: DataSet, variant: str | None, data: str | Path | None) -> Pa
         return obtain(dataset, variant, data)
     if data is not None and dataset.source == "made here":
         raise DataError(f"{dataset.name}: made here: data does not belong to it")
+    files = ", ".join(file.path for file in dataset.files_for(variant)) or "its files"
+    repository = dataset.source.removeprefix("github:")
+    instructions = f"get {files} from the GitHub repository {repository} and give the file or its folder as data=PATH"
     if data is not None:
         path = Path(data)
         if not path.exists():
-            raise DataError(f"{path}: not there; {_download_instructions(dataset, variant)}")
+            raise DataError(f"{path}: not there; {instructions}")
         return path
     if dataset.ships:
         return None
-    raise DataError(f"{dataset.name}: {_download_instructions(dataset, variant)}")
-
-
-def _download_instructions(dataset: DataSet, variant: str | None) -> str:
-    files = ", ".join(file.path for file in dataset.files_for(variant)) or "its files"
-    repository = dataset.source.removeprefix("github:")
-    return f"get {files} from the GitHub repository {repository} and give the file or its folder as data=PATH"
+    raise DataError(f"{dataset.name}: {instructions}")
 
 
 @cache

@@ -67,19 +67,15 @@ def load_tasks(
     if name in MODULES:
         for option in ("world", "seed"):
             if option in options and option not in loader_options(name):
-                raise DataError(f"{name}: {option} belongs to sets {_with_option(option)} only")
+                sets = ", ".join(repr(other) for other in MODULES if option in loader_options(other))
+                raise DataError(f"{name}: {option} belongs to sets {sets} only")
         return load_set(name, limit, data=data, variant=variant, **options)
     path = Path(name)
     is_task_file = path.suffix in (".jsonl", *TABLES) or path.is_dir()
     dates = None if is_task_file else options.pop("dates", None)
-    if named_set_options := [
-        *options,
-        *(["data"] if data is not None else []),
-        *(["variant"] if variant is not None else []),
-    ]:
-        raise DataError(
-            f"{name}: {named_set_options[0]} belongs to named data sets only; a task file is named by its path alone"
-        )
+    selection = {**options, "data": data, "variant": variant}
+    if of_sets := [key for key, value in selection.items() if key in options or value is not None]:
+        raise DataError(f"{name}: {of_sets[0]} belongs to named data sets only; a task file is named by its path alone")
     if dataset is not None:
         return from_dataset(dataset.select(range(min(limit or len(dataset), len(dataset)))).to_list())
     if not path.exists() and not path.suffix:
@@ -105,10 +101,6 @@ def _as_dataset(value: Any) -> Dataset | None:
     if isinstance(value, datasets.IterableDataset):
         raise DataError("this Dataset is a stream: load it with streaming=False")
     return value if isinstance(value, datasets.Dataset) else None
-
-
-def _with_option(option: str) -> str:
-    return ", ".join(repr(name) for name in MODULES if option in loader_options(name))
 
 
 def load_training_tasks(source: str, *, on_evaluation_split: bool = False) -> list[Task]:

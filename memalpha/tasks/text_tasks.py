@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -232,8 +232,8 @@ def _read(source: str, split: str, config: str | None, name: str) -> Dataset | R
     return rows
 
 
-def _read_own_file(path: Path) -> Rows:
-    """Read the rows of a CSV, JSON or JSON Lines file as they are written.
+def _read_own_file(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a CSV, JSON or JSON Lines file as they are written.
 
     Raises:
         DataError: The file cannot be read, or a row is no JSON object; names the line.
@@ -245,12 +245,10 @@ def _read_own_file(path: Path) -> Rows:
         located = ((f"{path}: row {number}", row) for number, row in enumerate(iter_json_array(path)))
     else:
         located = iter_json_lines(path)
-    rows: Rows = []
     for location, row in located:
         if not isinstance(row, dict):
             raise DataError(f"{location}: a JSON object is needed, a row of named columns")
-        rows.append(row)
-    return rows
+        yield row
 
 
 def _own_files(path: Path, split: str) -> list[Path]:
@@ -294,15 +292,10 @@ def _tasks(
             raise DataError(f"{name}: no column 'prompt', but {', '.join(row)}: say which it is: columns.prompt=NAME")
         prompt = _prompt(renamed.pop("prompt"), f"{name}: row {number}")
         row_category = renamed.get("category") or (renamed.get(category) if category else None)
+        row_category = None if row_category in (None, "") else str(row_category)
         row_id = renamed.pop("id", None)
-        tasks.append(
-            TextTask(
-                id=f"{label}-{number}" if row_id in (None, "") else str(row_id),
-                prompt=prompt,
-                columns=renamed,
-                category=None if row_category in (None, "") else str(row_category),
-            )
-        )
+        id = f"{label}-{number}" if row_id in (None, "") else str(row_id)
+        tasks.append(TextTask(id=id, prompt=prompt, columns=renamed, category=row_category))
     return tasks
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from memalpha.errors import PolicyError
 from memalpha.forks import ForkAware
 
+_PATIENCE = 10.0  # seconds for coroutines that end late; one that blocks keeps its thread
 _INHERITED: list[asyncio.AbstractEventLoop] = []  # loops of the parent, which closing would disturb
 
 
@@ -97,5 +98,6 @@ def _stop_loop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> Non
 
     asyncio.run_coroutine_threadsafe(give_up(), loop)
     if thread is not threading.current_thread():
-        thread.join()
-        loop.close()
+        thread.join(_PATIENCE)
+        if not thread.is_alive():
+            loop.close()

@@ -79,7 +79,7 @@ def _task(row: Mapping[str, Any], size: str, location: str) -> Task:
             last_id = number + offset
             item_location = f"{location}: chat: message {last_id}"
             timestamp = to_iso_time(str(message.get("time_anchor") or "")) or timestamp
-            speaker_turns.append(read_turn(message, f"m{last_id}", item_location))
+            speaker_turns.append(read_turn(message, f"m{last_id}", item_location, text="content", speaker="role"))
         builder.add_session(speaker_turns, timestamp)
     return builder.build(f"beam-{size}-{id}", _questions(row, builder, location), location)
 
@@ -144,11 +144,7 @@ def _questions(row: Mapping[str, Any], builder: TaskBuilder, location: str) -> I
 
 def _ids(value: Any) -> Iterator[int]:
     """Yield the message ids in lists and objects of any depth."""
-    if isinstance(value, Mapping):
-        for item in value.values():
-            yield from _ids(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _ids(item)
-    elif isinstance(value, int):
+    if isinstance(value, int):
         yield value
+    for item in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        yield from _ids(item)

@@ -18,7 +18,8 @@ from typing import Any
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import BORDERS, TaskBuilder, parse_answers, require_iso_time, require_objects, to_iso_time
 from memalpha.tasks.dataset_info import shipped_card
-from memalpha.tasks.formats.files import find_file, iter_parquet_rows, parse_python, read_json, read_turn, require_field
+from memalpha.tasks.formats import files
+from memalpha.tasks.formats.files import find_file, read_turn, require_field
 from memalpha.types import Question, Task
 
 DATA = shipped_card("memoryagentbench")
@@ -64,7 +65,7 @@ def contexts(path: Path, variant: str | None = None, source: str = "") -> Iterat
     """
     file = find_file(path, DATA.files_for(variant)[0].path)
     count: dict[str, int] = {}
-    for location, row in iter_parquet_rows(file, ("context", "questions", "answers", "metadata")):
+    for location, row in files.iter_parquet_rows(file, ("context", "questions", "answers", "metadata")):
         kind = require_field(require_field(row, "metadata", Mapping, location), "source", str, f"{location}: metadata")
         count[kind] = count.get(kind, -1) + 1
         if kind.startswith(source):
@@ -160,7 +161,7 @@ def _sessions(builder: TaskBuilder, context: str, location: str) -> dict[str, li
         Turn ids by text.
     """
     try:
-        items = parse_python(context)
+        items = files.parse_python(context)
     except ValueError as error:
         raise DataError(f"{location}: context is no Python list of times and sessions: {error}") from error
     if not isinstance(items, list) or len(items) % 2:
@@ -169,7 +170,7 @@ def _sessions(builder: TaskBuilder, context: str, location: str) -> dict[str, li
     for number, (time, turns) in enumerate(zip(items[::2], items[1::2], strict=True)):
         session_location = f"{location}: context: session {number}"
         speaker_turns = [
-            read_turn(turn, f"s{number}_{n}", session_location)
+            read_turn(turn, f"s{number}_{n}", session_location, text="content", speaker="role")
             for n, turn in enumerate(require_objects(turns, session_location), start=1)
         ]
         raw_time = time.removeprefix("Chat Time: ") if isinstance(time, str) else time
@@ -183,7 +184,7 @@ def _films(file: Path, location: str) -> dict[str, str]:
     """Return titles by id, from `entity2id.json` in the file's folder or the one above."""
     for folder in (file.parent, file.parent.parent):
         if (names := folder / "entity2id.json").is_file():
-            value = read_json(names)
+            value = files.read_json(names)
             if not isinstance(value, Mapping):
                 raise DataError(f"{names}: a JSON object of entities and ids is needed")
             return {str(id): film_title(entity) for entity, id in value.items()}

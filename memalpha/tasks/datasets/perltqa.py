@@ -18,7 +18,7 @@ from typing import Any
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder, parse_answers, require_objects, to_iso_time
 from memalpha.tasks.dataset_info import shipped_card
-from memalpha.tasks.formats.files import find_file, parse_python, read_json, require_field, require_items
+from memalpha.tasks.formats.files import find_sibling, parse_python, read_json, require_field, require_items
 from memalpha.types import Question, SpeakerTurn, Task
 
 DATA = shipped_card("perltqa")
@@ -40,8 +40,7 @@ def load(path: Path, variant: str | None = None, limit: int | None = None) -> li
 
 def characters(path: Path) -> Iterator[Task]:
     """Yield one character at a time. Raises `DataError` naming file, character and field."""
-    folder = path if path.is_dir() else path.parent
-    memory_file, question_file = (find_file(folder, file.path) for file in DATA.files)
+    memory_file, question_file = (find_sibling(path, file.path) for file in DATA.files)
     memories = read_json(memory_file)
     if isinstance(memories, list):  # the first English version
         listed = enumerate(require_objects(memories, str(memory_file)))

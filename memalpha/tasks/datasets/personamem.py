@@ -29,15 +29,8 @@ from typing import Any, NamedTuple
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder
 from memalpha.tasks.dataset_info import shipped_card
-from memalpha.tasks.formats.files import (
-    find_file,
-    iter_csv_rows,
-    iter_json_lines,
-    parse_python,
-    read_json,
-    read_turn,
-    require_field,
-)
+from memalpha.tasks.formats import files
+from memalpha.tasks.formats.files import find_file, find_sibling, read_turn, require_field
 from memalpha.types import Question, SpeakerTurn, Task
 
 DATA = _V1, _V2, _SNIPPETS = tuple(map(shipped_card, ("personamem", "personamem_v2", "personamem_snippets")))
@@ -73,11 +66,11 @@ def contexts(path: Path, variant: str | None = None) -> Iterator[Task]:
     Raises:
         DataError: A file does not fit; the message names file, line and field.
     """
-    questions, shared = (_sibling_file(path, file.path) for file in _V1.files_for(variant))
+    questions, shared = (find_sibling(path, file.path) for file in _V1.files_for(variant))
     rows_by_context: dict[str, list[tuple[str, dict[str, str]]]] = {}
-    for location, row in iter_csv_rows(questions):
+    for location, row in files.iter_csv_rows(questions):
         rows_by_context.setdefault(require_field(row, "shared_context_id", str, location), []).append((location, row))
-    for location, value in iter_json_lines(shared):
+    for location, value in files.iter_json_lines(shared):
         if not isinstance(value, dict) or not all(isinstance(messages, list) for messages in value.values()):
             raise DataError(f"{location}: an object of a context id and its list of messages is needed")
         for id, messages in value.items():
@@ -92,10 +85,10 @@ def contexts(path: Path, variant: str | None = None) -> Iterator[Task]:
 def histories(path: Path, variant: str | None = None) -> Iterator[Task]:
     """Yield the histories of v2 one at a time. Raises `DataError` naming file, line and field."""
     size = variant or _V2.variants[0]
-    questions = _sibling_file(path, _V2.files[0].path)
+    questions = find_sibling(path, _V2.files[0].path)
     root = path if path.is_dir() else path.parent
     rows_by_history: dict[str, list[tuple[str, dict[str, str]]]] = {}
-    for location, row in iter_csv_rows(questions):
+    for location, row in files.iter_csv_rows(questions):
         link = require_field(row, f"chat_history_{size}_link", str, location)
         rows_by_history.setdefault(link, []).append((location, row))
     for link, rows in rows_by_history.items():
@@ -104,7 +97,7 @@ def histories(path: Path, variant: str | None = None) -> Iterator[Task]:
                 break
         else:
             raise DataError(f"{rows[0][0]}: chat_history_{size}_link: no file {link} below {root}")
-        value = read_json(file)
+        value = files.read_json(file)
         messages = value.get("chat_history") if isinstance(value, dict) else value
         if not isinstance(messages, list):
             raise DataError(f"{file}: field 'chat_history' is missing or not list")
@@ -242,14 +235,9 @@ def _parse_literal(text: str) -> Any:
     except (ValueError, RecursionError):
         pass
     try:
-        return parse_python(text.strip())
+        return files.parse_python(text.strip())
     except ValueError:
         return text
-
-
-def _sibling_file(path: Path, name: str) -> Path:
-    """Return the file `name` in the folder of `path`, or in `path` if that is a folder."""
-    return find_file(path if path.is_dir() else path.parent, name)
 
 
 class _Row(NamedTuple):
@@ -279,7 +267,9 @@ def load_personamem_snippets(
         raise DataError(f"irrelevant: {irrelevant}: at least one snippet of another row is mixed in")
     file = find_file(path, _SNIPPETS.files_for(variant)[0].path)
     rows = [
-        row for n, (location, values) in enumerate(iter_csv_rows(file)) if (row := _row(values, n, location)).messages
+        row
+        for n, (location, values) in enumerate(files.iter_csv_rows(file))
+        if (row := _row(values, n, location)).messages
     ]
     if not rows:
         raise DataError(f"{file}: no row has a related_conversation_snippet")

@@ -33,7 +33,7 @@ from memalpha.errors import DataError
 from memalpha.tasks.chunking import split_text
 from memalpha.tasks.dataset_info import DataSet, shipped_card
 from memalpha.tasks.formats import files
-from memalpha.tasks.formats.files import find_file, iter_csv_rows, iter_json_lines, require_field, require_items
+from memalpha.tasks.formats.files import find_file, find_sibling, require_field, require_items
 from memalpha.tasks.overlap import words
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
@@ -119,8 +119,7 @@ def _passage_question(item: Any, turn: str, location: str) -> Question:
 
 
 def _read_banking77(path: Path, variant: str | None) -> list[Sentences]:
-    folder = path if path.is_dir() else path.parent
-    return [_read_csv(find_file(folder, file.path), ",", "text", "category") for file in _CARDS["banking77"].files]
+    return [_read_csv(find_sibling(path, file.path), ",", "text", "category") for file in _CARDS["banking77"].files]
 
 
 def _read_clinc150(path: Path, variant: str | None) -> list[Sentences]:
@@ -149,9 +148,8 @@ def _read_nlu(path: Path, variant: str | None) -> list[Sentences]:
 
 
 def _read_trec(path: Path, variant: str | None) -> list[Sentences]:
-    folder = path if path.is_dir() else path.parent
     splits: list[Sentences] = []
-    for file in (find_file(folder, info.path) for info in _CARDS["trec"].files):
+    for file in (find_sibling(path, info.path) for info in _CARDS["trec"].files):
         splits.append([])
         for number, line in enumerate(files.read_text(file).split("\n"), 1):
             if match := _TREC_LINE.fullmatch(line.strip()):
@@ -164,7 +162,7 @@ def _read_trec(path: Path, variant: str | None) -> list[Sentences]:
 def _read_csv(file: Path, separator: str, text: str, *label: str) -> Sentences:
     """Read a CSV file with a header; underlines join the columns of a label."""
     sentences: Sentences = []
-    for location, row in iter_csv_rows(file, (text, *label), separator):
+    for location, row in files.iter_csv_rows(file, (text, *label), separator):
         values = [row[column].strip() for column in (text, *label)]
         if not all(values):
             raise DataError(f"{location}: an empty field: {text} and {', '.join(label)} are needed")
@@ -283,7 +281,7 @@ def load_booksum(
         DataError: The file does not fit; the message names file, line and field.
     """
     file = find_file(path, _CARDS["booksum"].files_for(variant)[0].path)
-    rows = enumerate(iter_json_lines(file))
+    rows = enumerate(files.iter_json_lines(file))
     tasks = (_chapter_task(row, f"booksum-{file.stem}-{number}", location) for number, (location, row) in rows)
     return list(islice((task for task in tasks if task and min_chunks <= len(task.chunks) <= max_chunks), limit))
 

@@ -148,7 +148,8 @@ def _meeting(meeting: Any, id: str, location: str) -> Task:
     builder = TaskBuilder()
     turns = enumerate(_objects(meeting, "meeting_transcripts", location))
     builder.add_session(
-        read_turn(turn, f"t{n}", f"{location}: meeting_transcripts[{n}]", "speaker") for n, turn in turns
+        read_turn(turn, f"t{n}", f"{location}: meeting_transcripts[{n}]", speaker="speaker", text="content")
+        for n, turn in turns
     )
     queries = enumerate(_objects(meeting, "specific_query_list", location))
     questions = [_query(query, n, builder, f"{location}: specific_query_list[{n}]") for n, query in queries]

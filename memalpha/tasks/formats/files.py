@@ -50,6 +50,11 @@ def find_file(path: Path, name: str) -> Path:
     raise DataError(f"{path}: no file {name} in this folder")
 
 
+def find_sibling(path: Path, name: str) -> Path:
+    """Return the file `name` in the folder of `path`, or in `path` if that is a folder."""
+    return find_file(path if path.is_dir() else path.parent, name)
+
+
 def check_selection(seed: int, data: str | Path | None, limit: int | None) -> None:
     """Check arguments that all loaders take. Raises `DataError` naming the argument."""
     check_seed(seed, error=DataError)
@@ -147,10 +152,20 @@ def pack_turns(turns: Iterable[SpeakerTurn], tokens: int = CHUNK_TOKENS) -> list
     return [*chunks, Chunk(turns=tuple(chunk_turns))] if chunk_turns else chunks
 
 
-def read_turn(item: Any, id: str, location: str, speaker: str = "role", text: str = "content") -> SpeakerTurn:
-    """Return the turn in a JSON object with these two fields. Raises `DataError` naming `location` and a field."""
-    who, said = (require_field(item, key, str, location) for key in (speaker, text))
-    return SpeakerTurn(speaker=who, text=said, id=id)
+def read_turn(item: Any, id: str, location: str, **keys: str) -> SpeakerTurn:
+    """Return the turn in a JSON object.
+
+    Args:
+        item: Parsed JSON value.
+        id: Id of the turn.
+        location: Place that an error names.
+        **keys: Keys of `speaker` and `text`, in the order of their checks; default: role and content.
+
+    Raises:
+        DataError: `item` is no object, or a key is missing or no text.
+    """
+    keys = keys or {"speaker": "role", "text": "content"}
+    return SpeakerTurn(id=id, **{field: require_field(item, key, str, location) for field, key in keys.items()})
 
 
 def parse_python(text: str) -> Any:

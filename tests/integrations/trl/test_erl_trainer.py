@@ -276,7 +276,8 @@ def test_algorithm_2_internalizes_in_updates_of_its_own(make_trainer):
     adam.train()
     assert any(not torch.equal(after_two[name], after_first[name]) for name in after_first)
     expected, actual = weights(adam), weights(none)
-    assert all(torch.allclose(expected[name], actual[name], atol=1e-5) for name in expected)
+    # Adam divides by the gradient, so rounding of a small one shows; another update would differ by the rate, 0.1.
+    assert all(torch.allclose(expected[name], actual[name], atol=1e-4) for name in expected)
     assert none.state.global_step == 2 and none.state.log_history[1]["grad_norm"] == 0
 
     trainer = single  # has the weights after the first update; `two` sampled the same completions
