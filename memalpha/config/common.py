@@ -333,7 +333,7 @@ class RewardConfig(Config):
     metric: Literal["exact", "f1", "contains", "question", "cited", "judge"] = Field(
         default="exact",
         description="score of an answer for r1; question: each question's own metric, cited: that metric with the "
-        "reply's form and evidence (qa.scoring.cited; needs reader.cite)",
+        "reply's form and evidence (qa.scoring.metrics; needs reader.cite)",
     )
     content: Literal["gold", "judge"] = Field(
         default="gold",

@@ -47,7 +47,7 @@ from memalpha.qa.systems.base import Passage, Retrieval, question_chunk
 from memalpha.types import MemoryEntry, Operation, Question, Task, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
-    from memalpha.qa.records import Record
+    from memalpha.qa.report import Record
 
 Style = Literal["full", "compact", "mem-alpha"]
 

@@ -23,10 +23,8 @@ from memalpha.environments.memory_writing import memory_engine
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.base import Policy, is_endpoint, with_prompt_style
 from memalpha.qa.memory_reward import MemoryReward
-from memalpha.qa.reader import load_reader
-from memalpha.qa.reader_check import with_check
-from memalpha.qa.records import Record
-from memalpha.qa.report import Report, estimate_tokens, make_report
+from memalpha.qa.reader import load_reader, with_check
+from memalpha.qa.report import Record, Report, estimate_tokens, make_report
 from memalpha.qa.scoring.memory import questions_of, score_groups
 from memalpha.qa.scoring.states import texts_to_embed
 from memalpha.store.embedding import Embedder, check_embedder, load_embedder
@@ -265,7 +263,7 @@ def evaluate(
     Raises:
         DataError: No task has a question.
         ConfigError: An argument is of another type.
-        EvaluationError: The reader cannot answer (`qa.reader_check`).
+        EvaluationError: The reader cannot answer (`qa.reader`).
     """
     check_type("system", system, (MemoryAgent, Policy), error=ConfigError)
     tasks = check_items("tasks", tasks, of="tasks", error=DataError)

@@ -29,14 +29,14 @@ from memalpha.policy.base import with_prompt_style
 from memalpha.policy.endpoints.cache import AnswerCache
 from memalpha.policy.load import load_policy
 from memalpha.policy.reply_cache import keep_replies
+from memalpha.qa.memory_reward import check_categories
 from memalpha.qa.progress import show_progress
 from memalpha.qa.protocol import run_systems
 from memalpha.qa.reader import Reader, load_reader, with_default_reader
 from memalpha.qa.report import Report, make_result_folder
-from memalpha.qa.reporting.tables import check_folder, check_names, provenance, save_results
-from memalpha.qa.scoring.gold import check_categories
 from memalpha.qa.scoring.judge import Judge, load_judge
 from memalpha.qa.systems.builtin import EvaluatedSystem, is_writer, load_system
+from memalpha.qa.tables import check_folder, check_names, provenance, save_results
 from memalpha.store.embedding import load_embedder
 from memalpha.store.schema import load_schema
 from memalpha.tasks.catalog import MODULES, get_data_set
@@ -70,7 +70,7 @@ class UnfinishedEvaluation:
         Args:
             folder: The `eval` folder.
             systems: Names of the systems to evaluate.
-            provenance: Provenance of the evaluation (`reporting.tables.provenance`).
+            provenance: Provenance of the evaluation (`tables.provenance`).
         """
         self._path, self.replies_path = folder / MARKER, folder / REPLIES
         self._provenance = json.loads(json.dumps(provenance))

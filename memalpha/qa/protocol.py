@@ -20,21 +20,20 @@ from memalpha.errors import ConfigError, DataError, PolicyError, did_you_mean
 from memalpha.policy.base import BilledPolicy
 from memalpha.qa.error_analysis import ceiling_accuracy, classified, evidence_recall, waterfall
 from memalpha.qa.memory_reward import conversation_tokens
-from memalpha.qa.reader_check import reader_metrics, with_check
-from memalpha.qa.records import Record
-from memalpha.qa.report import Report, estimate_tokens, summarize
-from memalpha.qa.scoring.cited import cited_scores, evidence_notes
-from memalpha.qa.scoring.judge import Judge
-from memalpha.qa.scoring.judge_scores import UnjudgedAnswer, judge_records
-from memalpha.qa.scoring.longmemeval import LONGMEMEVAL_TYPES, longmemeval, session_scores
+from memalpha.qa.reader import reader_metrics, with_check
+from memalpha.qa.report import Record, Report, estimate_tokens, summarize
+from memalpha.qa.scoring.judge import Judge, UnjudgedAnswer, judge_records
 from memalpha.qa.scoring.metrics import (
     JUDGED,
     QUESTION_METRICS,
     best_score,
+    cited_scores,
+    evidence_notes,
     is_correct,
     official_scores,
     score_question,
 )
+from memalpha.qa.scoring.official import LONGMEMEVAL_TYPES, longmemeval, session_scores
 from memalpha.qa.scoring.states import build_record, is_disputed
 from memalpha.qa.scoring.stats import ScoredAnswer, estimate, macro
 from memalpha.qa.systems.base import Passage, Retrieval
@@ -88,7 +87,7 @@ def run_systems(
     Raises:
         DataError: No task has a question, or two tasks have the same id.
         ConfigError: A system is named twice, budget or k is below 1, or a metric is unknown or lacks its judge.
-        EvaluationError: The reader cannot answer (`qa.reader_check`), or a system raised.
+        EvaluationError: The reader cannot answer (`qa.reader`), or a system raised.
     """
     if not any(task.questions for task in tasks):
         raise DataError("nothing to evaluate: " + ("no task has a question" if tasks else "the data set is empty"))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memalpha.qa.records import Record
+from memalpha.qa.report import Record
 from memalpha.qa.scoring.stats import MIN_CLUSTERS, ScoredAnswer, compare_paired
 from memalpha.report.charts import Z95, Mark, MarkRow, mark_rows
 from memalpha.report.evaluation import CLASS_LABELS

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memalpha.qa.records import Record
-from memalpha.qa.reporting.compare import load_records
+from memalpha.qa.compare import load_records
+from memalpha.qa.report import Record
 from memalpha.report.charts import Mark, MarkRow, mark_rows
 from memalpha.report.training import Curve
 

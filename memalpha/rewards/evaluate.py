@@ -12,8 +12,7 @@ from memalpha.environments.engine import RolloutEngine, score_replies
 from memalpha.errors import ConfigError, DataError, RewardError
 from memalpha.policy.base import Policy
 from memalpha.qa.evaluate import BackgroundScoring, Evaluator, RolloutScorer, ScoredGroups
-from memalpha.qa.records import Record
-from memalpha.qa.report import Report, mean_and_error
+from memalpha.qa.report import Record, Report, mean_and_error
 from memalpha.rewards.base import check_columns, close_loop
 from memalpha.rewards.environments import TextGeneration
 from memalpha.types import Reward, TextTask, Trajectory, TrajectoryGroup

@@ -23,8 +23,7 @@ from typing import Any
 from memalpha.config import JudgeConfig
 from memalpha.config.rewards import template_fields
 from memalpha.policy.plain_text import enclose
-from memalpha.qa.scoring.judge import load_judge
-from memalpha.qa.scoring.judge_prompts import JudgePrompt
+from memalpha.qa.scoring.judge import JudgePrompt, load_judge
 from memalpha.rewards.reply import UNSCORED, read_column, reply_text
 
 SYSTEM = """\

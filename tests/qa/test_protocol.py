@@ -16,12 +16,11 @@ from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.qa.protocol import passages_as_hits, run_systems
 from memalpha.qa.reader import load_reader
 from memalpha.qa.report import estimate_tokens
-from memalpha.qa.reporting.tables import as_markdown, print_table, table_rows
-from memalpha.qa.scoring.judge import Judge
-from memalpha.qa.scoring.judge_scores import UnjudgedAnswer
+from memalpha.qa.scoring.judge import Judge, UnjudgedAnswer
 from memalpha.qa.systems.base import Passage
 from memalpha.qa.systems.baselines import cut_to_budget, passage_tokens, turn_passages, window_passages
 from memalpha.qa.systems.builtin import Streamed, SystemSettings, load_system
+from memalpha.qa.tables import as_markdown, print_table, table_rows
 from memalpha.store.embedding import load_embedder
 from memalpha.tasks.chunking import rechunk
 from memalpha.tasks.synthetic import worlds as synthetic

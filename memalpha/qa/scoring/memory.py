@@ -11,8 +11,8 @@ from itertools import islice
 
 from memalpha.agent.reader import Reader
 from memalpha.qa.memory_reward import MemoryReward
-from memalpha.qa.records import Record
-from memalpha.qa.scoring.judge_scores import ContentVerdicts, judge_step
+from memalpha.qa.report import Record
+from memalpha.qa.scoring.judge import ContentVerdicts, judge_step
 from memalpha.qa.scoring.states import StateQuestion, ask_states
 from memalpha.qa.systems.base import question_chunk
 from memalpha.store.embedding import Embedder

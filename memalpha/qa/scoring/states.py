@@ -15,10 +15,16 @@ from memalpha.agent.prompts import question_with_choices as asked_in_full
 from memalpha.agent.reader import Answer, Reader, check_answers
 from memalpha.agent.text_match import contains
 from memalpha.errors import ConfigError, DataError
-from memalpha.qa.records import Record
-from memalpha.qa.report import CHANGED, estimate_tokens
-from memalpha.qa.scoring.cited import cited_scores, evidence_notes
-from memalpha.qa.scoring.metrics import CORRECT_FROM, is_correct, is_refusal, score_answer, score_question
+from memalpha.qa.report import CHANGED, Record, estimate_tokens
+from memalpha.qa.scoring.metrics import (
+    CORRECT_FROM,
+    cited_scores,
+    evidence_notes,
+    is_correct,
+    is_refusal,
+    score_answer,
+    score_question,
+)
 from memalpha.qa.systems.base import as_passage
 from memalpha.store.embedding import Embedder
 from memalpha.store.in_memory import WorkingMemory

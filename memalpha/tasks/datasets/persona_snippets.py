@@ -2,7 +2,7 @@
 
 A task is one question. Its chunks are the related snippet and 1 to `irrelevant` others, drawn from rows of other
 personas and shuffled. All of it follows from `seed` and the rows; `limit` does not change it. Evidence are the turns of
-the related snippet, `meta["snippet"]` is its index. The choices are as in `personamem`. `qa.scoring.cited` describes
+the related snippet, `meta["snippet"]` is its index. The choices are as in `personamem`. `qa.scoring.metrics` describes
 the reward of an answer that names its evidence.
 """
 

@@ -15,7 +15,7 @@ from memalpha.agent.tools import CHANGING_CODES
 from memalpha.config import CreditConfig
 from memalpha.errors import StoreError
 from memalpha.qa.evaluate import MemoryScorer, ScoredGroups
-from memalpha.qa.records import Record
+from memalpha.qa.report import Record
 from memalpha.qa.scoring.memory import questions_of
 from memalpha.qa.scoring.states import StateQuestion, ask_states, texts_to_embed
 from memalpha.qa.systems.base import question_chunk

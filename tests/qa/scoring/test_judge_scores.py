@@ -14,10 +14,9 @@ from memalpha.agent.reader import ExtractiveReader, parse_cited
 from memalpha.config import RewardConfig, build_config
 from memalpha.errors import ConfigError, PolicyError
 from memalpha.qa.memory_reward import MemoryReward
-from memalpha.qa.scoring.cited import cited_scores
-from memalpha.qa.scoring.judge import Judge
-from memalpha.qa.scoring.judge_scores import judge_records
+from memalpha.qa.scoring.judge import Judge, judge_records
 from memalpha.qa.scoring.memory import score_groups
+from memalpha.qa.scoring.metrics import cited_scores
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import load_schema

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from memalpha.arguments import check_path
 from memalpha.errors import DataError
-from memalpha.qa.records import RECORD_KEYS, Record
+from memalpha.qa.report import RECORD_KEYS, Record
 from memalpha.qa.scoring.stats import (
     RESAMPLES,
     Estimate,
