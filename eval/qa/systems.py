@@ -27,8 +27,8 @@ from typing import Any
 from babi_reader import RuleReader
 
 from memalpha.config import EvalConfig, load_config
+from memalpha.qa.evaluate import run_systems
 from memalpha.qa.from_config import load_config_tasks, run_evaluation
-from memalpha.qa.protocol import run_systems
 from memalpha.qa.reader import Reader
 from memalpha.qa.report import Report
 from memalpha.qa.tables import provenance

@@ -29,9 +29,9 @@ from memalpha.policy.base import with_prompt_style
 from memalpha.policy.endpoints.cache import AnswerCache
 from memalpha.policy.load import load_policy
 from memalpha.policy.reply_cache import keep_replies
+from memalpha.qa.evaluate import run_systems
 from memalpha.qa.memory_reward import check_categories
 from memalpha.qa.progress import show_progress
-from memalpha.qa.protocol import run_systems
 from memalpha.qa.reader import Reader, load_reader, with_default_reader
 from memalpha.qa.report import Report, make_result_folder
 from memalpha.qa.scoring.judge import Judge, load_judge
@@ -177,7 +177,7 @@ def load_run_settings(run: Path, overrides: Mapping[str, Any] | None = None) -> 
         "sampling": {
             name: getattr(run_config.sampling, name)
             for name in EvalSamplingConfig.model_fields
-            if hasattr(run_config.sampling, name)
+            if name in type(run_config.sampling).model_fields
         },
     }
     if run_config.evaluation.data is not None:

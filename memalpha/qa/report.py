@@ -9,12 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from memalpha.agent.reader import Reader
 from memalpha.errors import ConfigError
 from memalpha.html_table import html_table
-from memalpha.qa.error_analysis import with_error_classes
-from memalpha.qa.memory_reward import ChangesById, MemoryReward, conversation_tokens, count_changes_by_id, memory_tokens
-from memalpha.qa.reader import reader_metrics
+from memalpha.qa.memory_reward import ChangesById, conversation_tokens, count_changes_by_id, memory_tokens
 from memalpha.qa.scoring.judge import UnjudgedAnswer
 from memalpha.types import Trajectory, TrajectoryGroup
 
@@ -304,25 +301,3 @@ def make_result_folder(directory: str | Path) -> Path:
     except OSError as error:
         raise ConfigError(f"out: cannot write results to {folder}: {error.strerror}") from error
     return folder
-
-
-def make_report(
-    name: str,
-    groups: Sequence[TrajectoryGroup],
-    records: Sequence[Record],
-    reader: Reader,
-    rewards: MemoryReward,
-) -> Report:
-    """Build the report of scored rollouts, each record with its error class.
-
-    Args:
-        name: Name of the system.
-        groups: Groups whose trajectories have their reward.
-        records: Records of all their questions.
-        reader: Reader that answered.
-        rewards: Reward that scored; it names the metric and counts tokens.
-    """
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    setup: dict[str, Any] = {"reader": reader.name, "metric": rewards.config.metric}
-    summary = {**setup, **reader_metrics(reader, records), **summarize(records, trajectories, rewards.count_tokens)}
-    return Report(name, summary, tuple(with_error_classes(groups, records)), tuple(groups))

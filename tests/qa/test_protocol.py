@@ -13,7 +13,8 @@ from memalpha.agent.prompts import order_notes
 from memalpha.agent.reader import Answer
 from memalpha.config import ReaderConfig, WorldConfig
 from memalpha.errors import ConfigError, DataError, PolicyError
-from memalpha.qa.protocol import passages_as_hits, run_systems
+from memalpha.qa.answers import passages_as_hits
+from memalpha.qa.evaluate import run_systems
 from memalpha.qa.reader import load_reader
 from memalpha.qa.report import estimate_tokens
 from memalpha.qa.scoring.judge import Judge, UnjudgedAnswer

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from memalpha.policy.base import Policy
 from memalpha.types import Chunk, MemoryEntry, Question, Task
 
 
@@ -75,6 +76,16 @@ class Historical(Inspectable, Protocol):
         ...
 
 
+@runtime_checkable
+class UsesPolicy(Protocol):
+    """Writer or reader that asks a policy, whose calls may be billed."""
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that is asked."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Retrieval:
     """Passages that one system returned for one question, and its memory at that time.
@@ -106,6 +117,14 @@ def as_passage(entry: MemoryEntry) -> Passage:
     """Convert a memory entry to a passage."""
     turns = () if entry.turn is None else (entry.turn,)
     return Passage(entry.content, entry.id, entry.category, entry.timestamp, turns, entry.valid_from, entry.chunk)
+
+
+def questions_by_chunk(task: Task) -> dict[int, list[Question]]:
+    """Return the questions of a task by the index of the chunk after which they are asked."""
+    by_chunk: dict[int, list[Question]] = {}
+    for question in task.questions:
+        by_chunk.setdefault(question_chunk(question, task), []).append(question)
+    return by_chunk
 
 
 def question_chunk(question: Question, task: Task) -> int:

@@ -42,7 +42,16 @@ from memalpha.policy.load import load_policy
 from memalpha.policy.reply_cache import keep_replies
 from memalpha.qa.memory_reward import memory_tokens
 from memalpha.qa.report import estimate_tokens
-from memalpha.qa.systems.base import Historical, Inspectable, Passage, Retrieval, System, as_passage, question_chunk
+from memalpha.qa.systems.base import (
+    Historical,
+    Inspectable,
+    Passage,
+    Retrieval,
+    System,
+    as_passage,
+    question_chunk,
+    questions_by_chunk,
+)
 from memalpha.qa.systems.baselines import (
     EmptySystem,
     RecentSystem,
@@ -56,7 +65,7 @@ from memalpha.qa.systems.baselines import (
 )
 from memalpha.store.embedding import Embedder
 from memalpha.store.in_memory import WorkingMemory
-from memalpha.types import Chunk, Question, Task, TrajectoryGroup
+from memalpha.types import Chunk, Question, Task, TrajectoryGroup, Turn
 
 BUILT_IN = ("empty", "append-only", "rag", "rag:chunks", "full", "window", "oracle", "facts")
 
@@ -151,15 +160,13 @@ class Streamed:
                 system = self.make(task, settings)
             by_question: dict[str, Retrieval] = {}
             history: dict[tuple[str | None, str], Passage] = {}
-            turn_texts = turn_texts_of(task)
+            turn_texts, asked = turn_texts_of(task), questions_by_chunk(task)
             for chunk in task.chunks:
                 with self._name_errors(task, chunk):
                     system.read(chunk)
                     if isinstance(system, Inspectable) and not isinstance(system, Historical):
                         history.update(((entry.id, entry.text), entry) for entry in system.entries())
-                if questions := [
-                    question for question in task.questions if question_chunk(question, task) == chunk.index
-                ]:
+                if questions := asked.get(chunk.index):
                     with self._name_errors(task, chunk):
                         retrievals = list(self._ask(system, questions, history, turn_texts, settings.budget))
                     if settings.is_searchable:
@@ -260,16 +267,18 @@ class Writer:
         [trajectory], task = group.trajectories, group.task
         by_question: dict[str, Retrieval] = {}
         writes: dict[tuple[str | None, str], Passage] = {}
-        turn_texts = turn_texts_of(task)
+        turn_texts, asked = turn_texts_of(task), questions_by_chunk(task)
+        turns: dict[int, list[Turn]] = {}
+        for turn in trajectory.turns:
+            turns.setdefault(turn.chunk, []).append(turn)
         for index, state in enumerate(trajectory.states):
-            for turn in (turn for turn in trajectory.turns if turn.chunk == index):
+            for turn in turns.get(index, ()):
                 for operation in turn.operations:
                     if operation.content:
                         writes[operation.id, operation.content] = Passage(
                             operation.content, operation.id, operation.category, operation.timestamp, chunk=index
                         )
-            questions = [question for question in task.questions if question_chunk(question, task) == index]
-            if not questions:
+            if not (questions := asked.get(index)):
                 continue
             memory, entries = WorkingMemory(state, settings.embedder), tuple(map(as_passage, state.list()))
             size, history = memory_tokens(state, estimate_tokens), tuple(writes.values())
@@ -397,6 +406,13 @@ def load_system(
         )
     loaded = load_policy(name, device=device, dtype=dtype, endpoint=endpoint, loading=loading, batching=batching)
     return Writer(name, keep_replies(loaded, replies))
+
+
+def as_system(system: str | Policy | EvaluatedSystem) -> EvaluatedSystem:
+    """Return the system of a name, or of a policy that writes."""
+    if isinstance(system, str):
+        return load_system(system)
+    return Writer(system.name, system) if isinstance(system, Policy) else system
 
 
 def is_writer(name: str) -> bool:

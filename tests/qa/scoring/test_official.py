@@ -11,7 +11,7 @@ import pytest
 from memalpha.agent.reader import Answer, ExtractiveReader
 from memalpha.agent.text_match import is_abstention
 from memalpha.errors import DataError
-from memalpha.qa.protocol import run_systems
+from memalpha.qa.evaluate import run_systems
 from memalpha.qa.scoring import official
 from memalpha.qa.scoring.metrics import (
     CORRECT_FROM,
