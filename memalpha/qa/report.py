@@ -132,11 +132,22 @@ def mean_and_error(clusters: Iterable[Sequence[float]]) -> tuple[float | None, f
     return mean, (squares * len(non_empty) / (len(non_empty) - 1)) ** 0.5 / total
 
 
-def _accuracy(records: Iterable[Record]) -> tuple[float | None, float | None]:
+def accuracy_of(records: Iterable[Record]) -> dict[str, float | None]:
+    """Return `accuracy`, the share of right answers, and `se`, its standard error over tasks."""
     by_task: dict[str, list[float]] = defaultdict(list)
     for record in records:
         by_task[record.task].append(float(record.correct))
-    return mean_and_error(by_task.values())
+    mean, error = mean_and_error(by_task.values())
+    return {"accuracy": mean, "se": error}
+
+
+def accuracy_by_ability(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
+    """Return `accuracy`, `n` and `se` of each ability, in order of their names."""
+    by_ability: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        by_ability[record.ability].append(record)
+    figures = {ability: (accuracy_of(by_ability[ability]), len(by_ability[ability])) for ability in sorted(by_ability)}
+    return {ability: {"accuracy": of["accuracy"], "n": n, "se": of["se"]} for ability, (of, n) in figures.items()}
 
 
 def summarize(
@@ -165,23 +176,16 @@ def summarize(
         trajectories: Rollouts that built the memories; empty for a system without a writer.
         count_tokens: Counts the tokens of a text.
     """
-    accuracy, error = _accuracy(records)
     changed = [record for record in records if record.kind in CHANGED]
     results = [result for trajectory in trajectories for turn in trajectory.turns for result in turn.results]
     by_id = sum((count_changes_by_id(trajectory) for trajectory in trajectories), ChangesById())
     rewards = [trajectory.reward.total for trajectory in trajectories if trajectory.reward is not None]
-    by_ability: dict[str, Any] = {}
-    for ability in sorted({record.ability for record in records}):
-        ability_records = [record for record in records if record.ability == ability]
-        mean, ability_error = _accuracy(ability_records)
-        by_ability[ability] = {"accuracy": mean, "n": len(ability_records), "se": ability_error}
     return {
-        "accuracy": accuracy,
-        "se": error,
+        **accuracy_of(records),
         "score": _ratio(sum(record.score for record in records), len(records)),
-        "answerable_accuracy": _accuracy(record for record in records if record.gold)[0],
-        "update_accuracy": _accuracy(record for record in records if record.kind == "updated")[0],
-        "retract_accuracy": _accuracy(record for record in records if record.kind == "retracted")[0],
+        "answerable_accuracy": accuracy_of(record for record in records if record.gold)["accuracy"],
+        "update_accuracy": accuracy_of(record for record in records if record.kind == "updated")["accuracy"],
+        "retract_accuracy": accuracy_of(record for record in records if record.kind == "retracted")["accuracy"],
         "stale_rate": _ratio(sum(record.stale for record in changed), len(changed)),
         "reward": _ratio(sum(rewards), len(rewards)),
         "valid_calls": _ratio(sum(result.ok for result in results), len(results)),
@@ -196,7 +200,7 @@ def summarize(
         "conversation_tokens": _ratio(
             sum(conversation_tokens(trajectory.task, count_tokens) for trajectory in trajectories), len(trajectories)
         ),
-        "by_ability": by_ability,
+        "by_ability": accuracy_by_ability(records),
     }
 
 
