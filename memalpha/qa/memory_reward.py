@@ -30,7 +30,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from memalpha.agent.tools import CHANGING_CODES
@@ -45,7 +45,7 @@ from memalpha.qa.systems.base import question_chunk
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import MemoryState
 from memalpha.store.values import normalize
-from memalpha.types import LARGEST_REWARD, Chunk, Reward, Task, ToolResult, Trajectory, TrajectoryGroup, Turn
+from memalpha.types import LARGEST_REWARD, Reward, Task, ToolResult, Trajectory, TrajectoryGroup, Turn
 
 if TYPE_CHECKING:
     from memalpha.qa.report import Record
@@ -131,10 +131,15 @@ class MemoryReward:
         task, turns, published = trajectory.task, trajectory.turns, self.config.preset == "published"
         if trajectory.before:  # each turn has a memory, and questions, of its own
             r1 = _scores_by_chunk(task, records)
-            r3 = [self._compression(task.chunks[: turn + 1], trajectory.states[turn]) for turn in range(len(turns))]
+            read_by_then = accumulate(self._chunk_sizes(task))
+            r3 = [
+                self._compression(size, state)
+                for size, state in zip(read_by_then, trajectory.states[: len(turns)], strict=False)
+            ]
         else:
             r1 = [sum(record.score for record in records) / len(records) if records else 0.0] * len(turns)
-            r3 = [self._compression(task.chunks, state) for state in trajectory.states[-1:] or (None,)] * len(turns)
+            read_tokens = sum(self._chunk_sizes(task))
+            r3 = [self._compression(read_tokens, state) for state in trajectory.states[-1:] or (None,)] * len(turns)
         r2 = [_published_call_share(turn) if published else _call_share(turn) for turn in turns]
         r4 = [0.0] * len(turns)
         if contents is not None:
@@ -177,9 +182,11 @@ class MemoryReward:
             return []
         return [f"reward: r4 is off (weight 0) for {missing} of {len(tasks)} {scope}: they carry no gold operations"]
 
-    def _compression(self, chunks: Sequence[Chunk], state: MemoryState | None) -> float:
+    def _chunk_sizes(self, task: Task) -> list[int]:
+        return [_count(self.count_tokens, chunk.render()) for chunk in task.chunks]
+
+    def _compression(self, read_tokens: int, state: MemoryState | None) -> float:
         """Return 1 - tokens of the memory / tokens of the chunks that were read."""
-        read_tokens = sum(_count(self.count_tokens, chunk.render()) for chunk in chunks)
         if not read_tokens or state is None:
             return 0.0
         r3 = 1.0 - memory_tokens(state, self.count_tokens) / read_tokens
@@ -220,7 +227,8 @@ def _call_share(turn: Turn) -> float:
 
 
 def _valid_share(turn: Turn, gold: GoldFacts, task: Task, state: MemoryState) -> float:
-    verdicts = [is_valid(result, gold, turn.chunk, state) for result in turn.results]
+    live = Counter(comparable_fact(entry.category, entry.content) for entry in state.entries.values())
+    verdicts = [_is_valid(result, gold, turn.chunk, live) for result in turn.results]
     verdicts = [verdict for verdict in verdicts if verdict is not None]
     if not verdicts:
         return float(not task.gold_at(turn.chunk))
@@ -368,7 +376,7 @@ def check_categories(tasks: Iterable[Task], schema: MemorySchema, data_source: s
             )
 
 
-def is_valid(result: ToolResult, gold: GoldFacts, chunk: int, state: MemoryState) -> bool | None:
+def _is_valid(result: ToolResult, gold: GoldFacts, chunk: int, live: Counter[_Fact]) -> bool | None:
     """Return True if a call made the memory truer; None if it is no write or cannot be judged.
 
     An insert or update is valid if its content holds in its category and no other live entry says the same. An insert
@@ -377,11 +385,7 @@ def is_valid(result: ToolResult, gold: GoldFacts, chunk: int, state: MemoryState
     removed content held once and no longer does. Removing what was never true is not judged: a writer could earn by
     tidying up its own junk. An exact duplicate is not valid.
 
-    Args:
-        result: Result of the call.
-        gold: Gold facts of the task.
-        chunk: Index of the chunk that was read.
-        state: Memory after the chunk.
+    `chunk` is the index of the chunk that was read, `live` counts the facts of the memory after it.
     """
     if result.code == "duplicate":
         return False
@@ -397,48 +401,31 @@ def is_valid(result: ToolResult, gold: GoldFacts, chunk: int, state: MemoryState
         return False
     if result.code == "updated" and gold.holds(result.category, result.before, chunk):
         return False
-    facts = [comparable_fact(entry.category, entry.content) for entry in state.entries.values()]
-    if result.code == "inserted" and not gold.outdated_by(result.category, result.content, chunk).isdisjoint(facts):
+    if result.code == "inserted" and not gold.outdated_by(result.category, result.content, chunk).isdisjoint(live):
         return False
-    return facts.count(comparable_fact(result.category, result.content)) <= 1
+    return live[comparable_fact(result.category, result.content)] <= 1
 
 
-@dataclass(frozen=True, slots=True)
-class ChangesById:
-    """Counts of gold changes whose old fact was stored, and of those made on that very entry."""
-
-    updates: int = 0
-    updates_hit: int = 0
-    deletes: int = 0
-    deletes_hit: int = 0
-
-    def __add__(self, other: ChangesById) -> ChangesById:
-        return ChangesById(
-            self.updates + other.updates,
-            self.updates_hit + other.updates_hit,
-            self.deletes + other.deletes,
-            self.deletes_hit + other.deletes_hit,
-        )
-
-
-def count_changes_by_id(trajectory: Trajectory) -> ChangesById:
-    """Count gold updates and deletes whose old content was live before their chunk.
+def count_changes_by_id(trajectory: Trajectory) -> Counter[str]:
+    """Count gold changes ("update", "delete") whose old content was live before their chunk, and hits ("update hit").
 
     An update is a hit if the same entry then holds the new content, a delete if the entry no longer exists.
     """
     count: Counter[str] = Counter()
     for chunk in range(1, len(trajectory.states)):
+        changes = [operation for operation in trajectory.task.gold_at(chunk) if operation.kind in ("update", "delete")]
+        if not changes:
+            continue
         before = trajectory.before[chunk] if trajectory.before else trajectory.states[chunk - 1]
-        before, after = before.entries, trajectory.states[chunk].entries
-        for operation in trajectory.task.gold_at(chunk):
-            if operation.kind not in ("update", "delete"):
-                continue
-            old = comparable_fact(operation.category, operation.replaces)
-            stored = [entry.id for entry in before.values() if comparable_fact(entry.category, entry.content) == old]
-            if not stored:
+        after = trajectory.states[chunk].entries
+        ids: dict[_Fact, list[str]] = {}
+        for entry in before.entries.values():
+            ids.setdefault(comparable_fact(entry.category, entry.content), []).append(entry.id)
+        for operation in changes:
+            if not (stored := ids.get(comparable_fact(operation.category, operation.replaces))):
                 continue
             new = comparable_fact(operation.category, operation.content)
             now = {id: comparable_fact(after[id].category, after[id].content) for id in stored if id in after}
             count[operation.kind] += 1
             count[f"{operation.kind} hit"] += new in now.values() if operation.kind == "update" else not now
-    return ChangesById(count["update"], count["update hit"], count["delete"], count["delete hit"])
+    return count

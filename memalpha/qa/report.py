@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 from memalpha.errors import ConfigError
 from memalpha.html_table import html_table
-from memalpha.qa.memory_reward import ChangesById, conversation_tokens, count_changes_by_id, memory_tokens
+from memalpha.qa.memory_reward import conversation_tokens, count_changes_by_id, memory_tokens
 from memalpha.qa.scoring.judge import UnjudgedAnswer
 from memalpha.types import Trajectory, TrajectoryGroup
 
@@ -167,7 +167,7 @@ def summarize(
     | `stale_rate`                        | share of both kinds answered with an outdated value                 |
     | `valid_calls`, `duplicates`         | shares of calls that were ok, and that repeated an entry            |
     | `update_share`, `delete_share`      | shares of calls that updated and deleted                            |
-    | `update_hit`, `delete_hit`          | see `gold.count_changes_by_id`                                      |
+    | `update_hit`, `delete_hit`          | see `memory_reward.count_changes_by_id`                             |
     | `memory_tokens`                     | tokens of the final memory, mean over trajectories                  |
     | `conversation_tokens`               | tokens that were read, mean over trajectories                       |
 
@@ -178,7 +178,7 @@ def summarize(
     """
     changed = [record for record in records if record.kind in CHANGED]
     results = [result for trajectory in trajectories for turn in trajectory.turns for result in turn.results]
-    by_id = sum((count_changes_by_id(trajectory) for trajectory in trajectories), ChangesById())
+    by_id = sum(map(count_changes_by_id, trajectories), Counter[str]())
     rewards = [trajectory.reward.total for trajectory in trajectories if trajectory.reward is not None]
     return {
         **accuracy_of(records),
@@ -192,8 +192,8 @@ def summarize(
         "duplicates": _ratio(sum(result.code == "duplicate" for result in results), len(results)),
         "update_share": _ratio(sum(result.code == "updated" for result in results), len(results)),
         "delete_share": _ratio(sum(result.code == "deleted" for result in results), len(results)),
-        "update_hit": _ratio(by_id.updates_hit, by_id.updates),
-        "delete_hit": _ratio(by_id.deletes_hit, by_id.deletes),
+        "update_hit": _ratio(by_id["update hit"], by_id["update"]),
+        "delete_hit": _ratio(by_id["delete hit"], by_id["delete"]),
         "memory_tokens": _ratio(
             sum(memory_tokens(trajectory.states[-1], count_tokens) for trajectory in trajectories), len(trajectories)
         ),
