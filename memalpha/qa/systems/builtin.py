@@ -30,9 +30,7 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any, Protocol, cast
 
-from memalpha.config import AgentConfig, EndpointConfig
-from memalpha.config.groups import LoadingConfig
-from memalpha.config.sampling import BatchConfig
+from memalpha.config import AgentConfig
 from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.environments.memory_writing import memory_engine
 from memalpha.errors import ConfigError, EvaluationError, MemalphaError, did_you_mean
@@ -81,8 +79,6 @@ class SystemSettings:
         k: Passages that searching systems return.
         embedder: Embedder of the systems that search.
         agent: Prompts and tools of a writer.
-        device: Device of local policies.
-        dtype: Precision of local policies.
         is_searchable: Keep all systems, for a reader that searches them by itself (`Retrieval.search`).
     """
 
@@ -90,8 +86,6 @@ class SystemSettings:
     k: int
     embedder: Embedder
     agent: AgentConfig = field(default_factory=AgentConfig)
-    device: str = "cpu"
-    dtype: str = "float32"
     is_searchable: bool = False
 
 
@@ -353,43 +347,30 @@ def _as_passage(item: Any, name: str) -> Passage:
 _FACTORY_PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
-def load_system(
-    name: str,
-    *,
-    device: str = "cpu",
-    dtype: str = "float32",
-    endpoint: EndpointConfig | None = None,
-    loading: LoadingConfig | None = None,
-    batching: BatchConfig | None = None,
-    replies: AnswerCache | None = None,
-) -> EvaluatedSystem:
+def load_system(name: str, *, replies: AnswerCache | None = None, **loading: Any) -> EvaluatedSystem:
     """Load a system by name; the table above lists the names.
 
     Args:
         name: Name of a system, a policy, or `package.module:factory`.
-        device: Device of a local policy.
-        dtype: Precision of a local policy.
-        endpoint: Settings of a policy behind an endpoint.
-        loading: 4 bits, device map and attention of a local policy.
-        batching: Most tokens and rows that a local policy decodes together.
         replies: File in which the replies of a local policy are kept (`policy.reply_cache`).
+        loading: How a policy is loaded: keywords of `policy.load.load_policy`.
 
     Raises:
         ConfigError: No system has this name.
         PolicyError: The policy cannot be loaded.
     """
+
+    def search(split: Callable[[Chunk], Sequence[Passage]], settings: SystemSettings, raw: bool = True) -> System:
+        return SearchSystem(name, split, settings.k, settings.embedder, raw=raw)
+
     makers: dict[str, Callable[[Task, SystemSettings], System]] = {
         "empty": lambda task, settings: EmptySystem(),
-        "append-only": lambda task, settings: SearchSystem(
-            name, turn_passages, settings.k, settings.embedder, raw=False
-        ),
-        "rag": lambda task, settings: SearchSystem(name, turn_passages, settings.k, settings.embedder),
-        "rag:chunks": lambda task, settings: SearchSystem(name, window_passages, settings.k, settings.embedder),
+        "append-only": lambda task, settings: search(turn_passages, settings, raw=False),
+        "rag": lambda task, settings: search(turn_passages, settings),
+        "rag:chunks": lambda task, settings: search(window_passages, settings),
         "window": lambda task, settings: RecentSystem(name, settings.budget),
         "full": lambda task, settings: RecentSystem(name, None),
-        "facts": lambda task, settings: SearchSystem(
-            name, fact_passages(task), settings.k, settings.embedder, raw=False
-        ),
+        "facts": lambda task, settings: search(fact_passages(task), settings, raw=False),
     }
     if name in makers:
         return Streamed(name, makers[name], exempt=name == "full")
@@ -404,8 +385,7 @@ def load_system(
             f"{', '.join((*NAMED_POLICIES, *RULE_POLICIES))}, "
             "scripted:KIND, a directory, owner/name on a hub, an endpoint; and your own as package.module:factory"
         )
-    loaded = load_policy(name, device=device, dtype=dtype, endpoint=endpoint, loading=loading, batching=batching)
-    return Writer(name, keep_replies(loaded, replies))
+    return Writer(name, keep_replies(load_policy(name, **loading), replies))
 
 
 def as_system(system: str | Policy | EvaluatedSystem) -> EvaluatedSystem:
