@@ -46,6 +46,7 @@ from memalpha.qa.systems.base import (
     Passage,
     Retrieval,
     System,
+    WrittenMemory,
     as_passage,
     question_chunk,
     questions_by_chunk,
@@ -63,7 +64,7 @@ from memalpha.qa.systems.baselines import (
 )
 from memalpha.store.embedding import Embedder
 from memalpha.store.in_memory import WorkingMemory
-from memalpha.types import Chunk, Question, Task, TrajectoryGroup, Turn
+from memalpha.types import Chunk, Question, Task, TrajectoryGroup
 
 BUILT_IN = ("empty", "append-only", "rag", "rag:chunks", "full", "window", "oracle", "facts")
 
@@ -260,22 +261,13 @@ class Writer:
     def _retrieve_for_task(self, group: TrajectoryGroup, settings: SystemSettings) -> list[Retrieval]:
         [trajectory], task = group.trajectories, group.task
         by_question: dict[str, Retrieval] = {}
-        writes: dict[tuple[str | None, str], Passage] = {}
+        written = WrittenMemory(trajectory)
         turn_texts, asked = turn_texts_of(task), questions_by_chunk(task)
-        turns: dict[int, list[Turn]] = {}
-        for turn in trajectory.turns:
-            turns.setdefault(turn.chunk, []).append(turn)
         for index, state in enumerate(trajectory.states):
-            for turn in turns.get(index, ()):
-                for operation in turn.operations:
-                    if operation.content:
-                        writes[operation.id, operation.content] = Passage(
-                            operation.content, operation.id, operation.category, operation.timestamp, chunk=index
-                        )
             if not (questions := asked.get(index)):
                 continue
-            memory, entries = WorkingMemory(state, settings.embedder), tuple(map(as_passage, state.list()))
-            size, history = memory_tokens(state, estimate_tokens), tuple(writes.values())
+            memory, size = WorkingMemory(state, settings.embedder), memory_tokens(state, estimate_tokens)
+            entries, history = written.after(index)
 
             def find(query: str, memory: WorkingMemory = memory) -> tuple[Passage, ...]:
                 passages = [as_passage(hit.entry) for hit in memory.search(query, settings.k)]
