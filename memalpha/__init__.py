@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from memalpha.store.embedding import load_embedder
     from memalpha.store.search.options import Boost
     from memalpha.store.store import MemoryStore
-    from memalpha.tasks.formats.hub_rows import to_dataset
+    from memalpha.tasks.formats.jsonl import to_dataset
     from memalpha.tasks.load import load_tasks
     from memalpha.tasks.text_tasks import load_text_tasks
     from memalpha.train.api import train, train_on_preferences, train_reward_model
@@ -52,7 +52,7 @@ _HOME = {
     "load_reward_model": "policy.load",
     "load_tasks": "tasks.load",
     "load_text_tasks": "tasks.text_tasks",
-    "to_dataset": "tasks.formats.hub_rows",
+    "to_dataset": "tasks.formats.jsonl",
     "train_on_preferences": "train",
     "train_reward_model": "train",
 }

@@ -21,7 +21,7 @@ import typer
 import memalpha
 from memalpha.cli.config import KINDS
 from memalpha.cli.main import app
-from memalpha.config.keys import settings_of
+from memalpha.config.files import settings_of
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

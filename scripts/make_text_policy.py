@@ -32,7 +32,7 @@ from pretrain import Trainer, batches, greedy_matches, kick
 from tiny_rows import ASSISTANT, USER, Row
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from memalpha.environments.episode import REFLECTION_PROMPT, RETRY_PROMPT
+from memalpha.environments.engine import REFLECTION_PROMPT, RETRY_PROMPT
 from memalpha.tasks.synthetic import arithmetic, programs
 from memalpha.tasks.synthetic.arithmetic import GAINS, LOSSES, Calculation, worked
 from memalpha.types import TextTask

@@ -19,7 +19,7 @@ from standin import StandIn
 import memalpha
 from memalpha.cli import app, main
 from memalpha.config import SHORT_NAMES, EvalConfig, TrainConfig, load_config, parse_overrides, training_config
-from memalpha.config.keys import settings_of
+from memalpha.config.files import settings_of
 from memalpha.tasks.formats.jsonl import load_jsonl
 
 ROOT = Path(__file__).parent.parent

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from memalpha.frozen import with_fast_constructor
-from memalpha.types import Hit, MemoryEntry, Operation
+from memalpha.types import Hit, MemoryEntry, Operation, with_fast_constructor
 
 
 @dataclass(frozen=True, slots=True)

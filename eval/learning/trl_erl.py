@@ -29,7 +29,8 @@ from memalpha import load_policy
 from memalpha.config.rewards import MathPart
 from memalpha.integrations.trl import ERLConfig, ERLTrainer
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.rewards.base import load_rewards, reply_text
+from memalpha.rewards.base import reply_text
+from memalpha.rewards.environments import load_rewards
 from memalpha.tasks.synthetic import arithmetic
 from memalpha.types import SampleRequest, TextTask
 

@@ -24,7 +24,7 @@ from typing import Any
 from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.copying_reader import CopyReader
 from memalpha.agent.text_match import contains
-from memalpha.agent.trust.speakers import rank
+from memalpha.agent.trust import rank
 from memalpha.config import TrustConfig
 from memalpha.policy.base import Policy
 from memalpha.policy.hermes import format_call

@@ -19,12 +19,10 @@ from typing import Any, TypeVar, cast
 from memalpha.agent.apply import act, execute_calls
 from memalpha.agent.consolidate import Consolidation, apply_consolidation, propose_consolidation
 from memalpha.agent.forms import parse_reply
-from memalpha.agent.observe import observe
-from memalpha.agent.prompts import check_store_names, check_style, prompted_config, writer_messages
+from memalpha.agent.prompts import check_store_names, check_style, observe, prompted_config, writer_messages
 from memalpha.agent.reader import Answer, Reader, check_answers, default_reader
 from memalpha.agent.tools import load_tools
-from memalpha.agent.trust.redact import redact_chunk
-from memalpha.agent.trust.rule import TrustJudge, trusted_view
+from memalpha.agent.trust import TrustJudge, redact_chunk, trusted_view
 from memalpha.arguments import brief_repr, check_count, check_flag, check_function, check_type
 from memalpha.config import AgentConfig, TrustConfig
 from memalpha.errors import ConfigError, DataError
@@ -131,7 +129,7 @@ class MemoryAgent(ForkAware):
         store: the memory to write, with its own categories and embedder.
         config: sizes, prompt style and the user's instructions; the default style is the policy's own.
         reader: answers questions; default: the policy itself, or `ExtractiveReader` for scripted policies.
-        trust: rule of what a speaker may change (`agent.trust.rule`); None lets all pass. Needs a `MemoryStore`. The
+        trust: rule of what a speaker may change (`agent.trust`); None lets all pass. Needs a `MemoryStore`. The
             words of others then have their names before them for the writer and the reader, and rank lower.
         redact: called with each text before anything reads it; what it removes reaches neither model nor memory.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from memalpha.agent.forms import parse_reply, reply_problems
 from memalpha.agent.tools import TOOLS, Insert, ReadCall, Tool, Tools, execute, execute_inserts, read_call
-from memalpha.agent.trust.rule import TrustJudge, Verdict
+from memalpha.agent.trust import TrustJudge, Verdict
 from memalpha.errors import UnknownEntry
 from memalpha.store.memory import Memory
 from memalpha.types import Chunk, Completion, Operation, ToolCall, ToolResult, Turn

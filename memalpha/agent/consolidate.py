@@ -22,7 +22,7 @@ import numpy as np
 
 from memalpha.agent.parsing import named_tool, parse_calls
 from memalpha.agent.prompts import render_view
-from memalpha.agent.trust.speakers import is_same
+from memalpha.agent.trust import is_same
 from memalpha.config import AgentConfig
 from memalpha.errors import ConfigError, MemalphaError, StoreError, UnknownEntry
 from memalpha.policy.base import Policy, sample_checked

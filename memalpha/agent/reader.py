@@ -3,6 +3,9 @@
 Reading and retrieval are separate: `read` answers from given entries, `answer` searches memories first. Readers take
 many questions at once, because in training all questions of a step are one batch.
 
+Two live values of one subject and attribute make an answer wrong (`apply_conflict_rule`; `store.slots` defines slots):
+without this rule an insert would earn as much as an update, and the policy would never learn to update.
+
 A policy reads the entries of one search, searches further by itself (`reader.kind=agentic`, as the agent of Mem-alpha
 does, Wang et al. 2025, arXiv:2509.25911), or sees the whole memory (`full-memory`).
 """
@@ -15,10 +18,9 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Literal, Protocol
 
-from memalpha.agent.conflict_rule import answer_slot, in_conflict, keep_newest
 from memalpha.agent.parsing import after_thinking, parse_calls
 from memalpha.agent.prompts import ABSTAIN, note_line, order_notes, question_with_choices, reader_messages
-from memalpha.agent.text_match import is_abstention
+from memalpha.agent.text_match import contains, is_abstention, is_same
 from memalpha.agent.tools import SEARCH_TOOL, search_query
 from memalpha.arguments import brief_repr, is_own
 from memalpha.config import AgentConfig, ReaderConfig
@@ -28,7 +30,7 @@ from memalpha.policy.reply_cache import cache_frozen
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.memory import Memory
 from memalpha.store.search.bm25 import stem
-from memalpha.store.slots import key_value
+from memalpha.store.slots import is_contradictory, key_value, slot_value
 from memalpha.types import Completion, Hit, MemoryEntry, Question, SampleRequest, ToolCall
 
 Conflicts = Literal["keep", "refuse", "newest"]
@@ -483,3 +485,56 @@ def default_reader(policy: Policy, config: AgentConfig, reader: ReaderConfig | N
     if "prompt" not in settings.model_fields_set:
         settings = settings.model_copy(update={"prompt": reader_style(config.prompt)})
     return PolicyReader(policy, settings)
+
+
+def answer_slot(answer: str, hits: Iterable[Hit]) -> str | None:
+    """Return the slot of the best hit whose value equals the answer.
+
+    Falls back to the best hit whose value the answer contains; None without a match.
+    """
+    pairs = [pair for hit in hits if (pair := key_value(hit.entry.content))]
+    for matches in (is_same, contains):
+        for slot, value in pairs:
+            if matches(answer, value):
+                return slot
+    return None
+
+
+def in_conflict(slot: str, entries: Iterable[MemoryEntry]) -> bool:
+    """Return True if live `entries` hold different values for `slot`.
+
+    Values that are all events do not conflict.
+    """
+    return is_contradictory(entry for entry in entries if (pair := key_value(entry.content)) and pair[0] == slot)
+
+
+def states_several_values(slot: str, values: Sequence[str], statements: Iterable[str]) -> bool:
+    """Return True if live `statements` state more than one of `values` for `slot`.
+
+    Args:
+        slot: words of the slot; a statement is about it if it contains them.
+        values: candidate values, the correct one first. A statement counts for the first value that it contains, so
+            "moved from Oslo to Rome" does not contradict Rome.
+        statements: contents of entries of any category, and lines of the core.
+
+    Returns:
+        True if at least two different values are stated.
+    """
+    stated = {
+        next((index for index, value in enumerate(values) if contains(statement, value)), None)
+        for statement in statements
+        if contains(statement, slot)
+    }
+    return len(stated - {None}) > 1
+
+
+def keep_newest(hits: Sequence[Hit]) -> list[Hit]:
+    """Drop hits whose slot a later hit states again.
+
+    Most memory systems read this way; it is the control for the conflict rule.
+    """
+    newest: dict[str, int] = {}
+    for hit in hits:
+        if pair := slot_value(hit.entry):
+            newest[pair[0]] = max(newest.get(pair[0], 0), hit.entry.valid_from)
+    return [hit for hit in hits if not (pair := slot_value(hit.entry)) or newest[pair[0]] == hit.entry.valid_from]

@@ -22,7 +22,7 @@ from memalpha.config import (
     shipped_configs,
     training_config,
 )
-from memalpha.config.keys import Setting, format_value, settings_of, value_of
+from memalpha.config.files import Setting, format_value, settings_of, value_of
 
 KINDS: dict[str, type[BaseModel]] = {
     "train": TrainConfig,

@@ -90,8 +90,7 @@ def prepare(
         ConfigError: An option is given twice.
         DataError: The set is unknown, or its files are missing or do not fit.
     """
-    from memalpha.tasks.load import load_tasks
-    from memalpha.tasks.splits import save_tasks
+    from memalpha.tasks.load import load_tasks, save_tasks
 
     options = _load_options(parse_overrides(overrides or []))
     for key, value in (("data", data), ("limit", limit), ("seed", seed)):

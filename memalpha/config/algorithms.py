@@ -111,7 +111,7 @@ class ERLSettings(Config):
     reflection_prompt: str | None = Field(
         default=None,
         description="text tasks: prompt of a reflection, with {prompt}, {attempt}, {reward}, {feedback}, {memory} "
-        "(default: memalpha.environments.episode; erl-trainer: reflection_system_prompt)",
+        "(default: memalpha.environments.engine; erl-trainer: reflection_system_prompt)",
     )
     retry_prompt: str | None = Field(
         default=None,

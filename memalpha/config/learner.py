@@ -32,7 +32,7 @@ from memalpha.config.groups import (
     TaskEvaluationConfig,
     expand_short_names,
 )
-from memalpha.config.sampling import SamplingConfig
+from memalpha.config.sampling import BatchConfig, RLSamplingConfig, SamplingConfig
 
 REFERENCE_PARAMETERS = 0.8e6
 REFERENCE_RATE = 4e-4
@@ -131,14 +131,28 @@ class LearnerConfig(Config):
             )
         return self
 
+    @property
+    def batching(self) -> BatchConfig | None:
+        """Settings of what the run samples; None if it samples nothing."""
+        return None
+
+    @property
+    def rl_sampling(self) -> RLSamplingConfig | None:
+        """Settings of the rollouts that are learnt from; None for a run without any."""
+        return None
+
     @model_validator(mode="after")
     def _check_memory_settings(self) -> LearnerConfig:
         """Refuse ways of saving memory that do not go together."""
         compute = self.compute
         if compute.load_in_4bit and self.lora is None:
             raise ValueError("compute.load_in_4bit: weights in 4 bits cannot be trained, only adapters: set lora={}")
-        sampling_dtype = getattr(getattr(self, "sampling", None), "dtype", None)
-        if sampling_dtype is not None and (compute.load_in_4bit or compute.device_map is not None):
+        sampling = self.rl_sampling
+        if (
+            sampling is not None
+            and sampling.dtype is not None
+            and (compute.load_in_4bit or compute.device_map is not None)
+        ):
             name = "load_in_4bit" if compute.load_in_4bit else "device_map"
             raise ValueError(f"sampling.dtype: no copy in another precision can be made with {name}; leave it out")
         if compute.sharding == "fsdp":
@@ -181,6 +195,10 @@ class RolloutConfig(LearnerConfig):
 
     sampling: SamplingConfig = SamplingConfig()
     evaluation: TaskEvaluationConfig = TaskEvaluationConfig()
+
+    @property
+    def batching(self) -> SamplingConfig:
+        return self.sampling
 
     @model_validator(mode="after")
     def _has_group(self) -> RolloutConfig:

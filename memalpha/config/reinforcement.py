@@ -138,14 +138,27 @@ class ReinforcementConfig(RolloutConfig):
                 raise ValueError(f"loss.{name}: has no effect {reason}; leave it out")
         return self
 
+    @property
+    def has_curriculum(self) -> bool:
+        """True if the tasks of a step depend on the steps before."""
+        return False
+
+    @property
+    def thinking_tokens(self) -> int:
+        """Budget of thoughts before a reply."""
+        return 0
+
+    @property
+    def rl_sampling(self) -> RLSamplingConfig:
+        return self.sampling
+
     @model_validator(mode="after")
     def _check_resampling(self) -> ReinforcementConfig:
         """Refuse settings with which no further tasks can be drawn within a step."""
         sampling = self.sampling
-        curriculum = getattr(sampling, "curriculum", None) or getattr(self, "curriculum", None)
         impossible = {
             f"algorithm={self.algorithm}": self.algorithm in ("ppo", "erl"),
-            "a curriculum": curriculum is not None,
+            "a curriculum": self.has_curriculum,
         }
         for setting, applies in impossible.items():
             if sampling.resample_flat and applies:
@@ -156,11 +169,10 @@ class ReinforcementConfig(RolloutConfig):
     def _check_staleness(self) -> ReinforcementConfig:
         """Refuse settings whose tasks or rollouts depend on the step before."""
         sampling = self.sampling
-        curriculum = getattr(sampling, "curriculum", None) or getattr(self, "curriculum", None)
         impossible = {
             "algorithm=erl": self.algorithm == "erl",
             "resample_flat": bool(sampling.resample_flat),
-            "a curriculum": curriculum is not None,
+            "a curriculum": self.has_curriculum,
         }
         for setting, applies in impossible.items():
             if sampling.staleness and applies:
@@ -173,12 +185,11 @@ class ReinforcementConfig(RolloutConfig):
         sampling = self.sampling
         if sampling.sampler is None:
             return self
-        thinking = [getattr(group, "thinking_tokens", 0) for group in (sampling, getattr(self, "agent", None))]
         local_settings = {
             "algorithm=erl": self.algorithm == "erl",
             "sampling.dtype": sampling.dtype is not None,
             "sampling.stop_repeats": sampling.stop_repeats,
-            "thinking_tokens": any(thinking),
+            "thinking_tokens": self.thinking_tokens > 0,
             # vLLM loads low-rank factors only.
             "lora.trainable_tokens": self.lora is not None and bool(self.lora.trainable_tokens),
             "lora.modules_to_save": self.lora is not None and bool(self.lora.modules_to_save),
@@ -263,9 +274,17 @@ class TextConfig(ReinforcementConfig):
     curriculum: CurriculumConfig | None = Field(default=None, description="easy tasks first (default: all at once)")
 
     @property
+    def has_curriculum(self) -> bool:
+        return self.curriculum is not None
+
+    @property
+    def thinking_tokens(self) -> int:
+        return self.sampling.thinking_tokens
+
+    @property
     def reply_tokens(self) -> int:
         """Most new tokens of one reply."""
-        return self.sampling.thinking_tokens + self.sampling.max_new_tokens
+        return self.thinking_tokens + self.sampling.max_new_tokens
 
     @model_validator(mode="after")
     def _check_environment(self) -> TextConfig:

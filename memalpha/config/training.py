@@ -142,8 +142,16 @@ class TrainConfig(ReinforcementConfig, RunConfig):
     sampling: MemorySamplingConfig = MemorySamplingConfig()
 
     @property
+    def has_curriculum(self) -> bool:
+        return self.sampling.curriculum is not None
+
+    @property
+    def thinking_tokens(self) -> int:
+        return self.agent.thinking_tokens
+
+    @property
     def reply_tokens(self) -> int:
-        return self.agent.thinking_tokens + self.agent.max_new_tokens
+        return self.thinking_tokens + self.agent.max_new_tokens
 
     @model_validator(mode="after")
     def _check_prompts(self) -> TrainConfig:

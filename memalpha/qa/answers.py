@@ -12,9 +12,8 @@ from functools import cache, partial
 from itertools import islice
 from typing import Any
 
-from memalpha.agent.conflict_rule import states_several_values
 from memalpha.agent.prompts import question_with_choices
-from memalpha.agent.reader import Answer, Reader, Reading, check_answers
+from memalpha.agent.reader import Answer, Reader, Reading, check_answers, states_several_values
 from memalpha.agent.text_match import contains
 from memalpha.errors import ConfigError, DataError
 from memalpha.qa.report import CHANGED, Record, estimate_tokens

@@ -40,8 +40,7 @@ from memalpha.qa.tables import check_folder, check_names, provenance, save_resul
 from memalpha.store.schema import load_schema
 from memalpha.tasks.catalog import MODULES, get_data_set
 from memalpha.tasks.chunking import rechunk
-from memalpha.tasks.load import load_tasks
-from memalpha.tasks.splits import load_evaluation_tasks
+from memalpha.tasks.load import load_evaluation_tasks, load_tasks
 from memalpha.types import Task
 
 MARKER = ".unfinished"

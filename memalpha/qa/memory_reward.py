@@ -13,7 +13,7 @@ Gold operations decide validity in r4, or a judge that sees the chunk (`content=
 scores r1 too. With neither gold operations nor a judge r4 has weight 0: validity is never assumed. `reward.accuracy`
 and `reward.calls` are the weights of r1 and r2.
 
-In a chunk group (`environments.chunk_groups`) r1 and r3 belong to their turn. The questions are asked of the memory
+In a chunk group (`environments.memory_writing`) r1 and r3 belong to their turn. The questions are asked of the memory
 after it, and the size of that memory is compared with what was read by then.
 
 Preset `published` follows the code of Mem-alpha (arXiv 2509.25911). A duplicate is a failed call, deleting an unknown

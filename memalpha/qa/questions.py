@@ -33,8 +33,7 @@ from memalpha.qa.systems.baselines import turn_passages
 from memalpha.qa.teacher import append_lines, read_lines
 from memalpha.tasks.formats.chats import with_turn_ids
 from memalpha.tasks.formats.files import build_task
-from memalpha.tasks.load import load_tasks
-from memalpha.tasks.splits import save_tasks
+from memalpha.tasks.load import load_tasks, save_tasks
 from memalpha.types import Chunk, Question, SampleRequest, Task
 
 CATEGORY = "made"

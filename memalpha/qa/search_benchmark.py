@@ -38,7 +38,7 @@ from memalpha.qa.systems.baselines import raw_fields, turn_passages
 from memalpha.store.embedding import load_embedder
 from memalpha.store.search.options import ROUTES, Route
 from memalpha.store.store import MemoryStore
-from memalpha.tasks.splits import load_evaluation_tasks
+from memalpha.tasks.load import load_evaluation_tasks
 from memalpha.types import MemoryEntry, Question, Task
 
 KS = (1, 5, 10, 20)

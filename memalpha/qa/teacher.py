@@ -22,8 +22,7 @@ from memalpha.agent.prompts import prompted_config
 from memalpha.agent.reader import Reader
 from memalpha.config import AgentConfig, EndpointConfig
 from memalpha.endpoint_calls import ENDPOINT_PREFIXES
-from memalpha.environments.engine import RolloutEngine
-from memalpha.environments.episode import Start
+from memalpha.environments.engine import RolloutEngine, Start
 from memalpha.environments.memory_writing import MemoryWriting
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.base import Policy

@@ -17,30 +17,48 @@ import atexit
 import inspect
 import math
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 
-from memalpha.config.common import import_object
-from memalpha.config.rewards import (
-    CodePart,
-    FormatPart,
-    JudgePart,
-    MathPart,
-    ModelPart,
-    PythonPart,
-    RewardPart,
-    SchemaPart,
-)
+from memalpha.agent.parsing import after_thinking
 from memalpha.errors import ConfigError, MemalphaError, RewardError
 from memalpha.forks import ForkAware
-from memalpha.rewards.reply import UNSCORED
 from memalpha.types import LARGEST_REWARD, Reward
+
+UNSCORED: Any = object()
+"""Value of a reward function for a row that it failed to score.
+
+The whole row then has no reward, since a sum without this component would be too low. None means that the function
+does not apply: the other functions' sum is the reward.
+"""
+
+
+def reply_text(completion: Any, *, thinking: bool = True) -> str:
+    """Return a completion as text: the text itself, or the content of its last message.
+
+    Args:
+        completion: Text or list of messages.
+        thinking: Keep a leading think part.
+    """
+    text = completion
+    if not isinstance(completion, str):
+        content = completion[-1].get("content") if completion else ""
+        parts = content if isinstance(content, list) else [{"text": content}]
+        text = "".join(part.get("text") or "" for part in parts)
+    return text if thinking else text[after_thinking(text) :]
+
+
+def read_column(columns: Mapping[str, Sequence[Any]], name: str) -> Sequence[Any]:
+    """Return a column, or raise `RewardError` if it is missing."""
+    if name not in columns:
+        raise RewardError(f"column {name!r} is missing (there are {', '.join(sorted(columns)) or 'none'})")
+    return columns[name]
 
 
 class EventLoop(ForkAware):
@@ -162,10 +180,7 @@ def named(function: Any, name: str | None = None, weight: float | None = None) -
         ConfigError: `function` is a class or not callable.
     """
     if isinstance(function, RewardFunction):
-        total_weight = function.weight if weight is None else weight
-        return RewardFunction(
-            name or function.name, function.function, total_weight, function.columns, function.maximum
-        )
+        return replace(function, name=name or function.name, weight=function.weight if weight is None else weight)
     if not callable(function) or inspect.isclass(function):
         problem = "a class: make an object of it" if inspect.isclass(function) else "not callable"
         raise ConfigError(
@@ -177,25 +192,6 @@ def named(function: Any, name: str | None = None, weight: float | None = None) -
     maximum = float(getattr(function, "maximum", 1.0))
     needed = _parameters(function)[0] if columns is None else tuple(columns)
     return RewardFunction(str(name), function, 1.0 if weight is None else weight, needed, maximum)
-
-
-def load_rewards(parts: Iterable[RewardPart | RewardFunction | Callable[..., Any]]) -> list[RewardFunction]:
-    """Build reward functions from the parts of a configuration, callables or `RewardFunction` objects.
-
-    Libraries, judges' keys and the sandbox are checked here, before a run starts.
-
-    Raises:
-        ConfigError: The list is empty, a part cannot be built, or two parts have the same name.
-    """
-    functions = [_load(part, f"rewards.{number}") for number, part in enumerate(parts)]
-    if not functions:
-        raise ConfigError("rewards: empty; a text run needs at least one part, for example {kind: math}")
-    names = [function.name for function in functions]
-    if duplicates := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(
-            f"rewards: {duplicates[0]!r} names {names.count(duplicates[0])} parts: give each a 'name' of its own"
-        )
-    return functions
 
 
 def check_columns(functions: Iterable[RewardFunction], columns: Iterable[str]) -> None:
@@ -299,58 +295,6 @@ def _weighted_sum(components: Mapping[str, float], weights: Mapping[str, float],
             f"{parts}, row {row}: the sum is beyond {LARGEST_REWARD:g}: lower the weight, or bound the values"
         )
     return total
-
-
-# ---------------------------------------------------------------------------------------------------------- loading
-
-
-def _load(part: Any, location: str) -> RewardFunction:
-    try:
-        match part:
-            case MathPart():
-                from memalpha.rewards.math import MathReward
-
-                return named(MathReward(part.column), part.name, part.weight)
-            case CodePart():
-                from memalpha.rewards.code import CodeReward
-                from memalpha.rewards.sandbox import Limits
-
-                limits = Limits(part.seconds, part.megabytes)
-                reward = CodeReward(part.column, score=part.score, limits=limits, concurrency=part.concurrency)
-                return named(reward, part.name, part.weight)
-            case FormatPart():
-                from memalpha.rewards.format import FormatReward
-
-                return named(FormatReward(part.pattern, part.match), part.name, part.weight)
-            case SchemaPart():
-                from memalpha.rewards.format import SchemaReward
-
-                return named(SchemaReward(part.json_schema), part.name, part.weight)
-            case JudgePart():
-                from memalpha.rewards.judge import JudgeReward
-
-                return named(JudgeReward(part.judge, part.template, part.scale), part.name, part.weight)
-            case PythonPart():
-                return named(_load_callable(part), part.name, part.weight)
-            case ModelPart():
-                from memalpha.rewards.reward_model import ModelReward
-
-                return named(ModelReward(part.path, part.device, part.chat), part.name, part.weight)
-            case _:
-                return named(part)
-    except ConfigError as error:
-        raise ConfigError(f"{location}: {error}") from error
-
-
-def _load_callable(part: PythonPart) -> Any:
-    """Import the callable of a part; a class is instantiated with the part's arguments."""
-    target = import_object(part.function, "function")
-    try:
-        if inspect.isclass(target):
-            return target(**part.arguments)
-        return partial(target, **part.arguments) if part.arguments else target
-    except TypeError as error:
-        raise ConfigError(f"arguments: {part.function!r} does not take {part.arguments} ({error})") from error
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
@@ -510,7 +454,7 @@ def _name_errors(function: RewardFunction) -> Iterator[None]:
 
 def _check_values(function: RewardFunction, values: Any, rows: int) -> list[float | None]:
     """Return the function's values as floats and None, or raise `RewardError`."""
-    if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__") or not hasattr(values, "__iter__"):
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Sized) or not isinstance(values, Iterable):
         raise RewardError(
             f"reward {function.name!r} gave {_short(values)}: a list of {rows} numbers (or None) is needed"
         )
@@ -524,7 +468,7 @@ def _number(function: RewardFunction, row: int, value: Any) -> float | None:
     if value is None or value is UNSCORED:
         return value
     number = math.nan
-    if hasattr(value, "__float__"):
+    if isinstance(value, SupportsFloat):
         with suppress(TypeError, ValueError, OverflowError):
             number = float(value)
     if not math.isfinite(number):

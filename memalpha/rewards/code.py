@@ -38,7 +38,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from memalpha.errors import RewardError
-from memalpha.rewards.reply import read_column, reply_text
+from memalpha.rewards.base import read_column, reply_text
 from memalpha.rewards.sandbox import OUT_OF_TIME, Limits, check_sandbox, read_output, start_process
 from memalpha.rewards.sandbox_child import GONE, UNSENT
 

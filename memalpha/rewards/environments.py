@@ -1,4 +1,7 @@
-"""Environments of one reply: reward functions, weighted objectives, or comparison with a reference."""
+"""Environments of one reply: reward functions, weighted objectives, or comparison with a reference.
+
+`load_rewards` builds the reward functions from the parts of a configuration.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,84 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from memalpha.config.rewards import RewardPart
+from memalpha.config.common import import_object
+from memalpha.config.rewards import (
+    CodePart,
+    FormatPart,
+    JudgePart,
+    MathPart,
+    ModelPart,
+    PythonPart,
+    RewardPart,
+    SchemaPart,
+)
 from memalpha.environments.base import Step
 from memalpha.errors import ConfigError, RewardError
-from memalpha.rewards.base import RewardFunction, load_rewards, named, score_texts_or_none
+from memalpha.rewards.base import RewardFunction, named, score_texts_or_none
+from memalpha.rewards.code import CodeReward
+from memalpha.rewards.format import FormatReward, SchemaReward
+from memalpha.rewards.judge import JudgeReward, ModelReward
+from memalpha.rewards.math import MathReward
+from memalpha.rewards.sandbox import Limits
 from memalpha.types import Reward, TextTask
 
 Rewards = Iterable[Any] | Callable[..., Any]
 """Reward functions, parts of a configuration (`config.rewards`), or a single one of them."""
+
+
+def load_rewards(parts: Iterable[RewardPart | RewardFunction | Callable[..., Any]]) -> list[RewardFunction]:
+    """Build reward functions from the parts of a configuration, callables or `RewardFunction` objects.
+
+    Libraries, judges' keys and the sandbox are checked here, before a run starts.
+
+    Raises:
+        ConfigError: The list is empty, a part cannot be built, or two parts have the same name.
+    """
+    functions = [_load(part, f"rewards.{number}") for number, part in enumerate(parts)]
+    if not functions:
+        raise ConfigError("rewards: empty; a text run needs at least one part, for example {kind: math}")
+    names = [function.name for function in functions]
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(
+            f"rewards: {duplicates[0]!r} names {names.count(duplicates[0])} parts: give each a 'name' of its own"
+        )
+    return functions
+
+
+def _load(part: Any, location: str) -> RewardFunction:
+    try:
+        match part:
+            case MathPart():
+                reward: Any = MathReward(part.column)
+            case CodePart():
+                limits = Limits(part.seconds, part.megabytes)
+                reward = CodeReward(part.column, score=part.score, limits=limits, concurrency=part.concurrency)
+            case FormatPart():
+                reward = FormatReward(part.pattern, part.match)
+            case SchemaPart():
+                reward = SchemaReward(part.json_schema)
+            case JudgePart():
+                reward = JudgeReward(part.judge, part.template, part.scale)
+            case PythonPart():
+                reward = _load_callable(part)
+            case ModelPart():
+                reward = ModelReward(part.path, part.device, part.chat)
+            case _:
+                return named(part)
+        return named(reward, part.name, part.weight)
+    except ConfigError as error:
+        raise ConfigError(f"{location}: {error}") from error
+
+
+def _load_callable(part: PythonPart) -> Any:
+    """Import the callable of a part; a class is instantiated with the part's arguments."""
+    target = import_object(part.function, "function")
+    try:
+        if inspect.isclass(target):
+            return target(**part.arguments)
+        return partial(target, **part.arguments) if part.arguments else target
+    except TypeError as error:
+        raise ConfigError(f"arguments: {part.function!r} does not take {part.arguments} ({error})") from error
 
 
 class TextGeneration:
@@ -135,30 +208,27 @@ class PreferenceComparison(TextGeneration):
         references = columns[self._reference]
         rows = [row for row, text in enumerate(references) if text is not None]
         pairs = [[_text(completions[row]), str(references[row])] for row in rows]
-        verdicts: Any = (
-            self._ask([_text(prompts[row]) for row in rows] * 2, pairs + [pair[::-1] for pair in pairs]) if rows else []
-        )
-        if not inspect.isawaitable(verdicts):
-            return _preferences(rows, len(completions), verdicts)
+        verdicts: Any = []
+        if rows:
+            verdicts = self._ask([_text(prompts[row]) for row in rows] * 2, pairs + [pair[::-1] for pair in pairs])
+
+        def preferences(verdicts: Sequence[Any]) -> list[float | None]:
+            """Return the share of orders in which each reply is preferred; None without a verdict."""
+            verdicts = list(verdicts)
+            if len(verdicts) != 2 * len(rows) or any(verdict not in (0, 1, -1, None) for verdict in verdicts):
+                raise RewardError(
+                    f"the judge gave {verdicts!r} for {2 * len(rows)} pairs: 0, 1 or -1 for each is needed"
+                )
+            shares: list[float | None] = [None] * len(completions)
+            for row, *both in zip(rows, verdicts[: len(rows)], verdicts[len(rows) :], strict=True):
+                wins = [float(verdict == order) for order, verdict in enumerate(both) if verdict in (0, 1)]
+                shares[row] = sum(wins) / len(wins) if wins else None
+            return shares
 
         async def finish() -> list[float | None]:
-            return _preferences(rows, len(completions), await verdicts)
+            return preferences(await verdicts)
 
-        return finish()
-
-
-def _preferences(rows: Sequence[int], count: int, verdicts: Sequence[Any]) -> list[float | None]:
-    """Return the share of orders in which each reply is preferred; None without a verdict."""
-    verdicts = list(verdicts)
-    if len(verdicts) != 2 * len(rows) or any(verdict not in (0, 1, -1, None) for verdict in verdicts):
-        raise RewardError(f"the judge gave {verdicts!r} for {2 * len(rows)} pairs: 0, 1 or -1 for each is needed")
-    shares: list[float | None] = [None] * count
-    for index, row in enumerate(rows):
-        wins = [float(verdicts[index] == 0)] if verdicts[index] in (0, 1) else []
-        swapped = verdicts[index + len(rows)]
-        wins += [float(swapped == 1)] if swapped in (0, 1) else []
-        shares[row] = sum(wins) / len(wins) if wins else None
-    return shares
+        return finish() if inspect.isawaitable(verdicts) else preferences(verdicts)
 
 
 def math_environment(*, weight: float = 1.0, also: Iterable[Any] = ()) -> TextGeneration:

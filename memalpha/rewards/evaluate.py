@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
 from typing import Any
@@ -14,7 +15,7 @@ from memalpha.policy.base import Policy
 from memalpha.qa.evaluate import BackgroundScoring, Evaluator, RolloutScorer, ScoredGroups
 from memalpha.qa.report import Record, Report, accuracy_by_ability, accuracy_of
 from memalpha.rewards.base import check_columns, close_loop
-from memalpha.rewards.environments import TextGeneration
+from memalpha.rewards.environments import TextGeneration, columns_of
 from memalpha.types import Reward, TextTask, Trajectory, TrajectoryGroup
 
 NO_CATEGORY = "none"
@@ -66,9 +67,7 @@ class TextScorer(RolloutScorer[TextTask]):
 
     def background(self) -> BackgroundScoring:
         """Return scoring for another thread; an environment of the user's own has scored the rollouts already."""
-        return BackgroundScoring(
-            is_concurrent=False, start=lambda groups: lambda: self.score(groups), cancel=close_loop
-        )
+        return BackgroundScoring(False, lambda groups: lambda: self.score(groups), close_loop)
 
     def report(self, name: str, groups: Sequence[TrajectoryGroup[TextTask]], records: Sequence[Record]) -> Report:
         """Return the report of scored groups; the environment names the metric.
@@ -78,12 +77,10 @@ class TextScorer(RolloutScorer[TextTask]):
             groups: Scored groups.
             records: Their records, in the same order.
         """
-        environment = self.environment
-        metric = (
-            " + ".join(f"{function.weight:g} {function.name}" for function in environment.rewards)
-            if isinstance(environment, TextGeneration)
-            else getattr(environment, "__name__", type(environment).__name__)
-        )
+        if isinstance(self.environment, TextGeneration):
+            metric = " + ".join(f"{function.weight:g} {function.name}" for function in self.environment.rewards)
+        else:
+            metric = getattr(self.environment, "__name__", type(self.environment).__name__)
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         summary = {"task": "text", "metric": metric, **text_summary(records, trajectories)}
         return Report(name, summary, tuple(records))
@@ -182,23 +179,15 @@ def check_tasks(tasks: Sequence[TextTask], environment: Any) -> None:
     """
     if not tasks:
         raise DataError("nothing to evaluate: there are no tasks")
-    ids: set[str] = set()
-    for task in tasks:
-        if task.id in ids:
-            raise DataError(f"task {task.id!r} comes twice: ids must differ")
-        ids.add(task.id)
+    if twice := [id for id, count in Counter(task.id for task in tasks).items() if count > 1]:
+        raise DataError(f"task {twice[0]!r} comes twice: ids must differ")
     check_rewards(tasks, environment)
 
 
 def check_rewards(tasks: Sequence[TextTask], environment: Any) -> None:
     """Raise `ConfigError` if a reward function needs a column that no task has."""
     if is_single_turn(environment) and isinstance(environment, TextGeneration):
-        check_columns(environment.rewards, column_names(tasks))
-
-
-def column_names(tasks: Sequence[TextTask]) -> Mapping[str, None]:
-    """Return the names of all columns that some task has, in order."""
-    return dict.fromkeys(name for task in tasks for name in task.columns)
+        check_columns(environment.rewards, columns_of(tasks))
 
 
 def text_summary(
@@ -219,14 +208,13 @@ def text_summary(
     unscored = len(trajectories) - len(records)
     if not records:
         raise RewardError(f"no reward function applies to any of {unscored} replies")
-    totals = [trajectory.reward.total for trajectory in trajectories if trajectory.reward is not None]
     names = dict.fromkeys(name for record in records for name in record.scores)
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     sampled = sum(len(turn.completion.completion_ids) for turn in turns)
     return {
         **accuracy_of(records),
         "score": _mean([record.score for record in records]),
-        "reward": _mean(totals),
+        "reward": _mean([trajectory.reward.total for trajectory in trajectories if trajectory.reward is not None]),
         "unscored": unscored,
         "rewards": {name: _mean([r.scores[name] for r in records if name in r.scores]) for name in names},
         "reply_tokens": sampled / len(trajectories) if sampled else None,

@@ -13,12 +13,14 @@ import json
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from memalpha.errors import ConfigError, install_command
-from memalpha.rewards.reply import reply_text
+from memalpha.rewards.base import reply_text
 from memalpha.workers import KillableFunction, Killed
 
 TIMEOUT = 1.0
@@ -46,7 +48,14 @@ class FormatReward:
     name = "format"
 
     def __init__(self, pattern: str, match: Literal["full", "search"] = "full") -> None:
-        self.pattern = _compile(pattern)
+        try:
+            import regex
+        except ModuleNotFoundError:
+            raise ConfigError(f"a pattern needs regex: {install_command('train')}") from None
+        try:
+            self.pattern: Any = regex.compile(pattern)
+        except (regex.error, ValueError, OverflowError) as error:
+            raise ConfigError(f"pattern: {pattern!r} is no regular expression ({error})") from error
         self.match = match
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float]:
@@ -57,7 +66,15 @@ class FormatReward:
             completions: Texts or lists of messages.
             columns: Ignored.
         """
-        return [float(_matches(self.pattern, reply_text(reply), full=self.match == "full")) for reply in completions]
+        return [float(self._matches(reply_text(reply))) for reply in completions]
+
+    def _matches(self, text: str) -> bool:
+        try:
+            method = self.pattern.fullmatch if self.match == "full" else self.pattern.search
+            return method(text, timeout=TIMEOUT) is not None
+        except TimeoutError:
+            _warn(f"pattern {self.pattern.pattern!r} took over {TIMEOUT:g} s", text)
+            return False
 
 
 class SchemaReward:
@@ -138,24 +155,12 @@ def first_json(text: str) -> Any:
     at the first `MAX_STARTS` opening brackets. NaN and Infinity are invalid.
     """
     for candidate in (text, *(match[1] for match in _FENCED.finditer(text))):
-        value = _decode(candidate)
-        if value is not NO_VALUE:
-            return value
-    for number, opening in enumerate(_OPENING.finditer(text)):
-        if number == MAX_STARTS:
-            break
-        try:
+        with suppress(ValueError, RecursionError):
+            return _DECODER.decode(candidate.strip())
+    for opening in islice(_OPENING.finditer(text), MAX_STARTS):
+        with suppress(ValueError, RecursionError):
             return _DECODER.raw_decode(text, opening.start())[0]
-        except (ValueError, RecursionError):
-            continue
     return NO_VALUE
-
-
-def _decode(text: str) -> Any:
-    try:
-        return _DECODER.decode(text.strip())
-    except (ValueError, RecursionError):
-        return NO_VALUE
 
 
 def _refuse_constant(name: str) -> Any:
@@ -180,25 +185,6 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise ConfigError(f"json_schema: {path} must hold a JSON object")
     return schema
-
-
-def _compile(pattern: str) -> Any:
-    try:
-        import regex
-    except ModuleNotFoundError:
-        raise ConfigError(f"a pattern needs regex: {install_command('train')}") from None
-    try:
-        return regex.compile(pattern)
-    except (regex.error, ValueError, OverflowError) as error:
-        raise ConfigError(f"pattern: {pattern!r} is no regular expression ({error})") from error
-
-
-def _matches(pattern: Any, text: str, *, full: bool) -> bool:
-    try:
-        return (pattern.fullmatch if full else pattern.search)(text, timeout=TIMEOUT) is not None
-    except TimeoutError:
-        _warn(f"pattern {pattern.pattern!r} took over {TIMEOUT:g} s", text)
-        return False
 
 
 def _warn(problem: str, reply: str) -> None:

@@ -33,7 +33,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from memalpha.errors import ConfigError, RewardError, install_command
-from memalpha.rewards.reply import read_column, reply_text
+from memalpha.rewards.base import read_column, reply_text
 from memalpha.tasks.text_tasks import last_boxed
 from memalpha.workers import KillableFunction, Killed
 
@@ -103,12 +103,9 @@ class MathReward:
         """
         truths = [self._truth(row, truth) for row, truth in enumerate(read_column(columns, self.column))]
         answers = [extract_answer(reply_text(reply, thinking=False)) for reply in completions]
-        rows = [row for row, truth in enumerate(truths) if truth is not None]
-        scores: list[float | None] = [None] * len(truths)
-        equal = are_equal([(answers[row], truths[row] or "") for row in rows])
-        for row, is_equal in zip(rows, equal, strict=True):
-            scores[row] = float(is_equal)
-        return scores
+        pairs = [(answer, truth) for answer, truth in zip(answers, truths, strict=True) if truth is not None]
+        equal = iter(are_equal(pairs))
+        return [None if truth is None else float(next(equal)) for truth in truths]
 
     def _truth(self, row: int, truth: Any) -> str | None:
         if truth is None:
@@ -158,10 +155,8 @@ def are_equal(pairs: Sequence[tuple[str, str]]) -> list[bool]:
     undecided = [pair for pair in missing if _VERDICTS[pair] is None]
     outcomes = dict(zip(undecided, _PROCESSES.map([tuple(map(_normalize, pair)) for pair in undecided]), strict=True))
     _VERDICTS.update((pair, outcome is True) for pair, outcome in outcomes.items())
-    if killed := [(pair[0], outcome.reason) for pair, outcome in outcomes.items() if isinstance(outcome, Killed)]:
-        message = (
-            f"{len(killed)} answers count as wrong: comparing them did not end ({killed[0][0][:80]!r}: {killed[0][1]})"
-        )
+    if killed := [f"{pair[0][:80]!r}: {out.reason}" for pair, out in outcomes.items() if isinstance(out, Killed)]:
+        message = f"{len(killed)} answers count as wrong: comparing them did not end ({killed[0]})"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
     return [_VERDICTS[pair] is True for pair in pairs]
 

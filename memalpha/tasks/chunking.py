@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -43,17 +44,16 @@ def to_iso_time(text: str) -> str | None:
         The ISO form; None for an unknown form.
     """
     plain = _WEEKDAY.sub(" ", text).strip()
-    for form in _DATES:
-        if (time := _parse_date(plain, form)) is not None:
+    for form in (*_DATES, *_DAYS):
+        with suppress(ValueError):
+            time = datetime.strptime(plain, form)
+            if form in _DAYS:
+                return time.date().isoformat()
             return time.isoformat(timespec="seconds" if time.second else "minutes")
-    for form in _DAYS:
-        if (time := _parse_date(plain, form)) is not None:
-            return time.date().isoformat()
-    try:
+    with suppress(ValueError):
         datetime.fromisoformat(plain)
-    except ValueError:
-        return None
-    return plain
+        return plain
+    return None
 
 
 def require_iso_time(text: Any, location: str) -> str:
@@ -196,35 +196,22 @@ def rechunk(task: Task, tokens: int) -> Task:
         chunks += [chunk_part.model_copy(update={"timestamp": chunk.timestamp}) for chunk_part in chunk_parts]
         last_part.append(len(chunks) - 1)
     chunk_of_turn = {turn.id: index for index, chunk in enumerate(chunks) for turn in chunk.turns}
-    gold = [
-        item.model_copy(
-            update={
-                "chunk": last_part[item.chunk]
-                if item.turn is None
-                else chunk_of_turn.get(item.turn, last_part[item.chunk])
-            }
-        )
-        for item in task.gold_operations
-    ]
-    questions = [
-        item
-        if (old_index := item.asked_after_chunk) is None
-        else item.model_copy(update={"asked_after_chunk": last_part[old_index]})
-        for item in task.questions
-    ]
+    gold = []
+    for item in task.gold_operations:
+        last = last_part[item.chunk]
+        chunk = last if item.turn is None else chunk_of_turn.get(item.turn, last)
+        gold.append(item.model_copy(update={"chunk": chunk}))
+    questions = []
+    for item in task.questions:
+        asked = item.asked_after_chunk
+        questions.append(item if asked is None else item.model_copy(update={"asked_after_chunk": last_part[asked]}))
     meta = dict(task.meta)
     if isinstance(facts := meta.get("observations"), list):  # observations name chunks, too
-        meta["observations"] = [{**fact, "chunk": _rechunk_fact(fact, chunk_of_turn, last_part)} for fact in facts]
+        meta["observations"] = []
+        for fact in facts:  # in the last chunk of its turns, else the last part of its old chunk
+            turns = [chunk_of_turn[turn] for turn in fact.get("turns", ()) if turn in chunk_of_turn]
+            meta["observations"].append({**fact, "chunk": max(turns, default=last_part[fact["chunk"]])})
     return Task(id=task.id, chunks=tuple(chunks), questions=tuple(questions), gold_operations=tuple(gold), meta=meta)
-
-
-def _rechunk_fact(fact: Mapping[str, Any], chunk_of_turn: Mapping[str | None, int], last_part: Sequence[int]) -> int:
-    """Return the new chunk of a fact.
-
-    It is that of the last of its turns, else the last part of its old chunk.
-    """
-    turns = [chunk_of_turn[turn] for turn in fact.get("turns", ()) if turn in chunk_of_turn]
-    return max(turns, default=last_part[fact["chunk"]])
 
 
 def parse_answers(value: Any, location: str) -> tuple[str, ...]:
@@ -237,24 +224,20 @@ def parse_answers(value: Any, location: str) -> tuple[str, ...]:
     Raises:
         DataError: There is no answer, or a value of another type.
     """
-    answers = dict.fromkeys(text for item in _flatten(value, location) if (text := _as_text(item)))
+    answers = dict.fromkeys(filter(None, _flatten(value, location)))
     if not answers:
         raise DataError(f"{location}: an answer is needed, a text or a number, and this is {value!r}")
     return tuple(answers)
 
 
-def _as_text(item: str | int | float) -> str:
-    """Return an answer as a text, a whole number without a point: columns with gaps hold 15 as 15.0."""
-    return str(int(item) if isinstance(item, float) and item.is_integer() else item).strip()
-
-
-def _flatten(value: Any, location: str) -> Iterator[str | int | float]:
+def _flatten(value: Any, location: str) -> Iterator[str]:
     if isinstance(value, list | tuple):
         for item in value:
             yield from _flatten(item, location)
     elif isinstance(value, str | int | float):
         if value == value:  # not a number: a gap in a column of numbers
-            yield value
+            # Columns with gaps hold 15 as 15.0.
+            yield str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
     elif value is not None:
         raise DataError(f"{location}: an answer is a text or a number, and this is {type(value).__name__}")
 
@@ -270,10 +253,3 @@ def _find_border(text: str, start: int, stop: int, borders: Sequence[str]) -> in
         if ends and ends[-1] > (stop - start) // 2:
             return start + ends[-1]
     return stop
-
-
-def _parse_date(text: str, form: str) -> datetime | None:
-    try:
-        return datetime.strptime(text, form)
-    except ValueError:
-        return None

@@ -1,10 +1,18 @@
-"""Description of a data set: source, licence, files, counts, splits and known faults."""
+"""Description of a data set: source, licence, files, counts, splits and known faults.
+
+Those of the shipped sets are in `memalpha/data/data_sets.yaml`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
+
+from pydantic import TypeAdapter
+
+from memalpha.tasks.formats.files import load_shipped_yaml
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +94,14 @@ class DataSet:
         """Return the files that a variant is read from; None stands for the first variant."""
         variant = variant or next(iter(self.variants), None)
         return tuple(file for file in self.files if not file.variants or variant in file.variants)
+
+
+def shipped_card(name: str) -> DataSet:
+    """Return the description of a set that this package reads."""
+    return _shipped_cards()[name]
+
+
+@cache
+def _shipped_cards() -> dict[str, DataSet]:
+    cards = TypeAdapter(list[DataSet]).validate_python(load_shipped_yaml("data_sets.yaml"))
+    return {card.name: card for card in cards}

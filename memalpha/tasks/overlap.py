@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
@@ -90,37 +90,30 @@ class Overlap:
     examples: tuple[Example, ...] = ()
 
 
-@dataclass(slots=True)
 class _Texts:
-    """Number the different texts of a test set; `words` holds the word hashes of each."""
-
-    numbers: dict[bytes, int] = field(default_factory=dict)
-    words: list[np.ndarray] = field(default_factory=list)
-    originals: list[str] = field(default_factory=list)
-
-    def number(self, text: str, words: np.ndarray) -> int:
-        key = words.tobytes()
-        if key not in self.numbers:
-            self.numbers[key] = len(self.words)
-            self.words.append(words)
-            self.originals.append(text)
-        return self.numbers[key]
-
-
-class _Hasher:
-    """Hash the words of texts to 64 bits, each word once."""
+    """Number the different texts of a test set; hash the words of any text to 64 bits, each word once."""
 
     def __init__(self) -> None:
+        self.numbers: dict[bytes, int] = {}
+        self.words: list[np.ndarray] = []
+        self.originals: list[str] = []
         self._hashes: dict[str, int] = {}
 
-    def __call__(self, text: str) -> np.ndarray:
+    def hash_words(self, text: str) -> np.ndarray:
         text_words, hashes = words(text), self._hashes
         for word in text_words:
             if word not in hashes:
-                hashes[word] = int.from_bytes(
-                    blake2b(word.encode("utf-8", "replace"), digest_size=8).digest(), "little"
-                )
+                digest = blake2b(word.encode("utf-8", "replace"), digest_size=8).digest()
+                hashes[word] = int.from_bytes(digest, "little")
         return np.fromiter((hashes[word] for word in text_words), np.uint64, len(text_words))
+
+    def number(self, text: str) -> int:
+        hashed = self.hash_words(text)
+        number = self.numbers.setdefault(hashed.tobytes(), len(self.words))
+        if number == len(self.words):
+            self.words.append(hashed)
+            self.originals.append(text)
+        return number
 
 
 def find_overlap(
@@ -149,15 +142,15 @@ def find_overlap(
         raise DataError(f"n={n}, common={common}: each must be at least 1")
     if examples < 0:
         raise DataError(f"examples={examples}: a number of examples is needed, 0 for none")
-    hashed, texts = _Hasher(), _Texts()
+    texts = _Texts()
     test_questions = [
-        (task.id, question, texts.number(wording(question), hashed(wording(question))), passage_numbers)
+        (task.id, question, texts.number(wording(question)), passage_numbers)
         for task in test
-        for question, passage_numbers in _questions_with_passages(task, texts, hashed)
+        for question, passage_numbers in _questions_with_passages(task, texts)
     ]
     matches = _TrainingMatches(texts, n, {number for _, _, number, _ in test_questions})
     for task in train:
-        matches.add_task(task, hashed)
+        matches.add_task(task, texts)
         if progress is not None:
             progress()
     return _report(test_questions, texts, matches, n, common, examples)
@@ -182,21 +175,12 @@ def passages(chunk: Chunk) -> list[str]:
     return [chunk.text] if len(lines) < 2 else [chunk.text, *lines]
 
 
-def _training_texts(task: Task) -> Iterator[tuple[str, str, str, bool]]:
-    """Yield (kind, source, text, is a line of the text before) of a training task."""
-    for question in task.questions:
-        yield "questions", question.id, wording(question), False
-    for chunk in task.chunks:
-        for number, text in enumerate(passages(chunk)):
-            yield "passages", f"chunk {chunk.index}", text, chunk.text is not None and number > 0
-
-
-def _questions_with_passages(task: Task, texts: _Texts, hashed: _Hasher) -> Iterator[tuple[Question, list[int]]]:
+def _questions_with_passages(task: Task, texts: _Texts) -> Iterator[tuple[Question, list[int]]]:
     """Yield every question of a task with the numbers of its passages."""
     by_chunk: list[list[int]] = []
     by_turn: dict[str, int] = {}
     for chunk in task.chunks:
-        passage_numbers = [texts.number(text, hashed(text)) for text in passages(chunk)]
+        passage_numbers = [texts.number(text) for text in passages(chunk)]
         by_chunk.append(passage_numbers)
         if chunk.text is None:
             by_turn |= {turn.id: number for turn, number in zip(chunk.turns, passage_numbers, strict=True) if turn.id}
@@ -233,20 +217,25 @@ class _TrainingMatches:
         self.sizes: dict[str, int] = dict.fromkeys(("tasks", "questions", "passages", "words"), 0)
         self._digests: set[bytes] = set()
 
-    def add_task(self, task: Task, hashed: _Hasher) -> None:
+    def add_task(self, task: Task, texts: _Texts) -> None:
         self.sizes["tasks"] += 1
         units: list[np.ndarray] = []
         locations: list[tuple[str, str]] = []
-        for kind, source, text, is_line in _training_texts(task):
-            words = hashed(text)
+        items = [("questions", question.id, wording(question), False) for question in task.questions]
+        items += [
+            ("passages", f"chunk {chunk.index}", text, chunk.text is not None and number > 0)
+            for chunk in task.chunks
+            for number, text in enumerate(passages(chunk))
+        ]
+        for kind, source, text, is_line in items:
+            words = texts.hash_words(text)
             if not is_line:  # a line was counted with its chunk, and its n-grams are the chunk's
                 self.sizes[kind] += 1
                 self.sizes["words"] += len(words)
             key, entry = words.tobytes(), (f"{task.id}, {source}", text)
             if key in self._numbers:
-                (self.training_questions if kind == "questions" else self.training_passages).setdefault(
-                    self._numbers[key], entry
-                )
+                sources = self.training_questions if kind == "questions" else self.training_passages
+                sources.setdefault(self._numbers[key], entry)
             # A repeated text (an example of several tasks) counts once.
             digest = blake2b(key, digest_size=16).digest()
             if len(words) >= self._shortest and not is_line and digest not in self._digests:
@@ -302,38 +291,26 @@ def _report(
     common: int,
     example_limit: int,
 ) -> Overlap:
-    is_leak = (matches.counts > 0) & (matches.counts <= common)
-    first_ngram: dict[int, int] = {}  # text -> its first leaked n-gram
-    for owner, gram in zip(
-        matches.owners[is_leak[matches.key_index]].tolist(),
-        matches.key_index[is_leak[matches.key_index]].tolist(),
-        strict=True,
-    ):
-        first_ngram.setdefault(owner, gram)
-    long_texts = [number for number, words in enumerate(texts.words) if len(words) >= n]
+    is_leak = ((matches.counts > 0) & (matches.counts <= common))[matches.key_index]
+    ngrams: dict[int, tuple[str, str]] = {}  # text -> the source of its first leaked n-gram
+    for owner, gram in zip(matches.owners[is_leak].tolist(), matches.key_index[is_leak].tolist(), strict=True):
+        ngrams.setdefault(owner, matches.ngram_sources[gram])
+    whole = {number: source for number, source in matches.training_passages.items() if len(texts.words[number]) >= n}
+    sources = {"question": matches.training_questions, "said": matches.training_passages}
+    sources |= {"within": matches.containing_texts, "question n-gram": ngrams}
+    sources |= {"passage": whole, "passage n-gram": ngrams}
     cited = {number for _, _, _, passage_numbers in test_questions for number in passage_numbers}
-    leaked: list[str] = []
-    inside: list[str] = []
-    resting: list[str] = []
+    leaked, inside, resting = list[str](), list[str](), list[str]()
     reasons: dict[str, int] = dict.fromkeys(REASONS, 0)
     examples: list[Example] = []
-    whole_passages = {number for number in long_texts if number in matches.training_passages}
     for task, question, own_number, passage_numbers in test_questions:
-        evidence: dict[str, tuple[int, tuple[str, str]]] = {}
-        sources_by_reason = (
-            ("question", matches.training_questions),
-            ("said", matches.training_passages),
-            ("within", matches.containing_texts),
-        )
-        for reason, sources in sources_by_reason if len(texts.words[own_number]) else ():
-            if own_number in sources:
-                evidence[reason] = (own_number, sources[own_number])
-        if own_number in first_ngram:
-            evidence["question n-gram"] = (own_number, matches.ngram_sources[first_ngram[own_number]])
-        if (number := next((number for number in passage_numbers if number in whole_passages), None)) is not None:
-            evidence["passage"] = (number, matches.training_passages[number])
-        if (number := next((number for number in passage_numbers if number in first_ngram), None)) is not None:
-            evidence["passage n-gram"] = (number, matches.ngram_sources[first_ngram[number]])
+        own_numbers = [own_number] if len(texts.words[own_number]) else []
+        evidence: dict[str, int] = {}
+        for reason, matching in sources.items():
+            for number in passage_numbers if reason in RESTING else own_numbers:
+                if number in matching:
+                    evidence[reason] = number
+                    break
         id = f"{task}/{question.id}"
         if evidence.keys() & set(LEAKED):
             leaked.append(id)
@@ -341,12 +318,12 @@ def _report(
             inside.append(id)
         if evidence.keys() & set(RESTING):
             resting.append(id)
-        for reason, (number, (source, text)) in evidence.items():
+        for reason, number in evidence.items():
             reasons[reason] += 1
             if reasons[reason] <= example_limit:
-                examples.append(
-                    Example(reason, question.id, task, _short(texts.originals[number]), source, _short(text))
-                )
+                source, text = sources[reason][number]
+                excerpts = _short(texts.originals[number]), source, _short(text)
+                examples.append(Example(reason, question.id, task, *excerpts))
     test_sizes = {
         "tasks": len({task for task, *_ in test_questions}),
         "questions": len(test_questions),
@@ -360,7 +337,7 @@ def _report(
         inside=tuple(inside),
         resting=tuple(resting),
         reasons=reasons,
-        passages={"whole": len(whole_passages & cited), "n-gram": len(cited & first_ngram.keys())},
+        passages={"whole": len(cited & whole.keys()), "n-gram": len(cited & ngrams.keys())},
         sizes={"train": matches.sizes, "test": test_sizes},
         examples=tuple(sorted(examples, key=lambda example: REASONS.index(example.reason))),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -18,12 +18,12 @@ from tempfile import TemporaryDirectory
 from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args
 
-from memalpha.arguments import brief_repr, check_count, check_path, check_seed, check_texts, check_type
+from memalpha.arguments import brief_repr, check_path, check_texts, check_type
 from memalpha.errors import DataError, install_command
 from memalpha.hub import hub_reachable
-from memalpha.tasks.formats.streaming import iter_csv_rows, iter_json_array, iter_json_lines
+from memalpha.tasks.formats.files import check_selection, iter_csv_rows, iter_json_array, iter_json_lines
 from memalpha.tasks.synthetic import arithmetic, programs
-from memalpha.tasks.synthetic.phrases import Split
+from memalpha.tasks.synthetic.phrases import Split, words
 from memalpha.types import TextTask
 
 if TYPE_CHECKING:
@@ -100,14 +100,8 @@ HUB_SETS: Mapping[str, HubTextSet] = {
     ),
     "math": HubTextSet(
         "EleutherAI/hendrycks_math",
-        (
-            "algebra",
-            "counting_and_probability",
-            "geometry",
-            "intermediate_algebra",
-            "number_theory",
-            "prealgebra",
-            "precalculus",
+        words(
+            "algebra counting_and_probability geometry intermediate_algebra number_theory prealgebra precalculus",
         ),
         {"prompt": "problem", "answer": "solution"},
         category="level",
@@ -149,13 +143,7 @@ def load_text_tasks(
         check_texts("columns", pair, error=DataError)
     if not isinstance(split, str) or split not in get_args(Split):
         raise DataError(f"split {brief_repr(split)}: {' or '.join(get_args(Split))} is needed")
-    check_seed(seed, error=DataError)
-    if data is not None:
-        check_path("data", data, error=DataError)
-    if limit is not None:
-        check_count("limit", limit, error=DataError)
-    if limit is not None and limit < 1:
-        raise DataError(f"limit {limit}: at least one task is needed")
+    check_selection(seed, data, limit)
     if name in GENERATED:
         if columns or data is not None:
             raise DataError(f"{name}: is made here: leave out {'columns' if columns else 'data'}")
@@ -173,27 +161,21 @@ def load_text_tasks(
             rows = _read(hub_set.source if data is None else str(data), split, config, name)
             label = f"{name}-{config}" if len(hub_set.configs) > 1 else name
             config_tasks = _tasks(_limited(rows, limit), renamed, f"{label}-{split}", label, hub_set.category)
-            tasks_by_config.append([_with_answer(task, hub_set.normalize_answer) for task in config_tasks])
-        return _interleave(tasks_by_config)[:limit]
+            for task in config_tasks:
+                task.columns["answer"] = hub_set.normalize_answer(str(task.columns["answer"]))
+            tasks_by_config.append(config_tasks)
+        in_turn = zip_longest(*tasks_by_config)  # any slice has tasks of all configurations
+        return [task for tasks in in_turn for task in tasks if task is not None][:limit]
     if data is not None:
         raise DataError(f"{name}: data belongs to named data sets only ({', '.join(HUB_SETS)}); give the path itself")
     rows = _read(name, split, None, name)
     return _tasks(_limited(rows, limit), dict(columns or {}), Path(name).stem, name)
 
 
-def _interleave(parts: Sequence[list[TextTask]]) -> list[TextTask]:
-    """Take one task of each part in turn, so that any slice has all parts."""
-    return [task for row in zip_longest(*parts) for task in row if task is not None]
-
-
 def _limited(rows: Dataset | Rows, limit: int | None) -> Dataset | Rows:
     if isinstance(rows, list):
         return rows[:limit]
     return rows if limit is None else rows.select(range(min(limit, len(rows))))
-
-
-def _with_answer(task: TextTask, normalize: Callable[[str], str]) -> TextTask:
-    return task.model_copy(update={"columns": {**task.columns, "answer": normalize(str(task.columns["answer"]))}})
 
 
 def _read(source: str, split: str, config: str | None, name: str) -> Dataset | Rows:
@@ -203,7 +185,8 @@ def _read(source: str, split: str, config: str | None, name: str) -> Dataset | R
     if files := _own_files(path, split) if config is None else []:
         if not (own_rows := [row for file in files for row in _read_own_file(file)]):
             raise DataError(f"{name}: holds no row")
-        return _with_all_columns(own_rows)
+        names = dict.fromkeys(column for row in own_rows for column in row)
+        return [{column: row.get(column) for column in names} for row in own_rows]
     try:
         import datasets
     except ModuleNotFoundError:
@@ -234,7 +217,11 @@ def _read(source: str, split: str, config: str | None, name: str) -> Dataset | R
             with TemporaryDirectory() as cache:
                 rows = datasets.load_dataset(source, config, split=split, cache_dir=cache, keep_in_memory=True)
         else:
-            _check_hub(name, config)
+            from huggingface_hub import constants
+
+            # Its client would retry for minutes.
+            if not constants.HF_HUB_OFFLINE and not hub_reachable():
+                raise OSError("the hub does not answer; HF_HUB_OFFLINE=1 takes what its cache has")
             rows = datasets.load_dataset(source, config, split=split)
     except (OSError, ValueError, DatasetGenerationError) as error:
         why = " ".join(str(error).split()) or type(error).__name__
@@ -275,26 +262,9 @@ def _own_files(path: Path, split: str) -> list[Path]:
     return own if len(own) == len(candidates) else []
 
 
-def _with_all_columns(rows: Rows) -> Rows:
-    names = dict.fromkeys(column for row in rows for column in row)
-    return [{column: row.get(column) for column in names} for row in rows]
-
-
 def _starts_with_list(path: Path) -> bool:
     with path.open("rb") as stream:
         return stream.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
-
-
-def _check_hub(name: str, config: str | None) -> None:
-    """Raise `DataError` at once if the hub does not answer.
-
-    Its client would retry for minutes.
-    """
-    from huggingface_hub import constants
-
-    if not constants.HF_HUB_OFFLINE and not hub_reachable():
-        reason = "the hub does not answer; HF_HUB_OFFLINE=1 takes what its cache has"
-        raise DataError(f"{name}: cannot be read: {reason}{_alternatives(name, config)}")
 
 
 def _alternatives(name: str, config: str | None) -> str:

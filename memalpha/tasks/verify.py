@@ -10,7 +10,7 @@ from typing import Any
 
 from memalpha.errors import DataError
 from memalpha.tasks.catalog import MODULES, get_data_set, load_set, locate, resolve_variant, validate_options
-from memalpha.tasks.dataset_info import DataSet, File
+from memalpha.tasks.dataset_info import File
 from memalpha.tasks.formats.files import compute_sha256
 from memalpha.tasks.formats.jsonl import find_problems
 from memalpha.tasks.load import load_tasks
@@ -78,10 +78,10 @@ def check_data_set(
     variant, options = resolve_variant(dataset, variant), validate_options(name, options)
     path = locate(dataset, variant, data)
     official = dataset.files_for(variant)
-    is_folder_file = path is not None and path.is_file() and len(official) > 1  # the file stands for its folder
-    files = (
-        () if path is None else tuple(_check_file(path.parent if is_folder_file else path, file) for file in official)
-    )
+    files: tuple[FileCheck, ...] = ()
+    if path is not None:
+        folder = path.parent if path.is_file() and len(official) > 1 else path  # the file stands for its folder
+        files = tuple(_check_file(folder, file) for file in official)
     mismatches = [
         f"{file.path}: sha256 {file.sha256} is not that of the known file: another version, or damaged"
         for file in files
@@ -92,7 +92,8 @@ def check_data_set(
     except DataError as error:
         return _build_report(name, variant, files, [], [*mismatches, str(error)], dataset.faults)
     if not options:
-        mismatches += _count_mismatches(dataset, variant, tasks)
+        actual, expected = counts(tasks), dataset.expected.get(variant or "", {})
+        mismatches += [f"{actual[key]:,} {key} instead of {n:,}" for key, n in expected.items() if actual[key] != n]
     return _build_report(name, variant, files, tasks, mismatches, dataset.faults)
 
 
@@ -114,26 +115,15 @@ def _check_file(path: Path, file: File) -> FileCheck:
     candidates = [path] if path.is_file() else [path / file.path, path / Path(file.path).name]
     matches = [candidate for candidate in candidates if candidate.exists()]
     if not matches and "*" in file.path:
-        matches = [
-            candidate
-            for candidate in sorted((path / file.path).parent.glob(Path(file.path).name))
-            if candidate.is_file()
-        ]
+        matches = sorted(filter(Path.is_file, (path / file.path).parent.glob(Path(file.path).name)))
     if not matches:
         return FileCheck(file.path, "missing")
-    match = matches[0]
-    size = sum(child.stat().st_size for child in match.rglob("*") if child.is_file()) if match.is_dir() else None
-    size = match.stat().st_size if size is None else size
+    parts = [part for part in matches[0].rglob("*") if part.is_file()] if matches[0].is_dir() else matches[:1]
+    size = sum(part.stat().st_size for part in parts)
     if file.sha256 is None:
         return FileCheck(file.path, "unknown", size)
-    digest = compute_sha256(match)
+    digest = compute_sha256(matches[0])
     return FileCheck(file.path, "known" if digest == file.sha256 else "other", size, digest)
-
-
-def _count_mismatches(dataset: DataSet, variant: str | None, tasks: Sequence[Task]) -> list[str]:
-    actual = counts(tasks)
-    expected = dataset.expected.get(variant or "", {})
-    return [f"{actual[key]:,} {key} instead of {number:,}" for key, number in expected.items() if actual[key] != number]
 
 
 def _build_report(
@@ -154,8 +144,8 @@ def _build_report(
 def _evidence(tasks: Sequence[Task]) -> dict[str, int]:
     totals: dict[str, int] = dict.fromkeys(("answered", "named", "holds", "unknown", "faulty", "leaked", "made"), 0)
     for task in tasks:
-        turn_texts = {turn.id: turn.text.casefold() for chunk in task.chunks for turn in chunk.turns if turn.id}
-        speakers = {turn.id: turn.speaker.casefold() for chunk in task.chunks for turn in chunk.turns if turn.id}
+        turns = [turn for chunk in task.chunks for turn in chunk.turns if turn.id]
+        turn_texts = {turn.id: f"{turn.speaker.casefold()}: {turn.text.casefold()}" for turn in turns}
         for question in task.questions:
             totals["unknown"] += len(question.meta.get("unknown_evidence", ()))
             totals["faulty"] += "fault" in question.meta
@@ -165,6 +155,6 @@ def _evidence(tasks: Sequence[Task]) -> dict[str, int]:
                 continue
             totals["answered"] += 1
             totals["named"] += bool(question.evidence)
-            texts = [f"{speakers[id]}: {turn_texts[id]}" for id in question.evidence if id in turn_texts]
+            texts = [turn_texts[id] for id in question.evidence if id in turn_texts]
             totals["holds"] += any(answer.casefold() in text for answer in question.answers for text in texts)
     return totals

@@ -230,7 +230,7 @@ class RunPlan(NamedTuple):
 
     def phases(self) -> dict[str, dict[str, int]]:
         """Return bytes by phase and part; with FSDP a sampler in the process holds whole weights."""
-        config, model, work, sampling = self.config, self.model, self.work, getattr(self.config, "sampling", None)
+        config, model, work, sampling = self.config, self.model, self.work, self.config.rl_sampling
         is_cpu, shard = config.compute.device == "cpu", self.processes if config.compute.sharding == "fsdp" else 1
         base = {"process": 0 if is_cpu else GPU_PROCESS_BYTES, "weights": model.bytes // shard}
         base["optimizer"] = 8 * model.trained // shard if is_cpu or not config.compute.offload_optimizer else 0

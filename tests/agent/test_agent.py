@@ -6,8 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memalpha.agent.agent import MemoryAgent
-from memalpha.agent.observe import observe
-from memalpha.agent.prompts import CORE_CUT, render_view
+from memalpha.agent.prompts import CORE_CUT, observe, render_view
 from memalpha.config import AgentConfig
 from memalpha.errors import ConfigError, DataError, InvalidContent
 from memalpha.policy.hermes import format_call

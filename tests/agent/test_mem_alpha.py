@@ -12,10 +12,9 @@ from memalpha.agent import mem_alpha
 from memalpha.agent.agent import MemoryAgent, build_request
 from memalpha.agent.apply import act
 from memalpha.agent.forms import format_calls, parse_reply
-from memalpha.agent.observe import observe
+from memalpha.agent.mem_alpha import ARGS, FUNCTION, RESULT, format_block
 from memalpha.agent.parsing import format_call
-from memalpha.agent.prompts import writer_messages
-from memalpha.agent.qwen_agent import ARGS, FUNCTION, RESULT, format_block
+from memalpha.agent.prompts import observe, writer_messages
 from memalpha.config import AgentConfig, ReaderConfig, RewardConfig, build_config
 from memalpha.environments.memory_writing import MemoryWriting
 from memalpha.errors import ConfigError

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from memalpha.agent.qwen_agent import ARGS, FUNCTION, RESULT, RETURN, describe_tools, format_block, parse_blocks
+from memalpha.agent.mem_alpha import ARGS, FUNCTION, RESULT, RETURN, describe_tools, format_block, parse_blocks
 
 NAMES = st.sampled_from(["new_memory_insert", "memory_update", "memory_delete", "search_memory"])
 VALUES = st.recursive(st.none() | st.booleans() | st.integers(-9, 9) | st.text(), lambda v: st.lists(v, max_size=3))

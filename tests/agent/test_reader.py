@@ -4,9 +4,15 @@ from fake_policy import FakePolicy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memalpha.agent.conflict_rule import answer_slot, in_conflict, states_several_values
 from memalpha.agent.copying_reader import CopyReader, copy_answer
-from memalpha.agent.reader import ExtractiveReader, PolicyReader, Reading
+from memalpha.agent.reader import (
+    ExtractiveReader,
+    PolicyReader,
+    Reading,
+    answer_slot,
+    in_conflict,
+    states_several_values,
+)
 from memalpha.agent.text_match import contains, is_abstention, is_same
 from memalpha.config import ReaderConfig
 from memalpha.store.embedding import HashEmbedder

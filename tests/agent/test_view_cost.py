@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memalpha.agent.agent import MemoryAgent
-from memalpha.agent.observe import observe
-from memalpha.agent.prompts import render_view
+from memalpha.agent.prompts import observe, render_view
 from memalpha.config import AgentConfig
 from memalpha.environments import memory_engine
 from memalpha.policy.scripted import ScriptedPolicy

@@ -9,7 +9,7 @@ import yaml
 
 from memalpha.cli.config import KINDS
 from memalpha.config import SHORT_NAMES, TrainConfig, build_config, load_config, shipped_configs, training_config
-from memalpha.config.keys import SYNONYMS, settings_of
+from memalpha.config.files import SYNONYMS, settings_of
 from memalpha.errors import ConfigError
 
 

@@ -18,8 +18,7 @@ from memalpha.config import (
     build_config,
     training_config,
 )
-from memalpha.environments.chunk_groups import ask_at_every_chunk, roll_out_chunks
-from memalpha.environments.memory_writing import memory_engine
+from memalpha.environments.memory_writing import ask_at_every_chunk, memory_engine, roll_out_chunks
 from memalpha.errors import ConfigError
 from memalpha.policy.load import load_policy
 from memalpha.qa.evaluate import MemoryScorer

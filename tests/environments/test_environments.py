@@ -9,7 +9,7 @@ from fake_policy import FakePolicy
 from tiny import tiny_policy
 
 from memalpha.environments import RolloutEngine, Step, rollouts
-from memalpha.environments.episode import reflection_messages, with_advice
+from memalpha.environments.engine import reflection_messages, with_advice
 from memalpha.errors import ConfigError, DataError, RewardError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.rewards.environments import MultiObjective, PreferenceComparison, TextGeneration

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from memalpha.errors import DataError
-from memalpha.report import run_files
-from memalpha.report.page import RunPage, write_report
-from memalpha.report.run_files import Rollouts, StepFile
+from memalpha.report import page as run_files
+from memalpha.report.page import Rollouts, RunPage, StepFile, write_report
 
 MARKUP = "</script><script>document.title='run'</script><img src=x onerror=\"document.title='run'\">"
 

@@ -21,11 +21,11 @@ from memalpha.rewards.base import (
     RewardFunction,
     check_columns,
     close_loop,
-    load_rewards,
     named,
+    reply_text,
     score_texts,
 )
-from memalpha.rewards.reply import reply_text
+from memalpha.rewards.environments import load_rewards
 
 
 def length(prompts, completions, **columns):

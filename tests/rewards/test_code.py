@@ -15,8 +15,9 @@ from memalpha.config.rewards import CodePart
 from memalpha.errors import RewardError
 from memalpha.rewards import code, sandbox
 from memalpha.rewards import sandbox_child as inside
-from memalpha.rewards.base import load_rewards, score_texts
+from memalpha.rewards.base import score_texts
 from memalpha.rewards.code import CodeReward, OutputTest, extract_program, feedback, parse_tests, run_tests
+from memalpha.rewards.environments import load_rewards
 from memalpha.rewards.sandbox import Limits
 
 WHY = sandbox._find_problem(shutil.which("bwrap"), os.environ.get("PATH", ""))

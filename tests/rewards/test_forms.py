@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from memalpha.config.rewards import FormatPart, SchemaPart
 from memalpha.errors import ConfigError, RewardError
 from memalpha.rewards import format
-from memalpha.rewards.base import load_rewards, score_texts
+from memalpha.rewards.base import score_texts
+from memalpha.rewards.environments import load_rewards
 from memalpha.rewards.format import NO_VALUE, FormatReward, SchemaReward, first_json
 from memalpha.workers import KillableFunction
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from memalpha.config import JudgeConfig
 from memalpha.config.rewards import JudgePart, template_fields
 from memalpha.errors import RewardError
-from memalpha.rewards.base import check_columns, load_rewards, named, score_texts, score_texts_or_none
+from memalpha.rewards.base import check_columns, named, score_texts, score_texts_or_none
+from memalpha.rewards.environments import load_rewards
 
 
 def graded(prompt, body):
@@ -46,7 +47,7 @@ def test_several_judges_vote_with_weights_and_the_unreadable_do_not():
     with HostileServer(lambda prompt, body: '{"verdict": "10"}') as good, HostileServer(graded) as own:
         function = load_rewards([part(good, own, judge={"weights": (3.0, 1.0)})])[0]
         assert function(["p"] * 2, ["1", "who knows"]) == [0.75, 1.0]
-        assert function.function.statistics()[own.name]["unreadable"] == 1
+        assert function.function.judge.statistics()[own.name]["unreadable"] == 1
     with HostileServer(graded) as server:
         function = load_rewards([part(server, judge={"max_new_tokens": 77})])[0]
         with pytest.warns(RuntimeWarning, match=r"row 1 is left out: no judge gave .*max_new_tokens is 77"):

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from memalpha.config.rewards import MathPart
 from memalpha.errors import RewardError
 from memalpha.rewards import math as maths
-from memalpha.rewards.base import load_rewards, score_texts
+from memalpha.rewards.base import score_texts
+from memalpha.rewards.environments import load_rewards
 from memalpha.rewards.math import are_equal, extract_answer, extract_truth, last_number, verify
 from memalpha.tasks.text_tasks import last_boxed
 

@@ -19,8 +19,8 @@ from attacks import ATTACKS, RIGHT, TESTS
 from memalpha.config.rewards import CodePart
 from memalpha.errors import ConfigError
 from memalpha.rewards import sandbox
-from memalpha.rewards.base import load_rewards
 from memalpha.rewards.code import CodeReward, parse_tests, run_tests
+from memalpha.rewards.environments import load_rewards
 from memalpha.rewards.sandbox import Limits, check_sandbox, read_output, start_process
 
 WHY = sandbox._find_problem(shutil.which("bwrap"), os.environ.get("PATH", ""))

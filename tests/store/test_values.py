@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memalpha.agent.conflict_rule import in_conflict
+from memalpha.agent.reader import in_conflict
 from memalpha.agent.text_match import contains
 from memalpha.qa.memory_reward import GoldFacts
 from memalpha.qa.scoring.metrics import containment, exact_match, token_f1

@@ -19,8 +19,8 @@ from memalpha.tasks.chunking import (
     split_text,
     to_iso_time,
 )
-from memalpha.tasks.formats import streaming as reading
-from memalpha.tasks.formats.streaming import iter_csv_rows, iter_json_array, iter_json_lines, iter_parquet_rows
+from memalpha.tasks.formats import files as reading
+from memalpha.tasks.formats.files import iter_csv_rows, iter_json_array, iter_json_lines, iter_parquet_rows
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.types import Chunk, SpeakerTurn, Task, is_iso_time
 

@@ -9,8 +9,7 @@ from memalpha.errors import ConfigError, DataError
 from memalpha.tasks.catalog import get_data_set, list_data_sets, validate_options
 from memalpha.tasks.datasets import babi
 from memalpha.tasks.formats.jsonl import save_jsonl
-from memalpha.tasks.load import load_tasks
-from memalpha.tasks.splits import load_evaluation_tasks, load_training_tasks
+from memalpha.tasks.load import load_evaluation_tasks, load_tasks, load_training_tasks
 
 EVALUATION_ONLY = {
     *("locomo", "friendsqa", "xquad", "longmemeval", "memoryagentbench", "personamem"),

@@ -26,7 +26,7 @@ from weakref import WeakSet
 from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.reader import Answer, ExtractiveReader, Reading, check_answers, default_reader
 from memalpha.agent.tools import TOOLS, Tools, execute, read_call
-from memalpha.agent.trust.view import AttributedMemory
+from memalpha.agent.trust import AttributedMemory
 from memalpha.config import AgentConfig, ReaderConfig, TrustConfig
 from memalpha.errors import (
     ConfigError,

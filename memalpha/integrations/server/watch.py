@@ -38,7 +38,7 @@ _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "R
 
 
 class RunRollouts(Protocol):
-    """Rollouts of a run: `report.run_files.Rollouts`."""
+    """Rollouts of a run: `report.page.Rollouts`."""
 
     def read(self, step: int) -> dict[str, Any]:
         """Return tasks and rollouts of a step. Raises `DataError` if it has none."""

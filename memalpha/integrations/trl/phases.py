@@ -13,7 +13,7 @@ from string import Formatter
 from typing import Any
 
 from memalpha.agent.parsing import after_thinking
-from memalpha.environments.episode import REFLECTION_PROMPT, RETRY_PROMPT
+from memalpha.environments.engine import REFLECTION_PROMPT, RETRY_PROMPT
 from memalpha.errors import ConfigError
 
 REFLECTION_TEMPLATE, RETRY_TEMPLATE = REFLECTION_PROMPT, RETRY_PROMPT

@@ -18,40 +18,25 @@ from __future__ import annotations
 
 import gzip
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib import resources
-from itertools import permutations
+from itertools import count, permutations
 from pathlib import Path
 from random import Random
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from memalpha.config import BabiConfig
 from memalpha.errors import DataError
-from memalpha.tasks.dataset_info import DataSet
+from memalpha.tasks.dataset_info import shipped_card
 from memalpha.tasks.synthetic.phrases import words
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
 
 Split = Literal["train", "validation", "test"]
 
-DATA = DataSet(
-    name="babi",
-    about="streams of official stories (tasks 1, 2, 6, 8, 9, 11, 12, 13), questions in mid-stream and at the end",
-    source="github:VinGarcia/bAbI",
-    licence="CC BY 3.0",
-    counts="test: 400 streams of 4 stories, 12,506 questions; training files: 8 x 1,000 questions",
-    metric="exact",
-    revision="c4f149ba",
-    ships=True,
-    faults=(
-        "the two qa1 files have a bar in place of the tab",
-        "an answer with commas is a set (qa8): the whole is right or nothing",
-    ),
-    expected={"": {"tasks": 400, "questions": 12506}},
-    training_options={"split": "train"},
-)
+DATA = shipped_card("babi")
 
 VALIDATION_SHARE = 0.2
 """Share at the end of each official training file that is split "validation"."""
@@ -81,9 +66,8 @@ _LINE = re.compile(r"(\d+) (.*)")
 _EVIDENCE = re.compile(r"\d+( \d+)*")
 
 
-@dataclass(frozen=True, slots=True)
-class StoryQuestion:
-    """Hold an official question: line number, text, answer as in the file, supporting lines."""
+class StoryQuestion(NamedTuple):
+    """Hold an official question: line number, text, answer (a list has ", " between its items), supporting lines."""
 
     line: int
     text: str
@@ -91,8 +75,7 @@ class StoryQuestion:
     evidence: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Story:
+class Story(NamedTuple):
     """Hold one official story: statements by line number, and questions.
 
     `name` is its file and line.
@@ -100,8 +83,8 @@ class Story:
 
     task: int
     name: str
-    statements: tuple[tuple[int, str], ...]
-    questions: tuple[StoryQuestion, ...]
+    statements: Sequence[tuple[int, str]]
+    questions: Sequence[StoryQuestion]
 
 
 # ------------------------------------------------------------------------------------------------- the world of a story
@@ -130,14 +113,7 @@ class UnreadableStatement(ValueError):
     """A sentence that this world does not know, or that cannot be true in it."""
 
 
-def handled_thing(text: str) -> str | None:
-    """Return the thing that a statement says is taken or put down, or None."""
-    match = TAKE.fullmatch(text) or DROP.fullmatch(text)
-    return match["thing"] if match else None
-
-
-@dataclass(frozen=True, slots=True)
-class StoryAnswer:
+class StoryAnswer(NamedTuple):
     """Hold the answer to a question.
 
     Attributes:
@@ -169,142 +145,105 @@ class _Entity:
     holder: str | None = None
     is_person: bool = False
 
+    @property
+    def content(self) -> str | None:
+        """Content of its entry, or None."""
+        if not self.is_person:
+            return self.location if self.holder is None else None
+        location = self.location or (f"not {self.absent_from}" if self.absent_from else "")
+        if location and not self.carried:
+            return location
+        has = f"has {_join_names(self.carried)}"
+        return f"{location}; {has}" if location else has
+
 
 class BabiStory:
     """Follow one story: `tell` it statement by statement, `ask` at any point."""
 
     def __init__(self) -> None:
-        self._things: dict[str, _Entity] = {}
+        self._things: defaultdict[str, _Entity] = defaultdict(_Entity)
         self._last: tuple[str, ...] = ()
 
     def tell(self, text: str, line: int) -> None:
         """Apply the statement number `line`. Raises `UnreadableStatement`."""
-        if match := MOVE.fullmatch(text):
-            for name in self._resolve_people(match["who"]):
-                self._move(name, match["place"], line)
-        elif match := IS.fullmatch(text):
-            [name] = self._resolve_people(match["who"])
-            if not match["no"]:
-                self._move(name, match["place"], line)
-            else:
+        match = _match(text, (MOVE, IS, TAKE, DROP), "statement")
+        if match["who"] not in PRONOUNS:
+            self._last = tuple(match["who"].split(" and "))
+        elif len(self._last) != (2 if match["who"] == "they" else 1):
+            raise UnreadableStatement(f"{match['who']!r} refers to nobody")
+        for name in self._last:
+            self._things[name].is_person = True
+            if match.re in (TAKE, DROP):
+                self._handle(name, match["thing"], line, is_taken=match.re is TAKE)
+            elif match.re is IS and match["no"]:
                 self._move(name, None, line)
                 self._things[name].absent_from = match["place"]
-        elif match := TAKE.fullmatch(text):
-            self._take(self._resolve_people(match["who"])[0], match["thing"], line)
-        elif match := DROP.fullmatch(text):
-            self._drop(self._resolve_people(match["who"])[0], match["thing"], line)
-        else:
-            raise UnreadableStatement(f"{text!r} is no statement of the tasks that are known here")
+            else:
+                self._move(name, match["place"], line)
 
     def ask(self, question: str) -> StoryAnswer | None:
         """Return the answer that follows from the statements so far, or None. Raises `UnreadableStatement`."""
-        if match := ASK_PLACE.fullmatch(question):
-            return self._answer_location(match["what"])
-        if match := ASK_WHETHER.fullmatch(question):
-            return self._answer_yes_no(match["who"], match["place"])
-        if match := ASK_CARRIED.fullmatch(question):
-            return self._answer_carried(match["who"])
-        raise UnreadableStatement(f"{question!r} is no question of the tasks that are known here")
+        match = _match(question, (ASK_PLACE, ASK_WHETHER, ASK_CARRIED), "question")
+        thing = self._things.get(match[1], _Entity())
+        history, lines = list[str](), [thing.statement_line]
+        if match.re is ASK_CARRIED:
+            is_known, answers = bool(thing.handling_lines), tuple(map(_join_names, permutations(thing.carried)))
+            history, lines = thing.carried_history, thing.handling_lines
+        elif match.re is ASK_WHETHER:
+            is_known = thing.location is not None or thing.absent_from == match["place"]
+            answers = ("yes" if thing.location == match["place"] else "no",)
+        else:
+            is_known, answers, history = thing.location is not None, (thing.location or "",), thing.location_history
+            lines += [] if thing.is_person else thing.handling_lines
+        if not is_known:
+            return None
+        current = [thing.location] if thing.location else []
+        places = dict.fromkeys(current + thing.location_history[::-1])
+        earlier = dict.fromkeys(value for value in history if value not in answers)
+        return StoryAnswer(answers, match[1].lower(), tuple(places), tuple(earlier), tuple(sorted(set(lines))))
 
     def entries(self) -> dict[str, str]:
         """Return the entries of a perfect memory by slot."""
-        return {
-            name.lower(): f"{name.lower()}: {content}"
-            for name, thing in self._things.items()
-            if (content := _entry_content(thing))
-        }
-
-    def _resolve_people(self, subject: str) -> tuple[str, ...]:
-        if subject in PRONOUNS:
-            if len(self._last) != (2 if subject == "they" else 1):
-                raise UnreadableStatement(f"{subject!r} refers to nobody")
-        else:
-            self._last = tuple(subject.split(" and "))
-        return self._last
-
-    def _person(self, name: str) -> _Entity:
-        person = self._things.setdefault(name, _Entity())
-        person.is_person = True
-        return person
+        contents = {name.lower(): thing.content for name, thing in self._things.items()}
+        return {slot: f"{slot}: {content}" for slot, content in contents.items() if content}
 
     def _move(self, name: str, location: str | None, line: int) -> None:
         """Move a person, and all that the person carries, to a location (None: unknown)."""
-        person = self._person(name)
-        for thing in (person, *(self._things[name_of_thing] for name_of_thing in person.carried)):
+        for thing in (self._things[moved] for moved in (name, *self._things[name].carried)):
             thing.location, thing.absent_from, thing.statement_line = location, None, line
             thing.location_history += [location] if location else []
 
-    def _take(self, name: str, thing_name: str, line: int) -> None:
-        person, thing = self._person(name), self._things.setdefault(thing_name, _Entity())
-        if thing.holder is not None:
-            raise UnreadableStatement(f"{name} takes the {thing_name}, which {thing.holder} holds")
-        if person.location is None and thing.location is not None:
-            self._move(name, thing.location, line)
-        elif thing.location not in (None, person.location):
-            raise UnreadableStatement(f"{name} takes the {thing_name}, which is elsewhere")
-        thing.holder, thing.location, thing.handling_lines = name, person.location, [line]
-        thing.statement_line = person.statement_line
-        if person.location:
-            thing.location_history.append(person.location)
-        self._set_carried(person, [*person.carried, thing_name], line)
-
-    def _drop(self, name: str, thing_name: str, line: int) -> None:
-        person = self._person(name)
-        if thing_name not in person.carried:
+    def _handle(self, name: str, thing_name: str, line: int, *, is_taken: bool) -> None:
+        """Let a person take a thing, or put it down."""
+        person, thing = self._things[name], self._things[thing_name]
+        if is_taken:
+            if thing.holder is not None:
+                raise UnreadableStatement(f"{name} takes the {thing_name}, which {thing.holder} holds")
+            if person.location is None and thing.location is not None:
+                self._move(name, thing.location, line)
+            elif thing.location not in (None, person.location):
+                raise UnreadableStatement(f"{name} takes the {thing_name}, which is elsewhere")
+            thing.holder, thing.location, thing.statement_line = name, person.location, person.statement_line
+            thing.location_history += [person.location] if person.location else []
+            person.carried = [*person.carried, thing_name]
+        elif thing_name not in person.carried:
             raise UnreadableStatement(f"{name} puts down the {thing_name} without holding it")
-        thing = self._things[thing_name]
-        thing.holder, thing.handling_lines = None, [line]
-        self._set_carried(person, [carried_name for carried_name in person.carried if carried_name != thing_name], line)
-
-    def _set_carried(self, person: _Entity, holds: list[str], line: int) -> None:
-        person.carried = holds
-        person.carried_history.append(_join_names(holds))
+        else:
+            thing.holder, person.carried = None, [item for item in person.carried if item != thing_name]
+        thing.handling_lines = [line]
         person.handling_lines.append(line)
-
-    def _answer_location(self, name: str) -> StoryAnswer | None:
-        thing = self._things.get(name)
-        if thing is None or thing.location is None:
-            return None
-        lines = {thing.statement_line} if thing.is_person else {*thing.handling_lines, thing.statement_line}
-        return _build_reply((thing.location,), name, thing, thing.location_history, lines)
-
-    def _answer_yes_no(self, name: str, location: str) -> StoryAnswer | None:
-        person = self._things.get(name)
-        if person is None or (person.location is None and person.absent_from != location):
-            return None
-        answer = "yes" if person.location == location else "no"
-        return _build_reply((answer,), name, person, [], {person.statement_line})
-
-    def _answer_carried(self, name: str) -> StoryAnswer | None:
-        person = self._things.get(name)
-        if person is None or not person.handling_lines:
-            return None
-        answers = tuple(map(_join_names, permutations(person.carried)))
-        return _build_reply(answers, name, person, person.carried_history, set(person.handling_lines))
+        person.carried_history.append(_join_names(person.carried))
 
 
-def _build_reply(
-    answers: tuple[str, ...], name: str, thing: _Entity, history: list[str], lines: set[int]
-) -> StoryAnswer:
-    current = [thing.location] if thing.location else []
-    places: dict[str, None] = dict.fromkeys(current + thing.location_history[::-1])
-    earlier = dict.fromkeys(value for value in history if value not in answers)
-    return StoryAnswer(answers, name.lower(), tuple(places), tuple(earlier), tuple(sorted(lines)))
+def _match(text: str, patterns: Iterable[re.Pattern[str]], kind: str) -> re.Match[str]:
+    for pattern in patterns:
+        if match := pattern.fullmatch(text):
+            return match
+    raise UnreadableStatement(f"{text!r} is no {kind} of the tasks that are known here")
 
 
-def _join_names(things: list[str] | tuple[str, ...]) -> str:
+def _join_names(things: Sequence[str]) -> str:
     return ", ".join(things) or NOTHING
-
-
-def _entry_content(thing: _Entity) -> str | None:
-    """Return the content of the entry of a person or thing, or None."""
-    if not thing.is_person:
-        return thing.location if thing.holder is None else None
-    location = thing.location or (f"not {thing.absent_from}" if thing.absent_from else "")
-    if location and not thing.carried:
-        return location
-    has = f"has {_join_names(thing.carried)}"
-    return f"{location}; {has}" if location else has
 
 
 # ------------------------------------------------------------------------------------------------------ official files
@@ -322,67 +261,45 @@ def read_file(path: Path, task: int) -> tuple[Story, ...]:
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read as a bAbI file ({error})") from error
     stories: list[Story] = []
-    statements: list[tuple[int, str]] = []
-    questions: list[StoryQuestion] = []
-    world, first_line = BabiStory(), 1
-
-    def finish() -> None:
-        if statements:
-            stories.append(Story(task, f"{path.name}:{first_line}", tuple(statements), tuple(questions)))
-
+    statements, questions, world, last = list[tuple[int, str]](), list[StoryQuestion](), BabiStory(), 0
     for number, line in enumerate(text.splitlines(), 1):
         location = f"{path}:{number}"
         if (match := _LINE.fullmatch(line)) is None:
             raise DataError(f"{location}: not '<number> <text>': {line[:60]!r}")
-        line_number, text_after_number = int(match[1]), match[2]
+        line_number = int(match[1])
         if line_number == 1:
-            finish()
-            statements, questions, world, first_line = [], [], BabiStory(), number
-        elif line_number != _last_line(statements, questions) + 1:
-            raise DataError(
-                f"{location}: line {line_number} of a story follows its line {_last_line(statements, questions)}"
-            )
-        fields = [text_field.strip() for text_field in text_after_number.replace("|", "\t").split("\t")]
+            statements, questions, world = [], [], BabiStory()
+            stories.append(Story(task, f"{path.name}:{number}", statements, questions))
+        elif line_number != last + 1:
+            raise DataError(f"{location}: line {line_number} of a story follows its line {last}")
+        last, fields = line_number, [part.strip() for part in match[2].replace("|", "\t").split("\t")]
         try:
             if len(fields) == 1:
                 world.tell(fields[0], line_number)
                 statements.append((line_number, fields[0]))
             else:
-                statement_lines = {line for line, _ in statements}
-                questions.append(story_question := _parse_question(line_number, fields, statement_lines, location))
-                _check_answer(story_question, world.ask(story_question.text), location)
+                questions.append(_read_question(line_number, fields, statements, world, location))
         except UnreadableStatement as error:
             raise DataError(f"{location}: {error}") from error
-    finish()
-    if not stories:
+    if not (stories := [story for story in stories if story.statements]):
         raise DataError(f"{path}: no story in it")
     return tuple(stories)
 
 
-def _last_line(statements: Sequence[tuple[int, str]], questions: Sequence[StoryQuestion]) -> int:
-    return max([0, *(line for line, _ in statements[-1:]), *(question.line for question in questions[-1:])])
-
-
-def _parse_question(line: int, fields: Sequence[str], statement_lines: set[int], location: str) -> StoryQuestion:
+def _read_question(
+    line: int, fields: Sequence[str], statements: Sequence[tuple[int, str]], world: BabiStory, location: str
+) -> StoryQuestion:
+    """Read an official question; refuse an answer that does not follow from the statements. Lists have any order."""
     if len(fields) != 3 or not all(fields) or not _EVIDENCE.fullmatch(fields[2]):
         raise DataError(f"{location}: a question is 'text, answer, supporting line numbers', parted by tabs")
-    evidence = tuple(map(int, fields[2].split()))
-    if not statement_lines.issuperset(evidence):
+    text, answer, evidence = fields[0], ", ".join(fields[1].split(",")), tuple(map(int, fields[2].split()))
+    if not {line for line, _ in statements}.issuperset(evidence):
         raise DataError(f"{location}: supporting lines {fields[2]!r} are not all statements before it in the story")
-    return StoryQuestion(line, fields[0], fields[1], evidence)
-
-
-def _check_answer(question: StoryQuestion, reply: StoryAnswer | None, location: str) -> None:
-    """Refuse an official answer that does not follow from the statements.
-
-    Lists may have any order.
-    """
-    official = ", ".join(question.answer.split(","))
-    if reply is None or official not in reply.answers:
+    reply = world.ask(text)
+    if reply is None or answer not in reply.answers:
         derived = "nothing follows" if reply is None else f"{reply.answers[0]!r} follows"
-        raise DataError(
-            f"{location}: the answer to {question.text!r} is given as {official!r}, but {derived} from the statements"
-        )
+        raise DataError(f"{location}: the answer to {text!r} is given as {answer!r}, but {derived} from the statements")
+    return StoryQuestion(line, text, answer, evidence)
 
 
 def stories(config: BabiConfig, split: Split) -> tuple[Story, ...]:
@@ -403,18 +320,14 @@ def stories(config: BabiConfig, split: Split) -> tuple[Story, ...]:
 
 @lru_cache(maxsize=64)
 def _read_official(task: int, file_split: str, folder: str | None) -> tuple[Story, ...]:
-    with ExitStack() as stack:
-        if folder is None:
-            root = stack.enter_context(resources.as_file(resources.files("memalpha") / "data" / "babi"))
-        else:
-            root = Path(folder)
-        paths = [*root.glob(f"qa{task}_*_{file_split}.txt"), *root.glob(f"qa{task}_*_{file_split}.txt.gz")]
-        if len(paths) != 1:
-            raise DataError(
-                f"babi: {len(paths)} files qa{task}_*_{file_split}.txt (or .txt.gz) in {root}: give the folder of the "
-                "official English files (tasks_1-20_v1-2/en)"
-            )
-        return read_file(paths[0], task)
+    root = Path(folder) if folder is not None else Path(__file__).parents[2] / "data" / "babi"
+    paths = [*root.glob(f"qa{task}_*_{file_split}.txt"), *root.glob(f"qa{task}_*_{file_split}.txt.gz")]
+    if len(paths) != 1:
+        raise DataError(
+            f"babi: {len(paths)} files qa{task}_*_{file_split}.txt (or .txt.gz) in {root}: give the folder of the "
+            "official English files (tasks_1-20_v1-2/en)"
+        )
+    return read_file(paths[0], task)
 
 
 # ------------------------------------------------------------------------------------------------------------- streams
@@ -501,15 +414,10 @@ def weave(stream_stories: Sequence[Story], rng: Random, task_id: str) -> Task:
         task_id: Id of the task.
     """
     names = _draw_names(stream_stories, rng)
-    readers = [
-        _StoryReader(number, story, mapping)
-        for number, (story, mapping) in enumerate(zip(stream_stories, names, strict=True))
-    ]
-    chunks: list[Chunk] = []
-    questions: list[Question] = []
-    operations: list[GoldOperation] = []
+    readers = [_StoryReader(*item) for item in zip(count(), stream_stories, names, strict=False)]
+    chunks, questions, operations = list[Chunk](), list[Question](), list[GoldOperation]()
     while running := [reader for reader in readers if reader.pieces][:CONCURRENT_STORIES]:
-        index, turns = len(chunks), []
+        index, turns = len(chunks), list[SpeakerTurn]()
         for reader in rng.sample(running, len(running)):
             piece = reader.pieces.pop(0)
             turns += [SpeakerTurn(speaker=SPEAKER, text=text, id=reader.turn_id(line)) for line, text in piece]
@@ -525,27 +433,18 @@ def weave(stream_stories: Sequence[Story], rng: Random, task_id: str) -> Task:
 
 
 def _draw_names(stream_stories: Sequence[Story], rng: Random) -> list[dict[str, str]]:
-    """Draw new names of people and things for each story; no two stories share one."""
+    """Draw new names of people (in order of appearance) and things for each story; no two stories share one."""
     pools = {kind: rng.sample(pool, len(pool)) for kind, pool in (("f", FEMALE), ("m", MALE), ("t", THINGS))}
     names: list[dict[str, str]] = []
     for story in stream_stories:
-        mapping: dict[str, str] = {}
-        for word, kind in _cast(story):
-            if not pools[kind]:
-                raise DataError(
-                    f"babi: stories={len(stream_stories)} need more names of people or things than there are"
-                )
-            mapping[word] = pools[kind].pop()
-        names.append(mapping)
+        texts = [text for _, text in story.statements]
+        people = [word for word in re.findall(r"\w+", " ".join(texts)) if word in WOMEN + MEN]
+        kinds = {word: "f" if word in WOMEN else "m" for word in people}
+        kinds |= {match["thing"]: "t" for text in texts if (match := TAKE.fullmatch(text) or DROP.fullmatch(text))}
+        if any(list(kinds.values()).count(kind) > len(pool) for kind, pool in pools.items()):
+            raise DataError(f"babi: stories={len(stream_stories)} need more names of people or things than there are")
+        names.append({word: pools[kind].pop() for word, kind in kinds.items()})
     return names
-
-
-def _cast(story: Story) -> list[tuple[str, str]]:
-    """Return the people (f, m) and things (t) of a story in order of appearance."""
-    words_in_order = dict.fromkeys(word for _, text in story.statements for word in re.findall(r"\w+", text))
-    people = [(word, "f" if word in WOMEN else "m") for word in words_in_order if word in WOMEN or word in MEN]
-    things = dict.fromkeys(thing for _, text in story.statements if (thing := handled_thing(text)))
-    return [*people, *((word, "t") for word in things)]
 
 
 class _StoryReader:
@@ -563,62 +462,60 @@ class _StoryReader:
     def turn_id(self, line: int) -> str:
         return f"{self.number}:{line}"
 
-    def read(self, piece: Sequence[tuple[int, str]], chunk: int) -> list[GoldOperation]:
-        """Return a perfect memory's operations for this piece.
+    def read(self, piece: Sequence[tuple[int, str]], chunk: int) -> Iterator[GoldOperation]:
+        """Yield a perfect memory's operations for this piece.
 
         There is one an entry, in the order of its last change.
         """
-        entries_before, last_change = self.world.entries(), {}
+        first = last = self.world.entries()
+        last_change: dict[str, int] = {}
         for line, text in piece:
-            before = self.world.entries()
+            before = last
             self.world.tell(text, line)
-            after = self.world.entries()
-            for slot in {**before, **after}:
-                if before.get(slot) != after.get(slot):
+            last = self.world.entries()
+            for slot in {**before, **last}:
+                if before.get(slot) != last.get(slot):
                     last_change.pop(slot, None)
                     last_change[slot] = line
-        entries_after = self.world.entries()
-        return [
-            _operation(entries_before.get(slot), entries_after.get(slot), chunk, self.turn_id(line))
-            for slot, line in last_change.items()
-            if entries_before.get(slot) != entries_after.get(slot)
-        ]
+        for slot, line in last_change.items():
+            old, new = first.get(slot), last.get(slot)
+            if old != new:
+                yield GoldOperation(
+                    kind="insert" if old is None else "delete" if new is None else "update",
+                    chunk=chunk,
+                    category="semantic",
+                    content=new or "",
+                    replaces=old,
+                    turn=self.turn_id(line),
+                )
 
     def questions_after(self, line: int, chunk: int) -> Iterator[Question]:
         """Yield the official questions that follow the statement `line`."""
-        later = [number for number, _ in self.story.statements if number > line]
-        for story_question in self.story.questions:
-            if line < story_question.line < min(later, default=story_question.line + 1):
-                reply = self.world.ask(self.rename(story_question.text))
-                if reply is None or self.rename(", ".join(story_question.answer.split(","))) not in reply.answers:
-                    raise DataError(
-                        f"babi: {self.story.name}, line {story_question.line}: its answer is lost by new names"
-                    )
-                yield self._question(
-                    f"{self.number}:{story_question.line}", story_question.text, reply, story_question.evidence, chunk
-                )
+        end = min((number for number, _ in self.story.statements if number > line), default=sys.maxsize)
+        for asked in self.story.questions:
+            if line < asked.line < end:
+                reply = self.world.ask(self.rename(asked.text))
+                if reply is None or self.rename(asked.answer) not in reply.answers:
+                    raise DataError(f"babi: {self.story.name}, line {asked.line}: its answer is lost by new names")
+                yield self._question(str(asked.line), asked.text, reply, asked.evidence, chunk)
 
     def repeated_questions(self, rng: Random, chunk: int) -> Iterator[Question]:
         """Yield some of the questions again, with the answer at the end of the story."""
         texts = list(dict.fromkeys(question.text for question in self.story.questions))
         replies = [(text, reply) for text in texts if (reply := self.world.ask(self.rename(text)))]
         for number, (text, reply) in enumerate(rng.sample(replies, min(REPEATED_QUESTIONS, len(replies)))):
-            yield self._question(f"{self.number}:again{number}", text, reply, reply.evidence, chunk)
+            yield self._question(f"again{number}", text, reply, reply.evidence, chunk)
 
     def _question(self, id: str, text: str, reply: StoryAnswer, evidence: Sequence[int], chunk: int) -> Question:
+        kind = "updated" if len(reply.places) > 1 or reply.earlier else "stated"
         return Question(
-            id=id,
+            id=f"{self.number}:{id}",
             question=self.rename(text),
             answers=reply.answers,
             category=f"qa{self.story.task}",
             evidence=tuple(map(self.turn_id, evidence)),
             asked_after_chunk=chunk,
-            meta={
-                "slot": reply.slot,
-                "kind": "updated" if len(reply.places) > 1 or reply.earlier else "stated",
-                "stale": list(reply.earlier),
-                "values": list(reply.places),
-            },
+            meta={"slot": reply.slot, "kind": kind, "stale": list(reply.earlier), "values": list(reply.places)},
         )
 
 
@@ -630,17 +527,9 @@ def _pieces(story: Story) -> list[list[tuple[int, str]]]:
     pieces: list[list[tuple[int, str]]] = []
     question_lines = {question.line for question in story.questions}
     for line, text in story.statements:
-        refers = re.match(r"(Then|Afterwards|After that|Following that) ", text)
+        refers = re.match(_SEQUENCE_WORDS, text)
         if pieces and (refers or (line - 1 not in question_lines and len(pieces[-1]) < MAX_STATEMENTS)):
             pieces[-1].append((line, text))
         else:
             pieces.append([(line, text)])
     return pieces
-
-
-def _operation(old_content: str | None, new_content: str | None, chunk: int, turn: str) -> GoldOperation:
-    kind: Literal["insert", "update", "delete"]
-    kind = "insert" if old_content is None else "delete" if new_content is None else "update"
-    return GoldOperation(
-        kind=kind, chunk=chunk, category="semantic", content=new_content or "", replaces=old_content, turn=turn
-    )

@@ -8,7 +8,6 @@ the expected reply is in `meta["refused"]`.
 
 from __future__ import annotations
 
-import ast
 import json
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -17,80 +16,11 @@ from typing import Any
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder, require_objects, to_iso_time
-from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.formats.files import find_file, require_field
-from memalpha.tasks.formats.streaming import iter_parquet_rows
-from memalpha.types import Question, SpeakerTurn, Task
+from memalpha.tasks.dataset_info import DataSet, shipped_card
+from memalpha.tasks.formats.files import find_file, iter_parquet_rows, parse_python, read_turn, require_field
+from memalpha.types import Question, Task
 
-_FAULTS = (
-    "rubrics are scored 1, 0.5 or 0 an item; the official script cuts 0.5 down to 0 in places",
-    "knowledge_update has one question without source_chat_ids, other abilities a few with empty ones",
-    "instruction_following and preference_following have no answer: the expected behaviour stands for it",
-    "probing_questions is a printed Python object, not JSON",
-    "user messages end in a mark of the plan they were made from (->-> 1,2): kept, as in the official runs",
-)
-
-DATA = (
-    DataSet(
-        name="beam",
-        about="long conversations of one user with an assistant, ten abilities, judged by rubrics",
-        source="hub:Mohammadta/BEAM",
-        licence="CC BY-SA 4.0",
-        counts="100K (128k tokens each): 20 conversations, 400 questions; 500K: 35, 700; 1M: 35, 700",
-        metric="rubric",
-        revision="3205395e897e7318c7b094ef4e6047b9b82dbb03",
-        variants=("100K", "500K", "1M"),
-        files=(
-            File(
-                "data/100K-00000-of-00001.parquet",
-                "c0519be25907005ba873c927c50877471d550873039d96c041554d0075a78ace",
-                5_429_768,
-                ("100K",),
-            ),
-            File(
-                "data/500K-00000-of-00001.parquet",
-                "af05921c979355038e1761b7cde3d2dd713200dd3071b278de0200f6c7f30122",
-                33_956_263,
-                ("500K",),
-            ),
-            File(
-                "data/1M-00000-of-00001.parquet",
-                "41b5acbbb55a586b1305514ef9d9fb03365d9b3331b598a1c2dd7603d93ef533",
-                66_156_374,
-                ("1M",),
-            ),
-        ),
-        expected={
-            "100K": {"tasks": 20, "questions": 400},
-            "500K": {"tasks": 35, "questions": 700},
-            "1M": {"tasks": 35, "questions": 700},
-        },
-        faults=_FAULTS,
-    ),
-    DataSet(
-        name="beam_10m",
-        about="BEAM's conversations of ten million tokens",
-        source="hub:Mohammadta/BEAM-10M",
-        licence="CC BY-SA 4.0",
-        counts="10 conversations, 200 questions",
-        metric="rubric",
-        revision="9b2096193fe74e2837e4713e483351e19817773c",
-        files=(
-            File(
-                "data/10M-00000-of-00002.parquet",
-                "31d96fd47ec56221d202e68792f26c00e49467dd4b36ee105c36ebd19ef78ad5",
-                153_844_664,
-            ),
-            File(
-                "data/10M-00001-of-00002.parquet",
-                "a4f13fe25af51d57405ae41008689c31d1421377f3efde56a024b441deb2ee65",
-                189_980_875,
-            ),
-        ),
-        expected={"": {"tasks": 10, "questions": 200}},
-        faults=_FAULTS,
-    ),
-)
+DATA = (shipped_card("beam"), shipped_card("beam_10m"))
 
 ANSWERS = ("answer", "ideal_answer", "ideal_summary", "ideal_response", "expected_compliance")
 """Fields that hold the expected reply, depending on the ability."""
@@ -149,10 +79,7 @@ def _task(row: Mapping[str, Any], size: str, location: str) -> Task:
             last_id = number + offset
             item_location = f"{location}: chat: message {last_id}"
             timestamp = to_iso_time(str(message.get("time_anchor") or "")) or timestamp
-            text = require_field(message, "content", str, item_location)
-            speaker_turns.append(
-                SpeakerTurn(speaker=require_field(message, "role", str, item_location), text=text, id=f"m{last_id}")
-            )
+            speaker_turns.append(read_turn(message, f"m{last_id}", item_location))
         builder.add_session(speaker_turns, timestamp)
     return builder.build(f"beam-{size}-{id}", _questions(row, builder, location), location)
 
@@ -186,8 +113,8 @@ def _questions(row: Mapping[str, Any], builder: TaskBuilder, location: str) -> I
     probes = row.get("probing_questions")
     if isinstance(probes, str):
         try:
-            probes = json.loads(probes) if probes.lstrip().startswith('{"') else ast.literal_eval(probes)
-        except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+            probes = json.loads(probes) if probes.lstrip().startswith('{"') else parse_python(probes)
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{location}: probing_questions is no Python or JSON object: {error}") from error
     if not isinstance(probes, Mapping):
         raise DataError(f"{location}: probing_questions is no object of abilities")

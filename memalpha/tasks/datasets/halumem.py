@@ -14,42 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.tasks.chunking import TaskBuilder, parse_answers, require_iso_time, require_objects, to_iso_time
-from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.formats.files import find_file, require_field
-from memalpha.tasks.formats.streaming import iter_json_lines
-from memalpha.types import GoldOperation, Question, SpeakerTurn, Task
+from memalpha.tasks.dataset_info import shipped_card
+from memalpha.tasks.formats.files import find_file, iter_json_lines, read_turn, require_field
+from memalpha.types import GoldOperation, Question, Task
 
-DATA = DataSet(
-    name="halumem",
-    about="20 users over months: what a memory should hold after each session, updates, and false memories",
-    source="hub:IAAR-Shanghai/HaluMem",
-    licence="CC BY-NC-ND 4.0 (no changed copy may be passed on)",
-    counts="20 users, 14,948 memory points, 3,467 questions; Medium 1,387 sessions, 160k tokens a user; Long 1M",
-    metric="judge",
-    revision="cb04336aa1b732d4b24f5186c552456b4099806e",
-    variants=("Medium", "Long"),
-    files=(
-        File(
-            "HaluMem-Medium.jsonl",
-            "486fbc130a5c8781a2af27ffa508a1d7855245137aa449c193ac4d29c45634e7",
-            33_511_525,
-            ("Medium",),
-        ),
-        File(
-            "HaluMem-Long.jsonl",
-            "dfdbed570b402b7b8c17e0d7808fc6f3ae7a53b6144f18feb16bbdd3f55cb0c9",
-            106_535_674,
-            ("Long",),
-        ),
-    ),
-    expected={variant: {"tasks": 20, "questions": 3467} for variant in ("Medium", "Long")},
-    faults=(
-        "is_update is the text 'True' or 'False'",
-        "491 sessions have no questions key; the 1,030 sessions that Long adds have no memory points",
-        "original_memories do not always repeat an earlier point word for word: such an update is an insert here",
-        "evidence names memory points and no turns: no retrieval recall by turn",
-    ),
-)
+DATA = shipped_card("halumem")
 
 CATEGORIES = {"Persona Memory": "semantic", "Relationship Memory": "semantic", "Event Memory": "episodic"}
 """Category of a memory by its `memory_type`."""
@@ -87,15 +56,10 @@ def _task(user: Any, location: str) -> Task:
     ):
         session_location = f"{location}: session {number}"
         start = require_iso_time(session.get("start_time"), f"{session_location}: start_time")
-        speaker_turns = []
-        for n, turn in enumerate(
-            require_objects(require_field(session, "dialogue", list, session_location), f"{session_location}: dialogue")
-        ):
-            speaker, text = (
-                require_field(turn, key, str, f"{session_location}: dialogue[{n}]") for key in ("role", "content")
-            )
-            speaker_turns.append(SpeakerTurn(speaker=speaker, text=text, id=f"s{number}_{n}"))
-        builder.add_session(speaker_turns, start)
+        dialogue_location = f"{session_location}: dialogue"
+        dialogue = require_objects(require_field(session, "dialogue", list, session_location), dialogue_location)
+        turns = [read_turn(turn, f"s{number}_{n}", f"{dialogue_location}[{n}]") for n, turn in enumerate(dialogue)]
+        builder.add_session(turns, start)
         chunk = max(builder.last_index, 0)
         for n, point in enumerate(require_objects(session.get("memory_points"), f"{session_location}: memory_points")):
             point_location = f"{session_location}: memory_points[{n}]"
@@ -120,12 +84,8 @@ def _operations(point: Mapping[str, Any], chunk: int, live: dict[str, str], loca
     category = CATEGORIES.get(kind, "semantic")
     ended = []
     if str(point.get("is_update")) == "True":
-        original_memories = point.get("original_memories")
-        ended = (
-            [content_ended for content_ended in map(str, original_memories) if content_ended in live]
-            if isinstance(original_memories, list)
-            else []
-        )
+        originals = point.get("original_memories")
+        ended = [old for old in map(str, originals) if old in live] if isinstance(originals, list) else []
     timestamp = to_iso_time(str(point.get("timestamp") or ""))
     replaced = next((old for old in ended if live[old] == category), None)
     for old in dict.fromkeys(ended):

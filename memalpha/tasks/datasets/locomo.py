@@ -22,32 +22,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from memalpha.errors import DataError
-from memalpha.tasks.dataset_info import DataSet, File
+from memalpha.tasks.dataset_info import shipped_card
 from memalpha.tasks.formats.files import build_task, find_file, read_json, require_field, require_items, require_strings
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
-DATA = DataSet(
-    name="locomo",
-    about="ten long conversations of two people over months, with questions on them",
-    source="github:snap-research/LoCoMo",
-    licence="CC BY-NC 4.0 (for research; never shipped)",
-    counts="10 conversations, 272 sessions, 5,882 turns, 1,986 questions (446 of them adversarial)",
-    metric="locomo-f1",
-    files=(File("data/locomo10.json", "79fa87e90f04081343b8c8debecb80a9a6842b76a7aa537dc9fdf651ea698ff4", 2_805_274),),
-    revision="3eb6f2c585f5e1699204e3c3bdf7adc5c28cb376",
-    variants=("answerable", "adversarial", "all"),
-    faults=(
-        "99 wrong answers and 57 wrong citations among the 1,540 answerable questions (audit=errors.json marks them)",
-        "seven malformed evidence strings, two ids of turns that are not there, four questions without evidence",
-        "six answers are integers; adversarial questions have a trap in place of an answer",
-        "conv-26 has 16 session dates without a session",
-    ),
-    expected={
-        "answerable": {"tasks": 10, "chunks": 272, "turns": 5882, "questions": 1540},
-        "adversarial": {"tasks": 10, "chunks": 272, "turns": 5882, "questions": 446},
-        "all": {"tasks": 10, "chunks": 272, "turns": 5882, "questions": 1986},
-    },
-)
+DATA = shipped_card("locomo")
 
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
 ANSWERABLE = ("multi-hop", "temporal", "open-domain", "single-hop")
@@ -145,7 +124,8 @@ def _task(sample: Any, number: int, file: Path, variant: str) -> Task:
     location = f"{file}: conversation {number}"
     conversation = require_field(sample, "conversation", dict, location)
     sessions = sorted((int(match[1]), key) for key in conversation if (match := _SESSION.fullmatch(key)))
-    chunks = [_chunk(conversation, key, f"{location}: {key}") for _, key in sessions if conversation[key]]
+    titles = [key for _, key in sessions if conversation[key]]
+    chunks = [_chunk(conversation, key, f"{location}: {key}") for key in titles]
     if not chunks:
         raise DataError(f"{location}: no session_1, session_2, ... with turns in 'conversation'")
     turn_ids = {turn.id for chunk in chunks for turn in chunk.turns}
@@ -157,32 +137,22 @@ def _task(sample: Any, number: int, file: Path, variant: str) -> Task:
             raise DataError(f"{label}: 'category' is {item['category']}, not one of 1 to 5")
         if variant == "all" or (category == "adversarial") == (variant == "adversarial"):
             questions.append(_question(item, f"locomo_{number}_qa{index}", category, turn_ids, label))
-    return build_task(
-        str(file),
-        id=str(sample.get("sample_id", f"locomo-{number}")),
-        chunks=tuple(chunks),
-        questions=tuple(questions),
-        meta={
-            "speakers": [conversation.get("speaker_a"), conversation.get("speaker_b")],
-            "observations": list(
-                _parse_observations(sample, [key for _, key in sessions if conversation[key]], turn_ids, location)
-            ),
-        },
-    )
+    meta = {
+        "speakers": [conversation.get("speaker_a"), conversation.get("speaker_b")],
+        "observations": list(_parse_observations(sample, titles, turn_ids, location)),
+    }
+    id = str(sample.get("sample_id", f"locomo-{number}"))
+    return build_task(str(file), id=id, chunks=tuple(chunks), questions=tuple(questions), meta=meta)
 
 
 def _parse_observations(
     sample: Mapping[str, Any], sessions: Sequence[str], turn_ids: set[str | None], location: str
 ) -> Iterator[dict[str, Any]]:
     """Yield the observations of each session, in order; a file may have none."""
-    observations_by_session = require_field(sample, "observation", dict, location) if "observation" in sample else {}
+    by_session = require_field(sample, "observation", dict, location) if "observation" in sample else {}
     for chunk, session in enumerate(sessions):
         key = f"{session}_observation"
-        by_speaker = (
-            require_field(observations_by_session, key, dict, f"{location}: observation")
-            if key in observations_by_session
-            else {}
-        )
+        by_speaker = require_field(by_session, key, dict, f"{location}: observation") if key in by_session else {}
         for speaker in by_speaker:
             for fact in require_field(by_speaker, speaker, list, f"{location}: observation.{key}"):
                 if not (isinstance(fact, list) and len(fact) == 2 and isinstance(fact[0], str)):

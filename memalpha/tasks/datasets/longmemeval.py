@@ -15,48 +15,11 @@ from typing import Any
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder, parse_answers, require_iso_time, require_objects
-from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.formats.files import find_file, require_field
-from memalpha.tasks.formats.streaming import iter_json_array
-from memalpha.types import Question, SpeakerTurn, Task
+from memalpha.tasks.dataset_info import shipped_card
+from memalpha.tasks.formats.files import find_file, iter_json_array, read_turn, require_field
+from memalpha.types import Question, Task
 
-DATA = DataSet(
-    name="longmemeval",
-    about="500 questions, each on a chat history of its own: oracle (the evidence sessions alone), s, m",
-    source="hub:xiaowu0162/longmemeval-cleaned",
-    licence="MIT",
-    counts="500 questions of 6 types, 30 to abstain from; s about 115k tokens each, m about 1.5M (500 sessions)",
-    metric="judge",
-    revision="98d7416c24c778c2fee6e6f3006e7a073259d48f",
-    variants=("s", "oracle", "m"),
-    files=(
-        File(
-            "longmemeval_s_cleaned.json",
-            "d6f21ea9d60a0d56f34a05b609c79c88a451d2ae03597821ea3d5a9678c3a442",
-            277_383_467,
-            ("s",),
-        ),
-        File(
-            "longmemeval_oracle.json",
-            "821a2034d219ab45846873dd14c14f12cfe7776e73527a483f9dac095d38620c",
-            15_388_478,
-            ("oracle",),
-        ),
-        File(
-            "longmemeval_m_cleaned.json",
-            "9d79e5524794a2e6900a3aa9cb7d9152c5a3e8319c9a87c25494ba1eacee495f",
-            2_737_100_077,
-            ("m",),
-        ),
-    ),
-    expected={variant: {"tasks": 500, "questions": 500} for variant in ("s", "oracle", "m")},
-    faults=(
-        "some answers are numbers, not texts: read as texts",
-        "the oracle file's sessions are not in order of their dates: sorted here",
-        "some turns have no text: left out; a session id that comes twice in a history gets @2",
-        "turns marked has_answer are in the history of questions to abstain from too: no evidence for those",
-    ),
-)
+DATA = shipped_card("longmemeval")
 
 
 def load(path: Path, variant: str | None = None, limit: int | None = None) -> list[Task]:
@@ -89,14 +52,9 @@ def _task(item: Any, location: str) -> Task:
     for session_id, date, turns in _sessions(item, location):
         speaker_turns = []
         for n, turn in enumerate(require_objects(turns, f"{location}: session {session_id}"), start=1):
-            turn_location = f"{location}: session {session_id}: turn {n}"
             turn_id = f"{session_id}_{n}"
-            speaker, text = (
-                require_field(turn, "role", str, turn_location),
-                require_field(turn, "content", str, turn_location),
-            )
-            speaker_turns.append(SpeakerTurn(speaker=speaker, text=text, id=turn_id))
-            if turn.get("has_answer") and text.strip():
+            speaker_turns.append(read_turn(turn, turn_id, f"{location}: session {session_id}: turn {n}"))
+            if turn.get("has_answer") and speaker_turns[-1].text.strip():
                 answering_turns.append(turn_id)
         builder.add_session(speaker_turns, date)
     abstain = "_abs" in id

@@ -15,43 +15,11 @@ from typing import Any
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder, parse_answers, to_iso_time
-from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.formats.files import find_file, require_field
-from memalpha.tasks.formats.streaming import iter_parquet_rows
+from memalpha.tasks.dataset_info import DataSet, shipped_card
+from memalpha.tasks.formats.files import find_file, iter_parquet_rows, require_field
 from memalpha.types import Chunk, Question, Task
 
-_FAULTS = (
-    "no revision is pinned: the newest is taken, and its commit noted in the tasks (meta['commit'])",
-    "chunks, questions_and_answers and metadata are JSON texts inside Parquet",
-    "NLU and TREC-C training rows hold MemoryAgentBench's test questions with their answers (its appendix A.1)",
-    "instance_id counts anew in each file and each source",
-)
-
-DATA = (
-    DataSet(
-        name="memalpha",
-        about="what Mem-alpha was trained and validated on: SQuAD, HotpotQA, PerLTQA, LongMemEval, labels, BookSum",
-        source="hub:YuWangX/Memalpha",
-        licence="not stated by its authors (the code is Apache-2.0; its sources have licences of their own)",
-        counts="train 562 or 567 rows by its paper, test 458 or 463; about 10.7 chunks and 58.5 questions a row",
-        metric="substring",
-        variants=("test", "train"),
-        files=(File("test.parquet", None, None, ("test",)), File("train.parquet", None, None, ("train",))),
-        faults=_FAULTS,
-        training_variants=("train",),
-    ),
-    DataSet(
-        name="memalpha_mab",
-        about="Mem-alpha's rendering of MemoryAgentBench, which its published table is measured on",
-        source="hub:YuWangX/Memalpha-Memoryagentbench",
-        licence="not stated by its authors (MemoryAgentBench is MIT)",
-        counts="112 rows by its paper",
-        metric="substring",
-        variants=("test", "train"),
-        files=(File("test.parquet", None, None, ("test",)), File("train.parquet", None, None, ("train",))),
-        faults=_FAULTS,
-    ),
-)
+DATA = (shipped_card("memalpha"), shipped_card("memalpha_mab"))
 
 METRICS = {
     "squad": "substring",
@@ -134,15 +102,14 @@ def _task(row: Mapping[str, Any], source: str, id: str, location: str) -> Task:
     questions = []
     for n, item in enumerate(_json(row["questions_and_answers"], list, f"{location}: questions_and_answers")):
         item_location = f"{location}: questions_and_answers[{n}]"
-        gold = item.get("answer", item.get("answers")) if isinstance(item, Mapping) else None
-        meta: dict[str, Any] = {"metric": metric}
-        if (evidence_index := item.get("evidence_idx") if isinstance(item, Mapping) else None) is not None:
-            meta["evidence_chunks"] = evidence_index if isinstance(evidence_index, list) else [evidence_index]
+        text, meta = require_field(item, "question", str, item_location), dict[str, Any](metric=metric)
+        if (index := item.get("evidence_idx")) is not None:
+            meta["evidence_chunks"] = index if isinstance(index, list) else [index]
         questions.append(
             Question(
                 id=f"q{n}",
-                question=require_field(item, "question", str, item_location),
-                answers=parse_answers(gold, f"{item_location}: field 'answer'"),
+                question=text,
+                answers=parse_answers(item.get("answer", item.get("answers")), f"{item_location}: field 'answer'"),
                 category=source,
                 meta=meta,
             )

@@ -9,7 +9,6 @@ files.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -18,67 +17,11 @@ from typing import Any
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import BORDERS, TaskBuilder, parse_answers, require_iso_time, require_objects, to_iso_time
-from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.formats.files import find_file, read_json, require_field
-from memalpha.tasks.formats.streaming import iter_parquet_rows
-from memalpha.types import Question, SpeakerTurn, Task
+from memalpha.tasks.dataset_info import shipped_card
+from memalpha.tasks.formats.files import find_file, iter_parquet_rows, parse_python, read_json, read_turn, require_field
+from memalpha.types import Question, Task
 
-DATA = DataSet(
-    name="memoryagentbench",
-    about="long contexts read once and asked many times: retrieval, test-time learning, understanding, conflicts",
-    source="hub:ai-hyz/MemoryAgentBench",
-    licence="MIT",
-    counts="146 contexts, 3,671 questions: 22 / 2,000, 6 / 700, 110 / 171, 8 / 800",
-    metric="substring",
-    revision="7ea066982b140a19337e17e60d45d4076e042faf",
-    variants=("Accurate_Retrieval", "Test_Time_Learning", "Long_Range_Understanding", "Conflict_Resolution"),
-    files=(
-        File(
-            "data/Accurate_Retrieval-00000-of-00001.parquet",
-            "56c3cd80fb6731a3e53cd1a6be3148f54df60ff2d290ee50e28f8acebf9655c1",
-            20_024_386,
-            ("Accurate_Retrieval",),
-        ),
-        File(
-            "data/Test_Time_Learning-00000-of-00001.parquet",
-            "5338753be48f925d03318eed66117286e3489025fabe050a547bd086cd7d79c0",
-            3_947_476,
-            ("Test_Time_Learning",),
-        ),
-        File(
-            "data/Long_Range_Understanding-00000-of-00001.parquet",
-            "5ab175461954db67770d4a4cb69e569b513ebb96aceb9ee79b57f67488bcd539",
-            None,
-            ("Long_Range_Understanding",),
-        ),
-        File(
-            "data/Conflict_Resolution-00000-of-00001.parquet",
-            "24d5c3f09ce0ce15625cb9f8a98f44f0d864ca6c94d7b4ad04eb697ca3a5ff45",
-            None,
-            ("Conflict_Resolution",),
-        ),
-        File(
-            "entity2id.json",
-            "63353aca481bc9558b502f91cb98f6fa26438796fdd7e0bc06b5a1532126e8b5",
-            None,
-            ("Test_Time_Learning",),
-        ),
-    ),
-    expected={
-        "Accurate_Retrieval": {"tasks": 22, "questions": 2000},
-        "Test_Time_Learning": {"tasks": 6, "questions": 700},
-        "Long_Range_Understanding": {"tasks": 110, "questions": 171},
-        "Conflict_Resolution": {"tasks": 8, "questions": 800},
-    },
-    faults=(
-        "rows were dropped and changed in 2025: the revision is pinned",
-        "answers are lists of lists; with a single question some rows have one list less",
-        "seven of its nine question answering sets rest on one context each",
-        "the answers of recsys_redial are ids of entity2id.json, where several ids can have one title",
-        "longmemeval_s* is a printed Python list and not JSON; evidence is given where haystack_sessions match a turn",
-        "the training sets of Mem-alpha hold the questions of icl_nlu and icl_trec_coarse with their answers",
-    ),
-)
+DATA = shipped_card("memoryagentbench")
 
 METRICS = {
     "ruler_qa": "substring",
@@ -92,8 +35,7 @@ METRICS = {
 }
 """Official metric by the beginning of a row's `metadata.source`."""
 
-_EXAMPLE = (r"\n(?!\s*label:)",)
-_FACT = (r"\n(?=\s*\d+\.)",)
+_LEADING_BORDERS = {"icl_": (r"\n(?!\s*label:)",), "factcon": (r"\n(?=\s*\d+\.)",)}
 _TITLE = re.compile(r"\([^()]*\)")
 
 
@@ -146,10 +88,8 @@ def _task(row: Mapping[str, Any], source: str, id: str, location: str, file: Pat
     if metric == "judge":
         ids_by_text = _sessions(builder, context, location)
     else:
-        leading_borders = {"squad-exact": _EXAMPLE, "substring": _FACT}.get(metric, ())
-        builder.add_text(
-            context, borders=(*leading_borders, *BORDERS) if source.startswith(("icl_", "factcon")) else BORDERS
-        )
+        leading = next((border for start, border in _LEADING_BORDERS.items() if source.startswith(start)), ())
+        builder.add_text(context, borders=(*leading, *BORDERS))
     films = _films(file, location) if metric == "recall@5" else {}
     return builder.build(id, _questions(row, metric, ids_by_text, films, location), location, meta={"source": source})
 
@@ -164,10 +104,8 @@ def _questions(
     if len(golds) != len(question_texts):
         raise DataError(f"{location}: {len(question_texts)} questions and {len(golds)} answers")
     titles = sorted(set(films.values()))
-    ids, types, dates = (
-        _per_question(meta, key, len(question_texts)) for key in ("question_ids", "question_types", "question_dates")
-    )
-    haystacks, pairs = (_per_question(meta, key, len(question_texts)) for key in ("haystack_sessions", "qa_pair_ids"))
+    keys = ("question_ids", "question_types", "question_dates", "haystack_sessions", "qa_pair_ids")
+    ids, types, dates, haystacks, pairs = (_per_question(meta, key, len(question_texts)) for key in keys)
     for n, (question, gold) in enumerate(zip(question_texts, golds, strict=True)):
         answer_location = f"{location}: answers[{n}]"
         answers = parse_answers(gold, answer_location)
@@ -222,20 +160,18 @@ def _sessions(builder: TaskBuilder, context: str, location: str) -> dict[str, li
         Turn ids by text.
     """
     try:
-        items = ast.literal_eval(context)
-    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+        items = parse_python(context)
+    except ValueError as error:
         raise DataError(f"{location}: context is no Python list of times and sessions: {error}") from error
     if not isinstance(items, list) or len(items) % 2:
         raise DataError(f"{location}: context is no list that alternates times and sessions")
     ids_by_text: dict[str, list[str]] = {}
     for number, (time, turns) in enumerate(zip(items[::2], items[1::2], strict=True)):
         session_location = f"{location}: context: session {number}"
-        speaker_turns = []
-        for n, turn in enumerate(require_objects(turns, session_location), start=1):
-            text = require_field(turn, "content", str, session_location)
-            speaker_turns.append(
-                SpeakerTurn(speaker=require_field(turn, "role", str, session_location), text=text, id=f"s{number}_{n}")
-            )
+        speaker_turns = [
+            read_turn(turn, f"s{number}_{n}", session_location)
+            for n, turn in enumerate(require_objects(turns, session_location), start=1)
+        ]
         raw_time = time.removeprefix("Chat Time: ") if isinstance(time, str) else time
         builder.add_session(speaker_turns, require_iso_time(raw_time, session_location))
         for turn in speaker_turns:

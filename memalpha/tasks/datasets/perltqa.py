@@ -7,38 +7,21 @@ names. The category of a question is the kind of memory it asks for.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
-from itertools import islice
+from itertools import accumulate, count, islice
 from pathlib import Path
 from typing import Any
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder, parse_answers, require_objects, to_iso_time
-from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.formats.files import find_file, read_json, require_field, require_items
+from memalpha.tasks.dataset_info import shipped_card
+from memalpha.tasks.formats.files import find_file, parse_python, read_json, require_field, require_items
 from memalpha.types import Question, SpeakerTurn, Task
 
-DATA = DataSet(
-    name="perltqa",
-    about="what 30 invented people are, whom they know, what happened to them and their talks about it",
-    source="github:Elvin-Yiming-Du/PerLTQA",
-    licence="CC BY-NC 4.0 (for research; never shipped)",
-    counts="30 characters, 8,593 questions: profile, relationships, events, dialogues",
-    metric="judge",
-    revision="8d9e19868e239740ef701e603ec205cd581f221b",
-    files=(File("Dataset/en_v2/perltmem_en_v2.json"), File("Dataset/en_v2/perltqa_en_v2.json")),
-    faults=(
-        "25 social_relationship sections are printed Python objects, not JSON: read",
-        "one character of the questions ('dragon beautiful') has no memory: left out",
-        "11 questions name memories that do not exist: in meta['unknown_evidence']",
-        "some dialogues are a list in a list, some a single text",
-        "answers are long sentences: token overlap says little",
-        "many events have no full date ('October 2021', '2012', 'during an election'): it stands before their text",
-    ),
-)
+DATA = shipped_card("perltqa")
 
 KINDS = {"profile": "profile", "social_relationship": "social", "events": "event", "dialogues": "dialogue"}
 """Prefix of turn ids by section of the official files."""
@@ -94,46 +77,34 @@ def _task(name: str, memory: Mapping[str, Any], sections: Any, location: str, qu
         turns_of.setdefault(f"{kind} {id}", []).append(turn_id)
         return SpeakerTurn(speaker=speaker, text=text, id=turn_id)
 
-    profile = [
-        turn("profile", key, "profile", f"{key}: {value}") for key, value in _section(memory, "profile", location)
-    ]
+    profile = _section(memory, "profile", location)
+    turns = [turn("profile", key, "profile", f"{key}: {value}") for key, value in profile]
     if isinstance(described := memory.get("profile_description"), str):
-        profile.append(SpeakerTurn(speaker="profile", text=described, id="profile_description"))
-    builder.add_session(profile)
-    relationship_turns = []
+        turns.append(SpeakerTurn(speaker="profile", text=described, id="profile_description"))
+    builder.add_session(turns)
+    turns = []
     for id, value in _section(memory, "social_relationship", location):
-        item_location = f"{location}: social_relationship {id}"
-        person, description = (
-            require_field(value, key, str, item_location) for key in ("Supporting Characters", "Description")
-        )
-        relationship_turns.append(
-            turn(
-                "social_relationship", id, "relationship", f"{person} ({value.get('Relationship', '')}): {description}"
-            )
-        )
-    builder.add_session(relationship_turns)
-    dated_turns: list[tuple[str, list[SpeakerTurn]]] = []
+        keys, item_location = ("Supporting Characters", "Description"), f"{location}: social_relationship {id}"
+        person, description = (require_field(value, key, str, item_location) for key in keys)
+        text = f"{person} ({value.get('Relationship', '')}): {description}"
+        turns.append(turn("social_relationship", id, "relationship", text))
+    builder.add_session(turns)
+    dated: list[tuple[str, list[SpeakerTurn]]] = []
     for id, value in _section(memory, "events", location):
         text = require_field(value, "content", str, f"{location}: events {id}")
-        creation_time = str(value.get("Creation Time", ""))
-        dated_turns.append(
-            (
-                creation_time,
-                [turn("events", id, "event", text if to_iso_time(creation_time) else f"{creation_time}: {text}")],
-            )
-        )
+        time = str(value.get("Creation Time", ""))
+        dated.append((time, [turn("events", id, "event", text if to_iso_time(time) else f"{time}: {text}")]))
     for id, value in _section(memory, "dialogues", location):
-        number = 0
-        for creation_time, lines in require_field(value, "contents", Mapping, f"{location}: dialogues {id}").items():
-            dialogue_turns = []
+        numbers = count()
+        for time, lines in require_field(value, "contents", Mapping, f"{location}: dialogues {id}").items():
+            dated.append((str(time), []))
             for line in _lines(lines):
                 speaker, colon, text = line.partition(": ")
-                dialogue_turns.append(turn("dialogues", id, speaker if colon else "", text if colon else line, number))
-                number += 1
-            dated_turns.append((str(creation_time), dialogue_turns))
-    times = _fill_unknown_times([_sortable_time(creation_time) for creation_time, _ in dated_turns])
-    for n in sorted(range(len(dated_turns)), key=lambda n: (times[n], n)):
-        builder.add_session(dated_turns[n][1], to_iso_time(dated_turns[n][0]))
+                spoken = (speaker, text) if colon else ("", line)
+                dated[-1][1].append(turn("dialogues", id, *spoken, next(numbers)))
+    times = accumulate((_sortable_time(time) for time, _ in dated), lambda last, time: time or last)
+    for _, (time, turns) in sorted(zip(times, dated, strict=True), key=lambda item: item[0] or ""):
+        builder.add_session(turns, to_iso_time(time))
     return builder.build(name, _questions(sections, builder, turns_of, question_location), location)
 
 
@@ -175,9 +146,7 @@ def _question_items(section: Any, location: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _section(memory: Mapping[str, Any], key: str, location: str) -> Iterator[tuple[str, Any]]:
-    value = memory.get(key)
-    if isinstance(value, str):
-        value = _python(value)
+    value = _python(memory.get(key))
     if not isinstance(value, Mapping):
         raise DataError(f"{location}: field {key!r} is missing or not an object")
     yield from ((str(id), item) for id, item in value.items())
@@ -198,10 +167,11 @@ def _references(value: Any) -> list[str]:
     return [str(item) for item in value] if isinstance(value, list) else [str(value).strip()] if value else []
 
 
-def _python(text: str) -> Any:
+def _python(value: Any) -> Any:
+    """Parse a printed Python object; None for other texts, other values are returned unchanged."""
     try:
-        return ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return parse_python(value.strip()) if isinstance(value, str) else value
+    except ValueError:
         return None
 
 
@@ -210,18 +180,7 @@ def _sortable_time(text: str) -> str | None:
     if (time := to_iso_time(text)) is not None:
         return time
     for form in ("%B %Y", "%b %Y", "%Y-%m", "%Y/%m"):
-        try:
+        with suppress(ValueError):
             return datetime.strptime(text.strip(), form).strftime("%Y-%m")
-        except ValueError:
-            pass
     year = re.search(r"\b(?:19|20)\d{2}\b", text)
     return year[0] if year else None
-
-
-def _fill_unknown_times(times: list[str | None]) -> list[str]:
-    """Return times to sort by; an unknown time takes the one before it."""
-    filled_times, last_known = [], ""
-    for time in times:
-        last_known = time or last_known
-        filled_times.append(last_known)
-    return filled_times

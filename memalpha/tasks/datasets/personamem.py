@@ -8,80 +8,39 @@ its `end_index_in_shared_context` have been read; chunks are split there.
 v2: a persona's history is a task, asked at its end. The message that states the persona outright is left out. Evidence
 is the related snippet where it is found word for word. v2 gives one right and several wrong answers; their order here
 follows from the question's text.
+
+Snippets: v2 as short tasks for training. A task is one question. Its chunks are the related snippet and 1 to
+`irrelevant` others, drawn from rows of other personas and shuffled. All of it follows from `seed` and the rows; `limit`
+does not change it. Evidence are the turns of the related snippet, `meta["snippet"]` is its index. `qa.scoring.cited`
+describes the reward of an answer that names its evidence.
 """
 
 from __future__ import annotations
 
-import ast
 import json
-import random
 import re
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, NamedTuple
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder
-from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.formats.files import find_file, read_json, require_field
-from memalpha.tasks.formats.streaming import iter_csv_rows, iter_json_lines
+from memalpha.tasks.dataset_info import shipped_card
+from memalpha.tasks.formats.files import (
+    find_file,
+    iter_csv_rows,
+    iter_json_lines,
+    parse_python,
+    read_json,
+    read_turn,
+    require_field,
+)
 from memalpha.types import Question, SpeakerTurn, Task
 
-_V1_SIZES = ("32k", "128k", "1M")
-_V2_SIZES = ("32k", "128k")
-_V1_HASHES = {
-    "questions_32k.csv": "cccd34cf53e0bc4d9536c04cff5ca045156d9a4e227e83327112482840bbc93c",
-    "shared_contexts_32k.jsonl": "217247ebfec9e8442fc53570c795ab69f21aad08745f7de78d9beab51b122d4a",
-}
-_QUESTIONS_V2 = "benchmark/text/benchmark.csv"
-
-DATA = (
-    DataSet(
-        name="personamem",
-        about="chats of 20 users whose preferences change, questions with four choices in mid-stream",
-        source="hub:bowen-upenn/PersonaMem-v1",
-        licence="MIT",
-        counts="32k: 37 contexts, 589 questions of 7 types; 128k and 1M: longer contexts",
-        metric="choice",
-        revision="a8076d5608c93ba2a28983cd78aa99b01a163ae7",
-        variants=_V1_SIZES,
-        files=tuple(
-            File(name, _V1_HASHES.get(name), None, (size,))
-            for size in _V1_SIZES
-            for name in (f"questions_{size}.csv", f"shared_contexts_{size}.jsonl")
-        ),
-        expected={"32k": {"tasks": 37, "questions": 589}},
-        faults=(
-            "the repository was called bowen-upenn/PersonaMem before",
-            "messages have no dates",
-            "choices are a list printed as JSON or as Python, each with its letter in front",
-            "system messages state the persona of the session: kept, as in the official runs",
-        ),
-    ),
-    DataSet(
-        name="personamem_v2",
-        about="200 users whose preferences mostly show without being said, questions with several choices",
-        source="hub:bowen-upenn/PersonaMem-v2",
-        licence="CC BY 4.0",
-        counts="5,000 questions on 200 personas (text benchmark)",
-        metric="choice",
-        revision="ed956dea41521fc4499acbc63f966e0fd3c053ba",
-        variants=_V2_SIZES,
-        files=(
-            File(_QUESTIONS_V2, "95f2a8a324aab7baf2af937feae12731369e2abf7cad5ab3e170594cb25a3e52"),
-            *(File(f"data/chat_history_{size}/*.json", None, None, (size,)) for size in _V2_SIZES),
-        ),
-        expected={size: {"questions": 5000} for size in _V2_SIZES},
-        faults=(
-            "made by a language model, not all of it checked by people",
-            "735 personas of its training file are in its validation file too, though its card says none",
-            "the order of the choices is not given: it follows from the question's text here",
-            "queries are printed Python or JSON objects; snippets do not always occur word for word in the history",
-        ),
-    ),
-)
+DATA = _V1, _V2, _SNIPPETS = tuple(map(shipped_card, ("personamem", "personamem_v2", "personamem_snippets")))
 
 _LETTER = re.compile(r"\s*\(?([a-z])[).:]\s*", re.IGNORECASE)
 
@@ -114,7 +73,7 @@ def contexts(path: Path, variant: str | None = None) -> Iterator[Task]:
     Raises:
         DataError: A file does not fit; the message names file, line and field.
     """
-    questions, shared = (_sibling_file(path, file.path) for file in DATA[0].files_for(variant))
+    questions, shared = (_sibling_file(path, file.path) for file in _V1.files_for(variant))
     rows_by_context: dict[str, list[tuple[str, dict[str, str]]]] = {}
     for location, row in iter_csv_rows(questions):
         rows_by_context.setdefault(require_field(row, "shared_context_id", str, location), []).append((location, row))
@@ -132,14 +91,13 @@ def contexts(path: Path, variant: str | None = None) -> Iterator[Task]:
 
 def histories(path: Path, variant: str | None = None) -> Iterator[Task]:
     """Yield the histories of v2 one at a time. Raises `DataError` naming file, line and field."""
-    size = variant or DATA[1].variants[0]
-    questions = _sibling_file(path, _QUESTIONS_V2)
+    size = variant or _V2.variants[0]
+    questions = _sibling_file(path, _V2.files[0].path)
     root = path if path.is_dir() else path.parent
     rows_by_history: dict[str, list[tuple[str, dict[str, str]]]] = {}
     for location, row in iter_csv_rows(questions):
-        rows_by_history.setdefault(require_field(row, f"chat_history_{size}_link", str, location), []).append(
-            (location, row)
-        )
+        link = require_field(row, f"chat_history_{size}_link", str, location)
+        rows_by_history.setdefault(link, []).append((location, row))
     for link, rows in rows_by_history.items():
         for folder in (root, *questions.parents[:4]):
             if (file := folder / link).is_file():
@@ -153,13 +111,13 @@ def histories(path: Path, variant: str | None = None) -> Iterator[Task]:
         yield _history(messages, rows, file, size)
 
 
-def _context(id: str, messages: list[Any], rows: list[tuple[str, dict[str, str]]], location: str) -> Task:
-    ends = {message_location: _history_length(row, len(messages), message_location) for message_location, row in rows}
+def _context(id_: str, messages: list[Any], rows: list[tuple[str, dict[str, str]]], location: str) -> Task:
+    ends = {row_location: _history_length(row, len(messages), row_location) for row_location, row in rows}
     builder = TaskBuilder()
     last: dict[int, int] = {}  # number of messages read → index of the last chunk
     turns: list[SpeakerTurn] = []
     for n, message in enumerate(messages):
-        turn = _turn(message, n, location)
+        turn = read_turn(message, f"m{n}", f"{location}: message {n}")
         if turns and turn.speaker == "system":
             builder.add_session(turns)
             turns = []
@@ -169,26 +127,34 @@ def _context(id: str, messages: list[Any], rows: list[tuple[str, dict[str, str]]
             turns, last[n + 1] = [], builder.last_index
     builder.add_session(turns)
     questions = []
-    for message_location, row in rows:
-        choices = _choices(row, message_location)
-        letter = require_field(row, "correct_answer", str, message_location).strip("() \t").lower()
+    for row_location, row in rows:
+        choices = _choices(row, row_location)
+        letter = require_field(row, "correct_answer", str, row_location).strip("() \t").lower()
         if letter not in choices:
-            raise DataError(
-                f"{message_location}: correct_answer {row['correct_answer']!r} is none of {', '.join(choices)}"
-            )
-        if last[ends[message_location]] < 0:
-            raise DataError(f"{message_location}: end_index_in_shared_context: nothing has been said by then")
-        questions.append(
-            Question(
-                id=require_field(row, "question_id", str, message_location),
-                question=require_field(row, "user_question_or_message", str, message_location),
-                answers=(f"({letter}) {choices[letter]}",),
-                category=require_field(row, "question_type", str, message_location),
-                asked_after_chunk=last[ends[message_location]],
-                meta={"metric": "choice", "choices": choices, "choice": letter, "topic": row.get("topic", "")},
-            )
+            raise DataError(f"{row_location}: correct_answer {row['correct_answer']!r} is none of {', '.join(choices)}")
+        if last[ends[row_location]] < 0:
+            raise DataError(f"{row_location}: end_index_in_shared_context: nothing has been said by then")
+        id, text, category = (
+            require_field(row, key, str, row_location)
+            for key in ("question_id", "user_question_or_message", "question_type")
         )
-    return builder.build(id, questions, location, meta={"persona_id": rows[0][1].get("persona_id", "")})
+        meta, chunk = {"topic": row.get("topic", "")}, last[ends[row_location]]
+        questions.append(_question(id, text, choices, letter, category, meta, asked_after_chunk=chunk))
+    return builder.build(id_, questions, location, meta={"persona_id": rows[0][1].get("persona_id", "")})
+
+
+def _question(
+    id: str, text: str, choices: dict[str, str], letter: str, category: str | None, meta: dict[str, Any], **fields: Any
+) -> Question:
+    """Build a question with choices; `letter` is the right one."""
+    return Question(
+        id=id,
+        question=text,
+        answers=(f"({letter}) {choices[letter]}",),
+        category=category,
+        meta={"metric": "choice", "choices": choices, "choice": letter, **meta},
+        **fields,
+    )
 
 
 def _history_length(row: Mapping[str, str], count: int, location: str) -> int:
@@ -200,7 +166,7 @@ def _history_length(row: Mapping[str, str], count: int, location: str) -> int:
 
 def _choices(row: Mapping[str, str], location: str) -> dict[str, str]:
     """Return the options by letter, without the letter in front."""
-    options = parse_literal(require_field(row, "all_options", str, location))
+    options = _parse_literal(require_field(row, "all_options", str, location))
     if not isinstance(options, list) or len(options) < 2:
         raise DataError(f"{location}: all_options is no list of choices")
     choices = {}
@@ -214,29 +180,22 @@ def _choices(row: Mapping[str, str], location: str) -> dict[str, str]:
 
 def _history(messages: list[Any], rows: list[tuple[str, dict[str, str]]], file: Path, size: str) -> Task:
     builder = TaskBuilder()
-    turns = [_turn(message, n, f"{file}") for n, message in enumerate(messages)]
+    turns = [read_turn(message, f"m{n}", f"{file}: message {n}") for n, message in enumerate(messages)]
     if turns and turns[0].speaker == "system":
         turns = turns[1:]
     builder.add_session(turns)
     questions = []
     for n, (location, row) in enumerate(rows):
-        text, choices, letter = shuffle_choices(row, f"{file.stem} {n}", location)
-        question_meta = {key: row[key] for key in ("preference", "pref_type", "updated", "topic_query") if row.get(key)}
-        questions.append(
-            Question(
-                id=f"q{n}",
-                question=text,
-                answers=(f"({letter}) {choices[letter]}",),
-                category=row.get("pref_type") or None,
-                evidence=builder.resolve_evidence(_find_snippet(row.get("related_conversation_snippet", ""), turns))[0],
-                meta={"metric": "choice", "choices": choices, "choice": letter, **question_meta},
-            )
-        )
+        text, choices, letter = _shuffle_choices(row, f"{file.stem} {n}", location)
+        meta = {key: row[key] for key in ("preference", "pref_type", "updated", "topic_query") if row.get(key)}
+        evidence, _ = builder.resolve_evidence(_find_snippet(row.get("related_conversation_snippet", ""), turns))
+        category = row.get("pref_type") or None
+        questions.append(_question(f"q{n}", text, choices, letter, category, meta, evidence=evidence))
     persona = rows[0][1].get("persona_id") or file.stem
     return builder.build(f"persona{persona}_{size}", questions, str(file), meta={"persona_id": persona})
 
 
-def shuffle_choices(row: Mapping[str, str], seed: str, location: str) -> tuple[str, dict[str, str], str]:
+def _shuffle_choices(row: Mapping[str, str], seed: str, location: str) -> tuple[str, dict[str, str], str]:
     """Return question, choices by letter, and right letter of a row of v2.
 
     The order of the choices follows from `seed` and the text.
@@ -249,23 +208,23 @@ def shuffle_choices(row: Mapping[str, str], seed: str, location: str) -> tuple[s
     Raises:
         DataError: The row has no question, or its wrong answers are invalid.
     """
-    query = parse_literal(require_field(row, "user_query", str, location))
+    query = _parse_literal(require_field(row, "user_query", str, location))
     text = str(query.get("content", "")) if isinstance(query, dict) else row["user_query"]
-    incorrect_answers = parse_literal(require_field(row, "incorrect_answers", str, location))
+    incorrect_answers = _parse_literal(require_field(row, "incorrect_answers", str, location))
     correct_answer = require_field(row, "correct_answer", str, location)
     if not isinstance(incorrect_answers, list) or not incorrect_answers:
         raise DataError(f"{location}: incorrect_answers is no list of answers")
     if correct_answer in incorrect_answers:
         raise DataError(f"{location}: correct_answer is among incorrect_answers")
     options = [correct_answer, *map(str, incorrect_answers)]
-    random.Random(sha256(f"{seed} {text}".encode()).hexdigest()).shuffle(options)
+    Random(sha256(f"{seed} {text}".encode()).hexdigest()).shuffle(options)
     choices = dict(zip("abcdefghijklmnop", options, strict=False))
     return text, choices, next(letter for letter, option in choices.items() if option == correct_answer)
 
 
 def _find_snippet(text: str, turns: list[SpeakerTurn]) -> list[str]:
     """Return the turn ids of the first word-for-word match of a snippet's messages, or none."""
-    value = parse_literal(text)
+    value = _parse_literal(text)
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value) or not value:
         return []
     snippet_messages = [(item.get("role"), str(item.get("content", "")).strip()) for item in value]
@@ -276,27 +235,98 @@ def _find_snippet(text: str, turns: list[SpeakerTurn]) -> list[str]:
     return []
 
 
-def _turn(message: Any, number: int, location: str) -> SpeakerTurn:
-    message_location = f"{location}: message {number}"
-    return SpeakerTurn(
-        speaker=require_field(message, "role", str, message_location),
-        text=require_field(message, "content", str, message_location),
-        id=f"m{number}",
-    )
-
-
-def parse_literal(text: str) -> Any:
+def _parse_literal(text: str) -> Any:
     """Parse a printed value as JSON or Python; other texts are returned unchanged."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         pass
     try:
-        return ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return parse_python(text.strip())
+    except ValueError:
         return text
 
 
 def _sibling_file(path: Path, name: str) -> Path:
     """Return the file `name` in the folder of `path`, or in `path` if that is a folder."""
     return find_file(path if path.is_dir() else path.parent, name)
+
+
+class _Row(NamedTuple):
+    location: str
+    number: int
+    values: Mapping[str, str]
+    messages: tuple[tuple[str, str], ...]
+    persona: str
+
+
+def load_personamem_snippets(
+    path: Path, variant: str | None = None, limit: int | None = None, *, irrelevant: int = 5, seed: int = 0
+) -> list[Task]:
+    """Load the rows of a split that have a snippet, with snippets of others.
+
+    Args:
+        path: File of the split, or its folder.
+        variant: "train", "val" or "benchmark".
+        limit: Return the first `limit` rows only.
+        irrelevant: Most snippets of other personas in a task; at least one is mixed in.
+        seed: Seed of their choice and order.
+
+    Raises:
+        DataError: The file does not fit (the message names file, line and field), or has one persona only.
+    """
+    if irrelevant < 1:
+        raise DataError(f"irrelevant: {irrelevant}: at least one snippet of another row is mixed in")
+    file = find_file(path, _SNIPPETS.files_for(variant)[0].path)
+    rows = [
+        row for n, (location, values) in enumerate(iter_csv_rows(file)) if (row := _row(values, n, location)).messages
+    ]
+    if not rows:
+        raise DataError(f"{file}: no row has a related_conversation_snippet")
+    ring = list(rows)
+    Random(seed).shuffle(ring)
+    return [_snippet_task(row, ring, irrelevant, seed) for row in rows[:limit]]
+
+
+def _row(values: Mapping[str, str], number: int, location: str) -> _Row:
+    text = values.get("related_conversation_snippet", "")
+    items = _parse_literal(text) if text else []
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise DataError(f"{location}: related_conversation_snippet is no list of messages")
+    turns = [read_turn(item, "", location) for item in items]
+    messages = tuple((turn.speaker, turn.text) for turn in turns)
+    return _Row(location, number, values, messages, require_field(values, "persona_id", str, location))
+
+
+def _snippet_task(row: _Row, ring: list[_Row], max_others: int, seed: int) -> Task:
+    rng = Random(f"{seed} {row.number}")
+    mixed = [row, *_draw_other_rows(row, ring, rng.randint(1, max_others), rng.randrange(len(ring)))]
+    rng.shuffle(mixed)
+    builder = TaskBuilder()
+    for index, (_, _, _, messages, _) in enumerate(mixed):
+        builder.add_session(
+            SpeakerTurn(speaker=who, text=said, id=f"s{index}:{n}") for n, (who, said) in enumerate(messages)
+        )
+    position = mixed.index(row)
+    related = [f"s{position}:{n}" for n, (_, said) in enumerate(row.messages) if said.strip()]
+    text, choices, letter = _shuffle_choices(row.values, f"{seed} {row.number}", row.location)
+    category, evidence = row.values.get("pref_type") or None, builder.resolve_evidence(related)[0]
+    question = _question("q0", text, choices, letter, category, {"snippet": position}, evidence=evidence)
+    return builder.build(f"row{row.number}", [question], row.location, meta={"persona_id": row.persona})
+
+
+def _draw_other_rows(row: _Row, ring: list[_Row], count: int, start: int) -> list[_Row]:
+    """Return the next `count` rows of other personas from index `start` on.
+
+    Each row has another snippet; there may be fewer rows.
+    """
+    chosen_rows: dict[tuple[tuple[str, str], ...], _Row] = {}
+    for step in range(len(ring)):
+        candidate = ring[(start + step) % len(ring)]
+        if candidate.persona != row.persona and candidate.messages != row.messages:
+            chosen_rows.setdefault(candidate.messages, candidate)
+            if len(chosen_rows) == count:
+                break
+    if not chosen_rows:
+        raise DataError(f"{row.location}: no other persona's snippet to mix in: the file has one persona only")
+    return list(chosen_rows.values())

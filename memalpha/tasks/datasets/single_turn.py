@@ -15,7 +15,7 @@ BookSum: a chapter or book is split into chunks of at most 2,048 tokens, one a d
 answers are the row's summaries. Mem-alpha's questions, scored by keywords, come with its own data (`memalpha_sets`).
 
 Papers: SQuAD (Rajpurkar et al., EMNLP 2016; 2.0: ACL 2018), XQuAD (Artetxe et al., ACL 2020), BookSum (Kryściński et
-al. 2021). The cards of the sets are in `memalpha/data/single_turn.yaml`.
+al. 2021).
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ from typing import Any, Literal
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import split_text
-from memalpha.tasks.dataset_info import DataSet, File
+from memalpha.tasks.dataset_info import DataSet, shipped_card
 from memalpha.tasks.formats import files
-from memalpha.tasks.formats.files import find_file, require_field, require_items
-from memalpha.tasks.formats.streaming import iter_csv_rows, iter_json_lines
+from memalpha.tasks.formats.files import find_file, iter_csv_rows, iter_json_lines, require_field, require_items
 from memalpha.tasks.overlap import words
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
@@ -48,15 +47,7 @@ Sentences = list[tuple[str, str]]
 """Pairs of a sentence and the name of its label."""
 
 
-def _load_cards() -> tuple[DataSet, ...]:
-    cards: list[dict[str, Any]] = files.load_shipped_yaml("single_turn.yaml")
-    for card in cards:
-        card.update({key: tuple(value) for key, value in card.items() if isinstance(value, list)})
-        card["files"] = tuple(File(**{**file, "variants": tuple(file.get("variants", ()))}) for file in card["files"])
-    return tuple(DataSet(**card) for card in cards)
-
-
-DATA = _load_cards()
+DATA = tuple(map(shipped_card, ("squad", "xquad", "banking77", "clinc150", "nlu", "trec", "booksum")))
 _CARDS = {dataset.name: dataset for dataset in DATA}
 
 # ------------------------------------------------------------------------------------------------------------ passages
@@ -152,9 +143,8 @@ def _read_nlu(path: Path, variant: str | None) -> list[Sentences]:
         tables = sorted(folder.glob("*.csv"))
         if not tables:
             raise DataError(f"{folder}: no CSV files; give the folder of one fold (it holds trainset and testset)")
-        splits.append(
-            [row for file in tables for row in _read_csv(file, ";", "answer_from_anno", "scenario", "intent")]
-        )
+        columns = ("answer_from_anno", "scenario", "intent")
+        splits.append([row for file in tables for row in _read_csv(file, ";", *columns)])
     return splits
 
 
@@ -238,24 +228,20 @@ def _label_loader(name: str, read: Callable[[Path, str | None], list[Sentences]]
                 text, label = train[index]
                 evidence[label].append(f"e{index}")
                 turns.append(SpeakerTurn(speaker=f"label {numbers[label]}", text=text, id=f"e{index}"))
-            task = files.build_task(
-                str(path),
-                id=f"{prefix}-{split}-{seed}-{len(tasks)}",
-                chunks=tuple(files.pack_turns(turns)),
-                questions=tuple(
-                    Question(
-                        id=f"{split}{i}",
-                        question=f'Label of "{text}"?',  # a longer frame costs search up to a third of its hits on TREC
-                        answers=(numbers[label], f"label {numbers[label]}") if label in numbers else (),
-                        category="label" if label in numbers else OUT_OF_SCOPE,
-                        evidence=tuple(evidence[label]),
-                        meta={"metric": "exact", "text": text, **({"leak": True} if same and split == "test" else {})},
-                    )
-                    for (i, (text, label)), same in zip(batch, repeated, strict=True)
-                ),
-                meta={"labels": numbers, "examples": len(sample)},
+            asked_now = tuple(
+                Question(
+                    id=f"{split}{i}",
+                    question=f'Label of "{text}"?',  # a longer frame costs search up to a third of its hits on TREC
+                    answers=(numbers[label], f"label {numbers[label]}") if label in numbers else (),
+                    category="label" if label in numbers else OUT_OF_SCOPE,
+                    evidence=tuple(evidence[label]),
+                    meta={"metric": "exact", "text": text, **({"leak": True} if same and split == "test" else {})},
+                )
+                for (i, (text, label)), same in zip(batch, repeated, strict=True)
             )
-            tasks.append(task)
+            id, chunks = f"{prefix}-{split}-{seed}-{len(tasks)}", tuple(files.pack_turns(turns))
+            meta = {"labels": numbers, "examples": len(sample)}
+            tasks.append(files.build_task(str(path), id=id, chunks=chunks, questions=asked_now, meta=meta))
         return tasks
 
     return load

@@ -24,7 +24,7 @@ from typing import Any
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder
-from memalpha.tasks.formats.streaming import iter_csv_rows
+from memalpha.tasks.formats.files import iter_csv_rows
 from memalpha.types import Question, SpeakerTurn, Task, is_iso_time
 
 SEPARATORS = ",;\t"
@@ -121,12 +121,9 @@ def _add_chunk(builder: TaskBuilder, rows: Sequence[Row], timestamp: str | None)
     if "speaker" not in rows[0][1] and "turn" not in rows[0][1]:
         builder.add_text("\n".join(row["text"] for _, row in rows), timestamp)
         return
-    turns = [
-        SpeakerTurn(speaker=row.get("speaker") or "text", text=row["text"], id=row.get("turn") or None)
-        for _, row in rows
-    ]
+    fields = [(row.get("speaker") or "text", row["text"], row.get("turn") or None) for _, row in rows]
     try:
-        builder.add_session(turns, timestamp)
+        builder.add_session((SpeakerTurn(speaker=who, text=said, id=id) for who, said, id in fields), timestamp)
     except DataError as error:
         raise DataError(f"{rows[0][0]}: turn: {error}") from error
 

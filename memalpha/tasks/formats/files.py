@@ -1,13 +1,16 @@
 """Reading of official files: find, parse and validate; errors name file, location and field.
 
-Also the helpers that all loaders share: packing of turns into chunks, building of tasks.
+Large files are read in steps: JSON lists, JSON Lines, CSV and Parquet, one item in memory at a time. Also the helpers
+that all loaders share: packing of turns into chunks, building of tasks.
 """
 
 from __future__ import annotations
 
+import ast
+import csv
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,15 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from memalpha.errors import DataError
+from memalpha.arguments import check_count, check_path, check_seed
+from memalpha.errors import DataError, install_command
 from memalpha.text_files import read_text
 from memalpha.types import Chunk, SpeakerTurn, Task
+
+try:
+    from yaml import CSafeLoader as _YAML_LOADER  # 15 times faster
+except ImportError:
+    from yaml import SafeLoader as _YAML_LOADER
 
 CHUNK_TOKENS = 2048
 """Longest chunk that loaders make, in tokens (characters / 4)."""
@@ -41,6 +50,17 @@ def find_file(path: Path, name: str) -> Path:
     raise DataError(f"{path}: no file {name} in this folder")
 
 
+def check_selection(seed: int, data: str | Path | None, limit: int | None) -> None:
+    """Check arguments that all loaders take. Raises `DataError` naming the argument."""
+    check_seed(seed, error=DataError)
+    if data is not None:
+        check_path("data", data, error=DataError)
+    if limit is not None:
+        check_count("limit", limit, error=DataError)
+        if limit < 1:
+            raise DataError(f"limit {limit}: at least one task is needed")
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file. Raises `DataError` if it cannot be read or parsed."""
     try:
@@ -52,7 +72,7 @@ def read_json(path: Path) -> Any:
 def load_shipped_yaml(name: str) -> Any:
     """Load a YAML file of the package's `data` folder."""
     text = (resources.files("memalpha") / "data" / name).read_text(encoding="utf-8")
-    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # the compiled one is 15 times faster
+    return yaml.load(text, Loader=_YAML_LOADER)
 
 
 def require_field(item: Any, key: str, kind: type | tuple[type, ...], location: str) -> Any:
@@ -127,9 +147,177 @@ def pack_turns(turns: Iterable[SpeakerTurn], tokens: int = CHUNK_TOKENS) -> list
     return [*chunks, Chunk(turns=tuple(chunk_turns))] if chunk_turns else chunks
 
 
+def read_turn(item: Any, id: str, location: str, speaker: str = "role", text: str = "content") -> SpeakerTurn:
+    """Return the turn in a JSON object with these two fields. Raises `DataError` naming `location` and a field."""
+    who, said = (require_field(item, key, str, location) for key in (speaker, text))
+    return SpeakerTurn(speaker=who, text=said, id=id)
+
+
+def parse_python(text: str) -> Any:
+    """Parse a printed Python object. Raises `ValueError` for other texts."""
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, MemoryError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+
+
 def build_task(location: str, **fields: Any) -> Task:
     """Build a `Task`. Raises `DataError` for missing chunks or repeated ids."""
     try:
         return Task(**fields)
     except ValidationError as error:
         raise DataError(f"{location}: task {fields['id']!r}: {error.errors()[0]['msg']}") from error
+
+
+_BLOCK = 1 << 22
+"""Characters of the first read from a JSON list; doubled while a read ends within an item."""
+_LARGEST = 1 << 29
+_CUT_OFF = 32  # an error this close to the end of the buffer may come from its end
+
+
+def iter_json_array(path: Path) -> Iterator[Any]:
+    """Yield the items of a JSON list, one in memory at a time. Raises `DataError` naming file and item."""
+    with _open(path) as stream:
+        buffer = _read_block(stream, path, _BLOCK).lstrip()
+        if not buffer.startswith("["):
+            raise DataError(f"{path}: not a JSON list")
+        buffer = buffer[1:]
+        for number in range(1 << 62):
+            buffer = _skip_whitespace(buffer, stream, path)
+            if buffer.startswith("]"):
+                if _skip_whitespace(buffer[1:], stream, path):
+                    raise DataError(f"{path}: something follows the JSON list")
+                return
+            if number:
+                if not buffer.startswith(","):
+                    raise DataError(f"{path}: no comma or ']' after item {number - 1}: not a JSON list, or cut off")
+                buffer = _skip_whitespace(buffer[1:], stream, path)
+            item, buffer = _decode_item(buffer, stream, path, number)
+            yield item
+
+
+def iter_json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield (`file:line`, value) for each line of a JSON Lines file. Raises `DataError` naming it."""
+    with _open(path) as stream:
+        try:
+            for number, line in enumerate(stream, start=1):
+                location = f"{path}:{number}"
+                if not line.strip():
+                    continue
+                try:
+                    yield location, json.loads(line)
+                except (json.JSONDecodeError, RecursionError) as error:
+                    raise DataError(f"{location}: not a JSON value: {error}") from error
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}: not a text in UTF-8: {error}") from error
+
+
+def iter_csv_rows(
+    path: Path, columns: Sequence[str] = (), separator: str = ","
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield (`file:line`, row) for each row of a CSV file.
+
+    Args:
+        path: UTF-8 file with a header.
+        columns: Columns that the header must have.
+        separator: Character between two fields.
+
+    Raises:
+        DataError: The file cannot be read, a column is missing or named twice, or a row has another length.
+    """
+    limit = csv.field_size_limit(_LARGEST)
+    line = 1
+    try:
+        with _open(path) as stream:
+            rows = csv.reader(stream, strict=True, delimiter=separator)
+            header = next(rows, [])
+            if missing := [name for name in columns if name not in header]:
+                raise DataError(f"{path}: no column {missing[0]!r} in its first line: {', '.join(header)}")
+            if twice := [name for number, name in enumerate(header) if name in header[:number]]:
+                raise DataError(f"{path}: two columns have the name {twice[0]!r}")
+            while True:
+                line = rows.line_num + 1
+                if (row := next(rows, None)) is None:
+                    return
+                if not row:
+                    continue
+                if len(row) != len(header):
+                    raise DataError(f"{path}:{line}: {len(row)} fields, where the header has {len(header)}")
+                yield f"{path}:{line}", dict(zip(header, row, strict=True))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataError(f"{path}:{line}: not CSV in UTF-8: {error}") from error
+    finally:
+        csv.field_size_limit(limit)
+
+
+def iter_parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (file and row number, row) of a Parquet file with these columns. Raises `DataError`."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ModuleNotFoundError:
+        raise DataError(f"{path}: pyarrow reads Parquet files: {install_command('eval')}") from None
+    if not path.is_file():
+        raise DataError(f"{path}: cannot be read (no such file)")
+    try:
+        with pq.ParquetFile(path) as file:
+            if missing := [name for name in columns if name not in file.schema_arrow.names]:
+                raise DataError(f"{path}: no column {missing[0]!r}; it has {', '.join(file.schema_arrow.names)}")
+            number = 0
+            for batch in file.iter_batches(batch_size=1, columns=list(columns)):
+                for row in batch.to_pylist():
+                    yield f"{path}: row {number}", row
+                    number += 1
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a Parquet file, or a damaged one: {error}") from error
+
+
+def _open(path: Path) -> Any:
+    try:
+        return path.open(encoding="utf-8-sig", newline="")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _read_block(stream: Any, path: Path, size: int) -> str:
+    try:
+        return stream.read(size)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not a text in UTF-8: {error}") from error
+
+
+def _skip_whitespace(buffer: str, stream: Any, path: Path) -> str:
+    """Return the buffer without leading white space; empty at the end of the file."""
+    while not (buffer := buffer.lstrip()):
+        if not (buffer := _read_block(stream, path, _BLOCK)):
+            return ""
+    return buffer
+
+
+def _decode_item(buffer: str, stream: Any, path: Path, number: int) -> tuple[Any, str]:
+    """Decode the item at the start of the buffer.
+
+    Returns:
+        The item, and the rest of the buffer.
+    """
+    decoder = json.JSONDecoder()
+    while True:
+        try:
+            value, end = decoder.raw_decode(buffer)
+        except json.JSONDecodeError as error:
+            inside = error.msg.startswith("Unterminated string") or error.pos >= len(buffer) - _CUT_OFF
+            extension = _read_block(stream, path, max(_BLOCK, len(buffer))) if inside and len(buffer) < _LARGEST else ""
+            if not extension:
+                raise DataError(f"{path}: item {number}: not JSON, or cut off: {error.msg}") from error
+            buffer += extension
+            continue
+        except RecursionError as error:
+            raise DataError(f"{path}: item {number}: nested too deeply") from error
+        if (
+            isinstance(value, int | float)
+            and end >= len(buffer) - 2
+            and (extension := _read_block(stream, path, _BLOCK))
+        ):
+            buffer += extension  # a number may continue: 1, 1.5, 1.5e+9
+            continue
+        return value, buffer[end:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from memalpha.errors import DataError, install_command
 from memalpha.hub import hub_reachable
@@ -38,10 +38,8 @@ def obtain(dataset: DataSet, variant: str | None = None, data: str | Path | None
     try:
         import huggingface_hub  # noqa: F401
     except ModuleNotFoundError:
-        instructions = _manual_instructions(dataset, variant)
-        raise DataError(
-            f"{dataset.name}: huggingface_hub fetches it: {install_command('eval')}; or {instructions}"
-        ) from None
+        why = f"huggingface_hub fetches it: {install_command('eval')}; or {_manual_instructions(dataset, variant)}"
+        raise DataError(f"{dataset.name}: {why}") from None
     files = dataset.files_for(variant)
     folder = _find_cached(dataset, files)
     # A pinned revision cannot change: cached files need no request, unless only the hub knows the file names.
@@ -50,8 +48,8 @@ def obtain(dataset: DataSet, variant: str | None = None, data: str | Path | None
     if not hub_reachable():
         if folder is not None:
             return folder
-        instructions = _manual_instructions(dataset, variant)
-        raise DataError(f"{dataset.name}: the hub does not answer and the files are not here; {instructions}")
+        why = f"the hub does not answer and the files are not here; {_manual_instructions(dataset, variant)}"
+        raise DataError(f"{dataset.name}: {why}")
     folder = _fetch(dataset, variant, files)
     for file in files:
         _check_file(folder, file)
@@ -79,20 +77,24 @@ def _repository(dataset: DataSet) -> str:
     return dataset.source.removeprefix("hub:")
 
 
-def _find_cached(dataset: DataSet, files: tuple[File, ...]) -> Path | None:
-    """Return the cached snapshot if it has all files in their known sizes, else None."""
+def _snapshot(dataset: DataSet, files: tuple[File, ...], *, is_local: bool) -> Path:
+    """Return the folder of a set's files in the hub's cache, fetched unless `is_local`."""
     from huggingface_hub import snapshot_download
 
-    try:
-        folder = Path(
-            snapshot_download(
-                _repository(dataset),
-                repo_type="dataset",
-                revision=dataset.revision,
-                allow_patterns=[file.path for file in files],
-                local_files_only=True,
-            )
+    patterns = [file.path for file in files]
+    options: dict[str, Any] = {"local_files_only": True} if is_local else {}
+    revision = dataset.revision
+    return Path(
+        snapshot_download(
+            _repository(dataset), repo_type="dataset", revision=revision, allow_patterns=patterns, **options
         )
+    )
+
+
+def _find_cached(dataset: DataSet, files: tuple[File, ...]) -> Path | None:
+    """Return the cached snapshot if it has all files in their known sizes, else None."""
+    try:
+        folder = _snapshot(dataset, files, is_local=True)
     except (OSError, ValueError):  # missing or incomplete
         return None
     is_complete = all(
@@ -103,21 +105,13 @@ def _find_cached(dataset: DataSet, files: tuple[File, ...]) -> Path | None:
 
 
 def _fetch(dataset: DataSet, variant: str | None, files: tuple[File, ...]) -> Path:
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import errors
 
     # The HTTP client's error is a base of the hub's own, whichever client it uses; xet is its second protocol.
     bases = cast("tuple[type[Exception], ...]", errors.HfHubHTTPError.__bases__)
-    network_errors = (*bases, getattr(errors, "XetDownloadError", OSError), OSError, ValueError)
     try:
-        return Path(
-            snapshot_download(
-                _repository(dataset),
-                repo_type="dataset",
-                revision=dataset.revision,
-                allow_patterns=[file.path for file in files],
-            )
-        )
-    except network_errors as error:
+        return _snapshot(dataset, files, is_local=False)
+    except (*bases, errors.XetDownloadError, OSError, ValueError) as error:
         problem = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DataError(f"{dataset.name}: not fetched: {problem}; {_manual_instructions(dataset, variant)}") from error
 

@@ -1,23 +1,26 @@
-"""Tasks as JSON Lines in UTF-8, one task a line.
+"""Tasks as JSON Lines in UTF-8, one task a line, and as a `datasets.Dataset`, a row a task with the same keys.
 
 An invalid line is refused with file, line and field. The format is that of `memalpha.types.Task`: `{"id", "chunks":
 [{"text" | "turns": [{"speaker", "text", "id"}], "timestamp"}], "questions": [{"id", "question", "answers", "category",
 "evidence", "asked_after_chunk", "meta"}], "gold_operations": […], "meta"}`. Blank lines are skipped. A chunk's `index`
 follows from its position and is not written.
+
+In a Dataset, chunks, turns, questions and gold operations are lists of structs. `meta`, whose keys differ from task to
+task, is JSON in a text; rows of others may hold it as a struct. Empty values of a row are left out, as in JSON Lines.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
 from memalpha.arguments import check_target
-from memalpha.errors import DataError
+from memalpha.errors import DataError, install_command
 from memalpha.text_files import to_utf8
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task, is_iso_time
 
@@ -62,9 +65,8 @@ def load_jsonl(path: str | Path) -> list[Task]:
                 ) from None
             raise
         if task.id in first_line:
-            raise DataError(
-                f"{location}: id: task {task.id!r} is already on line {first_line[task.id]}: ids are unique"
-            )
+            earlier = first_line[task.id]
+            raise DataError(f"{location}: id: task {task.id!r} is already on line {earlier}: ids are unique")
         first_line[task.id] = number
         tasks.append(task)
     if not tasks:
@@ -171,9 +173,8 @@ def parse_task(raw: bytes, location: str) -> Task:
         remainder = f"; and {len(items) - _MAX_ERRORS} more" if len(items) > _MAX_ERRORS else ""
         raise DataError(f"{location}: {descriptions}{remainder}") from error
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{location}: not UTF-8 text (byte {error.start} of the line): save the file as UTF-8"
-        ) from error
+        problem = f"not UTF-8 text (byte {error.start} of the line): save the file as UTF-8"
+        raise DataError(f"{location}: {problem}") from error
     except ValueError as error:
         raise DataError(f"{location}: {error}") from error
     for field, problem in find_problems(task):
@@ -196,12 +197,8 @@ def _describe(item: Any) -> str:
     if item["type"] == "extra_forbidden":
         model = next((_MODELS[key] for key in reversed(location[:-1]) if key in _MODELS), Task)
         message = f"unknown key: known are {', '.join(model.model_fields)}"
-    return f"{_field(location)}: {message}" if location else message
-
-
-def _field(location: Sequence[str | int]) -> str:
-    text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in location)
-    return text.removeprefix(".")
+    field = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in location)
+    return f"{field.removeprefix('.')}: {message}" if location else message
 
 
 def find_problems(task: Task) -> Iterator[tuple[str, str]]:
@@ -246,20 +243,14 @@ def find_problems(task: Task) -> Iterator[tuple[str, str]]:
         if operation.kind == "core_update":
             continue
         if operation.kind != "insert":
-            if (problem := _not_live(operation, live)) is not None:
-                yield f"gold_operations[{i}].replaces", problem
+            field, old = f"gold_operations[{i}].replaces", (operation.category, operation.replaces)
+            if operation.replaces is None:
+                yield field, f"needed: the content that the {operation.kind} ends"
+            elif old not in live:
+                yield field, f"no fact of {old[0]!r} says {old[1]!r} when the {operation.kind} comes"
             live.discard((operation.category, operation.replaces or ""))
         if operation.kind != "delete":
             live.add((operation.category, operation.content))
-
-
-def _not_live(operation: GoldOperation, live: set[tuple[str, str]]) -> str | None:
-    """Return the problem of an update or delete that ends no live fact, or None."""
-    if operation.replaces is None:
-        return f"needed: the content that the {operation.kind} ends"
-    if (operation.category, operation.replaces) in live:
-        return None
-    return f"no fact of {operation.category!r} says {operation.replaces!r} when the {operation.kind} comes"
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -273,3 +264,88 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON: use null or a number")
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+def to_dataset(tasks: Iterable[Task]) -> Dataset:
+    """Return tasks as a `datasets.Dataset`, which `load_tasks` reads back as equal tasks.
+
+    Raises:
+        DataError: datasets is not installed, there is no task, or a task cannot be written as JSON Lines either.
+    """
+    try:
+        import datasets
+    except ModuleNotFoundError:
+        raise DataError(f"a Dataset needs the package datasets: {install_command('train')}") from None
+    rows = [_row(task) for task in check_tasks(tasks)]
+    if not rows:
+        raise DataError("there is no task: give at least one")
+    return datasets.Dataset.from_list(rows, features=datasets.Features(_features(datasets.Value, datasets.List)))
+
+
+def from_dataset(rows: Iterable[Mapping[str, Any]]) -> list[Task]:
+    """Return the tasks of the rows of a `datasets.Dataset`.
+
+    Raises:
+        DataError: A row is no task; names its number, from 0, and the field. There is none, or two have one id.
+    """
+    tasks, first_row = [], {}
+    for number, row in enumerate(rows):
+        location = f"row {number}"
+        task = parse_task(json.dumps(_drop_empty(row)).encode(), location)
+        if task.id in first_row:
+            raise DataError(f"{location}: id: task {task.id!r} is already in row {first_row[task.id]}: ids are unique")
+        first_row[task.id] = number
+        tasks.append(task)
+    if not tasks:
+        raise DataError("the data set holds no row")
+    return tasks
+
+
+def _row(task: Task) -> dict[str, Any]:
+    row = task.model_dump(exclude=POSITIONS)
+    for fields in (row, *row["questions"]):
+        fields["meta"] = json.dumps(fields["meta"], ensure_ascii=False, allow_nan=False)
+    return row
+
+
+def _drop_empty(value: Any) -> Any:
+    """Return a row without the values that are None or empty lists, and with `meta` as a mapping."""
+    if isinstance(value, Mapping):
+        fields = {key: _parse_meta(part) if key == "meta" else _drop_empty(part) for key, part in value.items()}
+        return {key: part for key, part in fields.items() if part is not None and part != []}
+    return [_drop_empty(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _parse_meta(meta: Any) -> Any:
+    if not isinstance(meta, str):
+        return meta
+    try:
+        return json.loads(meta)
+    except ValueError:
+        return meta  # refused with its place, as any other text there
+
+
+def _features(value: Any, list_of: Any) -> dict[str, Any]:
+    text, number = value("string"), value("int64")
+    turn = {"speaker": text, "text": text, "id": text}
+    question = {
+        "id": text,
+        "question": text,
+        "answers": list_of(text),
+        "category": text,
+        "evidence": list_of(text),
+        "asked_after_chunk": number,
+        "meta": text,
+    }
+    gold = {"kind": text, "chunk": number, "category": text, "content": text, "replaces": text, "timestamp": text}
+    return {
+        "id": text,
+        "chunks": list_of({"text": text, "turns": list_of(turn), "timestamp": text}),
+        "questions": list_of(question),
+        "gold_operations": list_of({**gold, "turn": text}),
+        "meta": text,
+    }

@@ -8,22 +8,12 @@ follow from it. Entries of a perfect writer are `attribute: value` (category sem
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from datetime import date, timedelta
 from random import Random
 
-from memalpha.tasks.synthetic.phrases import (
-    ATTRIBUTES,
-    CHITCHAT,
-    ECHOES,
-    EVENTS,
-    REPLIES,
-    EventKind,
-    Split,
-    ValueSource,
-    fill,
-)
+from memalpha.tasks.synthetic import phrases
+from memalpha.tasks.synthetic.phrases import EventKind, Split, ValueSource, fill
 from memalpha.tasks.synthetic.slot_history import Slot, Version, numbered, question
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
 
@@ -75,8 +65,8 @@ class Shape:
             raise ValueError(f"Shape: fact_chunks {self.fact_chunks} is outside 1..chunks ({self.chunks})")
         if self.chunks < 2 and self.updates[1] + self.retracts[1] > 0:
             raise ValueError("Shape: a change needs a later chunk than the fact: chunks must be at least 2")
-        if self.facts[1] + self.never[1] > len(ATTRIBUTES):
-            raise ValueError(f"Shape: facts and never together are more than the {len(ATTRIBUTES)} attributes")
+        if self.facts[1] + self.never[1] > len(phrases.ATTRIBUTES):
+            raise ValueError(f"Shape: facts and never together are more than the {len(phrases.ATTRIBUTES)} attributes")
 
 
 DEMO = Shape()
@@ -146,7 +136,7 @@ def _plan(rng: Random, shape: Shape, values: ValueSource) -> _Plan:
     retracts, updates = rng.randint(*shape.retracts), rng.randint(*shape.updates)
     changes = ["update"] * updates + ["retract"] * retracts
     facts = max(rng.randint(*shape.facts), min(1, len(changes)))
-    for number, attribute in enumerate(rng.sample(ATTRIBUTES, facts)):
+    for number, attribute in enumerate(rng.sample(phrases.ATTRIBUTES, facts)):
         early = number < len(changes)  # will probably change: needs a chunk after it
         chunk = rng.randrange(min(telling, shape.chunks - 1) if early else telling)
         plan.slots.append(Slot(attribute, [Version(chunk, values.draw(attribute.pool))]))
@@ -158,9 +148,9 @@ def _plan(rng: Random, shape: Shape, values: ValueSource) -> _Plan:
         slot = rng.choice(fresh if fresh and rng.random() < 0.85 else open_slots)
         chunk = rng.randrange(slot.versions[-1].chunk + 1, shape.chunks)
         slot.versions.append(Version(chunk, values.draw(slot.attribute.pool) if change == "update" else None))
-    main_kind = rng.choice(EVENTS)
+    main_kind = rng.choice(phrases.EVENTS)
     for _ in range(rng.randint(*shape.events)):
-        kind = main_kind if rng.random() < 0.75 else rng.choice(EVENTS)
+        kind = main_kind if rng.random() < 0.75 else rng.choice(phrases.EVENTS)
         days_ago = int(rng.random() < shape.yesterday)
         plan.events.append(_Event(kind, values.draw(kind.pool), rng.randrange(telling), days_ago))
     return plan
@@ -195,7 +185,7 @@ def _write_chunks(
         for _ in range(rng.randint(*shape.chitchat)):
             lines.append((*_filler_line(rng, shape, values, plan, index, distracted), None, None))
         if not lines:
-            lines.append(("user", rng.choice(CHITCHAT), None, None))
+            lines.append(("user", rng.choice(phrases.CHITCHAT), None, None))
         rng.shuffle(lines)
         turns = []
         for number, (speaker, text, origin, operation) in enumerate(lines):
@@ -217,17 +207,17 @@ def _filler_line(
     """
     roll = rng.random()
     if roll < shape.distractors:
-        source = rng.choice((*ATTRIBUTES, *EVENTS))
+        source = rng.choice((*phrases.ATTRIBUTES, *phrases.EVENTS))
         if source.key not in distracted:
             distracted.add(source.key)
             return "user", fill(rng.choice(source.distractors), values.draw(source.pool))
     elif roll < shape.distractors + shape.echoes:
         earlier_values = [v.value for slot in plan.slots for v in slot.versions if v.chunk < index and v.value]
         if earlier_values:
-            return "assistant", fill(rng.choice(ECHOES), rng.choice(earlier_values))
+            return "assistant", fill(rng.choice(phrases.ECHOES), rng.choice(earlier_values))
     elif roll < shape.distractors + shape.echoes + shape.replies:
-        return "assistant", rng.choice(REPLIES)
-    return "user", rng.choice(CHITCHAT)
+        return "assistant", rng.choice(phrases.REPLIES)
+    return "user", rng.choice(phrases.CHITCHAT)
 
 
 def _draw_questions(rng: Random, shape: Shape, plan: _Plan, temporal: bool) -> tuple[Question, ...]:
@@ -236,9 +226,12 @@ def _draw_questions(rng: Random, shape: Shape, plan: _Plan, temporal: bool) -> t
     stated = [slot for slot in plan.slots if len(slot.versions) == 1]
     questions = [slot.ask(rng) for slot in changed]
     counts = Counter(event.kind.key for event in plan.events)
-    questions += [_count_question(rng, key, plan.events) for key, _ in counts.most_common(1)]
+    for key, count in counts.most_common(1):
+        counted = sorted((event for event in plan.events if event.kind.key == key), key=lambda event: event.chunk)
+        text, evidence = rng.choice(counted[0].kind.counts), tuple(event.turn for event in counted)
+        questions.append(question(text, key, "count", (str(count),), evidence))
     stated_keys = {slot.attribute.key for slot in plan.slots}
-    strangers = rng.sample([a for a in ATTRIBUTES if a.key not in stated_keys], rng.randint(*shape.never))
+    strangers = rng.sample([a for a in phrases.ATTRIBUTES if a.key not in stated_keys], rng.randint(*shape.never))
     questions += [Slot(a).ask(rng) for a in strangers]
     if temporal and plan.events:
         event = rng.choice(plan.events)
@@ -253,9 +246,3 @@ def _draw_questions(rng: Random, shape: Shape, plan: _Plan, temporal: bool) -> t
     questions = questions[: shape.questions]
     rng.shuffle(questions)
     return numbered(questions)
-
-
-def _count_question(rng: Random, key: str, events: Sequence[_Event]) -> Question:
-    counted = [event for event in events if event.kind.key == key]
-    evidence = tuple(event.turn for event in sorted(counted, key=lambda event: event.chunk))
-    return question(rng.choice(counted[0].kind.counts), key, "count", (str(len(counted)),), evidence)

@@ -15,31 +15,8 @@ from datetime import date, timedelta
 from random import Random
 from typing import TypeVar
 
-from memalpha.tasks.synthetic.phrases import (
-    ATTRIBUTES,
-    BETWEEN,
-    CHITCHAT,
-    DAYS_AGO,
-    EVENT_NAMES,
-    FILLER,
-    FILLER_REPLIES,
-    FULL_EVENTS,
-    MONTHS,
-    ORDER,
-    PEOPLE,
-    PERSON_ATTRIBUTES,
-    PREVIOUS,
-    QUOTES,
-    RELATIONS,
-    STALE_ECHOES,
-    WEEKDAYS,
-    EventKind,
-    Split,
-    ValueSource,
-    fill,
-    pool_values,
-    split_values,
-)
+from memalpha.tasks.synthetic import phrases
+from memalpha.tasks.synthetic.phrases import EventKind, Split, ValueSource, fill, pool_values, split_values
 from memalpha.tasks.synthetic.slot_history import Slot, Version, numbered, question
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
 
@@ -80,7 +57,7 @@ class _Event:
 
     @property
     def title(self) -> str:
-        return EVENT_NAMES[self.kind.key].format(v=self.value)
+        return phrases.EVENT_NAMES[self.kind.key].format(v=self.value)
 
 
 @dataclass(slots=True)
@@ -118,18 +95,14 @@ def build_stream_task(rng: Random, tokens: int, task_id: str, *, split: Split = 
     """
     sessions = list(stream_sessions(rng, tokens, split=split, pseudo=pseudo))
     last = len(sessions) - 1
-    return Task(
-        id=task_id,
-        chunks=tuple(session.chunk for session in sessions),
-        questions=numbered(
-            [
-                item.model_copy(update={"asked_after_chunk": None if number == last else number})
-                for number, session in enumerate(sessions)
-                for item in session.questions
-            ]
-        ),
-        gold_operations=tuple(operation for session in sessions for operation in session.operations),
-    )
+    questions = [
+        item.model_copy(update={"asked_after_chunk": None if number == last else number})
+        for number, session in enumerate(sessions)
+        for item in session.questions
+    ]
+    chunks = tuple(session.chunk for session in sessions)
+    gold = tuple(operation for session in sessions for operation in session.operations)
+    return Task(id=task_id, chunks=chunks, questions=numbered(questions), gold_operations=gold)
 
 
 def stream_sessions(rng: Random, tokens: int, *, split: Split = "train", pseudo: float = 0.0) -> Iterator[Session]:
@@ -153,11 +126,11 @@ class _World:
         self.characters = tokens * CHARS_PER_TOKEN
         scale = tokens / 8_000
         self.density = min(0.2, max(0.03, 0.18 * scale**-0.385))
-        self.people = rng.sample(split_values(PEOPLE, split), min(26, max(4, round(4 * scale**0.48))))
-        slots = [Slot(attribute) for attribute in ATTRIBUTES]
-        slots += [Slot(attribute, subject=name) for name in self.people for attribute in PERSON_ATTRIBUTES]
+        self.people = rng.sample(split_values(phrases.PEOPLE, split), min(26, max(4, round(4 * scale**0.48))))
+        slots = [Slot(attribute) for attribute in phrases.ATTRIBUTES]
+        slots += [Slot(attribute, subject=name) for name in self.people for attribute in phrases.PERSON_ATTRIBUTES]
         rng.shuffle(slots)
-        self.relations = [Slot(relation) for relation in rng.sample(RELATIONS, min(len(self.people) // 2, 10))]
+        self.relations = [Slot(relation) for relation in rng.sample(phrases.RELATIONS, min(len(self.people) // 2, 10))]
         never = max(3, round(len(slots) * NEVER_SHARE))
         self.never, self.unstated = slots[:never], slots[never:] + self.relations
         rng.shuffle(self.unstated)
@@ -166,8 +139,8 @@ class _World:
         self.retractions_left = int(RETRACTED_SHARE * len(self.unstated))
         self.strangers = list(self.people)  # not yet in any relation
         self.events: list[_Event] = []
-        self.happened: dict[str, set[str]] = {kind.key: set() for kind in FULL_EVENTS}
-        self.room = {kind.key: len(pool_values(kind.pool, split)) * 3 // 4 for kind in FULL_EVENTS}
+        self.happened: dict[str, set[str]] = {kind.key: set() for kind in phrases.FULL_EVENTS}
+        self.room = {kind.key: len(pool_values(kind.pool, split)) * 3 // 4 for kind in phrases.FULL_EVENTS}
         self.by_name = {slot.name: slot for slot in (*slots, *self.relations)}
         self.spent = 0  # characters
         self.operations = 0
@@ -206,14 +179,14 @@ class _World:
             slot = self.pick(self.stated)
             value = self.pick([version.value for version in slot.versions if version.value])
             sentence = fill(self.pick(slot.attribute.states), value, name=slot.subject)
-            lines.add("assistant", self.pick(STALE_ECHOES).format(s=sentence))
+            lines.add("assistant", self.pick(phrases.STALE_ECHOES).format(s=sentence))
         elif roll < 0.62:
-            lines.add("user", self.pick(CHITCHAT) if roll > 0.6 else self._filler())
+            lines.add("user", self.pick(phrases.CHITCHAT) if roll > 0.6 else self._filler())
         else:
-            lines.add("assistant", ", ".join([self.pick(column) for column in FILLER_REPLIES]))
+            lines.add("assistant", ", ".join([self.pick(column) for column in phrases.FILLER_REPLIES]))
 
     def _filler(self) -> str:
-        return " ".join([self.pick(column) for column in FILLER]) + "."
+        return " ".join([self.pick(column) for column in phrases.FILLER]) + "."
 
     def _fact(self, lines: _Lines, day: date) -> None:
         """Add an update (35 %), a retraction (8 %), an event (25 %) or a new fact.
@@ -242,9 +215,9 @@ class _World:
         spare = len(self.strangers) > sum(not relation.versions for relation in self.relations)
         for _ in range(8):
             slot = self.pick(self.live)
-            phrases = slot.attribute
-            possible = phrases.retracts if retract else phrases.updates and len(slot.versions) < MAX_VERSIONS
-            if possible and slot.versions[-1].chunk < chunk and (spare or phrases.pool != "person"):
+            attribute = slot.attribute
+            possible = attribute.retracts if retract else attribute.updates and len(slot.versions) < MAX_VERSIONS
+            if possible and slot.versions[-1].chunk < chunk and (spare or attribute.pool != "person"):
                 return slot
         return None
 
@@ -265,7 +238,7 @@ class _World:
         slot.versions.append(version)
 
     def _event(self, lines: _Lines, day: date) -> None:
-        kinds = [kind for kind in FULL_EVENTS if len(self.happened[kind.key]) < self.room[kind.key]]
+        kinds = [kind for kind in phrases.FULL_EVENTS if len(self.happened[kind.key]) < self.room[kind.key]]
         if not kinds:  # the longest streams run out of names
             lines.add("user", self._filler())
             return
@@ -274,17 +247,14 @@ class _World:
         self.happened[kind.key].add(value.lower())
         if self.rng.random() < 0.5:
             ago = self.pick((0, 0, 0, 1, 2, 3, 4, 7))
-            when = DAYS_AGO[ago]
+            when = phrases.DAYS_AGO[ago]
         else:
             ago = self.rng.randint(1, 7)
-            when = f"last {WEEKDAYS[(day - timedelta(days=ago)).weekday()]}"
+            when = f"last {phrases.WEEKDAYS[(day - timedelta(days=ago)).weekday()]}"
         event = _Event(kind, value, lines.chunk, day - timedelta(days=ago))
+        day_told = event.day.isoformat() if ago else None
         operation = GoldOperation(
-            kind="insert",
-            chunk=lines.chunk,
-            category="episodic",
-            content=event.content,
-            timestamp=event.day.isoformat() if ago else None,
+            kind="insert", chunk=lines.chunk, category="episodic", content=event.content, timestamp=day_told
         )
         event.turn = lines.add("user", fill(self.pick(kind.states), value, when=when), operation)
         self.events.append(event)
@@ -299,12 +269,12 @@ class _World:
             if self.events and roll < 0.12:  # a distractor with the name of an event that did happen
                 event = self.pick(self.events)
                 return fill(self.pick(event.kind.distractors[:2]), event.value)
-            kind = self.pick(FULL_EVENTS)
+            kind = self.pick(phrases.FULL_EVENTS)
             return fill(self.pick(kind.distractors), self.values.draw_other(kind.pool, self.happened[kind.key]))
         if roll < 0.5:
-            attribute = self.pick(ATTRIBUTES)
+            attribute = self.pick(phrases.ATTRIBUTES)
             quoted = fill(self.pick(attribute.states), self.values.draw_other(attribute.pool, ()))
-            return self.pick(QUOTES).format(s=quoted)
+            return self.pick(phrases.QUOTES).format(s=quoted)
         slot = self.pick(self.stated) if self.stated and roll < 0.9 else self.pick(self.never)
         slot_values = {version.value.lower() for version in slot.versions if version.value}
         if slot.attribute.pool == "person":
@@ -350,17 +320,10 @@ class _World:
         index = self.rng.randrange(1, len(versions))
         current, before = versions[index], versions[index - 1]
         whose = f"{slot.subject}'s" if slot.subject else "my"
-        text = self.pick(PREVIOUS).format(whose=whose, key=slot.attribute.key, v=current.value)
+        text = self.pick(phrases.PREVIOUS).format(whose=whose, key=slot.attribute.key, v=current.value)
         stale_values = [version.value for version in versions if version.value and version is not before]
-        return question(
-            text,
-            slot.name,
-            "previous",
-            (before.value or "",),
-            (before.turn, current.turn),
-            stale_values,
-            before=current.value,
-        )
+        answers, evidence = (before.value or "",), (before.turn, current.turn)
+        return question(text, slot.name, "previous", answers, evidence, stale_values, before=current.value)
 
     def _joins(self, limit: int) -> list[Question]:
         """Ask for facts of a person who stands in a relation to the user.
@@ -372,7 +335,7 @@ class _World:
             name = relation.value
             if name is None:
                 continue
-            for attribute in PERSON_ATTRIBUTES:
+            for attribute in phrases.PERSON_ATTRIBUTES:
                 slot = self.by_name[f"{name} {attribute.key}"]
                 if slot.value is None or slot.versions[-1].chunk == relation.versions[-1].chunk:
                     continue
@@ -380,17 +343,9 @@ class _World:
                 stale = [version.value for version in slot.versions[:-1] if version.value]
                 stale += [value for value in former if value and value != slot.value]
                 key = relation.attribute.key
-                questions.append(
-                    question(
-                        fill(self.pick(attribute.questions), name=f"my {key}"),
-                        slot.name,
-                        "join",
-                        (slot.value,),
-                        (relation.versions[-1].turn, slot.versions[-1].turn),
-                        stale,
-                        via=key,
-                    )
-                )
+                text = fill(self.pick(attribute.questions), name=f"my {key}")
+                evidence = (relation.versions[-1].turn, slot.versions[-1].turn)
+                questions.append(question(text, slot.name, "join", (slot.value,), evidence, stale, via=key))
         return self.rng.sample(questions, min(limit, len(questions)))
 
     def _counts(self, limit: int) -> list[Question]:
@@ -399,15 +354,13 @@ class _World:
         for event in self.events:
             groups.setdefault((event.kind.key, ""), []).append(event)
             groups.setdefault((event.kind.key, event.day.isoformat()[:7]), []).append(event)
-        countable = [
-            item for item in groups.items() if len({event.chunk for event in item[1]}) > 1 and len(item[1]) <= 8
-        ]
+        countable = [item for item in groups.items() if len({e.chunk for e in item[1]}) > 1 and len(item[1]) <= 8]
         questions = []
         for (key, month), events in self.rng.sample(countable, min(limit, len(countable))):
             text = self.pick(events[0].kind.counts)
             if month:
                 year, number = month.split("-")
-                text = f"{text[:-1]} in {MONTHS[int(number) - 1]} {year}?"
+                text = f"{text[:-1]} in {phrases.MONTHS[int(number) - 1]} {year}?"
             evidence = tuple(event.turn for event in events)
             questions.append(question(text, key, "count", (str(len(events)),), evidence, month=month or None))
         return questions
@@ -416,28 +369,18 @@ class _World:
         """Ask when an event happened, which of two came first, and the days between."""
         rng, questions = self.rng, []
         for event in rng.sample(self.events, min(each, len(self.events))):
-            text = fill(self.pick(event.kind.whens), event.value)
-            questions.append(
-                question(text, event.kind.key, "when", (event.day.isoformat(),), (event.turn,), event=event.content)
-            )
+            text, answers = fill(self.pick(event.kind.whens), event.value), (event.day.isoformat(),)
+            questions.append(question(text, event.kind.key, "when", answers, (event.turn,), event=event.content))
         for number in range(2 * each if len(self.events) > 1 else 0):
             a, b = rng.sample(self.events, 2)
             days = abs((a.day - b.day).days)
             if not days or a.value == b.value:
                 continue
             if number % 2:
-                kind, text, answers = "between", self.pick(BETWEEN), (str(days), f"{days} days")
+                kind, text, answers = "between", self.pick(phrases.BETWEEN), (str(days), f"{days} days")
             else:
                 first = a if a.day < b.day else b
-                kind, text, answers = "order", self.pick(ORDER), (first.value, first.title)
-            questions.append(
-                question(
-                    text.format(a=a.title, b=b.title),
-                    a.kind.key,
-                    kind,
-                    answers,
-                    (a.turn, b.turn),
-                    events=[a.content, b.content],
-                )
-            )
+                kind, text, answers = "order", self.pick(phrases.ORDER), (first.value, first.title)
+            text, events = text.format(a=a.title, b=b.title), [a.content, b.content]
+            questions.append(question(text, a.kind.key, kind, answers, (a.turn, b.turn), events=events))
         return questions

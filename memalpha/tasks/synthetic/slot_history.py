@@ -93,15 +93,10 @@ class Slot:
         if not versions_so_far:
             return question(text, self.name, "never", chunk=chunk)
         current = versions_so_far[-1]
-        return question(
-            text,
-            self.name,
-            "stated" if len(versions_so_far) == 1 else "updated" if current.value else "retracted",
-            (current.value,) if current.value else (),
-            (current.turn,),
-            [version.value for version in versions_so_far[:-1] if version.value],
-            chunk,
-        )
+        kind = "stated" if len(versions_so_far) == 1 else "updated" if current.value else "retracted"
+        stale = [version.value for version in versions_so_far[:-1] if version.value]
+        answers = (current.value,) if current.value else ()
+        return question(text, self.name, kind, answers, (current.turn,), stale, chunk)
 
 
 def question(

@@ -8,22 +8,13 @@ from random import Random
 
 from memalpha.config import WorldConfig
 from memalpha.errors import ConfigError
-from memalpha.tasks.dataset_info import DataSet
+from memalpha.tasks.dataset_info import shipped_card
 from memalpha.tasks.synthetic import state_world
 from memalpha.tasks.synthetic.demo_world import DEMO, DRILL, Shape, build_task
 from memalpha.tasks.synthetic.full_world import DEFAULT_TOKENS, Session, build_stream_task, stream_sessions
 from memalpha.types import Task
 
-DATA = DataSet(
-    name="synthetic",
-    about="made-up conversations without end, from a seed",
-    source="made here",
-    licence="Apache-2.0",
-    counts="as many as asked for (200 without a limit); of 8,000 to a million tokens each with world.preset=full",
-    metric="exact",
-    ships=True,
-    training_options={"world": {"split": "train"}},
-)
+DATA = shipped_card("synthetic")
 DEFAULT_LIMIT = 200
 """Number of tasks that `load` generates without a limit."""
 
@@ -65,23 +56,13 @@ def generate(world: WorldConfig, seed: int, index: int) -> Task:
     if world.drills and world.preset != "demo":
         raise ConfigError("world.drills: only preset 'demo' has conversations that drill changes; leave it out")
     if world.preset == "state":
-        tokens = state_world.DEFAULT_TOKENS if world.tokens is None else world.tokens
-        return state_world.build_state_task(
-            Random(f"state|{world.split}|{tokens}|{seed}|{index}"),
-            tokens,
-            f"state-{world.split}-{tokens}-{seed}-{index}",
-            split=world.split,
-            pseudo=world.pseudo_values,
-        )
+        tokens, pseudo = world.tokens or state_world.DEFAULT_TOKENS, world.pseudo_values
+        id, rng = f"state-{world.split}-{tokens}-{seed}-{index}", Random(f"state|{world.split}|{tokens}|{seed}|{index}")
+        return state_world.build_state_task(rng, tokens, id, split=world.split, pseudo=pseudo)
     if world.preset == "full":
-        tokens = _tokens(world)
-        return build_stream_task(
-            _rng(world, seed, index),
-            tokens,
-            f"full-{world.split}-{tokens}-{seed}-{index}",
-            split=world.split,
-            pseudo=world.pseudo_values,
-        )
+        tokens, pseudo = _tokens(world), world.pseudo_values
+        id = f"full-{world.split}-{tokens}-{seed}-{index}"
+        return build_stream_task(_rng(world, seed, index), tokens, id, split=world.split, pseudo=pseudo)
     if world.tokens is not None:
         raise ConfigError("world.tokens: presets 'full' and 'state' have a length in tokens; leave it out for 'demo'")
     is_drill = world.drills and Random(f"drill|{seed}|{index}").random() < world.drills

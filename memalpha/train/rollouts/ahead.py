@@ -25,8 +25,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from memalpha.config import ReinforcementConfig
-from memalpha.environments.engine import EpisodePool, is_lock_step
-from memalpha.environments.episode import RunningEpisode, Start
+from memalpha.environments.engine import EpisodePool, RunningEpisode, Start, is_lock_step
 from memalpha.errors import ConfigError
 from memalpha.policy.base import Policy
 from memalpha.policy.vllm.policy import VllmPolicy, VllmQueue

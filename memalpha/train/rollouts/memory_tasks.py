@@ -12,7 +12,7 @@ from memalpha.qa.memory_reward import check_categories
 from memalpha.store.schema import MemorySchema
 from memalpha.tasks.catalog import MODULES
 from memalpha.tasks.datasets import babi
-from memalpha.tasks.splits import load_evaluation_tasks, load_training_tasks
+from memalpha.tasks.load import load_evaluation_tasks, load_training_tasks
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.rollouts.curriculum import TrainingTasks, group_by_level
 from memalpha.train.rollouts.epochs import describe_repetitions, fingerprint_tasks, shuffled_item, split_by_content
@@ -37,7 +37,7 @@ class TaskSource(TrainingTasks[Task]):
 
     A task file: without `eval_data` a fifth of its conversations is held out, and a fifth of the rest validates (at
     most `eval_tasks` and `validation_tasks` tasks), by hashes (`epochs.split_by_content`). The others are reshuffled
-    every epoch; `notes` tells of equal conversations. Another named data set gives its training split (`tasks.splits`),
+    every epoch; `notes` tells of equal conversations. Another named data set gives its training split (`tasks.load`),
     which is divided like a file; as `eval_data` it gives its first evaluation split.
 
     Raises:

@@ -24,7 +24,7 @@ from typing import Any
 from memalpha.agent.parsing import after_thinking
 from memalpha.agent.prompts import reflection_messages
 from memalpha.config import ERLSettings
-from memalpha.environments.episode import reflection_messages as text_reflection_messages
+from memalpha.environments.engine import reflection_messages as text_reflection_messages
 from memalpha.environments.memory_writing import MemoryWriting
 from memalpha.errors import ConfigError, InvalidContent, RewardError
 from memalpha.policy.base import Policy

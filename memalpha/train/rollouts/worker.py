@@ -10,8 +10,8 @@ from random import Random
 from typing import Any, Generic, Protocol
 
 from memalpha.config import ERLSettings
-from memalpha.environments.chunk_groups import ask_at_every_chunk, roll_out_chunks
 from memalpha.environments.engine import RolloutEngine, Start
+from memalpha.environments.memory_writing import ask_at_every_chunk, roll_out_chunks
 from memalpha.errors import RewardError
 from memalpha.policy.base import Policy
 from memalpha.qa.evaluate import RolloutScorer, ScoredGroups
@@ -119,7 +119,7 @@ class RolloutWorker(Generic[AnyTask]):
         world: Processes that share the tasks.
         reflecting: Feedback and prompts for second attempts; None if the run makes none.
         questions_per_task: Most questions of a task that a step asks (`draw_questions`); None: all.
-        chunk_share: Share of the tasks that are sampled as chunk groups (`environments.chunk_groups`).
+        chunk_share: Share of the tasks that are sampled as chunk groups (`environments.memory_writing`).
         scoring_seconds: Time spent on scoring; the trainer resets it every step.
     """
 

@@ -449,7 +449,7 @@ def is_flat(group: TrajectoryGroup[Any]) -> bool:
 def flat_comparisons(group: TrajectoryGroup[Any]) -> list[bool]:
     """Return True for each comparison whose rollouts have equal rewards.
 
-    A group is one comparison; a chunk group (`environments.chunk_groups`) is one per chunk.
+    A group is one comparison; a chunk group (`environments.memory_writing`) is one per chunk.
     """
     rewards = [trajectory.reward.turns for trajectory in group.trajectories if trajectory.reward]
     if group.trajectories[0].before:

@@ -86,7 +86,7 @@ def load_start(config: LearnerConfig) -> RunStart:
         dtype=config.compute.dtype if is_frozen else "float32",
         device=config.compute.device,
         loading=config.compute,
-        batching=getattr(config, "sampling", None),
+        batching=config.batching,
     )
     if not isinstance(policy, TransformersPolicy):
         raise PolicyError(f"policy {config.policy!r} has no weights: only a transformers model can be trained")
@@ -157,7 +157,8 @@ def settings_of_small_models(config: LearnerConfig, parameters: int) -> list[str
             f"dtype=float32: {size} takes {parameters * 4 / 1e9:.0f} GB in float32, and its passes are slow: set "
             "dtype=bfloat16 (trained weights stay float32)"
         )
-    if parameters >= SMALL_MODEL and getattr(getattr(config, "sampling", None), "dtype", None) == "float64":
+    sampling = config.rl_sampling
+    if parameters >= SMALL_MODEL and sampling is not None and sampling.dtype == "float64":
         notes.append(f"sampling.dtype=float64: a copy of {size} in float64 samples: leave it out for such a model")
     default = config.replace(learning_rate=None).with_learning_rate(parameters).optimizer.peak_rate
     if parameters >= SMALL_MODEL and config.optimizer.peak_rate > MAX_RATE_FACTOR * default:
@@ -228,7 +229,7 @@ def build_engine(
     if config.lora is not None:
         name, token_ids = absolute_policy_name(config.policy), add_tokens(policy, config.lora.trainable_tokens)
         model = add_lora(model, config.lora, name, config.seed, token_ids=token_ids)
-    samples_here = getattr(getattr(config, "sampling", None), "sampler", None) is None
+    samples_here = config.rl_sampling is None or config.rl_sampling.sampler is None
     return Engine(
         model,
         config,

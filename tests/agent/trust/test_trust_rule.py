@@ -10,7 +10,7 @@ from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.consolidate import propose_consolidation
 from memalpha.agent.prompts import order_notes
 from memalpha.agent.reader import ExtractiveReader, Reading
-from memalpha.agent.trust.speakers import AttributedLines, attribute, rank
+from memalpha.agent.trust import AttributedLines, attribute, rank
 from memalpha.config import TrustConfig
 from memalpha.errors import ConfigError, ReviewConflict
 from memalpha.policy.hermes import format_call

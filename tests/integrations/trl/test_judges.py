@@ -9,7 +9,8 @@ from trl_toy import tasks
 from memalpha.config.rewards import FormatPart
 from memalpha.errors import ConfigError, RewardError
 from memalpha.integrations.trl import from_trl_judge
-from memalpha.rewards.base import load_rewards, score_texts
+from memalpha.rewards.base import score_texts
+from memalpha.rewards.environments import load_rewards
 
 CHAT = [{"role": "user", "content": "Q"}]
 

@@ -6,7 +6,7 @@ import pytest
 from hub_layouts import FIRST, MEETING, MEMORY, PERSON, PROBES, THEN, USER, changed, ids, legal, point, row, write
 
 from memalpha.errors import DataError
-from memalpha.tasks.datasets import beam, halumem, memalpha_sets, perltqa, qmsum, single_turn
+from memalpha.tasks.datasets import beam, halumem, memalpha_sets, perltqa, single_turn, transcripts
 from memalpha.tasks.overlap import find_overlap
 
 
@@ -105,7 +105,7 @@ def test_an_update_across_kinds_is_a_deletion_and_an_insert(tmp_path):
 
 def test_qmsum_spans_are_evidence_with_both_ends(tmp_path):
     write(tmp_path / "data" / "ALL" / "jsonl" / "test.jsonl", [MEETING, MEETING])
-    first, second = legal(qmsum.load(tmp_path), tmp_path)
+    first, second = legal(transcripts.load_qmsum(tmp_path), tmp_path)
     assert (first.id, second.id) == ("qmsum-test-0", "qmsum-test-1")
     assert [(q.id, q.category, q.answers, q.evidence) for q in first.questions] == [
         ("specific0", "specific", ("Green won.",), ("t1", "t2", "t3")),
@@ -115,7 +115,7 @@ def test_qmsum_spans_are_evidence_with_both_ends(tmp_path):
     with pytest.raises(
         DataError, match=r"val\.jsonl:1: specific_query_list\[0\]: relevant_text_span: \['1'\] is no pair"
     ):
-        qmsum.load(write(tmp_path / "val.jsonl", [bad]), "val")
+        transcripts.load_qmsum(write(tmp_path / "val.jsonl", [bad]), "val")
 
 
 def test_qmsum_reads_the_official_folders_of_meetings(tmp_path):
@@ -123,17 +123,17 @@ def test_qmsum_reads_the_official_folders_of_meetings(tmp_path):
     for file, meeting in (("train/Bed002.json", MEETING), ("train/Bed001.json", other), ("val/Bed003.json", MEETING)):
         write(tmp_path / "data" / "ALL" / file, meeting)
     (tmp_path / "data" / "ALL" / "test").mkdir()
-    train = qmsum.load(tmp_path, "train")
+    train = transcripts.load_qmsum(tmp_path, "train")
     assert [task.id for task in train] == ["qmsum-Bed001", "qmsum-Bed002"]
     assert [task.questions[0].question for task in train] == ["What of coffee?", "What of tea?"]
-    assert qmsum.load(tmp_path / "data" / "ALL", "train", 1) == train[:1]
-    assert qmsum.load(tmp_path / "data" / "ALL" / "train") == train
-    (validation,) = qmsum.load(tmp_path, "val")
-    assert qmsum.load(tmp_path / "data" / "ALL" / "val" / "Bed003.json") == [validation]
+    assert transcripts.load_qmsum(tmp_path / "data" / "ALL", "train", 1) == train[:1]
+    assert transcripts.load_qmsum(tmp_path / "data" / "ALL" / "train") == train
+    (validation,) = transcripts.load_qmsum(tmp_path, "val")
+    assert transcripts.load_qmsum(tmp_path / "data" / "ALL" / "val" / "Bed003.json") == [validation]
     result = find_overlap(train, [validation], n=4)
     assert (result.leaked, result.reasons["question"]) == (("qmsum-Bed003/specific0",), 1)
     with pytest.raises(DataError, match=r"no file data/ALL/jsonl/test\.jsonl in this folder"):
-        qmsum.load(tmp_path, "test")
+        transcripts.load_qmsum(tmp_path, "test")
 
 
 def test_booksum_reads_a_chapter_over_days(tmp_path):

@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from memalpha.errors import DataError
-from memalpha.tasks.datasets.persona_snippets import load
+from memalpha.tasks.datasets.personamem import load_personamem_snippets as load
 from memalpha.tasks.formats.jsonl import load_jsonl, save_jsonl
 from memalpha.tasks.load import load_tasks
 

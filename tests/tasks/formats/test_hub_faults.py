@@ -33,8 +33,8 @@ from memalpha.tasks.datasets import (
     memoryagentbench,
     perltqa,
     personamem,
-    qmsum,
     single_turn,
+    transcripts,
 )
 
 CHAPTER = {"text": "It rained. " * 4000, "summary": [{"source": "a", "text": "Rain."}], "book_title": "Emma"}
@@ -85,7 +85,7 @@ def as_talk(value, folder):
 LOADERS = {
     "longmemeval": (LONGMEMEVAL, lambda value, folder: longmemeval.load(write(folder / "x.json", value))),
     "halumem": (USER, lambda value, folder: halumem.load(write(folder / "x.jsonl", [value]))),
-    "qmsum": (MEETING, lambda value, folder: qmsum.load(write(folder / "x.jsonl", [value]))),
+    "qmsum": (MEETING, lambda value, folder: transcripts.load_qmsum(write(folder / "x.jsonl", [value]))),
     "booksum": (CHAPTER, lambda value, folder: single_turn.load_booksum(write(folder / "x.jsonl", [value]))),
     "perltqa": ([MEMORY, [{"Xia": PERSON}]], as_characters),
     "personamem": ({"c1": PERSONAMEM_MESSAGES}, as_contexts),

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from memalpha.config import WorldConfig
 from memalpha.errors import DataError
-from memalpha.tasks.formats.hub_rows import to_dataset
-from memalpha.tasks.formats.jsonl import load_jsonl, save_jsonl, summarize_tasks
+from memalpha.tasks.formats.jsonl import load_jsonl, save_jsonl, summarize_tasks, to_dataset
 from memalpha.tasks.load import load_tasks
 from memalpha.tasks.synthetic.worlds import generate
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task

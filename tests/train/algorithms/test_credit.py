@@ -13,8 +13,7 @@ from runs import lines
 from memalpha.agent.apply import act
 from memalpha.agent.reader import ExtractiveReader
 from memalpha.config import CreditConfig, ReaderConfig, RewardConfig, WorldConfig, training_config
-from memalpha.environments.chunk_groups import ask_at_every_chunk, roll_out_chunks
-from memalpha.environments.memory_writing import memory_engine
+from memalpha.environments.memory_writing import ask_at_every_chunk, memory_engine, roll_out_chunks
 from memalpha.errors import ConfigError
 from memalpha.policy.hermes import format_call
 from memalpha.policy.load import load_policy

@@ -12,7 +12,7 @@ from memalpha.config import WorldConfig
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import evaluate
 from memalpha.qa.report import Report
-from memalpha.report.render import ENVIRONMENT
+from memalpha.report.page import ENVIRONMENT
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.trainers.evaluations import (
     MAX_CHARACTERS,

@@ -13,8 +13,8 @@ from memalpha.errors import ConfigError, PolicyError
 from memalpha.policy.reward_head import Head, add_reward_head
 from memalpha.policy.reward_model import RewardModel
 from memalpha.qa.memory_pairs import conversation_messages, memory_text
-from memalpha.rewards.base import load_rewards, score_texts
-from memalpha.rewards.environments import TextGeneration
+from memalpha.rewards.base import score_texts
+from memalpha.rewards.environments import TextGeneration, load_rewards
 from memalpha.train.api import train
 from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.types import TextTask

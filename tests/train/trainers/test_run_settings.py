@@ -27,7 +27,7 @@ from memalpha.train.trainers.directory import CHANGEABLE_ON_RESUME, RunDirectory
 from memalpha.train.trainers.trainer import Trainer
 from memalpha.types import Chunk, Observation, Question, Task
 
-EVALUATIONS = ("locomo", "search", "synthetic", "tasks")
+EVALUATIONS = ("locomo", "search", "state", "synthetic", "tasks")
 
 
 def test_refusals(small, tmp_path):

@@ -1,1 +1,0 @@
-"""Whose word a call of the writer rests on, and what that person may change."""

@@ -1,0 +1,177 @@
+"""Transcripts: FriendsQA (Yang & Choi, SIGDIAL 2019), QMSum (Zhong et al., NAACL 2021).
+
+FriendsQA: an episode of a television series is a task, its scenes are the chunks, in order. A turn's id is
+`<scene>:<utterance>`, for an utterance counts within its scene. Several speakers of one utterance are joined by commas;
+stage notes have the speaker `#NOTE#`. All differing gold answers of a question are accepted, and every utterance that
+one was taken from is evidence. `category` is the question word (who, what, when, where, why, how).
+
+QMSum: a meeting is a task, its specific queries are the questions. The chunks are speaker turns in order, with ids
+`t0`, `t1`, .... Answers are the reference answers. Evidence are the turns of the query's text spans, both ends
+included. Left out are general queries ("Summarize the whole meeting."), which rest on no turn. Read are the official
+JSON Lines files, a folder of the official JSON files (one meeting each), or one such file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from memalpha.errors import DataError
+from memalpha.tasks.chunking import TaskBuilder, parse_answers, require_objects
+from memalpha.tasks.dataset_info import shipped_card
+from memalpha.tasks.formats.files import (
+    build_task,
+    find_file,
+    iter_json_lines,
+    read_json,
+    read_turn,
+    require_field,
+    require_items,
+)
+from memalpha.types import Chunk, Question, SpeakerTurn, Task
+
+DATA = _FRIENDSQA, _QMSUM = shipped_card("friendsqa"), shipped_card("qmsum")
+
+
+def load_friendsqa(path: Path, variant: str | None = None, limit: int | None = None) -> list[Task]:
+    """Load the episodes of a folder with both files, or of one file.
+
+    Args:
+        path: Folder or file.
+        variant: "all", "dev" or "test".
+        limit: Return the first `limit` episodes by name only.
+
+    Raises:
+        DataError: A file does not fit; the message names file, scene and field.
+    """
+    episodes: dict[str, list[tuple[str, Chunk, list[Question]]]] = {}
+    for file in [path] if path.is_file() else [find_file(path, file.path) for file in _FRIENDSQA.files_for(variant)]:
+        scenes = require_field(read_json(file), "data", list, str(file))
+        for number, item in enumerate(require_items(scenes, "scenes", f"{file}: data")):
+            title, chunk, questions = _scene(item, f"{file}: data[{number}]")
+            episode, underline, _ = title.rpartition("_")
+            episodes.setdefault(episode if underline else title, []).append((title, chunk, questions))
+    tasks: list[Task] = []
+    for episode in sorted(episodes)[:limit]:
+        scenes = sorted(episodes[episode], key=lambda scene: scene[0])
+        tasks.append(
+            build_task(
+                str(path),
+                id=f"friendsqa-{episode}",
+                chunks=tuple(chunk for _, chunk, _ in scenes),
+                questions=tuple(question for _, _, questions in scenes for question in questions),
+                meta={"scenes": [title for title, _, _ in scenes]},
+            )
+        )
+    return tasks
+
+
+def _scene(item: Any, location: str) -> tuple[str, Chunk, list[Question]]:
+    title = require_field(item, "title", str, location)
+    location = f"{location} ({title})"
+    turns: list[SpeakerTurn] = []
+    questions: list[Question] = []
+    for paragraph in require_items(require_field(item, "paragraphs", list, location), "paragraphs", location):
+        for utterance in require_field(paragraph, "utterances:", list, location):  # the official key ends in a colon
+            speakers = require_items(require_field(utterance, "speakers", list, location), "speakers", location)
+            uid = require_field(utterance, "uid", int, location)
+            text = require_field(utterance, "utterance", str, f"{location}: utterance {uid}")
+            turns.append(SpeakerTurn(speaker=", ".join(map(str, speakers)), text=text, id=f"{title}:{uid}"))
+        turn_ids = {turn.id for turn in turns}
+        questions += [
+            _scene_question(item_question, title, turn_ids, location)
+            for item_question in require_field(paragraph, "qas", list, location)
+        ]
+    if not turns:
+        raise DataError(f"{location}: a scene without utterances")
+    return title, Chunk(turns=tuple(turns)), questions
+
+
+def _scene_question(item: Mapping[str, Any], title: str, turn_ids: set[str | None], location: str) -> Question:
+    id = require_field(item, "id", str, location)
+    location = f"{location}: question {id}"
+    answers = require_items(require_field(item, "answers", list, location), "answers", location)
+    evidence = tuple(
+        dict.fromkeys(f"{title}:{require_field(answer, 'utterance_id', int, location)}" for answer in answers)
+    )
+    if unknown := [turn for turn in evidence if turn not in turn_ids]:
+        raise DataError(f"{location}: its answer is taken from {unknown[0]}, an utterance that the scene does not have")
+    paraphrased = {"paraphrased": True} if id.endswith("_Paraphrased") else {}
+    kind = id.removeprefix(title).strip("_").partition("_")[0].lower()
+    return Question(
+        id=id,
+        question=require_field(item, "question", str, location),
+        answers=tuple(dict.fromkeys(require_field(answer, "answer_text", str, location).strip() for answer in answers)),
+        category=kind or None,
+        evidence=evidence,
+        meta={"metric": _FRIENDSQA.metric, "evidence": "any", **paraphrased},
+    )
+
+
+def load_qmsum(path: Path, variant: str | None = None, limit: int | None = None) -> list[Task]:
+    """Load the meetings of a split.
+
+    Args:
+        path: Folder or file.
+        variant: "test", "val" or "train".
+        limit: Return the first `limit` meetings only.
+
+    Raises:
+        DataError: A file does not fit; the message names file, line and field.
+    """
+    return [_meeting(meeting, id, location) for id, location, meeting in islice(_meetings(path, variant), limit)]
+
+
+def _meetings(path: Path, variant: str | None) -> Iterator[tuple[str, str, Any]]:
+    """Yield task id, location and content of each meeting."""
+    split = variant or _QMSUM.variants[0]
+    folders = (path / "data" / "ALL" / split, path / split, path)
+    try:
+        file = find_file(path, _QMSUM.files_for(variant)[0].path)
+    except DataError:
+        files = next(filter(None, (sorted(folder.glob("*.json")) for folder in folders)), None)
+        if files is None:
+            raise
+    else:
+        files = [file]
+    for file in files:
+        if file.suffix == ".json":
+            yield f"qmsum-{file.stem}", str(file), read_json(file)
+        else:
+            for number, (location, meeting) in enumerate(iter_json_lines(file)):
+                yield f"qmsum-{file.stem}-{number}", location, meeting
+
+
+def _meeting(meeting: Any, id: str, location: str) -> Task:
+    builder = TaskBuilder()
+    turns = enumerate(_objects(meeting, "meeting_transcripts", location))
+    builder.add_session(
+        read_turn(turn, f"t{n}", f"{location}: meeting_transcripts[{n}]", "speaker") for n, turn in turns
+    )
+    queries = enumerate(_objects(meeting, "specific_query_list", location))
+    questions = [_query(query, n, builder, f"{location}: specific_query_list[{n}]") for n, query in queries]
+    return builder.build(id, questions, location)
+
+
+def _objects(meeting: Any, key: str, location: str) -> list[Mapping[str, Any]]:
+    return require_objects(require_field(meeting, key, list, location), f"{location}: {key}")
+
+
+def _query(query: Mapping[str, Any], number: int, builder: TaskBuilder, location: str) -> Question:
+    turns: list[str] = []
+    for span in require_field(query, "relevant_text_span", list, location):
+        try:
+            first, last = (int(end) for end in span)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{location}: relevant_text_span: {span!r} is no pair of turn numbers") from error
+        turns.extend(f"t{n}" for n in range(first, min(last, 10**6) + 1))
+    return Question(
+        id=f"specific{number}",
+        question=require_field(query, "query", str, location),
+        answers=parse_answers(query.get("answer"), f"{location}: field 'answer'"),
+        category="specific",
+        evidence=builder.resolve_evidence(turns)[0],
+        meta={"metric": _QMSUM.metric},
+    )
