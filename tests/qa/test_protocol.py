@@ -13,6 +13,7 @@ from memalpha.agent.prompts import order_notes
 from memalpha.agent.reader import Answer
 from memalpha.config import ReaderConfig, WorldConfig
 from memalpha.errors import ConfigError, DataError, PolicyError
+from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.answers import passages_as_hits
 from memalpha.qa.evaluate import run_systems
 from memalpha.qa.reader import load_reader
@@ -347,3 +348,12 @@ def test_a_writer_keeps_the_history_of_what_it_updates():
 def test_lines_of_a_text_are_turns_without_ids():
     lines = turn_passages(Chunk(text="one\n\n two ", timestamp="2024-05-01"))
     assert [(line.text, line.turns) for line in lines] == [("one", ()), ("two", ())]
+
+
+def test_a_policy_is_a_system():
+    """The same reports as by its name: a writer is a system like the others."""
+    by_name, as_policy = run("scripted:add-all")[0], run(ScriptedPolicy("add-all"))[0]
+    assert as_policy.summary | {"system": "", "bills": {}} == by_name.summary | {"system": "", "bills": {}}
+    assert [replace(record, system="") for record in as_policy.records] == [
+        replace(record, system="") for record in by_name.records
+    ]
