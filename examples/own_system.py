@@ -8,7 +8,7 @@ import argparse
 import re
 
 from memalpha import load_tasks
-from memalpha.qa.protocol import run_systems
+from memalpha.qa.evaluate import run_systems
 from memalpha.qa.reader import load_reader
 from memalpha.qa.systems import Passage
 

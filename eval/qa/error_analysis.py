@@ -31,7 +31,7 @@ from memalpha.qa.error_analysis import (
     WRITTEN_WRONG,
     classify,
 )
-from memalpha.qa.records import Record
+from memalpha.qa.report import Record
 from memalpha.qa.systems.base import Passage, Retrieval
 from memalpha.tasks.synthetic.worlds import tasks
 from memalpha.types import Question, Task

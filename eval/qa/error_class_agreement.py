@@ -20,9 +20,9 @@ from random import Random
 
 from memalpha.config import WorldConfig
 from memalpha.qa.error_analysis import GOLD_FAULTY, SHOULD_HAVE_ABSTAINED, classified
-from memalpha.qa.protocol import BUDGET, EVAL_K, run_systems
+from memalpha.qa.evaluate import BUDGET, EVAL_K, run_systems
 from memalpha.qa.reader import load_reader
-from memalpha.qa.records import Record
+from memalpha.qa.report import Record
 from memalpha.qa.systems.base import Retrieval
 from memalpha.qa.systems.builtin import SystemSettings, load_system
 from memalpha.store.embedding import load_embedder

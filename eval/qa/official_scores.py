@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from memalpha.qa.scoring import official
-from memalpha.qa.scoring.longmemeval import retrieval_scores
+from memalpha.qa.scoring.official import retrieval_scores
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from common import make_parser

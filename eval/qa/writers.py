@@ -17,8 +17,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from memalpha.qa.compare import load_records
 from memalpha.qa.error_analysis import ERROR_CLASSES
-from memalpha.qa.reporting.compare import load_records
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from common import make_parser, replace_table

@@ -16,7 +16,7 @@ from memalpha.qa.progress import show_progress
 
 if TYPE_CHECKING:
     from memalpha.config import TextConfig
-    from memalpha.qa.reporting.compare import ComparedSystem, Comparison
+    from memalpha.qa.compare import ComparedSystem, Comparison
 
 
 def evaluate(
@@ -77,7 +77,7 @@ def evaluate(
     if as_json:
         print_result([report.summary for report in reports], as_json, "")
         return
-    from memalpha.qa.reporting.tables import print_table
+    from memalpha.qa.tables import print_table
 
     print_table(reports)
     if page is not None:
@@ -141,7 +141,7 @@ def compare(
     Raises:
         DataError: A run has no records or no such system, or `out` cannot be written.
     """
-    from memalpha.qa.reporting import compare as comparing
+    from memalpha.qa import compare as comparing
 
     if out is not None and out.suffix not in (".json", ".csv", ".md"):
         raise DataError(f"--out {out}: write .json, .csv or .md")
@@ -207,12 +207,11 @@ def check_judge(
         DataError: The labels cannot be read.
         PolicyError: A judge cannot be loaded or asked.
     """
-    from memalpha.qa.scoring.judge import check_judge as check
-    from memalpha.qa.scoring.judge import load_judge, load_labels
+    from memalpha.qa.scoring import judge as judging
 
-    items = load_labels(labels)
+    items = judging.load_labels(labels)
     settings = merge(parse_overrides(overrides or []), {"judges": judge})
-    result = check(load_judge(build_config(JudgeConfig, settings, "--set")), items)
+    result = judging.check_judge(judging.load_judge(build_config(JudgeConfig, settings, "--set")), items)
     print_result(result, as_json, "\n".join(_format_judge(result)))
 
 

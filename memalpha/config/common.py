@@ -289,6 +289,10 @@ class JudgeConfig(ChatConfig):
             raise ValueError(f"weights: {len(self.judges)} judges need as many weights, all above 0")
         return self
 
+    def kept_in(self, folder: Path | None) -> JudgeConfig:
+        """Return a copy with the answers cached in `folder`, unless a cache is set."""
+        return self.model_copy(update={"endpoint": self.endpoint.kept_in(folder)})
+
 
 class LearntReward(Config):
     """Reward model (`memalpha train reward`) as a component of a reward."""
@@ -333,7 +337,7 @@ class RewardConfig(Config):
     metric: Literal["exact", "f1", "contains", "question", "cited", "judge"] = Field(
         default="exact",
         description="score of an answer for r1; question: each question's own metric, cited: that metric with the "
-        "reply's form and evidence (qa.scoring.cited; needs reader.cite)",
+        "reply's form and evidence (qa.scoring.metrics; needs reader.cite)",
     )
     content: Literal["gold", "judge"] = Field(
         default="gold",
@@ -377,8 +381,7 @@ class RewardConfig(Config):
         """Return a copy with the judge's answers cached in `folder`, unless a cache is set."""
         if self.judge is None:
             return self
-        judge = self.judge.model_copy(update={"endpoint": self.judge.endpoint.kept_in(folder)})
-        return self.model_copy(update={"judge": judge})
+        return self.model_copy(update={"judge": self.judge.kept_in(folder)})
 
 
 class TrustConfig(Config):

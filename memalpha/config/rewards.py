@@ -89,8 +89,7 @@ class JudgePart(_Part):
 
     def kept_in(self, folder: Path | None) -> Self:
         """Return a copy with the judges' answers cached in `folder`, unless a cache is set."""
-        endpoint = self.judge.endpoint.kept_in(folder)
-        return self.model_copy(update={"judge": self.judge.model_copy(update={"endpoint": endpoint})})
+        return self.model_copy(update={"judge": self.judge.kept_in(folder)})
 
 
 def template_fields(template: str) -> tuple[str, ...]:

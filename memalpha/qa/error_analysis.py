@@ -43,11 +43,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from memalpha.qa.support import AnswerSupport, Rule
-from memalpha.qa.systems.base import Passage, Retrieval, question_chunk
-from memalpha.types import MemoryEntry, Operation, Question, Task, Trajectory, TrajectoryGroup
+from memalpha.qa.systems.base import Passage, Retrieval, WrittenMemory, question_chunk
+from memalpha.types import Question, Task, TrajectoryGroup
 
 if TYPE_CHECKING:
-    from memalpha.qa.records import Record
+    from memalpha.qa.report import Record
 
 Style = Literal["full", "compact", "mem-alpha"]
 
@@ -180,13 +180,24 @@ def with_error_classes(
         records: Records of their questions.
         style: Style of the feedback; see `feedback`.
     """
-    memories = {
-        (group.task.id, rollout.rollout): _Memory(rollout) for group in groups for rollout in group.trajectories
+    rollouts = {
+        (group.task.id, rollout.rollout): (
+            rollout,
+            WrittenMemory(rollout),
+            {question.id: question for question in group.task.questions},
+        )
+        for group in groups
+        for rollout in group.trajectories
     }
     results = []
     for record in records:
-        memory = memories[record.task, record.rollout]
-        results.append(classified(memory.task, memory.retrieval(record), record, style))
+        rollout, memory, questions = rollouts[record.task, record.rollout]
+        question = questions[record.question_id]
+        chunk = question_chunk(question, rollout.task)
+        state, (entries, history) = rollout.states[chunk], memory.after(chunk)
+        passages = tuple(memory.passage(state.entries[id]) for id in record.retrieved if id in state.entries)
+        retrieval = Retrieval(question, passages, 0, 0, core=state.core, entries=entries, history=history)
+        results.append(classified(rollout.task, retrieval, record, style))
     return results
 
 
@@ -209,38 +220,6 @@ def classified(task: Task, retrieval: Retrieval, record: Record, style: Style = 
         error_class=_class_of(record, retrieval.question, support),
     )
     return replace(record, feedback=feedback(task, retrieval, record, style=style))
-
-
-class _Memory:
-    """What a rollout's memory held when its questions were asked; an entry becomes a passage once, not per question."""
-
-    def __init__(self, trajectory: Trajectory) -> None:
-        self.task = trajectory.task
-        self._trajectory = trajectory
-        self._questions = {question.id: question for question in trajectory.task.questions}
-        self._passages: dict[int, Passage] = {}  # by the identity of an entry or operation, which the trajectory holds
-        self._parts: dict[int, tuple[tuple[Passage, ...], tuple[Passage, ...]]] = {}
-
-    def retrieval(self, record: Record) -> Retrieval:
-        """Rebuild the retrieval of a record's question."""
-        question = self._questions[record.question_id]
-        last = question_chunk(question, self.task)
-        state = self._trajectory.states[last]
-        if last not in self._parts:
-            entries = tuple(map(self._passage, state.entries.values()))
-            written = (o for turn in self._trajectory.turns if turn.chunk <= last for o in turn.operations if o.content)
-            self._parts[last] = entries, (*entries, *map(self._passage, written))
-        entries, history = self._parts[last]
-        passages = tuple(self._passage(state.entries[id]) for id in record.retrieved if id in state.entries)
-        return Retrieval(question, passages, 0, 0, core=state.core, entries=entries, history=history)
-
-    def _passage(self, item: MemoryEntry | Operation) -> Passage:
-        if id(item) not in self._passages:
-            turns = () if item.turn is None else (item.turn,)
-            self._passages[id(item)] = Passage(
-                item.content or "", item.id, item.category, item.timestamp, turns, chunk=item.chunk
-            )
-        return self._passages[id(item)]
 
 
 @dataclass(frozen=True, slots=True)

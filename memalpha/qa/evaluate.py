@@ -1,13 +1,19 @@
-"""Evaluate a writer: greedy rollouts, scored by questions, one report. The one path of all evaluations.
+"""Evaluate memory systems: one engine for `evaluate`, `memalpha eval`, and the evaluations of a training run.
 
-`evaluate` runs it on memory tasks, `rewards.evaluate.evaluate_text` on text tasks, and training runs before, between
-and after their steps.
+A system reads the conversations of its tasks; a writer is a system like the others. Its memories are asked the tasks'
+questions (`qa.answers`), and each answer is a record of the report. There are two ways to ask. `Evaluator` scores
+rollouts as training does, by reward and metric of a run: memories here, replies in `rewards.evaluate`. `run_systems`
+evaluates several systems alike: same tasks, questions, reader, token budget and metric. For every question a system
+returns its passages at the time of asking, best first, cut at the budget. The ceiling of a record is the same reader's
+answer when it is shown the evidence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Lock
 from types import NoneType
 from typing import Any, Generic, Protocol, TypeVar
@@ -15,22 +21,49 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from memalpha.agent.agent import MemoryAgent
-from memalpha.agent.reader import Answer, Conflicts, Item, Reader, Reading, default_reader
+from memalpha.agent.reader import Answer, Conflicts, Item, PolicyReader, Reader, Reading, default_reader
 from memalpha.arguments import check_flag, check_function, check_items, check_seed, check_type
-from memalpha.config import AgentConfig, RewardConfig
+from memalpha.config import EVAL_K, AgentConfig, RewardConfig
 from memalpha.environments.engine import RolloutEngine
 from memalpha.environments.memory_writing import memory_engine
-from memalpha.errors import ConfigError, DataError
-from memalpha.policy.base import Policy, is_endpoint, with_prompt_style
-from memalpha.qa.memory_reward import MemoryReward
-from memalpha.qa.reader import load_reader
-from memalpha.qa.reader_check import with_check
-from memalpha.qa.records import Record
-from memalpha.qa.report import Report, estimate_tokens, make_report
-from memalpha.qa.scoring.memory import questions_of, score_groups
-from memalpha.qa.scoring.states import texts_to_embed
+from memalpha.errors import ConfigError, DataError, PolicyError, did_you_mean
+from memalpha.policy.base import BilledPolicy, Policy, is_endpoint, with_prompt_style
+from memalpha.qa.answers import (
+    ask_retrievals,
+    build_record,
+    describe_conflicts,
+    evaluate_memory,
+    questions_of,
+    texts_to_embed,
+)
+from memalpha.qa.error_analysis import ceiling_accuracy, classified, evidence_recall, waterfall, with_error_classes
+from memalpha.qa.memory_reward import MemoryReward, conversation_tokens
+from memalpha.qa.reader import load_reader, reader_metrics, with_check
+from memalpha.qa.report import Record, Report, estimate_tokens, summarize
+from memalpha.qa.scoring.judge import ContentVerdicts, Judge, UnjudgedAnswer, judge_records, judge_step
+from memalpha.qa.scoring.metrics import (
+    JUDGED,
+    QUESTION_METRICS,
+    best_score,
+    cited_scores,
+    evidence_notes,
+    is_correct,
+    official_scores,
+    score_question,
+)
+from memalpha.qa.scoring.official import LONGMEMEVAL_TYPES, longmemeval, session_scores
+from memalpha.qa.scoring.stats import ScoredAnswer, estimate, macro
+from memalpha.qa.systems.base import Retrieval, UsesPolicy
+from memalpha.qa.systems.builtin import EvaluatedSystem, Oracle, Retrievals, SystemSettings, as_system
 from memalpha.store.embedding import Embedder, check_embedder, load_embedder
-from memalpha.types import AnyTask, Task, Trajectory, TrajectoryGroup
+from memalpha.types import AnyTask, Question, Task, Trajectory, TrajectoryGroup
+
+BUDGET = 2048
+"""Tokens (characters / 4) that a system may show for a question."""
+KS = (5, 10, 20)
+EXTRA_METRICS = ("exact", "f1", "contains")
+"""Metrics that every record carries beside its own."""
+
 
 T = TypeVar("T")
 ScoredGroups = tuple[list[TrajectoryGroup[AnyTask]], list[Record]]
@@ -111,7 +144,24 @@ class MemoryScorer(RolloutScorer[Task]):
     embedder: Embedder
 
     def score(self, groups: Sequence[TrajectoryGroup]) -> ScoredGroups[Task]:
-        return score_groups(groups, self.reader, self.rewards, embedder=self.embedder)
+        """Return the groups with every trajectory's reward, and the records of all their questions."""
+        metric = "exact" if self.rewards.config.metric == "judge" else self.rewards.config.metric
+        records = evaluate_memory(groups, self.reader, metric, embedder=self.embedder)
+        contents: dict[int, tuple[ContentVerdicts, ...]] = {}
+        if self.rewards.judge is not None:
+            records, contents = judge_step(self.rewards.config, self.rewards.judge, groups, records)
+        model_scores = self.rewards.score_by_model(groups)
+
+        def with_reward(trajectory: Trajectory, records: Sequence[Record]) -> Trajectory:
+            key = id(trajectory)
+            reward = self.rewards.reward(trajectory, records, contents.get(key), model_scores.get(key))
+            return replace(trajectory, reward=reward)
+
+        scored = [
+            TrajectoryGroup(group.task, tuple(map(with_reward, group.trajectories, group_records)))
+            for group, group_records in zip(groups, records, strict=True)
+        ]
+        return scored, [record for of_group in records for records in of_group for record in records]
 
     def group_records(self, groups: Sequence[TrajectoryGroup], records: Sequence[Record]) -> list[list[list[Record]]]:
         remaining = iter(records)
@@ -134,7 +184,8 @@ class MemoryScorer(RolloutScorer[Task]):
         Texts that are searched for in a memory are embedded before it starts. A reader in this process reads for one
         thread at a time.
         """
-        reader_policy, judge = getattr(self.reader, "policy", None), self.rewards.judge
+        reader_policy = self.reader.policy if isinstance(self.reader, UsesPolicy) else None
+        judge = self.rewards.judge
         judge_policies = judge.policies if judge is not None else []
         endpoints: list[Any] = [
             policy for policy in (reader_policy, *judge_policies) if policy is not None and is_endpoint(policy)
@@ -161,7 +212,14 @@ class MemoryScorer(RolloutScorer[Task]):
             groups: Rollouts, one group a task.
             records: Scored answers to the questions of all groups.
         """
-        return make_report(name, groups, records, self.reader, self.rewards)
+        setup = {"reader": self.reader.name, "metric": self.rewards.config.metric}
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        summary = {
+            **setup,
+            **reader_metrics(self.reader, records),
+            **summarize(records, trajectories, self.rewards.count_tokens),
+        }
+        return Report(name, summary, tuple(with_error_classes(groups, records)), tuple(groups))
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +323,7 @@ def evaluate(
     Raises:
         DataError: No task has a question.
         ConfigError: An argument is of another type.
-        EvaluationError: The reader cannot answer (`qa.reader_check`).
+        EvaluationError: The reader cannot answer (`qa.reader`).
     """
     check_type("system", system, (MemoryAgent, Policy), error=ConfigError)
     tasks = check_items("tasks", tasks, of="tasks", error=DataError)
@@ -297,3 +355,277 @@ def evaluate(
     scorer = MemoryScorer(with_check(reader, check_reader), rewards, embedder)
     engine = memory_engine(policy, config, embedder, schema)
     return Evaluator(engine, scorer).evaluate(name or policy.name, tasks, seed, progress)
+
+
+# ---------------------------------------------------------------------------------------------------- many systems
+
+
+def run_systems(
+    systems: Sequence[str | Policy | EvaluatedSystem],
+    tasks: Sequence[Task],
+    reader: Reader,
+    *,
+    budget: int = BUDGET,
+    metric: str | None = None,
+    default_metric: str = "exact",
+    k: int = EVAL_K,
+    embedder: Embedder | str = "static",
+    agent: AgentConfig | None = None,
+    judge: Judge | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+    on_report: Callable[[Report], None] | None = None,
+    check_reader: bool = True,
+) -> list[Report]:
+    """Evaluate `systems` and return one report for each, in their order.
+
+    Args:
+        systems: Names (see `systems.builtin`), policies that write, or objects with the methods of `EvaluatedSystem`.
+        tasks: Tasks with chunks and questions.
+        reader: The one reader that answers for all systems.
+        budget: Tokens (characters / 4) that a system may show for a question.
+        metric: Metric that scores all answers. Default: each question's own.
+        default_metric: Metric of questions that name none.
+        k: Passages that searching systems return.
+        embedder: Embedder of the systems that search, or its name.
+        agent: Prompts and tools of writers.
+        judge: Judge that judges all answers in addition.
+        progress: Called with (system, chunks read, all chunks).
+        on_report: Called with each report as soon as it is complete.
+        check_reader: Stop if the first answers of the reader's language model are all empty, or most are cut off.
+
+    Raises:
+        DataError: No task has a question, or two tasks have the same id.
+        ConfigError: A system is named twice, budget or k is below 1, or a metric is unknown or lacks its judge.
+        EvaluationError: The reader cannot answer (`qa.reader`), or a system raised.
+    """
+    if not any(task.questions for task in tasks):
+        raise DataError("nothing to evaluate: " + ("no task has a question" if tasks else "the data set is empty"))
+    if budget < 1 or k < 1:
+        raise ConfigError("a system needs a budget of at least one token, and one passage")
+    sources = [as_system(system) for system in systems]
+    names = [source.name for source in sources]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"systems: {Counter(names).most_common(1)[0][0]!r} is named twice")
+    if repeated := [id for id, count in Counter(task.id for task in tasks).items() if count > 1]:
+        raise DataError(f"task {repeated[0]!r} is there twice: records are told apart by the ids of their tasks")
+    tasks = [_with_metric(metric, default_metric, task) for task in tasks]
+    _check_metrics(tasks, judge is not None)
+    embedder = load_embedder(embedder) if isinstance(embedder, str) else embedder
+    searches = isinstance(reader, PolicyReader) and reader.config.kind == "agentic"
+    settings = SystemSettings(budget, k, embedder, agent or AgentConfig(), is_searchable=searches)
+    embedder.encode(list(dict.fromkeys(question.question for task in tasks for question in task.questions)))
+    scorer = _SystemScorer(tasks, with_check(reader, check_reader), settings, judge)
+    before = _collect_bills(None, reader, judge)
+    scorer.ask_ceiling()
+    ceiling_bills = _bill_difference(before, _collect_bills(None, reader, judge))
+    reports = []
+    for source in sources:
+        before = _collect_bills(source, reader, judge)
+        retrievals = source.retrieve(tasks, settings, None if progress is None else partial(progress, source.name))
+        report = scorer.report(source.name, retrievals)
+        report.summary["bills"] = _bill_difference(before, _collect_bills(source, reader, judge))
+        report.summary["ceiling_bills"] = ceiling_bills
+        reports.append(report)
+        if on_report is not None:
+            on_report(report)
+    return reports
+
+
+def _collect_bills(source: EvaluatedSystem | None, reader: Reader, judge: Judge | None) -> dict[str, dict[str, Any]]:
+    """Return the usage so far of endpoints and judges, by role and name; see `policy.endpoints.accounting.Bill`."""
+    bills: dict[str, dict[str, Any]] = {}
+    for role, part in (("writer", source), ("reader", reader)):
+        policy = part.policy if isinstance(part, UsesPolicy) else None
+        if isinstance(policy, BilledPolicy):
+            bills[f"{role} {policy.name}"] = policy.statistics()
+    judges = {} if judge is None else judge.statistics()
+    return bills | {f"judge {name}": bill for name, bill in judges.items()}
+
+
+def _bill_difference(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the usage between two calls of `_collect_bills`."""
+    return {
+        name: {key: None if value is None else value - before[name][key] for key, value in bill.items()}
+        for name, bill in after.items()
+    }
+
+
+def _with_metric(metric: str | None, default: str, task: Task) -> Task:
+    """Return the task with each question's metric set in its `meta`."""
+    questions = [
+        question.model_copy(
+            update={"meta": {**question.meta, "metric": metric or question.meta.get("metric", default)}}
+        )
+        for question in task.questions
+    ]
+    return task.model_copy(update={"questions": tuple(questions)})
+
+
+def _metric_of(question: Question) -> str:
+    """Return the name of the metric that scores a question."""
+    return str(question.meta["metric"])
+
+
+def _check_metrics(tasks: Sequence[Task], judged: bool) -> None:
+    """Check that every question's metric exists and that judged metrics have a judge.
+
+    Raises:
+        ConfigError: A metric is unknown, or needs a judge and there is none.
+    """
+    for metric in dict.fromkeys(_metric_of(question) for task in tasks for question in task.questions):
+        if metric in JUDGED and not judged:
+            raise ConfigError(f"metric {metric} needs a judge: name it in judge.judges, or set metric=contains")
+        if metric not in QUESTION_METRICS and metric not in JUDGED:
+            near = did_you_mean(metric, (*QUESTION_METRICS, *JUDGED))
+            raise ConfigError(f"metric: no metric {metric!r}{near}: one of {', '.join([*QUESTION_METRICS, *JUDGED])}")
+
+
+class _SystemScorer:
+    """Score what systems return: questions, reader, settings and judge are the same for all."""
+
+    def __init__(self, tasks: Sequence[Task], reader: Reader, settings: SystemSettings, judge: Judge | None) -> None:
+        self.tasks, self.reader, self.settings, self.judge = tasks, reader, settings, judge
+        self.ceiling: dict[tuple[str, str], bool] = {}  # by (task id, question id), of questions with evidence
+
+    def ask_ceiling(self) -> None:
+        """Ask the reader all questions that name evidence, with the evidence in view."""
+        retrievals = Oracle().retrieve(self.tasks, self.settings)
+        questions = [(task, item) for task, item in self._pairs(retrievals) if item.question.evidence and item.passages]
+        records, _ = self._score("oracle", questions) if questions else ([], [])
+        self.ceiling = {(record.task, record.question_id): record.correct for record in records}
+
+    def report(self, name: str, retrievals: Retrievals) -> Report:
+        """Build the report of one system from the passages that it returned for all questions.
+
+        Raises:
+            PolicyError: No verdict of the judge could be read.
+        """
+        questions = self._pairs(retrievals)
+        records, unjudged = self._score(name, questions)
+        if not records:
+            raise PolicyError(
+                f"system {name}: no verdict on any of its {len(unjudged)} answers could be read: take another judge, "
+                "or give it more room (judge.max_new_tokens)"
+            )
+        trajectories = [trajectory for group in retrievals.groups for trajectory in group.trajectories]
+        summary: dict[str, Any] = {
+            "system": name,
+            "reader": self.reader.name,
+            "conflicts": describe_conflicts(self.reader, [item for _, item in questions]),
+            "metric": "+".join(sorted({_metric_of(item.question) for _, item in questions})),
+            "budget": self.settings.budget,
+            "reader_truncated": None,
+            **reader_metrics(self.reader, records),
+            **summarize(records, trajectories),
+            **_system_metrics(records),
+        }
+        for ability, figures in summary["by_ability"].items():
+            ability_records = [record for record in records if record.ability == ability]
+            figures["interval"] = _interval(ability_records)
+            figures["score"] = _mean([record.score for record in ability_records])
+        if not trajectories:
+            summary["memory_tokens"] = _mean(retrievals.sizes)
+            summary["conversation_tokens"] = _mean([conversation_tokens(task, estimate_tokens) for task in self.tasks])
+        if self.judge is not None:
+            summary["unjudged"] = len(unjudged)
+        return Report(name, summary, tuple(records), retrievals.groups, tuple(unjudged))
+
+    def _pairs(self, retrievals: Retrievals) -> list[tuple[Task, Retrieval]]:
+        return [(task, item) for task, items in zip(self.tasks, retrievals.by_task, strict=True) for item in items]
+
+    def _score(
+        self, name: str, questions: Sequence[tuple[Task, Retrieval]]
+    ) -> tuple[list[Record], list[UnjudgedAnswer]]:
+        """Return a classified record for every question, and the answers without a readable verdict."""
+        # For a system that never names turns, an empty retrieval (before its first entry, say) is no recall of 0.
+        passages = [passage for _, item in questions for passage in item.passages]
+        names_turns = not passages or any(passage.turns or passage.cut_turns for passage in passages)
+        answered = list(ask_retrievals(questions, self.reader))
+        records = [self._record(name, task, item, answer, names_turns) for task, item, answer in answered]
+        unjudged: list[UnjudgedAnswer] = []
+        if self.judge is not None:
+            records, unjudged = judge_records(records, self.tasks, self.judge)
+        sources = {(task.id, item.question.id): (task, item) for task, item, _ in answered}
+        return [classified(*sources[record.task, record.question_id], record) for record in records], unjudged
+
+    def _record(self, name: str, task: Task, item: Retrieval, answer: Answer, names_turns: bool) -> Record:
+        question = item.question
+        score = score_question(question, answer) or 0.0  # None: a judge has yet to say
+        recall = evidence_recall(item) if names_turns else None
+        scores = {_metric_of(question): score}
+        scores |= {other: best_score(other, answer.text, question.answers) for other in EXTRA_METRICS}
+        scores |= official_scores(question, answer)
+        if answer.cited is not None:
+            scores |= cited_scores(answer.cited, score, evidence_notes(task, question, answer.notes, item.passages))
+        if recall is not None:
+            scores |= {f"evidence_recall@{k}": _recall_at(item, k) for k in KS}
+        if question.answers:  # LongMemEval's retrieval leaves abstention out
+            turns = (turn for passage in item.passages for turn in passage.turns)
+            scores |= session_scores(turns, question.meta.get("answer_session_ids", ()))
+        return build_record(
+            task,
+            question,
+            answer,
+            score,
+            is_correct(question, score),
+            retrieved=tuple(passage.id or f"#{index}" for index, passage in enumerate(item.passages)),
+            system=name,
+            tokens=item.tokens,
+            evidence_recall=recall,
+            scores=scores,
+            ceiling=self.ceiling.get((task.id, question.id)),
+        )
+
+
+def _system_metrics(records: Sequence[Record]) -> dict[str, Any]:
+    """Return the metrics that only `run_systems` has; retrieval counts questions with an answer."""
+    with_recall = [record for record in records if record.gold and record.evidence_recall is not None]
+    ceiling, ceiling_n, ceiling_answered = ceiling_accuracy(records)
+    figures: dict[str, Any] = {
+        "ceiling": ceiling,
+        "ceiling_n": ceiling_n or None,
+        "ceiling_answered": ceiling_answered,
+        "abstained": _mean([float(record.abstained) for record in records]),
+        "tokens": _mean([float(record.tokens) for record in records]),
+        "evidence_recall": _mean([record.evidence_recall or 0.0 for record in with_recall]),
+    }
+    for k in KS:
+        figures[f"evidence_recall@{k}"] = _mean([record.scores[f"evidence_recall@{k}"] for record in with_recall])
+    if {record.ability for record in records} <= set(LONGMEMEVAL_TYPES):
+        figures["longmemeval"] = _longmemeval(records)
+    figures["accuracy_interval"] = _interval(records)
+    figures["macro"] = macro([_scored_answer(record) for record in records])
+    figures["waterfall"] = [fall.as_json() for fall in waterfall(records)]
+    figures["losses"] = dict(sorted(Counter(record.error_class for record in records if record.error_class).items()))
+    figures["rules"] = dict(sorted(Counter(record.rule for record in records if record.rule).items()))
+    return figures
+
+
+def _longmemeval(records: Sequence[Record]) -> dict[str, Any]:
+    """Return the benchmark's own table, and retrieval by session if the system names its turns."""
+    table = longmemeval((record.question_id, record.ability, record.correct) for record in records)
+    scores_by_record = [record.scores for record in records if record.evidence_recall is not None and record.gold]
+    names = dict.fromkeys(
+        name for scores in scores_by_record for name in scores if name.startswith(("recall_", "ndcg_"))
+    )
+    means = {name: [scores[name] for scores in scores_by_record if name in scores] for name in names}
+    return {**table, "retrieval": {name: _mean(values) for name, values in means.items()}}
+
+
+def _scored_answer(record: Record) -> ScoredAnswer:
+    return ScoredAnswer(record.task, record.ability, float(record.correct))
+
+
+def _interval(records: Sequence[Record]) -> tuple[float, float] | None:
+    """Return the interval of the accuracy over conversations; None below `MIN_CLUSTERS` conversations."""
+    return estimate([_scored_answer(record) for record in records]).interval
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _recall_at(retrieval: Retrieval, k: int) -> float:
+    """Return the share of the evidence turns that the first `k` passages come from."""
+    evidence = set(retrieval.question.evidence)
+    return len(evidence & {turn for passage in retrieval.passages[:k] for turn in passage.turns}) / len(evidence)

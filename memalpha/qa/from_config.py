@@ -29,15 +29,14 @@ from memalpha.policy.base import with_prompt_style
 from memalpha.policy.endpoints.cache import AnswerCache
 from memalpha.policy.load import load_policy
 from memalpha.policy.reply_cache import keep_replies
+from memalpha.qa.evaluate import run_systems
+from memalpha.qa.memory_reward import check_categories
 from memalpha.qa.progress import show_progress
-from memalpha.qa.protocol import run_systems
 from memalpha.qa.reader import Reader, load_reader, with_default_reader
 from memalpha.qa.report import Report, make_result_folder
-from memalpha.qa.reporting.tables import check_folder, check_names, provenance, save_results
-from memalpha.qa.scoring.gold import check_categories
-from memalpha.qa.scoring.judge import Judge, load_judge
+from memalpha.qa.scoring.judge import load_judge
 from memalpha.qa.systems.builtin import EvaluatedSystem, is_writer, load_system
-from memalpha.store.embedding import load_embedder
+from memalpha.qa.tables import check_folder, check_names, provenance, save_results
 from memalpha.store.schema import load_schema
 from memalpha.tasks.catalog import MODULES, get_data_set
 from memalpha.tasks.chunking import rechunk
@@ -69,7 +68,7 @@ class UnfinishedEvaluation:
         Args:
             folder: The `eval` folder.
             systems: Names of the systems to evaluate.
-            provenance: Provenance of the evaluation (`reporting.tables.provenance`).
+            provenance: Provenance of the evaluation (`tables.provenance`).
         """
         self._path, self.replies_path = folder / MARKER, folder / REPLIES
         self._provenance = json.loads(json.dumps(provenance))
@@ -176,7 +175,7 @@ def load_run_settings(run: Path, overrides: Mapping[str, Any] | None = None) -> 
         "sampling": {
             name: getattr(run_config.sampling, name)
             for name in EvalSamplingConfig.model_fields
-            if hasattr(run_config.sampling, name)
+            if name in type(run_config.sampling).model_fields
         },
     }
     if run_config.evaluation.data is not None:
@@ -250,7 +249,21 @@ def run_evaluation(config: EvalConfig, progress: Callable[[str, int, int], None]
         try:
             with progress_display as report_progress:
                 if systems:
-                    _run_systems(config, systems, tasks, reader, default_metric, report_progress, save_report)
+                    run_systems(
+                        systems,
+                        tasks,
+                        reader,
+                        budget=config.context_tokens,
+                        metric=config.metric,
+                        default_metric=default_metric,
+                        k=config.reader.k,
+                        embedder=config.agent.embedder,
+                        agent=config.agent,
+                        judge=None if config.judge is None else load_judge(config.judge.kept_in(config.out)),
+                        progress=report_progress,
+                        on_report=save_report,
+                        check_reader=config.sampling.stop_unreadable,
+                    )
         finally:  # keep finished reports if a system, a judge or an endpoint fails
             if folder is not None and reports:
                 save_results(folder, in_order(), provenance_fields)
@@ -267,49 +280,18 @@ def load_config_system(config: EvalConfig, name: str, replies: AnswerCache | Non
         name: Name of the system.
         replies: File in which the replies of a local policy are kept.
     """
-    return load_system(
-        name,
-        device=config.device,
-        dtype=config.dtype,
-        endpoint=config.endpoint.kept_in(config.out),
-        loading=config.compute,
-        batching=config.sampling,
-        replies=replies,
-    )
+    return load_system(name, replies=replies, **_loading_options(config))
 
 
-def _run_systems(
-    config: EvalConfig,
-    systems: Sequence[EvaluatedSystem],
-    tasks: Sequence[Task],
-    reader: Reader,
-    default_metric: str,
-    progress: Callable[[str, int, int], None],
-    on_report: Callable[[Report], None],
-) -> list[Report]:
-    """Return the reports; `on_report` is called with each as soon as it is complete."""
-    return run_systems(
-        systems,
-        tasks,
-        reader,
-        budget=config.context_tokens,
-        metric=config.metric,
-        default_metric=default_metric,
-        k=config.reader.k,
-        embedder=load_embedder(config.agent.embedder),
-        agent=config.agent,
-        judge=_load_judge(config),
-        progress=progress,
-        on_report=on_report,
-        check_reader=config.sampling.stop_unreadable,
-    )
-
-
-def _load_judge(config: EvalConfig) -> Judge | None:
-    if config.judge is None:
-        return None
-    endpoint = config.judge.endpoint.kept_in(config.out)
-    return load_judge(config.judge.model_copy(update={"endpoint": endpoint}))
+def _loading_options(config: EvalConfig) -> dict[str, Any]:
+    """Return how policies are loaded: arguments of `load_policy` and `load_system`."""
+    return {
+        "device": config.device,
+        "dtype": config.dtype,
+        "endpoint": config.endpoint.kept_in(config.out),
+        "loading": config.compute,
+        "batching": config.sampling,
+    }
 
 
 def load_config_tasks(config: EvalConfig) -> list[Task]:
@@ -349,14 +331,6 @@ def load_config_reader(config: EvalConfig, replies: AnswerCache | None = None) -
     settings = config.reader
     if not settings.is_model or settings.policy is None:
         return load_reader(settings)
-    endpoint = config.endpoint.kept_in(config.out)
-    policy = load_policy(
-        settings.policy,
-        device=config.device,
-        dtype=config.dtype,
-        endpoint=endpoint,
-        loading=config.compute,
-        batching=config.sampling,
-    )
+    policy = load_policy(settings.policy, **_loading_options(config))
     kept = keep_replies(policy, replies)
     return load_reader(with_prompt_style(settings, kept).model_copy(update={"policy": None}), kept, frozen=True)

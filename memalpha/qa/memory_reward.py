@@ -28,25 +28,28 @@ r4 = 1 where the chunk has nothing to remember, else 0. r3 is at least 0.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from memalpha.agent.tools import CHANGING_CODES
 from memalpha.arguments import check_count, is_finite_number
 from memalpha.config import MemoryFunction, RewardConfig
 from memalpha.config.common import import_object
-from memalpha.errors import ConfigError, RewardError
+from memalpha.errors import ConfigError, DataError, RewardError
 from memalpha.policy.load import load_reward_model
 from memalpha.qa.memory_pairs import conversation_messages, state_text
-from memalpha.qa.scoring.gold import GoldFacts, is_valid
 from memalpha.qa.scoring.judge import load_judge
 from memalpha.qa.systems.base import question_chunk
+from memalpha.store.schema import MemorySchema
 from memalpha.store.state import MemoryState
-from memalpha.types import LARGEST_REWARD, Chunk, Reward, Task, ToolResult, Trajectory, TrajectoryGroup, Turn
+from memalpha.store.values import normalize
+from memalpha.types import LARGEST_REWARD, Reward, Task, ToolResult, Trajectory, TrajectoryGroup, Turn
 
 if TYPE_CHECKING:
-    from memalpha.qa.records import Record
-    from memalpha.qa.scoring.judge_scores import ContentVerdicts
+    from memalpha.qa.report import Record
+    from memalpha.qa.scoring.judge import ContentVerdicts
 
 
 def memory_tokens(state: MemoryState, count_tokens: Callable[[str], int]) -> int:
@@ -128,10 +131,15 @@ class MemoryReward:
         task, turns, published = trajectory.task, trajectory.turns, self.config.preset == "published"
         if trajectory.before:  # each turn has a memory, and questions, of its own
             r1 = _scores_by_chunk(task, records)
-            r3 = [self._compression(task.chunks[: turn + 1], trajectory.states[turn]) for turn in range(len(turns))]
+            read_by_then = accumulate(self._chunk_sizes(task))
+            r3 = [
+                self._compression(size, state)
+                for size, state in zip(read_by_then, trajectory.states[: len(turns)], strict=False)
+            ]
         else:
             r1 = [sum(record.score for record in records) / len(records) if records else 0.0] * len(turns)
-            r3 = [self._compression(task.chunks, state) for state in trajectory.states[-1:] or (None,)] * len(turns)
+            read_tokens = sum(self._chunk_sizes(task))
+            r3 = [self._compression(read_tokens, state) for state in trajectory.states[-1:] or (None,)] * len(turns)
         r2 = [_published_call_share(turn) if published else _call_share(turn) for turn in turns]
         r4 = [0.0] * len(turns)
         if contents is not None:
@@ -174,9 +182,11 @@ class MemoryReward:
             return []
         return [f"reward: r4 is off (weight 0) for {missing} of {len(tasks)} {scope}: they carry no gold operations"]
 
-    def _compression(self, chunks: Sequence[Chunk], state: MemoryState | None) -> float:
+    def _chunk_sizes(self, task: Task) -> list[int]:
+        return [_count(self.count_tokens, chunk.render()) for chunk in task.chunks]
+
+    def _compression(self, read_tokens: int, state: MemoryState | None) -> float:
         """Return 1 - tokens of the memory / tokens of the chunks that were read."""
-        read_tokens = sum(_count(self.count_tokens, chunk.render()) for chunk in chunks)
         if not read_tokens or state is None:
             return 0.0
         r3 = 1.0 - memory_tokens(state, self.count_tokens) / read_tokens
@@ -217,7 +227,8 @@ def _call_share(turn: Turn) -> float:
 
 
 def _valid_share(turn: Turn, gold: GoldFacts, task: Task, state: MemoryState) -> float:
-    verdicts = [is_valid(result, gold, turn.chunk, state) for result in turn.results]
+    live = Counter(comparable_fact(entry.category, entry.content) for entry in state.entries.values())
+    verdicts = [_is_valid(result, gold, turn.chunk, live) for result in turn.results]
     verdicts = [verdict for verdict in verdicts if verdict is not None]
     if not verdicts:
         return float(not task.gold_at(turn.chunk))
@@ -274,3 +285,147 @@ def _succeeds_as_published(result: ToolResult) -> bool:
     return (result.code == "invalid_content" and is_empty) or (
         result.code == "invalid_arguments" and not isinstance(arguments["content"], str)
     )
+
+
+_Fact = tuple[str, str]
+_CORE = "core"
+
+
+def comparable_fact(category: str | None, content: str | None) -> _Fact:
+    """Return category and normalized content for comparison."""
+    return category or _CORE, normalize(content or "")
+
+
+class GoldFacts:
+    """Facts of a task, with the chunks during which each holds."""
+
+    def __init__(self, task: Task) -> None:
+        self._spans: dict[_Fact, list[tuple[int, int | None]]] = {}
+        self._replaced: dict[_Fact, set[_Fact]] = {}
+        self.judges_core = any(operation.kind == "core_update" for operation in task.gold_operations)
+        core: _Fact | None = None
+        for operation in sorted(task.gold_operations, key=lambda operation: operation.chunk):
+            category = _CORE if operation.kind == "core_update" else operation.category
+            previous = core if operation.kind == "core_update" else comparable_fact(category, operation.replaces)
+            if operation.kind != "insert" and previous in self._spans and self._spans[previous][-1][1] is None:
+                self._spans[previous][-1] = (self._spans[previous][-1][0], operation.chunk)
+            if operation.kind != "delete":
+                current = comparable_fact(category, operation.content)
+                spans = self._spans.setdefault(current, [])
+                if not spans or spans[-1][1] is not None:  # a repetition while the fact holds opens no new span
+                    spans.append((operation.chunk, None))
+                if operation.kind == "update" and previous is not None:
+                    self._replaced.setdefault(current, set()).update({previous}, self._replaced.get(previous, ()))
+                core = current if operation.kind == "core_update" else core
+
+    def holds(self, category: str | None, content: str | None, chunk: int) -> bool:
+        """Return True if a fact is true after `chunk`.
+
+        Args:
+            category: Category; None is the core memory.
+            content: Content, compared after `normalize`.
+            chunk: Index of the chunk.
+        """
+        spans = self._spans.get(comparable_fact(category, content), ())
+        return any(start <= chunk and (end is None or chunk < end) for start, end in spans)
+
+    def has_ended(self, category: str | None, content: str | None, chunk: int) -> bool:
+        """Return True if a fact was true once and no longer is after `chunk`.
+
+        Args:
+            category: Category; None is the core memory.
+            content: Content, compared after `normalize`.
+            chunk: Index of the chunk.
+        """
+        was_true = any(start <= chunk for start, _ in self._spans.get(comparable_fact(category, content), ()))
+        return was_true and not self.holds(category, content, chunk)
+
+    def outdated_by(self, category: str | None, content: str | None, chunk: int) -> set[_Fact]:
+        """Return the facts that gold updates replaced by this one, step by step, and that no longer hold.
+
+        Args:
+            category: Category; None is the core memory.
+            content: Content, compared after `normalize`.
+            chunk: Index of the chunk.
+        """
+        replaced = self._replaced.get(comparable_fact(category, content), set())
+        return {fact for fact in replaced if self.has_ended(*fact, chunk)}
+
+
+def check_categories(tasks: Iterable[Task], schema: MemorySchema, data_source: str) -> None:
+    """Check that the schema has a category for every gold operation.
+
+    Args:
+        tasks: Tasks with gold operations.
+        schema: Schema of the writer.
+        data_source: Key and file of the tasks, for the error message.
+
+    Raises:
+        DataError: A gold operation is of a category that the schema lacks.
+    """
+    for task in tasks:
+        for number, operation in enumerate(task.gold_operations):
+            core = operation.kind == "core_update"
+            if schema.core if core else operation.category in schema.category_names:
+                continue
+            raise DataError(
+                f"{data_source}: gold_operations[{number}] of task {task.id!r} is of "
+                f"{'the core memory' if core else f'category {operation.category!r}'}, which schema "
+                f"{schema.describe()} does not have: set agent.memory_schema to the schema that the file was written "
+                "for (mem-alpha, life, or a YAML file)"
+            )
+
+
+def _is_valid(result: ToolResult, gold: GoldFacts, chunk: int, live: Counter[_Fact]) -> bool | None:
+    """Return True if a call made the memory truer; None if it is no write or cannot be judged.
+
+    An insert or update is valid if its content holds in its category and no other live entry says the same. An insert
+    is valid only if no live entry states what a gold update replaced by it: beside the old value the memory
+    contradicts itself. An update is valid only if the replaced content no longer holds. A delete is valid if the
+    removed content held once and no longer does. Removing what was never true is not judged: a writer could earn by
+    tidying up its own junk. An exact duplicate is not valid.
+
+    `chunk` is the index of the chunk that was read, `live` counts the facts of the memory after it.
+    """
+    if result.code == "duplicate":
+        return False
+    if result.code == "core_updated":
+        return gold.holds(None, result.content, chunk) if gold.judges_core else None
+    if result.code == "deleted":
+        if gold.has_ended(result.category, result.before, chunk):
+            return True
+        return False if gold.holds(result.category, result.before, chunk) else None
+    if result.code not in ("inserted", "updated"):
+        return None
+    if not gold.holds(result.category, result.content, chunk):
+        return False
+    if result.code == "updated" and gold.holds(result.category, result.before, chunk):
+        return False
+    if result.code == "inserted" and not gold.outdated_by(result.category, result.content, chunk).isdisjoint(live):
+        return False
+    return live[comparable_fact(result.category, result.content)] <= 1
+
+
+def count_changes_by_id(trajectory: Trajectory) -> Counter[str]:
+    """Count gold changes ("update", "delete") whose old content was live before their chunk, and hits ("update hit").
+
+    An update is a hit if the same entry then holds the new content, a delete if the entry no longer exists.
+    """
+    count: Counter[str] = Counter()
+    for chunk in range(1, len(trajectory.states)):
+        changes = [operation for operation in trajectory.task.gold_at(chunk) if operation.kind in ("update", "delete")]
+        if not changes:
+            continue
+        before = trajectory.before[chunk] if trajectory.before else trajectory.states[chunk - 1]
+        after = trajectory.states[chunk].entries
+        ids: dict[_Fact, list[str]] = {}
+        for entry in before.entries.values():
+            ids.setdefault(comparable_fact(entry.category, entry.content), []).append(entry.id)
+        for operation in changes:
+            if not (stored := ids.get(comparable_fact(operation.category, operation.replaces))):
+                continue
+            new = comparable_fact(operation.category, operation.content)
+            now = {id: comparable_fact(after[id].category, after[id].content) for id in stored if id in after}
+            count[operation.kind] += 1
+            count[f"{operation.kind} hit"] += new in now.values() if operation.kind == "update" else not now
+    return count

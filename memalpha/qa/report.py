@@ -1,24 +1,110 @@
-"""Report of one evaluated system: summary metrics, tables and files."""
+"""Records and reports: one record per question, and of each evaluated system summary metrics, tables and files."""
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from memalpha.agent.reader import Reader
 from memalpha.errors import ConfigError
 from memalpha.html_table import html_table
-from memalpha.qa.error_analysis import with_error_classes
-from memalpha.qa.memory_reward import MemoryReward, conversation_tokens, memory_tokens
-from memalpha.qa.reader_check import reader_metrics
-from memalpha.qa.records import Record, save_records
-from memalpha.qa.scoring.gold import ChangesById, count_changes_by_id
-from memalpha.qa.scoring.judge_scores import UnjudgedAnswer
+from memalpha.qa.memory_reward import conversation_tokens, count_changes_by_id, memory_tokens
+from memalpha.qa.scoring.judge import UnjudgedAnswer
 from memalpha.types import Trajectory, TrajectoryGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Hold one answered question of one rollout, or of one evaluated system.
+
+    Attributes:
+        task: Id of the task.
+        rollout: Index of the rollout; 0 for a system.
+        question_id: Id of the question.
+        ability: Category of the question; "none" without one.
+        kind: Kind of the question (`Question.meta["kind"]`), if it has one.
+        question: Text of the question.
+        answer: Text of the answer.
+        gold: Accepted answers; empty where the right answer is to abstain.
+        score: Score by the metric, 0 to 1.
+        correct: True if the score counts as right.
+        retrieved: Ids of the retrieved passages, best first.
+        written: True if the support of the answer was ever written; None if that is unknown.
+        live: True if the support was in the memory when the question was asked; None if that is unknown.
+        stale: True if the answer gives a value that no longer held.
+        conflict: True if the conflict rule refused the answer.
+        system: Name of the evaluated system.
+        abstained: True if the answer is an abstention.
+        tokens: Length of the retrieved text (characters / 4).
+        evidence_recall: Share of the evidence turns that the retrieved passages come from; None without evidence.
+        support_retrieved: True if the support was among the retrieved passages; None if that is unknown.
+        error_class: Class of a wrong answer, see `error_analysis`; None if right or not classified.
+        searches: The reader's own searches: each with its `query` and the ids it `retrieved`.
+        left_out: Number of live entries that did not fit a reader of the whole memory; None for other readers.
+        rule: Rule that found the support (`facts`, `turns`, `chunks`, `answers`); None if not classified or no answer.
+        ceiling: True if the same reader is right when shown the evidence; None if it was not asked.
+        scores: Further metrics by name.
+        feedback: The error in words; see `error_analysis.feedback`.
+        truncated: True if the answer of a language model was cut at its most tokens.
+    """
+
+    task: str
+    rollout: int
+    question_id: str
+    ability: str
+    kind: str | None
+    question: str
+    answer: str
+    gold: tuple[str, ...]
+    score: float
+    correct: bool
+    retrieved: tuple[str, ...] = ()
+    written: bool | None = None
+    live: bool | None = None
+    stale: bool = False
+    conflict: bool = False
+    system: str = ""
+    abstained: bool = False
+    tokens: int = 0
+    evidence_recall: float | None = None
+    support_retrieved: bool | None = None
+    error_class: str | None = None
+    ceiling: bool | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+    feedback: str = ""
+    truncated: bool = False
+    rule: str | None = None
+    searches: tuple[Mapping[str, Any], ...] = ()
+    left_out: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the record as one line of `eval/<name>.jsonl`."""
+        return {_JSON_KEYS.get(name, name): getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Record:
+        """Build a record from a line of `eval/<name>.jsonl`; keys must be among `RECORD_KEYS`."""
+        attributes = {_ATTRIBUTES.get(key, key): value for key, value in fields.items()}
+        lists: dict[str, Any] = {name: tuple(attributes.get(name, ())) for name in ("gold", "retrieved", "searches")}
+        return cls(**{"rollout": 0, "kind": None, "answer": "", **attributes, **lists})
+
+
+_JSON_KEYS = {"error_class": "loss", "support_retrieved": "found"}
+"""Attribute -> key in files, where they differ."""
+_ATTRIBUTES = {key: attribute for attribute, key in _JSON_KEYS.items()}
+RECORD_KEYS = frozenset(_JSON_KEYS.get(name, name) for name in Record.__slots__)
+"""Keys that a line of `eval/<name>.jsonl` may have."""
+
+
+def save_records(records: Iterable[Record], path: str | Path) -> None:
+    """Write records as JSON Lines."""
+    # A model's text may hold half a surrogate pair, which only an escape can carry.
+    lines = [json.dumps(record.as_json()) + "\n" for record in records]
+    Path(path).write_text("".join(lines), encoding="utf-8")
+
 
 CHANGED = ("updated", "retracted")
 """Kinds of questions (`Question.meta["kind"]`) that have a stale answer (`meta["stale"]`)."""
@@ -46,11 +132,22 @@ def mean_and_error(clusters: Iterable[Sequence[float]]) -> tuple[float | None, f
     return mean, (squares * len(non_empty) / (len(non_empty) - 1)) ** 0.5 / total
 
 
-def _accuracy(records: Iterable[Record]) -> tuple[float | None, float | None]:
+def accuracy_of(records: Iterable[Record]) -> dict[str, float | None]:
+    """Return `accuracy`, the share of right answers, and `se`, its standard error over tasks."""
     by_task: dict[str, list[float]] = defaultdict(list)
     for record in records:
         by_task[record.task].append(float(record.correct))
-    return mean_and_error(by_task.values())
+    mean, error = mean_and_error(by_task.values())
+    return {"accuracy": mean, "se": error}
+
+
+def accuracy_by_ability(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
+    """Return `accuracy`, `n` and `se` of each ability, in order of their names."""
+    by_ability: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        by_ability[record.ability].append(record)
+    figures = {ability: (accuracy_of(by_ability[ability]), len(by_ability[ability])) for ability in sorted(by_ability)}
+    return {ability: {"accuracy": of["accuracy"], "n": n, "se": of["se"]} for ability, (of, n) in figures.items()}
 
 
 def summarize(
@@ -70,7 +167,7 @@ def summarize(
     | `stale_rate`                        | share of both kinds answered with an outdated value                 |
     | `valid_calls`, `duplicates`         | shares of calls that were ok, and that repeated an entry            |
     | `update_share`, `delete_share`      | shares of calls that updated and deleted                            |
-    | `update_hit`, `delete_hit`          | see `gold.count_changes_by_id`                                      |
+    | `update_hit`, `delete_hit`          | see `memory_reward.count_changes_by_id`                             |
     | `memory_tokens`                     | tokens of the final memory, mean over trajectories                  |
     | `conversation_tokens`               | tokens that were read, mean over trajectories                       |
 
@@ -79,38 +176,31 @@ def summarize(
         trajectories: Rollouts that built the memories; empty for a system without a writer.
         count_tokens: Counts the tokens of a text.
     """
-    accuracy, error = _accuracy(records)
     changed = [record for record in records if record.kind in CHANGED]
     results = [result for trajectory in trajectories for turn in trajectory.turns for result in turn.results]
-    by_id = sum((count_changes_by_id(trajectory) for trajectory in trajectories), ChangesById())
+    by_id = sum(map(count_changes_by_id, trajectories), Counter[str]())
     rewards = [trajectory.reward.total for trajectory in trajectories if trajectory.reward is not None]
-    by_ability: dict[str, Any] = {}
-    for ability in sorted({record.ability for record in records}):
-        ability_records = [record for record in records if record.ability == ability]
-        mean, ability_error = _accuracy(ability_records)
-        by_ability[ability] = {"accuracy": mean, "n": len(ability_records), "se": ability_error}
     return {
-        "accuracy": accuracy,
-        "se": error,
+        **accuracy_of(records),
         "score": _ratio(sum(record.score for record in records), len(records)),
-        "answerable_accuracy": _accuracy(record for record in records if record.gold)[0],
-        "update_accuracy": _accuracy(record for record in records if record.kind == "updated")[0],
-        "retract_accuracy": _accuracy(record for record in records if record.kind == "retracted")[0],
+        "answerable_accuracy": accuracy_of(record for record in records if record.gold)["accuracy"],
+        "update_accuracy": accuracy_of(record for record in records if record.kind == "updated")["accuracy"],
+        "retract_accuracy": accuracy_of(record for record in records if record.kind == "retracted")["accuracy"],
         "stale_rate": _ratio(sum(record.stale for record in changed), len(changed)),
         "reward": _ratio(sum(rewards), len(rewards)),
         "valid_calls": _ratio(sum(result.ok for result in results), len(results)),
         "duplicates": _ratio(sum(result.code == "duplicate" for result in results), len(results)),
         "update_share": _ratio(sum(result.code == "updated" for result in results), len(results)),
         "delete_share": _ratio(sum(result.code == "deleted" for result in results), len(results)),
-        "update_hit": _ratio(by_id.updates_hit, by_id.updates),
-        "delete_hit": _ratio(by_id.deletes_hit, by_id.deletes),
+        "update_hit": _ratio(by_id["update hit"], by_id["update"]),
+        "delete_hit": _ratio(by_id["delete hit"], by_id["delete"]),
         "memory_tokens": _ratio(
             sum(memory_tokens(trajectory.states[-1], count_tokens) for trajectory in trajectories), len(trajectories)
         ),
         "conversation_tokens": _ratio(
             sum(conversation_tokens(trajectory.task, count_tokens) for trajectory in trajectories), len(trajectories)
         ),
-        "by_ability": by_ability,
+        "by_ability": accuracy_by_ability(records),
     }
 
 
@@ -215,25 +305,3 @@ def make_result_folder(directory: str | Path) -> Path:
     except OSError as error:
         raise ConfigError(f"out: cannot write results to {folder}: {error.strerror}") from error
     return folder
-
-
-def make_report(
-    name: str,
-    groups: Sequence[TrajectoryGroup],
-    records: Sequence[Record],
-    reader: Reader,
-    rewards: MemoryReward,
-) -> Report:
-    """Build the report of scored rollouts, each record with its error class.
-
-    Args:
-        name: Name of the system.
-        groups: Groups whose trajectories have their reward.
-        records: Records of all their questions.
-        reader: Reader that answered.
-        rewards: Reward that scored; it names the metric and counts tokens.
-    """
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    setup: dict[str, Any] = {"reader": reader.name, "metric": rewards.config.metric}
-    summary = {**setup, **reader_metrics(reader, records), **summarize(records, trajectories, rewards.count_tokens)}
-    return Report(name, summary, tuple(with_error_classes(groups, records)), tuple(groups))

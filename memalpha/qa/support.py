@@ -52,10 +52,11 @@ class TurnTerms(NamedTuple):
 class _Sources(NamedTuple):
     """What all questions of a task share.
 
-    Words of each turn, gold contents by turn, all gold contents normalized, terms of each turn by chunk, and the
-    sentences of entries by chunk and text (`source_sentences`), as far as they were asked for.
+    Chunk and words of each turn, gold contents by turn, all gold contents normalized, terms of each turn by chunk, and
+    the sentences of entries by chunk and text (`source_sentences`), as far as they were asked for.
     """
 
+    chunks: dict[str, int]
     texts: dict[str, str]
     facts: dict[str, list[str]]
     values: set[str]
@@ -78,7 +79,13 @@ def _sources(key: _TaskKey) -> _Sources:
         }
         for chunk in key.task.chunks
     }
-    return _Sources(texts, facts, {normalize(content) for _, content in gold}, terms, {})
+    chunks = {turn: chunk for chunk, turns in terms.items() for turn in turns}
+    return _Sources(chunks, texts, facts, {normalize(content) for _, content in gold}, terms, {})
+
+
+@lru_cache(maxsize=4)
+def _rendered_chunks(key: _TaskKey) -> list[str]:
+    return [chunk.render() for chunk in key.task.chunks]
 
 
 @lru_cache(maxsize=65536)
@@ -155,7 +162,7 @@ class AnswerSupport:
         self.shortest_answers = tuple(answer for answer in self.answers if not _contains_another(answer, self.answers))
         self.question = question
         self.turn_terms = sources.terms
-        self.chunks = {turn: chunk for chunk, turns in sources.terms.items() for turn in turns}
+        self.chunks = sources.chunks
         self.texts = {turn: sources.texts[turn] for turn in question.evidence if turn in sources.texts}
         self.facts: list[tuple[str, str | None]] = []  # (content, turn)
         for turn in question.evidence:
@@ -164,8 +171,7 @@ class AnswerSupport:
             self.facts += [(content, turn) for content in answering or facts]
         self.values = sources.values
         self._ties = sources.ties
-        parts = (retrieval.passages, retrieval.entries, retrieval.history)
-        passages = [passage for part in parts for passage in part or ()]
+        passages = (*retrieval.passages, *(retrieval.entries or ()), *(retrieval.history or ()))
         self.rule: Rule = "answers"
         if self.facts:
             self.rule = "facts"
@@ -189,7 +195,7 @@ class AnswerSupport:
 
     def is_findable(self, task: Task) -> bool:
         """Return True if the rule can find the support; `answers` needs an answer in the conversation's words."""
-        return self.rule != "answers" or any(self._has_answer(chunk.render()) for chunk in task.chunks)
+        return self.rule != "answers" or any(map(self._has_answer, _rendered_chunks(_TaskKey(task))))
 
     def is_written_wrong(self, passages: Sequence[Passage]) -> bool:
         """Return True if something else was written instead of the missing support."""

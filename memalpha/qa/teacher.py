@@ -27,10 +27,10 @@ from memalpha.environments.memory_writing import MemoryWriting
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.base import Policy
 from memalpha.policy.load import load_policy
+from memalpha.qa.answers import evaluate_memory
 from memalpha.qa.memory_reward import memory_tokens
 from memalpha.qa.progress import show_progress
 from memalpha.qa.report import estimate_tokens
-from memalpha.qa.scoring.memory import evaluate_memory
 from memalpha.tasks.load import load_tasks
 from memalpha.types import Task, ToolCall, Trajectory, TrajectoryGroup
 

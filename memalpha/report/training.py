@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memalpha.qa.records import Record
-from memalpha.qa.reporting.compare import load_records
+from memalpha.qa.compare import load_records
+from memalpha.qa.report import Record
 from memalpha.report.charts import Mark, MarkRow, Series, line_chart, mark_rows
 
 Curve = tuple[str, str, tuple[float | None, float | None], tuple[tuple[str, str, str], ...]]

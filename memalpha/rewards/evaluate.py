@@ -9,12 +9,11 @@ from typing import Any
 
 from memalpha.arguments import check_count, check_function, check_items, check_seed, check_type
 from memalpha.environments.base import is_single_turn, make_environment
-from memalpha.environments.engine import RolloutEngine, score_replies
+from memalpha.environments.engine import MAX_TURNS, RolloutEngine, score_replies
 from memalpha.errors import ConfigError, DataError, RewardError
 from memalpha.policy.base import Policy
 from memalpha.qa.evaluate import BackgroundScoring, Evaluator, RolloutScorer, ScoredGroups
-from memalpha.qa.records import Record
-from memalpha.qa.report import Report, mean_and_error
+from memalpha.qa.report import Record, Report, accuracy_by_ability, accuracy_of
 from memalpha.rewards.base import check_columns, close_loop
 from memalpha.rewards.environments import TextGeneration, columns_of
 from memalpha.types import Reward, TextTask, Trajectory, TrajectoryGroup
@@ -114,6 +113,7 @@ def evaluate_text(
     max_new_tokens: int = 256,
     thinking_tokens: int = 0,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    max_turns: int = MAX_TURNS,
     seed: int = 0,
     name: str | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -132,6 +132,7 @@ def evaluate_text(
         max_new_tokens: Tokens of a reply.
         thinking_tokens: Budget of thoughts before a reply; 0 turns thinking off.
         chat_template_kwargs: Further arguments of the chat template.
+        max_turns: Replies of a conversation, at most.
         seed: Seed of the sampling noise.
         name: Name in the report (default: the policy's).
         progress: Called with (ended, all) tasks.
@@ -149,6 +150,7 @@ def evaluate_text(
     check_type("name", name, (str, NoneType), error=ConfigError)
     check_count("max_new_tokens", max_new_tokens, error=ConfigError)
     check_count("thinking_tokens", thinking_tokens, error=ConfigError)
+    check_count("max_turns", max_turns, error=ConfigError)
     check_seed(seed, error=ConfigError)
     if progress is not None:
         check_function("progress", progress, error=ConfigError)
@@ -163,6 +165,7 @@ def evaluate_text(
         max_new_tokens=max_new_tokens,
         thinking_tokens=thinking_tokens,
         chat_template_kwargs=chat_template_kwargs,
+        max_turns=max_turns,
     )
     return Evaluator(engine, TextScorer(environment)).evaluate(name or policy.name, tasks, seed, progress)
 
@@ -208,12 +211,8 @@ def text_summary(
     names = dict.fromkeys(name for record in records for name in record.scores)
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     sampled = sum(len(turn.completion.completion_ids) for turn in turns)
-    by_ability: dict[str, Any] = {}
-    for category in sorted({record.ability for record in records}):
-        chosen = [record for record in records if record.ability == category]
-        by_ability[category] = {"accuracy": None, "n": len(chosen), **_accuracy(chosen)}
     return {
-        **_accuracy(records),
+        **accuracy_of(records),
         "score": _mean([record.score for record in records]),
         "reward": _mean([trajectory.reward.total for trajectory in trajectories if trajectory.reward is not None]),
         "unscored": unscored,
@@ -221,16 +220,8 @@ def text_summary(
         "reply_tokens": sampled / len(trajectories) if sampled else None,
         "turns": len(turns) / len(trajectories),
         "truncated": sum(turn.completion.stop_reason == "length" for turn in turns) / len(turns),
-        "by_ability": by_ability,
+        "by_ability": accuracy_by_ability(records),
     }
-
-
-def _accuracy(records: Sequence[Record]) -> dict[str, float | None]:
-    by_task: dict[str, list[float]] = {}
-    for record in records:
-        by_task.setdefault(record.task, []).append(float(record.correct))
-    accuracy, error = mean_and_error(by_task.values())
-    return {"accuracy": accuracy, "se": error}
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -13,7 +13,7 @@ Each run is `memalpha train` in a process of its own, in `out/VARIANT-SEED`. The
 not started again. `study.json` and `study.md` hold what came out:
 
 - Held-out accuracy after training, mean over conversations and seeds, and the paired difference to the baseline, with
-  95 % intervals by a bootstrap over conversations (`qa.reporting.compare`).
+  95 % intervals by a bootstrap over conversations (`qa.compare`).
 - Validation accuracy after equal sampled tokens: at four budgets that all runs reached, interpolated between
   validations, mean and standard deviation over seeds.
 """
@@ -38,7 +38,7 @@ from memalpha.config import parse_overrides, read_config, training_config
 from memalpha.config.common import Config
 from memalpha.config.files import build_config
 from memalpha.errors import ConfigError, TrainingError
-from memalpha.qa.reporting.compare import ComparedSystem, Comparison, compare, load_records
+from memalpha.qa.compare import ComparedSystem, Comparison, compare, load_records
 from memalpha.qa.scoring.stats import mean_and_deviation
 
 FIGURES = ("update_hit", "delete_hit", "valid_calls", "duplicates", "memory_tokens")

@@ -21,8 +21,7 @@ from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import evaluate
 from memalpha.qa.from_config import run_evaluation
 from memalpha.qa.reader import load_reader
-from memalpha.qa.records import Record
-from memalpha.qa.report import Report
+from memalpha.qa.report import Record, Report
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import load_schema

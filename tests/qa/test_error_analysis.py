@@ -17,7 +17,7 @@ from memalpha.qa.error_analysis import (
     trace,
     waterfall,
 )
-from memalpha.qa.records import Record
+from memalpha.qa.report import Record
 from memalpha.qa.support import split_sentences
 from memalpha.qa.systems.base import Passage, Retrieval
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task

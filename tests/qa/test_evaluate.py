@@ -12,13 +12,14 @@ from memalpha.agent.reader import Answer, ExtractiveReader
 from memalpha.config import AgentConfig, ReaderConfig, RewardConfig, WorldConfig
 from memalpha.errors import ConfigError, DataError, PolicyError, StoreError
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.qa import error_analysis, support
+from memalpha.qa import support
+from memalpha.qa.answers import evaluate_memory
 from memalpha.qa.error_analysis import with_error_classes
-from memalpha.qa.evaluate import evaluate
+from memalpha.qa.evaluate import MemoryScorer, evaluate
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import load_reader
 from memalpha.qa.report import estimate_tokens, make_result_folder, mean_and_error, summarize
-from memalpha.qa.scoring.memory import evaluate_memory, score_groups
+from memalpha.qa.systems import base
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import load_schema
@@ -110,7 +111,7 @@ def test_four_times_the_questions_trace_the_same_passages(monkeypatch):
 
         return call
 
-    monkeypatch.setattr(error_analysis, "Passage", counted("passages", error_analysis.Passage))
+    monkeypatch.setattr(base, "Passage", counted("passages", base.Passage))
     monkeypatch.setattr(support, "source_sentences", counted("ties", support.source_sentences))
     turns = tuple(SpeakerTurn(speaker="Ana", text=f"City {n} is near river {n}.", id=f"t{n}") for n in range(8))
     costs = []
@@ -229,10 +230,10 @@ def test_mean_and_error():
     assert doubled == pytest.approx(error)  # more questions on the same conversations are no more evidence
 
 
-def test_score_groups_sets_rewards_in_order():
+def test_scoring_sets_rewards_in_order():
     groups = [TrajectoryGroup(TASK, (GOOD, LAZY)), TrajectoryGroup(TASK, (OLD,))]
     rewards = MemoryReward(RewardConfig(), estimate_tokens)
-    scored, records = score_groups(groups, REFUSING, rewards, embedder=EMBEDDER)
+    scored, records = MemoryScorer(REFUSING, rewards, EMBEDDER).score(groups)
     r1 = [[t.reward.components["r1"][0] for t in group.trajectories] for group in scored]
     assert r1 == [[pytest.approx(1.0), pytest.approx(1 / 3)], [pytest.approx(1 / 3)]]
     assert [record.rollout for record in records] == [0] * 3 + [1] * 3 + [2] * 3

@@ -19,7 +19,7 @@ from memalpha.qa.memory_pairs import (
     state_text,
     write_memory_pairs,
 )
-from memalpha.qa.scoring.gold import GoldFacts
+from memalpha.qa.memory_reward import GoldFacts
 from memalpha.store.embedding import HashEmbedder
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.types import GoldOperation

@@ -10,9 +10,8 @@ from memalpha.agent.apply import act
 from memalpha.agent.parsing import format_call
 from memalpha.config import MemoryFunction, RewardConfig
 from memalpha.errors import RewardError
-from memalpha.qa.memory_reward import MemoryReward
-from memalpha.qa.scoring.gold import GoldFacts
-from memalpha.qa.scoring.judge_scores import ContentVerdicts
+from memalpha.qa.memory_reward import GoldFacts, MemoryReward
+from memalpha.qa.scoring.judge import ContentVerdicts
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import load_schema

@@ -13,15 +13,16 @@ from memalpha.agent.prompts import order_notes
 from memalpha.agent.reader import Answer
 from memalpha.config import ReaderConfig, WorldConfig
 from memalpha.errors import ConfigError, DataError, PolicyError
-from memalpha.qa.protocol import passages_as_hits, run_systems
+from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.qa.answers import passages_as_hits
+from memalpha.qa.evaluate import run_systems
 from memalpha.qa.reader import load_reader
 from memalpha.qa.report import estimate_tokens
-from memalpha.qa.reporting.tables import as_markdown, print_table, table_rows
-from memalpha.qa.scoring.judge import Judge
-from memalpha.qa.scoring.judge_scores import UnjudgedAnswer
+from memalpha.qa.scoring.judge import Judge, UnjudgedAnswer
 from memalpha.qa.systems.base import Passage
 from memalpha.qa.systems.baselines import cut_to_budget, passage_tokens, turn_passages, window_passages
 from memalpha.qa.systems.builtin import Streamed, SystemSettings, load_system
+from memalpha.qa.tables import as_markdown, print_table, table_rows
 from memalpha.store.embedding import load_embedder
 from memalpha.tasks.chunking import rechunk
 from memalpha.tasks.synthetic import worlds as synthetic
@@ -347,3 +348,12 @@ def test_a_writer_keeps_the_history_of_what_it_updates():
 def test_lines_of_a_text_are_turns_without_ids():
     lines = turn_passages(Chunk(text="one\n\n two ", timestamp="2024-05-01"))
     assert [(line.text, line.turns) for line in lines] == [("one", ()), ("two", ())]
+
+
+def test_a_policy_is_a_system():
+    """The same reports as by its name: a writer is a system like the others."""
+    by_name, as_policy = run("scripted:add-all")[0], run(ScriptedPolicy("add-all"))[0]
+    assert as_policy.summary | {"system": "", "bills": {}} == by_name.summary | {"system": "", "bills": {}}
+    assert [replace(record, system="") for record in as_policy.records] == [
+        replace(record, system="") for record in by_name.records
+    ]

@@ -13,7 +13,7 @@ from memalpha.errors import EvaluationError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import evaluate
 from memalpha.qa.from_config import run_evaluation
-from memalpha.qa.reader_check import AnswerCounts, CheckedReader, check_reader_answers, find_reader_fault, with_check
+from memalpha.qa.reader import AnswerCounts, CheckedReader, check_reader_answers, find_reader_fault, with_check
 from memalpha.qa.report import Report
 from memalpha.tasks.synthetic.worlds import tasks
 from memalpha.types import Completion, Hit, MemoryEntry

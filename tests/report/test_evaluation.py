@@ -13,7 +13,7 @@ from test_page import page_of
 
 from memalpha.config import EvalConfig, parse_overrides
 from memalpha.errors import DataError
-from memalpha.qa.records import Record, save_records
+from memalpha.qa.report import Record, save_records
 from memalpha.report.charts import Bar, stacked_bars
 from memalpha.report.evaluation import CLASS_LABELS, MAX_FAILURES, RIGHT
 from memalpha.report.page import write_report

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from memalpha.errors import DataError
-from memalpha.qa.records import Record, save_records
+from memalpha.qa.report import Record, save_records
 from memalpha.report.page import write_report
 
 VOID = {"meta", "br", "input", "img", "hr", "link"}

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from memalpha.errors import ConfigError, TrainingError
-from memalpha.qa.records import Record
+from memalpha.qa.report import Record
 from memalpha.train.study import collect_results, format_results, interpolate, load_study, run_study
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
 from typing import NamedTuple
@@ -118,9 +118,16 @@ def estimate(
     Raises:
         DataError: There are no answers.
     """
-    value, spread, clusters = _bootstrap(rows, macro, seed, resamples)
+    return _estimate(rows, macro, seed, resamples)[0]
+
+
+def _estimate(
+    rows: Sequence[ScoredAnswer], is_macro: bool, seed: int, resamples: int
+) -> tuple[Estimate, _Spread | None]:
+    value = macro(rows) if is_macro else micro(rows)
+    spread, clusters = _bootstrap(rows, is_macro, seed, resamples)
     low, high = _bca(value, spread) if spread else (None, None)
-    return Estimate(value, low, high, len(rows), clusters)
+    return Estimate(value, low, high, len(rows), clusters), spread
 
 
 def compare_paired(
@@ -143,25 +150,19 @@ def compare_paired(
         ScoredAnswer(baseline.cluster, baseline.group, other.value - baseline.value)
         for baseline, other in zip(first, second, strict=True)
     ]
-    value, spread, clusters = _bootstrap(differences, False, seed, resamples)
-    low, high = _bca(value, spread) if spread else (None, None)
-    result = Paired(
-        micro(first), micro(second), Estimate(value, low, high, len(first), clusters), _p_value(value, spread)
-    )
+    difference, spread = _estimate(differences, False, seed, resamples)
+    paired = Paired(micro(first), micro(second), difference, _p_value(difference.value, spread))
     if any(row.value not in (0.0, 1.0) for row in (*first, *second)):
-        return result
-    only_one = [
-        sum(a.value > b.value for a, b in zip(*pair, strict=True)) for pair in ((first, second), (second, first))
-    ]
-    return Paired(
-        result.first,
-        result.second,
-        result.difference,
-        result.p,
-        only_one[0],
-        only_one[1],
-        exact_mcnemar(only_one[0], only_one[1]),
-    )
+        return paired
+    return with_mcnemar(paired, [row.value for row in first], [row.value for row in second])
+
+
+def with_mcnemar(paired: Paired, first: Sequence[float], second: Sequence[float]) -> Paired:
+    """Return the comparison with McNemar's test on which system has which question right (1, else 0)."""
+    only_first = sum(a > b for a, b in zip(first, second, strict=True))
+    only_second = sum(a < b for a, b in zip(first, second, strict=True))
+    mcnemar = exact_mcnemar(only_first, only_second)
+    return replace(paired, only_first=only_first, only_second=only_second, mcnemar=mcnemar)
 
 
 def exact_mcnemar(only_first: int, only_second: int) -> float:
@@ -188,20 +189,17 @@ class _Spread(NamedTuple):
     without: np.ndarray
 
 
-def _bootstrap(
-    rows: Sequence[ScoredAnswer], is_macro: bool, seed: int, resamples: int
-) -> tuple[float, _Spread | None, int]:
-    value = macro(rows) if is_macro else micro(rows)
+def _bootstrap(rows: Sequence[ScoredAnswer], is_macro: bool, seed: int, resamples: int) -> tuple[_Spread | None, int]:
     sums, counts = _sums_and_counts(rows, is_macro)
     clusters = len(sums)
     if clusters < 2:
-        return value, None, clusters
+        return None, clusters
     statistics = []
     for start in range(0, resamples, _BLOCK):
         weights = _resample_counts(clusters, seed, resamples)[start : start + _BLOCK].astype(np.float64)
         statistics.append(_means(weights @ sums, weights @ counts))
     without = _means(sums.sum(axis=0) - sums, counts.sum(axis=0) - counts)
-    return value, _Spread(np.concatenate(statistics), without), clusters
+    return _Spread(np.concatenate(statistics), without), clusters
 
 
 @lru_cache(maxsize=2)

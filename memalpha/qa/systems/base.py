@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from memalpha.types import Chunk, MemoryEntry, Question, Task
+from memalpha.policy.base import Policy
+from memalpha.types import Chunk, MemoryEntry, Question, Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,16 @@ class Historical(Inspectable, Protocol):
         ...
 
 
+@runtime_checkable
+class UsesPolicy(Protocol):
+    """Writer or reader that asks a policy, whose calls may be billed."""
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that is asked."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Retrieval:
     """Passages that one system returned for one question, and its memory at that time.
@@ -106,6 +117,49 @@ def as_passage(entry: MemoryEntry) -> Passage:
     """Convert a memory entry to a passage."""
     turns = () if entry.turn is None else (entry.turn,)
     return Passage(entry.content, entry.id, entry.category, entry.timestamp, turns, entry.valid_from, entry.chunk)
+
+
+class WrittenMemory:
+    """What a rollout's memory held when its questions were asked; an entry becomes a passage once, not per question.
+
+    Args:
+        trajectory: The rollout. Its states and turns stay alive as long as this object.
+    """
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        self._trajectory = trajectory
+        self._passages: dict[int, Passage] = {}  # by the identity of an entry, which the trajectory holds
+        self._parts: dict[int, tuple[tuple[Passage, ...], tuple[Passage, ...]]] = {}
+        self._written = [
+            (
+                turn.chunk,
+                Passage(o.content, o.id, o.category, o.timestamp, () if o.turn is None else (o.turn,), 0, o.chunk),
+            )
+            for turn in trajectory.turns
+            for o in turn.operations
+            if o.content
+        ]
+
+    def passage(self, entry: MemoryEntry) -> Passage:
+        """Return an entry of one of the states as a passage."""
+        if id(entry) not in self._passages:
+            self._passages[id(entry)] = as_passage(entry)
+        return self._passages[id(entry)]
+
+    def after(self, chunk: int) -> tuple[tuple[Passage, ...], tuple[Passage, ...]]:
+        """Return the entries after a chunk, in the order of `MemoryState.list`, and all that was written by then."""
+        if chunk not in self._parts:
+            entries = tuple(map(self.passage, self._trajectory.states[chunk].list()))
+            self._parts[chunk] = entries, (*entries, *(passage for at, passage in self._written if at <= chunk))
+        return self._parts[chunk]
+
+
+def questions_by_chunk(task: Task) -> dict[int, list[Question]]:
+    """Return the questions of a task by the index of the chunk after which they are asked."""
+    by_chunk: dict[int, list[Question]] = {}
+    for question in task.questions:
+        by_chunk.setdefault(question_chunk(question, task), []).append(question)
+    return by_chunk
 
 
 def question_chunk(question: Question, task: Task) -> int:

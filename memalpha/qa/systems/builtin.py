@@ -30,9 +30,7 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any, Protocol, cast
 
-from memalpha.config import AgentConfig, EndpointConfig
-from memalpha.config.groups import LoadingConfig
-from memalpha.config.sampling import BatchConfig
+from memalpha.config import AgentConfig
 from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.environments.memory_writing import memory_engine
 from memalpha.errors import ConfigError, EvaluationError, MemalphaError, did_you_mean
@@ -42,7 +40,17 @@ from memalpha.policy.load import load_policy
 from memalpha.policy.reply_cache import keep_replies
 from memalpha.qa.memory_reward import memory_tokens
 from memalpha.qa.report import estimate_tokens
-from memalpha.qa.systems.base import Historical, Inspectable, Passage, Retrieval, System, as_passage, question_chunk
+from memalpha.qa.systems.base import (
+    Historical,
+    Inspectable,
+    Passage,
+    Retrieval,
+    System,
+    WrittenMemory,
+    as_passage,
+    question_chunk,
+    questions_by_chunk,
+)
 from memalpha.qa.systems.baselines import (
     EmptySystem,
     RecentSystem,
@@ -72,8 +80,6 @@ class SystemSettings:
         k: Passages that searching systems return.
         embedder: Embedder of the systems that search.
         agent: Prompts and tools of a writer.
-        device: Device of local policies.
-        dtype: Precision of local policies.
         is_searchable: Keep all systems, for a reader that searches them by itself (`Retrieval.search`).
     """
 
@@ -81,8 +87,6 @@ class SystemSettings:
     k: int
     embedder: Embedder
     agent: AgentConfig = field(default_factory=AgentConfig)
-    device: str = "cpu"
-    dtype: str = "float32"
     is_searchable: bool = False
 
 
@@ -151,15 +155,13 @@ class Streamed:
                 system = self.make(task, settings)
             by_question: dict[str, Retrieval] = {}
             history: dict[tuple[str | None, str], Passage] = {}
-            turn_texts = turn_texts_of(task)
+            turn_texts, asked = turn_texts_of(task), questions_by_chunk(task)
             for chunk in task.chunks:
                 with self._name_errors(task, chunk):
                     system.read(chunk)
                     if isinstance(system, Inspectable) and not isinstance(system, Historical):
                         history.update(((entry.id, entry.text), entry) for entry in system.entries())
-                if questions := [
-                    question for question in task.questions if question_chunk(question, task) == chunk.index
-                ]:
+                if questions := asked.get(chunk.index):
                     with self._name_errors(task, chunk):
                         retrievals = list(self._ask(system, questions, history, turn_texts, settings.budget))
                     if settings.is_searchable:
@@ -259,20 +261,13 @@ class Writer:
     def _retrieve_for_task(self, group: TrajectoryGroup, settings: SystemSettings) -> list[Retrieval]:
         [trajectory], task = group.trajectories, group.task
         by_question: dict[str, Retrieval] = {}
-        writes: dict[tuple[str | None, str], Passage] = {}
-        turn_texts = turn_texts_of(task)
+        written = WrittenMemory(trajectory)
+        turn_texts, asked = turn_texts_of(task), questions_by_chunk(task)
         for index, state in enumerate(trajectory.states):
-            for turn in (turn for turn in trajectory.turns if turn.chunk == index):
-                for operation in turn.operations:
-                    if operation.content:
-                        writes[operation.id, operation.content] = Passage(
-                            operation.content, operation.id, operation.category, operation.timestamp, chunk=index
-                        )
-            questions = [question for question in task.questions if question_chunk(question, task) == index]
-            if not questions:
+            if not (questions := asked.get(index)):
                 continue
-            memory, entries = WorkingMemory(state, settings.embedder), tuple(map(as_passage, state.list()))
-            size, history = memory_tokens(state, estimate_tokens), tuple(writes.values())
+            memory, size = WorkingMemory(state, settings.embedder), memory_tokens(state, estimate_tokens)
+            entries, history = written.after(index)
 
             def find(query: str, memory: WorkingMemory = memory) -> tuple[Passage, ...]:
                 passages = [as_passage(hit.entry) for hit in memory.search(query, settings.k)]
@@ -344,43 +339,30 @@ def _as_passage(item: Any, name: str) -> Passage:
 _FACTORY_PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
-def load_system(
-    name: str,
-    *,
-    device: str = "cpu",
-    dtype: str = "float32",
-    endpoint: EndpointConfig | None = None,
-    loading: LoadingConfig | None = None,
-    batching: BatchConfig | None = None,
-    replies: AnswerCache | None = None,
-) -> EvaluatedSystem:
+def load_system(name: str, *, replies: AnswerCache | None = None, **loading: Any) -> EvaluatedSystem:
     """Load a system by name; the table above lists the names.
 
     Args:
         name: Name of a system, a policy, or `package.module:factory`.
-        device: Device of a local policy.
-        dtype: Precision of a local policy.
-        endpoint: Settings of a policy behind an endpoint.
-        loading: 4 bits, device map and attention of a local policy.
-        batching: Most tokens and rows that a local policy decodes together.
         replies: File in which the replies of a local policy are kept (`policy.reply_cache`).
+        loading: How a policy is loaded: keywords of `policy.load.load_policy`.
 
     Raises:
         ConfigError: No system has this name.
         PolicyError: The policy cannot be loaded.
     """
+
+    def search(split: Callable[[Chunk], Sequence[Passage]], settings: SystemSettings, raw: bool = True) -> System:
+        return SearchSystem(name, split, settings.k, settings.embedder, raw=raw)
+
     makers: dict[str, Callable[[Task, SystemSettings], System]] = {
         "empty": lambda task, settings: EmptySystem(),
-        "append-only": lambda task, settings: SearchSystem(
-            name, turn_passages, settings.k, settings.embedder, raw=False
-        ),
-        "rag": lambda task, settings: SearchSystem(name, turn_passages, settings.k, settings.embedder),
-        "rag:chunks": lambda task, settings: SearchSystem(name, window_passages, settings.k, settings.embedder),
+        "append-only": lambda task, settings: search(turn_passages, settings, raw=False),
+        "rag": lambda task, settings: search(turn_passages, settings),
+        "rag:chunks": lambda task, settings: search(window_passages, settings),
         "window": lambda task, settings: RecentSystem(name, settings.budget),
         "full": lambda task, settings: RecentSystem(name, None),
-        "facts": lambda task, settings: SearchSystem(
-            name, fact_passages(task), settings.k, settings.embedder, raw=False
-        ),
+        "facts": lambda task, settings: search(fact_passages(task), settings, raw=False),
     }
     if name in makers:
         return Streamed(name, makers[name], exempt=name == "full")
@@ -395,8 +377,14 @@ def load_system(
             f"{', '.join((*NAMED_POLICIES, *RULE_POLICIES))}, "
             "scripted:KIND, a directory, owner/name on a hub, an endpoint; and your own as package.module:factory"
         )
-    loaded = load_policy(name, device=device, dtype=dtype, endpoint=endpoint, loading=loading, batching=batching)
-    return Writer(name, keep_replies(loaded, replies))
+    return Writer(name, keep_replies(load_policy(name, **loading), replies))
+
+
+def as_system(system: str | Policy | EvaluatedSystem) -> EvaluatedSystem:
+    """Return the system of a name, or of a policy that writes."""
+    if isinstance(system, str):
+        return load_system(system)
+    return Writer(system.name, system) if isinstance(system, Policy) else system
 
 
 def is_writer(name: str) -> bool:

@@ -17,7 +17,7 @@ import torch
 
 from memalpha.config import ReinforcementConfig
 from memalpha.errors import TrainingError
-from memalpha.qa.records import Record
+from memalpha.qa.report import Record
 from memalpha.train.algorithms.credit import CallCredit
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
 from memalpha.train.learner.losses import LossSettings, kl_estimate

@@ -42,7 +42,7 @@ from typing import Any
 import numpy as np
 
 from memalpha.config import ERLSettings, ReinforcementConfig
-from memalpha.qa.records import Record
+from memalpha.qa.report import Record
 from memalpha.train.algorithms.base import Scorer
 from memalpha.train.algorithms.grpo import GRPO
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample

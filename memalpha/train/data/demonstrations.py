@@ -44,7 +44,7 @@ from memalpha.errors import DataError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.evaluate import MemoryScorer
-from memalpha.qa.records import Record
+from memalpha.qa.report import Record
 from memalpha.store.schema import MemorySchema
 from memalpha.store.slots import key_value
 from memalpha.train.data.chat_format import (

@@ -14,10 +14,9 @@ from typing import NamedTuple
 from memalpha.agent.tools import CHANGING_CODES
 from memalpha.config import CreditConfig
 from memalpha.errors import StoreError
+from memalpha.qa.answers import StateQuestion, ask_states, questions_of, texts_to_embed
 from memalpha.qa.evaluate import MemoryScorer, ScoredGroups
-from memalpha.qa.records import Record
-from memalpha.qa.scoring.memory import questions_of
-from memalpha.qa.scoring.states import StateQuestion, ask_states, texts_to_embed
+from memalpha.qa.report import Record
 from memalpha.qa.systems.base import question_chunk
 from memalpha.store.state import MemoryState
 from memalpha.train.algorithms.credit import (

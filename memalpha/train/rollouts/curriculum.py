@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from memalpha.config import CurriculumConfig
 from memalpha.errors import ConfigError
-from memalpha.qa.records import Record
+from memalpha.qa.report import Record
 from memalpha.types import AnyTask, Task, TextTask
 
 

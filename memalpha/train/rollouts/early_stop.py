@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from memalpha.agent.reader import PolicyReader
 from memalpha.config import ReinforcementConfig, TrainConfig
 from memalpha.errors import TrainingError
-from memalpha.qa.reader_check import MAX_TRUNCATED, AnswerCounts, find_reader_fault
-from memalpha.qa.records import Record
+from memalpha.qa.reader import MAX_TRUNCATED, AnswerCounts, find_reader_fault
+from memalpha.qa.report import Record
 from memalpha.types import Trajectory
 
 CHECKED_STEPS = 2

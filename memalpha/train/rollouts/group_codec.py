@@ -17,7 +17,7 @@ import numpy as np
 
 from memalpha.environments.memory_writing import MemoryWriting
 from memalpha.errors import CheckpointError
-from memalpha.qa.records import Record
+from memalpha.qa.report import Record
 from memalpha.store.state import MemoryState
 from memalpha.train.learner.distributed import World
 from memalpha.types import (

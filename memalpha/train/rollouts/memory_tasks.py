@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from memalpha.agent.agent import build_request
 from memalpha.config import AgentConfig, RunConfig, SFTConfig, TrainConfig
 from memalpha.errors import ConfigError, DataError
-from memalpha.qa.scoring.gold import check_categories
+from memalpha.qa.memory_reward import check_categories
 from memalpha.store.schema import MemorySchema
 from memalpha.tasks.catalog import MODULES
 from memalpha.tasks.datasets import babi

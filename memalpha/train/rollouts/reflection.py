@@ -32,7 +32,7 @@ from memalpha.policy.noise import noise_key
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.error_analysis import with_error_classes
 from memalpha.qa.evaluate import MemoryScorer
-from memalpha.qa.records import Record
+from memalpha.qa.report import Record
 from memalpha.rewards.base import call_function
 from memalpha.rewards.environments import TextGeneration, columns_of, prompt_of
 from memalpha.rewards.evaluate import TextScorer

@@ -10,7 +10,7 @@ from memalpha.config import ERLSettings
 from memalpha.environments.engine import Start
 from memalpha.errors import ConfigError
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.qa.records import Record
+from memalpha.qa.report import Record
 from memalpha.store.state import MemoryState
 from memalpha.train.data.demonstrations import is_imitable
 from memalpha.train.rollouts.group_codec import build_trajectory, empty_memory, pack, trajectory_fields, unpack

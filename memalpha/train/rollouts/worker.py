@@ -15,7 +15,7 @@ from memalpha.environments.memory_writing import ask_at_every_chunk, roll_out_ch
 from memalpha.errors import RewardError
 from memalpha.policy.base import Policy
 from memalpha.qa.evaluate import RolloutScorer, ScoredGroups
-from memalpha.qa.records import Record
+from memalpha.qa.report import Record
 from memalpha.store.embedding import Embedder
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.rollouts.group_codec import ScoredGroup, empty_memory, gather_groups

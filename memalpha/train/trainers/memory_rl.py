@@ -17,10 +17,8 @@ from memalpha.environments.memory_writing import MemoryWriting, memory_engine
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import Evaluator, MemoryScorer
 from memalpha.qa.memory_reward import MemoryReward
-from memalpha.qa.reader_check import check_reader_answers
-from memalpha.qa.records import Record
-from memalpha.qa.report import Report, summarize
-from memalpha.qa.reporting.example import add_walks, choose_examples, write_examples
+from memalpha.qa.reader import check_reader_answers
+from memalpha.qa.report import Record, Report, summarize
 from memalpha.qa.systems.base import question_chunk
 from memalpha.store.embedding import load_embedder
 from memalpha.train.algorithms import build_algorithm
@@ -34,7 +32,13 @@ from memalpha.train.rollouts.reflection import MemoryReflection
 from memalpha.train.rollouts.weight_sync import connect_sampler, make_sampler
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.directory import RunDirectory
-from memalpha.train.trainers.evaluations import FrozenPolicies, TaskEvaluations
+from memalpha.train.trainers.evaluations import (
+    FrozenPolicies,
+    TaskEvaluations,
+    add_walks,
+    choose_examples,
+    write_examples,
+)
 from memalpha.train.trainers.progress import Display
 from memalpha.train.trainers.rl import ReinforcementStep, build_algorithm_engine
 from memalpha.train.trainers.start import load_start, settle_defaults

@@ -20,8 +20,8 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_fr
 from memalpha.config import LearnerConfig, RewardModelConfig
 from memalpha.config.training import RunConfig
 from memalpha.policy.base import NAMED_POLICIES, SHIPPED_POLICIES
-from memalpha.qa.records import Record
-from memalpha.qa.reporting.compare import load_records
+from memalpha.qa.compare import load_records
+from memalpha.qa.report import Record
 from memalpha.qa.scoring.stats import Estimate, ScoredAnswer, compare_paired, estimate
 from memalpha.tasks.catalog import MODULES, get_data_set
 

@@ -20,7 +20,7 @@ from memalpha.agent.tools import CHANGING_CODES
 from memalpha.config import ReinforcementConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.qa.records import Record
+from memalpha.qa.report import Record
 from memalpha.train.algorithms.base import Algorithm, Annotation, annotate
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
 from memalpha.train.learner.distributed import World

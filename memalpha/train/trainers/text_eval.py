@@ -11,14 +11,11 @@ from typing import Any
 
 from memalpha.arguments import check_path
 from memalpha.config import TextConfig, read_config, shipped_configs, training_config
-from memalpha.environments.engine import RolloutEngine
 from memalpha.errors import ConfigError
 from memalpha.policy.load import load_policy
-from memalpha.qa.evaluate import Evaluator
 from memalpha.qa.report import Report, make_result_folder
-from memalpha.rewards.evaluate import TextScorer, check_tasks
+from memalpha.rewards.evaluate import check_tasks, evaluate_text
 from memalpha.train.rollouts.text_tasks import TextTaskSource, build_environment
-from memalpha.types import TextTask
 
 TRAINED_NAME = "trained"
 """Name of a run's best checkpoint in results."""
@@ -89,17 +86,19 @@ def evaluate_text_run(
         loading=config.compute,
         batching=config.sampling,
     )
-    engine = RolloutEngine[TextTask](
+    sampling = config.sampling
+    report = evaluate_text(
         policy,
-        environment,
+        source.held_out,
+        environment=environment,
         system_prompt=config.system_prompt,
-        max_new_tokens=config.sampling.max_new_tokens,
-        thinking_tokens=config.sampling.thinking_tokens,
-        chat_template_kwargs=config.sampling.chat_template_kwargs,
+        max_new_tokens=sampling.max_new_tokens,
+        thinking_tokens=sampling.thinking_tokens,
+        chat_template_kwargs=sampling.chat_template_kwargs,
         max_turns=config.max_turns,
+        name=name,
+        progress=progress,
     )
-    evaluator = Evaluator(engine, TextScorer(environment))
-    report = evaluator.evaluate(name or policy.name, source.held_out, progress=progress)
     if out is not None:
         report.save(out)
     return report

@@ -17,7 +17,7 @@ from memalpha.errors import ConfigError, DataError
 from memalpha.policy.base import Policy
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.evaluate import Evaluator
-from memalpha.qa.records import Record
+from memalpha.qa.report import Record
 from memalpha.rewards.evaluate import TextScorer, check_rewards, text_summary
 from memalpha.train.algorithms import build_algorithm
 from memalpha.train.learner.distributed import World

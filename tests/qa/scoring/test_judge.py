@@ -15,14 +15,16 @@ from memalpha.config import EndpointConfig, JudgeConfig
 from memalpha.errors import DataError, PolicyError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.scoring.judge import (
+    BENCHMARKS,
     Item,
     Judge,
     Write,
     item_of,
     load_judge,
+    prompts_of,
     read_verdict,
+    score_of,
 )
-from memalpha.qa.scoring.judge_prompts import BENCHMARKS, prompts_of, score_of
 from memalpha.qa.scoring.official import event_order
 from memalpha.types import Question
 

@@ -6,8 +6,16 @@ import pytest
 from scripted_judge import Says, part
 
 from memalpha.errors import DataError
-from memalpha.qa.scoring.judge import Item, Judge, LabelledItem, agreement, check_judge, load_labels
-from memalpha.qa.scoring.judge_prompts import BENCHMARKS, prompts_of
+from memalpha.qa.scoring.judge import (
+    BENCHMARKS,
+    Item,
+    Judge,
+    LabelledItem,
+    agreement,
+    check_judge,
+    load_labels,
+    prompts_of,
+)
 
 
 def test_agreement_of_known_cases():

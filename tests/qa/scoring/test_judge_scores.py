@@ -13,11 +13,10 @@ from memalpha.agent.parsing import format_call
 from memalpha.agent.reader import ExtractiveReader, parse_cited
 from memalpha.config import RewardConfig, build_config
 from memalpha.errors import ConfigError, PolicyError
+from memalpha.qa.evaluate import MemoryScorer
 from memalpha.qa.memory_reward import MemoryReward
-from memalpha.qa.scoring.cited import cited_scores
-from memalpha.qa.scoring.judge import Judge
-from memalpha.qa.scoring.judge_scores import judge_records
-from memalpha.qa.scoring.memory import score_groups
+from memalpha.qa.scoring.judge import Judge, judge_records
+from memalpha.qa.scoring.metrics import cited_scores
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import load_schema
@@ -83,7 +82,7 @@ def model(reply=sensible, **settings) -> tuple[MemoryReward, Says]:
 
 
 def scored(rewards, *rollouts):
-    groups, records = score_groups([TrajectoryGroup(TASK, rollouts)], ExtractiveReader(), rewards, embedder=EMBEDDER)
+    groups, records = MemoryScorer(ExtractiveReader(), rewards, EMBEDDER).score([TrajectoryGroup(TASK, rollouts)])
     return [trajectory.reward for trajectory in groups[0].trajectories], records
 
 
@@ -160,7 +159,7 @@ def test_an_answer_from_a_conflict_is_wrong_unasked():
     rewards, says = model(lambda prompt, _: "correct", metric="judge")
     both = roll([insert("city: Oslo")], [insert("city: Rome")], [])
     reader = ExtractiveReader(ReaderConfig(conflicts="refuse"))
-    _, records = score_groups([TrajectoryGroup(TASK, (both, GOOD))], reader, rewards, embedder=EMBEDDER)
+    _, records = MemoryScorer(reader, rewards, EMBEDDER).score([TrajectoryGroup(TASK, (both, GOOD))])
     assert [(item.conflict, item.score) for item in records] == [(True, 0.0), (False, 1.0), (False, 1.0), (False, 1.0)]
     assert len(says.prompts) == 2, "equal ones once, the conflict not at all"
 
@@ -178,7 +177,7 @@ def test_settings_of_a_judged_reward():
 
 
 def test_without_a_judge_nothing_is_asked(monkeypatch):
-    monkeypatch.setattr("memalpha.qa.scoring.memory.judge_step", None)
+    monkeypatch.setattr("memalpha.qa.evaluate.judge_step", None)
     rewarded, _ = scored(MemoryReward(RewardConfig(), len), GOOD)
     assert rewarded[0].components["r1"][0] == 0.5
 

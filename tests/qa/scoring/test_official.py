@@ -11,8 +11,8 @@ import pytest
 from memalpha.agent.reader import Answer, ExtractiveReader
 from memalpha.agent.text_match import is_abstention
 from memalpha.errors import DataError
-from memalpha.qa.protocol import run_systems
-from memalpha.qa.scoring import longmemeval, official
+from memalpha.qa.evaluate import run_systems
+from memalpha.qa.scoring import official
 from memalpha.qa.scoring.metrics import (
     CORRECT_FROM,
     JUDGED,
@@ -57,7 +57,7 @@ def test_locomo_f1_without_nltk_names_the_extra(monkeypatch):
 
 
 def test_longmemeval_table():
-    scores = longmemeval.longmemeval(tuple(record) for record in CASES["longmemeval"]["records"])
+    scores = official.longmemeval(tuple(record) for record in CASES["longmemeval"]["records"])
     printed = dict(re.findall(r"^\t?([\w\- ]+): ([\d.]+)", CASES["longmemeval"]["printed"], re.MULTILINE))
     assert round(scores["task_averaged"], 4) == float(printed.pop("Task-averaged Accuracy"))
     assert round(scores["overall"], 4) == float(printed.pop("Overall Accuracy"))
@@ -65,7 +65,7 @@ def test_longmemeval_table():
     assert {kind: round(row["accuracy"], 4) for kind, row in scores["by_type"].items()} == {
         kind: float(value) for kind, value in printed.items()
     }
-    partly = longmemeval.longmemeval([("q1", "multi-session", True)])
+    partly = official.longmemeval([("q1", "multi-session", True)])
     assert (partly["task_averaged"], partly["abstention"]) == (1.0, None)
     assert partly["by_type"]["temporal-reasoning"] == {"accuracy": None, "n": 0}
 
@@ -75,15 +75,15 @@ def test_longmemeval_retrieval(table):
     for case in CASES[table]:
         ranking, k, correct = case["ranking"], case["k"], case["correct"]
         if table == "retrieval_turns":
-            ranking, k = longmemeval.session_ranking(ranking, k)
+            ranking, k = official.session_ranking(ranking, k)
             correct = sorted({turn.rpartition("_")[0] for turn in correct})
-        scores = longmemeval.retrieval_scores(ranking, correct, k, official=True)
+        scores = official.retrieval_scores(ranking, correct, k, official=True)
         assert scores == {name: close(case[name]) for name in ("recall_any", "recall_all", "ndcg_any")}, case
 
 
 def test_the_second_place_is_discounted_unless_official():
     def ndcg(ranking, **how):
-        return longmemeval.retrieval_scores(ranking, ["x"], 3, **how)["ndcg_any"]
+        return official.retrieval_scores(ranking, ["x"], 3, **how)["ndcg_any"]
 
     assert ndcg(["x", "a", "b"]) == 1.0
     assert ndcg(["a", "x", "b"]) == close(0.6309297535714575)  # 1 / log2(3)
@@ -93,15 +93,15 @@ def test_the_second_place_is_discounted_unless_official():
 
 def test_sessions_of_what_was_shown():
     turns = ["s1_3", "s1_1", "s2_4", "s3_1", "s2_1"]
-    scores = longmemeval.session_scores(turns, ["s2", "s9"], ks=(1, 2))
+    scores = official.session_scores(turns, ["s2", "s9"], ks=(1, 2))
     assert scores == {
         "recall_any@1": 0.0, "recall_all@1": 0.0, "ndcg_any@1": 0.0,
         "recall_any@2": 1.0, "recall_all@2": 0.0, "ndcg_any@2": close(0.6309297535714575 / 1.6309297535714575),
     }  # fmt: skip
-    deeper = longmemeval.session_scores(["s5_1", "s2_1"], ["s2"], ks=(2,))  # the one right session cannot rank twice
+    deeper = official.session_scores(["s5_1", "s2_1"], ["s2"], ks=(2,))  # the one right session cannot rank twice
     assert deeper["ndcg_any@2"] == close(0.6309297535714575)
-    assert longmemeval.session_scores(turns, []) == {}
-    assert longmemeval.session_scores([], ["s2"], ks=(5,)) == {
+    assert official.session_scores(turns, []) == {}
+    assert official.session_scores([], ["s2"], ks=(5,)) == {
         "recall_any@5": 0.0,
         "recall_all@5": 0.0,
         "ndcg_any@5": 0.0,

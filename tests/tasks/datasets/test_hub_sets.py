@@ -18,7 +18,7 @@ from memalpha.agent.reader import PolicyReader
 from memalpha.config import ReaderConfig
 from memalpha.errors import DataError
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.qa.protocol import run_systems
+from memalpha.qa.evaluate import run_systems
 from memalpha.tasks.datasets import (
     longmemeval,
     memoryagentbench,

@@ -12,9 +12,9 @@ from memalpha.agent.reader import ExtractiveReader
 from memalpha.config import AgentConfig, ERLSettings, RewardConfig, WorldConfig
 from memalpha.environments import memory_engine
 from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.qa.answers import evaluate_memory
 from memalpha.qa.evaluate import MemoryScorer
 from memalpha.qa.memory_reward import MemoryReward
-from memalpha.qa.scoring.memory import evaluate_memory
 from memalpha.store.embedding import HashEmbedder
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.rollouts.reflection import (

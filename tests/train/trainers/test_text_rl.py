@@ -115,7 +115,7 @@ def test_the_curriculum_moves_on_and_looks_back():
         out="unused", data="arithmetic", tasks_per_step=8,
         curriculum={"order": ["easy", "medium", "hard"], "threshold": 0.5, "window": 10, "review": 0.5},
     )  # fmt: skip
-    from memalpha.qa.records import Record
+    from memalpha.qa.report import Record
     from memalpha.train.rollouts.curriculum import Curriculum
 
     source = TextTaskSource(config)

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from memalpha.cli.main import app
 from memalpha.errors import DataError
-from memalpha.qa.records import Record, save_records
-from memalpha.qa.reporting.compare import (
+from memalpha.qa.compare import (
     COLUMNS,
     ComparedSystem,
     as_csv,
@@ -24,6 +23,7 @@ from memalpha.qa.reporting.compare import (
     load_run,
     load_systems,
 )
+from memalpha.qa.report import Record, save_records
 from memalpha.qa.scoring.stats import ScoredAnswer, compare_paired, estimate
 
 

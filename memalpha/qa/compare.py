@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from memalpha.arguments import check_path
 from memalpha.errors import DataError
-from memalpha.qa.records import RECORD_KEYS, Record
+from memalpha.qa.report import RECORD_KEYS, Record
 from memalpha.qa.scoring.stats import (
     RESAMPLES,
     Estimate,
@@ -25,8 +25,8 @@ from memalpha.qa.scoring.stats import (
     ScoredAnswer,
     compare_paired,
     estimate,
-    exact_mcnemar,
     mean_and_deviation,
+    with_mcnemar,
 )
 from memalpha.text_files import read_text
 
@@ -249,7 +249,7 @@ def compare(
             if name != first and ability != "macro":
                 against = compare_paired([rows[first][n] for n in indices], answers, seed=seed, resamples=resamples)
                 pair = [[correct[system][n].value for n in indices] for system in (first, name)]
-                line = replace(line, against=_with_mcnemar(against, *pair) if single else against)
+                line = replace(line, against=with_mcnemar(against, *pair) if single else against)
             lines.append(line)
     return Comparison(
         value=value,
@@ -311,14 +311,6 @@ def _mean_values(
         values = [_value_of(record, value) for record in answered[key]]
         rows.append(ScoredAnswer(key[0], answered[key][0].ability, sum(values) / len(values)))
     return rows
-
-
-def _with_mcnemar(against: Paired, first: Sequence[float], second: Sequence[float]) -> Paired:
-    only_first = sum(a > b for a, b in zip(first, second, strict=True))
-    only_second = sum(a < b for a, b in zip(first, second, strict=True))
-    return replace(
-        against, only_first=only_first, only_second=only_second, mcnemar=exact_mcnemar(only_first, only_second)
-    )
 
 
 def _seed_statistics(system: ComparedSystem, keys: set[QuestionKey], value: Value) -> dict[str, Any]:

@@ -12,9 +12,15 @@ from memalpha.config import WorldConfig
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import evaluate
 from memalpha.qa.report import Report
-from memalpha.qa.reporting.example import MAX_CHARACTERS, add_walks, choose_examples, walk_trajectory, write_examples
 from memalpha.report.page import ENVIRONMENT
 from memalpha.tasks.synthetic import worlds as synthetic
+from memalpha.train.trainers.evaluations import (
+    MAX_CHARACTERS,
+    add_walks,
+    choose_examples,
+    walk_trajectory,
+    write_examples,
+)
 from memalpha.types import GoldOperation, Task, ToolCall, ToolResult
 
 

@@ -1,1 +1,0 @@
-"""Tables, comparisons and worked examples of evaluation results."""
