@@ -214,6 +214,7 @@ TABLE: dict[str, tuple[str, Call]] = {
 ELSEWHERE = {
     "namespace_name",
     "writing_as",
+    "reading_at_once",  # tests/integrations/server/test_serving_cost.py
     "backup",
     "open",
     "close",
