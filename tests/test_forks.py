@@ -25,7 +25,7 @@ from memalpha.errors import StoreError
 from memalpha.policy.endpoints.client import EndpointClient
 from memalpha.rewards.base import LOOP
 from memalpha.store.async_store import AsyncMemoryStore
-from memalpha.store.backends import sqlite_transactions
+from memalpha.store.backends import sqlite as sqlite_transactions
 from memalpha.store.embedding import CachedEmbedder, HashEmbedder
 from memalpha.store.store import MemoryStore
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from memalpha.agent.prompts import ABSTAIN
 from memalpha.agent.reader import Answer, Reading
-from memalpha.store.slots import key_value
+from memalpha.store.values import key_value
 from memalpha.tasks.datasets.babi import (
     ASK_CARRIED,
     ASK_PLACE,

@@ -29,8 +29,7 @@ from memalpha.policy.base import Policy, sample_checked
 from memalpha.policy.chat.tool_text import describe_tools
 from memalpha.policy.plain_text import plain_line
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.store.checks.audit import stale_findings
-from memalpha.store.checks.slot_checks import plain
+from memalpha.store.checks.audit import plain, stale_findings
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import fact_identity

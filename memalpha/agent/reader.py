@@ -3,7 +3,7 @@
 Reading and retrieval are separate: `read` answers from given entries, `answer` searches memories first. Readers take
 many questions at once, because in training all questions of a step are one batch.
 
-Two live values of one subject and attribute make an answer wrong (`apply_conflict_rule`; `store.slots` defines slots):
+Two live values of one subject and attribute make an answer wrong (`apply_conflict_rule`; `store.values` defines slots):
 without this rule an insert would earn as much as an update, and the policy would never learn to update.
 
 A policy reads the entries of one search, searches further by itself (`reader.kind=agentic`, as the agent of Mem-alpha
@@ -30,7 +30,7 @@ from memalpha.policy.reply_cache import cache_frozen
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.memory import Memory
 from memalpha.store.search.bm25 import stem
-from memalpha.store.slots import is_contradictory, key_value, slot_value
+from memalpha.store.values import is_contradictory, key_value, slot_value
 from memalpha.types import Completion, Hit, MemoryEntry, Question, SampleRequest, ToolCall
 
 Conflicts = Literal["keep", "refuse", "newest"]

@@ -33,7 +33,7 @@ from memalpha.errors import ConfigError, StoreError
 from memalpha.store.memory import Memory
 from memalpha.store.search.bm25 import words
 from memalpha.store.store import MemoryStore
-from memalpha.store.trust.provenance import WRITER
+from memalpha.store.trust.quarantine import WRITER
 from memalpha.types import Chunk, Hit, MemoryEntry, Operation
 
 _MARKUP = re.compile(r"<\|\w+\|>|</?(?:tool_call|tool_response|tools)>")

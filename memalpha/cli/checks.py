@@ -27,7 +27,7 @@ from memalpha.tasks.formats.jsonl import load_jsonl
 if TYPE_CHECKING:
     from memalpha.agent.consolidate import Consolidation
     from memalpha.agent.policy_check import PolicyCheck
-    from memalpha.store.checks.findings import Audit, Finding
+    from memalpha.store.checks.audit import Audit, Finding
     from memalpha.types import Chunk
 
 

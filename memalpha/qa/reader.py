@@ -18,7 +18,7 @@ from memalpha.config import EvalConfig, ReaderConfig
 from memalpha.errors import ConfigError, EvaluationError
 from memalpha.policy.base import Policy, with_prompt_style
 from memalpha.policy.load import load_policy
-from memalpha.store.slots import key_value
+from memalpha.store.values import key_value
 from memalpha.types import Task
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from typing import Literal, NamedTuple
 from memalpha.agent.text_match import contains, is_same
 from memalpha.qa.systems.base import Passage, Retrieval
 from memalpha.store.search.bm25 import term_counts
-from memalpha.store.slots import key_value
-from memalpha.store.values import normalize
+from memalpha.store.values import key_value, normalize
 from memalpha.types import Question, Task
 
 Rule = Literal["facts", "turns", "chunks", "answers"]

@@ -23,8 +23,7 @@ from markupsafe import Markup
 from memalpha.arguments import check_path
 from memalpha.errors import StoreError
 from memalpha.report import page as render
-from memalpha.store.checks.audit import find_conflicts
-from memalpha.store.checks.findings import Finding
+from memalpha.store.checks.audit import Finding, find_conflicts
 from memalpha.store.io.jsonl import atomic_writer
 from memalpha.store.store import MemoryStore
 from memalpha.store.trust.quarantine import Quarantined

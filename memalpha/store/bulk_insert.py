@@ -11,12 +11,12 @@ import numpy as np
 from memalpha.arguments import check_items
 from memalpha.errors import InvalidContent, StoreError
 from memalpha.store.backends.namespace import Namespace
-from memalpha.store.backends.operation_log import LogEnd
 from memalpha.store.backends.row_codec import content_digest
+from memalpha.store.backends.rows import LogEnd
 from memalpha.store.fields import ARGUMENTS, BLANKS, NAMES, make_entry, new_defaults
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import fact_identity
-from memalpha.store.trust.provenance import WRITER
+from memalpha.store.trust.quarantine import WRITER
 from memalpha.store.validation import (
     FIELD_CHECKS,
     check_content_size,

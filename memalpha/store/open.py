@@ -13,8 +13,7 @@ from memalpha.arguments import brief_repr, check_path
 from memalpha.errors import ConfigError, DamagedStore, StoreError, install_command
 from memalpha.store.backends.base import Backend, Clock, Durability
 from memalpha.store.backends.namespace import Namespace
-from memalpha.store.backends.sqlite import SQLiteDatabase, create_file
-from memalpha.store.backends.sqlite_readonly import ReadOnlyDatabase
+from memalpha.store.backends.sqlite import ReadOnlyDatabase, SQLiteDatabase, create_file
 from memalpha.store.embedding import Embedder
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder, embedder_record
 from memalpha.store.schema import MemorySchema, load_schema

@@ -32,8 +32,8 @@ from memalpha.errors import (
 from memalpha.html_table import html_table
 from memalpha.store import history as timeline
 from memalpha.store.backends.base import Backend, Clock, Durability, system_clock
-from memalpha.store.backends.operation_log import LogEnd, check_clock
 from memalpha.store.backends.row_codec import is_storable
+from memalpha.store.backends.rows import LogEnd, check_clock
 from memalpha.store.bulk_insert import (
     CheckedFact,
     Fact,
@@ -48,8 +48,7 @@ from memalpha.store.embedding import Embedder
 from memalpha.store.fields import BLANKS, FILTERED
 from memalpha.store.filters import Filter, Where, filter_fields
 from memalpha.store.history import Diff
-from memalpha.store.indexing.context import surrounding_spans
-from memalpha.store.indexing.namespace_index import NamespaceIndex
+from memalpha.store.indexing.namespace_index import NamespaceIndex, surrounding_spans
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder, StoredEmbedder
 from memalpha.store.io.copy import back_up
 from memalpha.store.io.jsonl import apply_lines, read_jsonl, stored_contents, write_jsonl
@@ -58,8 +57,13 @@ from memalpha.store.open import copy_noted, create_namespace, is_url, is_writabl
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.options import SearchOptions
 from memalpha.store.state import Change, MemoryState, as_operation, duplicate_error
-from memalpha.store.trust.provenance import writing_as
-from memalpha.store.trust.quarantine import Quarantined, accepted_operation, decision_operation, list_quarantined
+from memalpha.store.trust.quarantine import (
+    Quarantined,
+    accepted_operation,
+    decision_operation,
+    list_quarantined,
+    writing_as,
+)
 from memalpha.store.trust.revert import Revert, revert
 from memalpha.store.validation import (
     MAX_CONTENT,

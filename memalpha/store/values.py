@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from datetime import date
 from functools import lru_cache
+
+from memalpha.types import MemoryEntry
 
 MONTHS = (
     *("january", "february", "march", "april", "may", "june", "july"),
@@ -150,3 +153,27 @@ def _word_date(match: re.Match[str]) -> str:
     if day is not None and not 1 <= int(day) <= 31:
         return match[0]
     return " ".join(part for part in (day and str(int(day)), month, year) if part)
+
+
+EVENTS = "episodic"
+MAX_SLOT_WORDS = 4
+
+
+def key_value(content: str) -> tuple[str, str] | None:
+    """Split `City: Oslo` into (`city`, `Oslo`); None if the text before the colon is no short name."""
+    key, colon, value = content.partition(":")
+    if not colon or not value.strip() or not 1 <= len(key.split()) <= MAX_SLOT_WORDS:
+        return None
+    return " ".join(key.lower().split()), value.strip()
+
+
+def slot_value(entry: MemoryEntry) -> tuple[str, str] | None:
+    """Return the slot and value that an entry states; None for events and free text."""
+    return None if entry.category == EVENTS else key_value(entry.content)
+
+
+def is_contradictory(entries: Iterable[MemoryEntry]) -> bool:
+    """Return True if entries of one slot state different values, not all of them as events."""
+    values_by_entry = [(entry, pair[1]) for entry in entries if (pair := key_value(entry.content))]
+    values = {normalize(value) for _, value in values_by_entry}
+    return len(values) > 1 and any(entry.category != EVENTS for entry, _ in values_by_entry)

@@ -18,9 +18,8 @@ from memalpha.config import ReaderConfig
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import load_schema
-from memalpha.store.slots import key_value
 from memalpha.store.state import MemoryState
-from memalpha.store.values import normalize
+from memalpha.store.values import key_value, normalize
 from memalpha.types import Completion, Hit, MemoryEntry
 
 SCHEMA = load_schema("mem-alpha")

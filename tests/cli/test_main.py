@@ -137,7 +137,7 @@ def test_fork_and_erase(memalpha, store: Path, tmp_path: Path, monkeypatch) -> N
     assert memalpha("erase", store, "--namespace", "other", "--drop", "--yes")[0] == 2
     with sqlite3.connect(store, isolation_level=None) as reader:
         reader.execute("BEGIN").execute("SELECT * FROM meta").fetchone()
-        monkeypatch.setattr("memalpha.store.backends.sqlite._LOCK_TIMEOUT", 0.1)
+        monkeypatch.setattr("memalpha.store.backends.sqlite.LOCK_TIMEOUT", 0.1)
         code, out, _ = memalpha("erase", store, "--id", same["id"], "--yes", "--json")
         assert code == 1 and "other processes read the file" in json.loads(out)["pending_scrub"]
     reader.close()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import memalpha.store.backends.entry_table
+import memalpha.store.backends.rows
 from memalpha.errors import InvalidContent, StoreError, UnknownCategory
 from memalpha.store.backends.row_codec import encode_json
 from memalpha.store.embedding import HashEmbedder
@@ -54,7 +54,7 @@ def rows_of(store: MemoryStore) -> list[list[tuple]]:
 @given(facts, facts, st.booleans(), st.sampled_from([2, 500]))
 def test_bulk_insert_equals_single_inserts(before, batch, search_first, many) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memalpha.store.backends.entry_table, "_BATCH", many)
+        patch.setattr(memalpha.store.backends.rows, "_BATCH", many)
         single, bulk = new(), new()
         for store in (single, bulk):
             for fact in before:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from memalpha.errors import UnknownEntry
-from memalpha.store.backends import entry_table, operation_log
+from memalpha.store.backends import rows as row_module
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.store import MemoryStore
 from memalpha.store.trust.quarantine import quarantine_operation
@@ -97,9 +97,9 @@ def counted(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Wo
 
     connection = sample.store._database._connection
     with monkeypatch.context() as patch:
-        patch.setattr(entry_table, "decode_entry", count(entry_table.decode_entry))
-        patch.setattr(entry_table, "decode_entries", lambda page: list(map(entry_table.decode_entry, page)))
-        patch.setattr(operation_log, "decode_log_row", count(operation_log.decode_log_row))
+        patch.setattr(row_module, "decode_entry", count(row_module.decode_entry))
+        patch.setattr(row_module, "decode_entries", lambda page: list(map(row_module.decode_entry, page)))
+        patch.setattr(row_module, "decode_log_row", count(row_module.decode_log_row))
         connection.set_progress_handler(tick, 1)
         yield work
         connection.set_progress_handler(None, 0)

@@ -223,7 +223,7 @@ def test_an_interrupted_erasure_is_finished_later(tmp_path: Path, finish) -> Non
 
 @pytest.mark.sqlite
 def test_a_reader_that_blocks_scrubbing_is_named(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("memalpha.store.backends.sqlite._LOCK_TIMEOUT", 0.1)
+    monkeypatch.setattr("memalpha.store.backends.sqlite.LOCK_TIMEOUT", 0.1)
     path = tmp_path / "a.db"
     store, id = filled(path)
     reader = sqlite3.connect(path, isolation_level=None)

@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 
 from memalpha.store import fields as table
-from memalpha.store.backends.sqlite_schema import DDL, is_same_sql
+from memalpha.store.backends.sqlite import DDL, is_same_sql
 from memalpha.store.fields import Field, columns, listed, new_defaults, sql_default, stored_types
 from memalpha.store.io.jsonl import Line
 from memalpha.types import MemoryEntry, Operation

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from memalpha.errors import StoreError
-from memalpha.store.backends.sqlite_schema import FORMAT
+from memalpha.store.backends.sqlite import FORMAT
 from memalpha.store.checks.integrity import examine
 from memalpha.store.store import MemoryStore
 

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import memalpha.store.backends.entry_table
 import memalpha.store.backends.namespace
-import memalpha.store.backends.vector_table
+import memalpha.store.backends.rows
 from memalpha.errors import DataError, DuplicateContent, InvalidContent, StoreError, UnknownCategory, UnknownEntry
 from memalpha.store.embedding import load_embedder
 from memalpha.store.filters import freeze

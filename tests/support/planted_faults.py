@@ -13,9 +13,9 @@ from datetime import date, timedelta
 from random import Random
 from typing import Any
 
-from memalpha.store.checks.findings import Audit
-from memalpha.store.slots import key_value, slot_value
+from memalpha.store.checks.audit import Audit
 from memalpha.store.store import MemoryStore
+from memalpha.store.values import key_value, slot_value
 from memalpha.types import MemoryEntry, Task
 
 Fault = tuple[str, str, frozenset[str]]

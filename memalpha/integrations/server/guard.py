@@ -17,7 +17,7 @@ from memalpha.errors import ConfigError
 from memalpha.integrations.server.keys import Key, KeyFile, Right
 from memalpha.integrations.server.schemas import MAX_BODY, MAX_LABEL, ServiceError, check_text
 from memalpha.integrations.server.service import MemoryService, log
-from memalpha.store.trust.provenance import WRITER
+from memalpha.store.trust.quarantine import WRITER
 
 if TYPE_CHECKING:
     from starlette.types import Receive

@@ -65,7 +65,7 @@ from memalpha.integrations.server.schemas import (
 )
 from memalpha.integrations.server.telemetry import traced_store, work_span
 from memalpha.policy.base import Policy
-from memalpha.store.backends.deadline import deadline
+from memalpha.store.backends.base import deadline
 from memalpha.store.filters import Where, parse_filter
 from memalpha.store.io.jsonl import to_json
 from memalpha.store.memory import Memory

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from memalpha.errors import ConfigError, install_command
-from memalpha.store.backends.deadline import deadline
+from memalpha.store.backends.base import deadline
 
 try:
     from opentelemetry import propagate, trace

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 from memalpha.arguments import brief_repr
-from memalpha.errors import StoreError
+from memalpha.errors import DeadlineExceeded, StoreError
 from memalpha.store.backends.row_codec import check_namespace_name
 from memalpha.store.filters import format_utc
 
@@ -219,3 +221,70 @@ class Backend(ABC):
 
     def delete_orphans(self, table: str) -> None:  # noqa: B027
         """Delete the rows of a table whose namespace does not exist."""
+
+
+_END: ContextVar[float | None] = ContextVar("memalpha_deadline", default=None)
+_STEPS = 20_000
+"""Instructions of SQLite between two looks at the clock: well below a millisecond."""
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Stop statements of the block that would run on after `seconds`; a transaction then stores nothing.
+
+    Raises:
+        DeadlineExceeded: A statement was stopped.
+    """
+    token = _END.set(time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        _END.reset(token)
+
+
+@contextmanager
+def no_deadline() -> Iterator[None]:
+    """Run the block without the deadline, which is put off by the time that the block takes.
+
+    On PostgreSQL, no single statement of the block may take longer than the transaction had left when it began.
+    """
+    end, began = _END.get(), time.monotonic()
+    _END.set(None)
+    try:
+        yield
+    finally:
+        _END.set(None if end is None else end + time.monotonic() - began)
+
+
+def seconds_left() -> float | None:
+    """Return the seconds until the deadline, None without one. Raises `DeadlineExceeded` after it."""
+    end = _END.get()
+    if end is None:
+        return None
+    if (left := end - time.monotonic()) <= 0:
+        raise DeadlineExceeded
+    return left
+
+
+def timeout_setting() -> str:
+    """Return the statement that sets PostgreSQL's timeout for the transaction, after a semicolon; "" without one."""
+    left = seconds_left()
+    return "" if left is None else f"; SET LOCAL statement_timeout = {max(1, int(1000 * left))}"
+
+
+@contextmanager
+def watched(connection: sqlite3.Connection) -> Iterator[None]:
+    """Stop statements of a connection in the block at the deadline, if there is one."""
+    if seconds_left() is None:
+        yield
+        return
+    connection.set_progress_handler(_is_over, _STEPS)
+    try:
+        yield
+    finally:
+        connection.set_progress_handler(None, 0)
+
+
+def _is_over() -> bool:
+    end = _END.get()
+    return end is not None and time.monotonic() > end

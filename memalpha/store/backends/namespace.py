@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 
 from memalpha.store.backends.base import Backend
-from memalpha.store.backends.entry_table import EntryTable
-from memalpha.store.backends.operation_log import LogEnd, OperationLog, check_clock
 from memalpha.store.backends.row_codec import (
     content_digest,
     decode_vectors,
@@ -24,14 +22,18 @@ from memalpha.store.backends.row_codec import (
     vector_blob,
     version_row,
 )
-from memalpha.store.backends.scope import NamespaceScope
-from memalpha.store.backends.vector_table import VectorTable
+from memalpha.store.backends.rows import EntryTable, LogEnd, NamespaceScope, OperationLog, VectorTable, check_clock
 from memalpha.store.fields import ENTRY_NAMES, new_defaults
 from memalpha.store.filters import Filter
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import NOT_UNDOABLE, Change, plan
-from memalpha.store.trust.provenance import WRITER
-from memalpha.store.trust.quarantine import accepted_as, list_quarantined, past_core_quarantine, quarantined_contents
+from memalpha.store.trust.quarantine import (
+    WRITER,
+    accepted_as,
+    list_quarantined,
+    past_core_quarantine,
+    quarantined_contents,
+)
 from memalpha.types import MemoryEntry, Operation
 
 _MAX_PAGE = 500  # log rows read at once

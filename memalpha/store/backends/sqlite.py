@@ -9,34 +9,32 @@ large memory.
 
 `operations.head` is the position whose facts the memory holds after the row: the row's own for ordinary operations, an
 earlier one after an undo, a redo or a restore. The next `undo` continues from there.
+
+A file may come from somebody else. Triggers and views are code that runs on every write or read, so a file with any
+object that the format (`DDL`) does not define is refused by name before anything is written.
 """
 
 from __future__ import annotations
 
 import glob
 import os
+import re
+import shutil
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from threading import RLock
 from time import monotonic, sleep
+from typing import Any, NoReturn
+from urllib.parse import quote
 
-from memalpha.errors import DamagedStore, ScrubPending, StoreError
-from memalpha.store.backends.base import Clock, Durability, system_clock
-from memalpha.store.backends.sqlite_schema import (
-    APPLICATION_ID,
-    DDL,
-    FORMAT,
-    TABLES,
-    definitions,
-    foreign_objects,
-    is_same_sql,
-    split_statements,
-)
-from memalpha.store.backends.sqlite_transactions import LEFT_OPEN, TransactionalConnection
-from memalpha.store.backends.sqlite_transactions import LOCK_TIMEOUT as _LOCK_TIMEOUT
+from memalpha.errors import DamagedStore, DeadlineExceeded, ScrubPending, StoreError
+from memalpha.forks import ForkAware
+from memalpha.store.backends.base import CANNOT_WRITE, Backend, Clock, Durability, system_clock, watched
 from memalpha.store.backends.temporary import (
     abandoned_files,
     locked_file,
@@ -45,6 +43,320 @@ from memalpha.store.backends.temporary import (
     sqlite_logs,
     temporary_path,
 )
+from memalpha.store.fields import NAMES, columns, listed
+
+APPLICATION_ID = 0x6D416C70  # "mAlp"
+FORMAT = 1
+
+_STATISTICS = "CREATE TABLE sqlite_stat1(tbl,idx,stat)"  # made by ANALYZE
+
+_TYPES = {"text": "TEXT", "number": "REAL", "whole": "INTEGER"}
+_FIRST = NAMES[: NAMES.index("turn") + 1]  # versions have the later fields at their end
+
+# - operations_stay: a log row may change by erasure only. It becomes a stub that keeps its position, time and head.
+# - expiring, erasures, quarantine: find what expired, was erased or awaits a review without reading log or versions.
+# - spans: those of each source in order, so that neighbours of a span are found without reading the source.
+DDL = f"""
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE namespaces (ns INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
+CREATE TABLE operations (
+  ns INTEGER NOT NULL, seq INTEGER NOT NULL, time TEXT NOT NULL, head INTEGER NOT NULL, kind TEXT NOT NULL,
+  id TEXT, category TEXT, content TEXT, {columns(_TYPES, in_log=True)}, reason TEXT,
+  PRIMARY KEY (ns, seq)) WITHOUT ROWID;
+CREATE INDEX core_updates ON operations (ns, seq) WHERE kind = 'core_update';
+CREATE INDEX erasures ON operations (ns, seq) WHERE kind = 'erased';
+CREATE INDEX quarantine ON operations (ns, seq) WHERE kind IN ('quarantined', 'reviewed');
+CREATE TRIGGER operations_stay BEFORE UPDATE ON operations WHEN NOT (
+  OLD.kind <> 'erased' AND NEW.kind = 'erased' AND (NEW.ns, NEW.seq, NEW.time, NEW.head)
+    = (OLD.ns, OLD.seq, OLD.time, OLD.head)
+  AND coalesce({listed("NEW", ("category", "content", *NAMES, "reason"))}) IS NULL)
+BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
+CREATE TRIGGER operations_last BEFORE DELETE ON operations BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
+CREATE TABLE versions (
+  ns INTEGER NOT NULL, id TEXT NOT NULL, version INTEGER NOT NULL, category TEXT NOT NULL, content TEXT NOT NULL,
+  {columns(_TYPES, in_log=False, names=_FIRST)},
+  valid_from INTEGER NOT NULL, valid_to INTEGER, created INTEGER NOT NULL, digest BLOB NOT NULL,
+  {columns(_TYPES, in_log=False, names=NAMES[len(_FIRST) :])}, PRIMARY KEY (ns, id, version)) WITHOUT ROWID;
+CREATE UNIQUE INDEX live_order ON versions (ns, created) WHERE valid_to IS NULL;
+CREATE INDEX live_content ON versions (ns, digest) WHERE valid_to IS NULL;
+CREATE INDEX expiring ON versions (ns, expires) WHERE valid_to IS NULL AND expires IS NOT NULL;
+CREATE INDEX spans ON versions (ns, source, coalesce(chunk, -1), created)
+  WHERE valid_to IS NULL AND turn IS NOT NULL AND source IS NOT NULL;
+CREATE TABLE vectors (ns INTEGER NOT NULL, digest BLOB NOT NULL, vector BLOB NOT NULL, PRIMARY KEY (ns, digest));
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {FORMAT};
+"""
+
+
+def split_statements(script: str) -> Iterator[str]:
+    """Iterate over the statements of a script. (`executescript` would commit the open transaction first.)"""
+    statement = ""
+    for line in script.splitlines():
+        statement += line + "\n"
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+@cache
+def definitions() -> dict[str, tuple[str, str]]:
+    """Return the parts of the format by name: kind (table, index, trigger) and SQL statement."""
+    definitions = {}
+    for statement in map(str.strip, split_statements(DDL)):
+        if match := re.match(r"CREATE (?:UNIQUE )?(TABLE|INDEX|TRIGGER) (\w+)", statement):
+            definitions[match[2]] = match[1].lower(), statement
+    return definitions
+
+
+def foreign_objects(connection: sqlite3.Connection) -> dict[str, str]:
+    """Return the objects of a file that the format does not define, or defines otherwise, as {name: kind}.
+
+    Only `sqlite_master` is read, which no view can stand in for.
+    """
+    foreign = {}
+    for kind, name, table, sql in connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"):
+        expected_kind, statement = definitions().get(name, ("", ""))
+        is_same = kind == expected_kind and is_same_sql(sql, statement)
+        is_automatic = kind == "index" and sql is None and name.startswith("sqlite_autoindex_") and table in TABLES
+        if not (is_same or is_automatic or (kind == "table" and sql == _STATISTICS)):
+            foreign[name] = kind
+    return foreign
+
+
+def is_same_sql(sql: str | None, statement: str) -> bool:
+    """Return True if a recorded definition is that of the format; line ends differ among what made a file."""
+    return (sql or "").split() == statement.removesuffix(";").split()
+
+
+TABLES = frozenset(name for name, (kind, _) in definitions().items() if kind == "table")
+"""Names of the tables of a store file."""
+
+
+_FULL = 1 << 20  # free bytes below which an error of the disk is put down to a full one
+LOCK_TIMEOUT = 30.0  # seconds that a writer waits for the lock
+_FORK_WAIT = 5.0  # seconds that a fork waits for the transactions of other threads
+
+LEFT_OPEN: list[sqlite3.Connection] = []  # connections whose closing could remove a write-ahead log in use
+
+
+class TransactionalConnection(Backend, ForkAware):
+    """Connection whose transactions threads take in turns.
+
+    SQLite allows no connection across a fork. So it is closed before one, and opened anew by the next transaction of
+    either process. A child cannot use a store in memory, or one with an open transaction: there it raises `StoreError`.
+    """
+
+    def __init__(self, path: str, durability: Durability, clock: Clock) -> None:
+        super().__init__(path, durability, clock)
+        self._lock = RLock()
+        self._writes = False  # True if the open transaction may write
+        self._atomic_namespaces: tuple[str, ...] | None = None  # those of `atomic`, while it is open
+        self.namespace_ids: dict[str, int] = {}
+        self._data_version = 0
+        # True if the connection is closed until the next transaction, or cannot be used in this process.
+        self._is_paused = self._is_unusable = False
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Open the file of a closed connection."""
+
+    def before_fork(self) -> bool:
+        """Close the connection unless a transaction uses it; return True if this thread holds the lock."""
+        if not self._lock.acquire(timeout=_FORK_WAIT):
+            return False
+        if not self._is_paused and self.path != ":memory:" and not self._connection.in_transaction:
+            self._connection.close()
+            self._is_paused = True
+        return True
+
+    def after_fork(self, state: bool) -> None:
+        """Let the other threads go on."""
+        if state:
+            self._lock.release()
+
+    def reset_in_child(self, state: bool) -> None:
+        """Take a new lock; a connection that could not be closed stays that of the parent alone."""
+        self._lock = RLock()
+        if not self._is_paused:
+            self._is_unusable = True
+            LEFT_OPEN.append(self._connection)
+
+    def _resume_after_fork(self) -> None:
+        """Open the file anew after a fork. Raises `StoreError` where that cannot be done."""
+        if self._is_unusable:
+            raise StoreError(
+                f"{self.path}: this process was forked while the store was in memory or in a transaction: open a store "
+                "in the new process"
+            )
+        if self._is_paused:
+            self._is_paused = False
+            self.namespace_ids.clear()
+            try:
+                self._open()
+            except BaseException:
+                self._is_paused = True
+                raise
+
+    def _check_file(self) -> None:
+        """Raise `StoreError` if the file at the path is no longer the open one."""
+
+    def _pragma(self, name: str) -> int:
+        return self._connection.execute(f"PRAGMA {name}").fetchone()[0]
+
+    @contextmanager
+    def transaction(self, *namespaces: str, write: bool = True) -> Iterator[sqlite3.Connection]:
+        """Open a transaction: all writes happen or none, and all reads see one moment.
+
+        Within another transaction of this thread it joins that one. Which `namespaces` it is for does not matter here,
+        except inside `atomic`.
+        """
+        with self._lock:
+            self._resume_after_fork()
+            connection = self._connection
+            try:
+                self._check_atomic(namespaces)
+                if connection.in_transaction:
+                    if write and not self._writes:
+                        raise StoreError(CANNOT_WRITE)
+                    with self._savepoint() if write and self.is_atomic else nullcontext():
+                        yield connection
+                    return
+                self._writes = write
+                try:
+                    with watched(connection):
+                        # IMMEDIATE: wait for other writers here, before reading anything that they may change.
+                        connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+                        if write:
+                            self._check_file()
+                        self._forget_ids_if_changed()
+                        yield connection
+                        self._check_atomic(())
+                        self._resume_after_fork()  # the block may have forked: its child must not end the transaction
+                    connection.execute("COMMIT")
+                except BaseException:  # Ctrl-C included
+                    self._note_rollback()
+                    raise
+                finally:
+                    if not self._is_paused and not self._is_unusable and connection.in_transaction:
+                        connection.execute("ROLLBACK")
+            except sqlite3.Error as error:
+                self._raise_store_error(error)
+            except OverflowError as error:
+                raise DamagedStore(
+                    f"{self.path}: a number of the file is at its limit: run `memalpha doctor`"
+                ) from error
+
+    @contextmanager
+    def without_waiting(self) -> Iterator[bool]:
+        is_free = self._lock.acquire(blocking=False)
+        try:
+            yield is_free and not self._is_paused
+        finally:
+            if is_free:
+                self._lock.release()
+
+    @contextmanager
+    def atomic(self, *namespaces: str) -> Iterator[None]:
+        with self.transaction(*namespaces):
+            self._atomic_namespaces = namespaces
+            try:
+                yield
+                self._check_atomic(())
+            finally:
+                self._atomic_namespaces = None
+
+    @property
+    def is_atomic(self) -> bool:
+        with self._lock:  # of another thread's `atomic`, this one waits for the end
+            return self._atomic_namespaces is not None
+
+    @property
+    def is_writing(self) -> bool:
+        return self._connection.in_transaction and self._writes
+
+    def _check_atomic(self, namespaces: Sequence[str]) -> None:
+        """Raise `StoreError` inside an `atomic` that SQLite has rolled back, or that is of other namespaces."""
+        if self._atomic_namespaces is None:
+            return
+        if not self._connection.in_transaction:
+            raise StoreError(f"{self.path}: an error has rolled the transaction back: nothing of it was stored")
+        foreign = set(namespaces).difference(self._atomic_namespaces)
+        if foreign:
+            raise StoreError(
+                f"namespace {foreign.pop()!r}: the open transaction is of {self._atomic_namespaces[0]!r} alone"
+            )
+
+    @contextmanager
+    def _savepoint(self) -> Iterator[None]:
+        """Undo the block alone if it fails."""
+        self._connection.execute("SAVEPOINT operation")
+        try:
+            yield
+        except BaseException:
+            self._note_rollback()
+            if self._connection.in_transaction:  # a full disk rolls back everything
+                self._connection.execute("ROLLBACK TO operation")
+                self._connection.execute("RELEASE operation")
+            raise
+        self._connection.execute("RELEASE operation")
+
+    def _note_rollback(self) -> None:
+        self.rollbacks += 1
+        self.namespace_ids.clear()  # an id assigned in this transaction may be reused for another name
+
+    def _forget_ids_if_changed(self) -> None:
+        """Forget the ids of namespaces if another connection has written, which may have dropped one."""
+        version = self._pragma("data_version")
+        if version != self._data_version:
+            self.namespace_ids.clear()
+            self._data_version = version
+
+    @contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            self._raise_store_error(error)
+
+    def _raise_store_error(self, error: sqlite3.Error) -> NoReturn:
+        """Raise the error in the store's words, with what to do."""
+        if isinstance(error, sqlite3.ProgrammingError):
+            if "closed" not in str(error):
+                raise error
+            raise StoreError(f"the store {self.path} is closed") from error
+        code = getattr(error, "sqlite_errorname", "")
+        if code == "SQLITE_INTERRUPT":
+            raise DeadlineExceeded from error
+        if code.startswith("SQLITE_NOTADB"):
+            raise StoreError(f"{self.path} is not a memalpha store: give another path") from error
+        if code.startswith("SQLITE_BUSY"):
+            raise StoreError(
+                f"{self.path}: another process has kept it locked for {LOCK_TIMEOUT:.0f} s: try again"
+            ) from error
+        if code.startswith("SQLITE_CORRUPT") or "Could not decode" in str(error):
+            message = f"{self.path} is damaged ({str(error)[:100]}): restore a backup, or run `memalpha doctor`"
+            raise DamagedStore(message) from error
+        raise StoreError(f"{self.path}: {_explain(self.path, code) or error}") from error
+
+
+def _explain(path: str, code: str) -> str:
+    """Return what an error of the disk, the rights or the descriptors means, and what to do; "" for other errors."""
+    folder = Path(path).absolute().parent
+    try:
+        is_full = shutil.disk_usage(folder).free < _FULL
+    except OSError:
+        is_full = False
+    if code.startswith("SQLITE_FULL") or (code.startswith("SQLITE_IOERR") and is_full):
+        return "the disk is full: make room, and try again"
+    if code.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN")) and folder.is_dir():
+        if not all(os.access(p, os.W_OK) for p in (path, folder) if Path(p).exists()):
+            return "the file or its folder is read-only: open it with read_only=True, or allow this user to write both"
+        if code.startswith("SQLITE_CANTOPEN"):
+            return "the file cannot be opened: is it a file, and may this process open more of them (ulimit -n)?"
+    if code.startswith("SQLITE_IOERR"):
+        return f"the disk reports an error ({code}): look at the system's log, and try again"
+    return ""
+
 
 _COPY = "copy "  # begins the key of `meta` for a copy that is being made; the path of its target follows
 _MOST_COPIES = 100  # that an opening looks after; one that finds more goes on at the next
@@ -120,7 +432,7 @@ class SQLiteDatabase(TransactionalConnection):
 
     def _connect(self) -> sqlite3.Connection:
         # With isolation_level None, the sqlite3 module never begins or ends a transaction itself.
-        return sqlite3.connect(self._file, timeout=_LOCK_TIMEOUT, isolation_level=None, check_same_thread=False)
+        return sqlite3.connect(self._file, timeout=LOCK_TIMEOUT, isolation_level=None, check_same_thread=False)
 
     def _read_identity(self) -> tuple[int, int] | None:
         """Return device and inode of the file at the path; None if there is none."""
@@ -215,7 +527,7 @@ class SQLiteDatabase(TransactionalConnection):
 
     def _use_wal(self) -> None:
         """Switch the file to WAL, waiting for another process that does the same; SQLite does not wait here."""
-        deadline = monotonic() + _LOCK_TIMEOUT
+        deadline = monotonic() + LOCK_TIMEOUT
         while True:
             try:
                 self._connection.execute("PRAGMA journal_mode = WAL")
@@ -237,7 +549,7 @@ class SQLiteDatabase(TransactionalConnection):
             self._resume_after_fork()
             if not self.is_scrub_due:
                 return
-            self._connection.execute(f"PRAGMA busy_timeout = {1000 * _LOCK_TIMEOUT * wait:.0f}")
+            self._connection.execute(f"PRAGMA busy_timeout = {1000 * LOCK_TIMEOUT * wait:.0f}")
             try:
                 self._connection.execute("VACUUM")
                 if self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
@@ -246,7 +558,7 @@ class SQLiteDatabase(TransactionalConnection):
             except sqlite3.OperationalError as error:
                 raise self._scrub_pending(self._scrub_obstacle(error)) from error
             finally:
-                self._connection.execute(f"PRAGMA busy_timeout = {1000 * _LOCK_TIMEOUT:.0f}")
+                self._connection.execute(f"PRAGMA busy_timeout = {1000 * LOCK_TIMEOUT:.0f}")
 
     def _scrub_obstacle(self, error: sqlite3.OperationalError) -> str:
         code = getattr(error, "sqlite_errorname", "")
@@ -402,3 +714,84 @@ def _check_path(path: Path, create: bool) -> None:
         raise StoreError(f"{path}: no such store; `memalpha add` and `memalpha read` make one")
     if path.exists() and not path.is_file():
         raise StoreError(f"{path} is no file, but a device or a pipe: give another path")
+
+
+class ReadOnlyDatabase(SQLiteDatabase):
+    """Connection that writes nothing.
+
+    A file without a write-ahead log is read as immutable, as long as it is unchanged. Entries that have expired must
+    be ended in the log. That happens in a private copy in memory, which replaces the connection until the file changes.
+    """
+
+    def __init__(self, path: str, *, clock: Clock = system_clock, inspect: bool = False) -> None:
+        """Open a file.
+
+        Args:
+            path: Path of an existing file.
+            clock: Returns the current time.
+            inspect: Open a file with foreign objects too, as in `SQLiteDatabase`.
+
+        Raises:
+            StoreError: There is no such store, or it has another format.
+        """
+        self._file_state: tuple[Any, ...] = ()
+        super().__init__(path, create=False, initial_meta=dict, clock=clock, inspect=inspect)
+
+    @property
+    def is_read_only(self) -> bool:
+        return True
+
+    def _read_identity(self) -> None:
+        """Return None: another file at the path is read from then on."""
+
+    def _connect(self) -> sqlite3.Connection:
+        self._is_private = False
+        self._file_state = self._read_file_state()
+        mode = "mode=ro" if self._file_state[1] else "mode=ro&immutable=1"
+        uri = f"file:{quote(self._file)}?{mode}"
+        return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+
+    def _read_file_state(self) -> tuple[Any, ...]:
+        """Return what changes when somebody writes: size and time of the file, and the size of its log."""
+        status, log = Path(self._file).stat(), Path(f"{self._file}-wal")
+        return (status.st_ino, status.st_size, status.st_mtime_ns), log.stat().st_size if log.exists() else 0
+
+    def _prepare(self, *_: Any) -> None:
+        with self._translated_errors():
+            self._set_limits()
+            if self._is_new():
+                raise StoreError(f"{self.path} is an empty database, not a memalpha store")
+            self._check_format()
+            self.meta = dict(self._connection.execute("SELECT key, value FROM meta"))
+
+    @contextmanager
+    def transaction(self, *namespaces: str, write: bool = True) -> Iterator[sqlite3.Connection]:
+        if write:
+            raise StoreError(f"{self.path} was opened read-only: open it without read_only to write")
+        with self._lock:
+            self._resume_after_fork()
+            if not self._connection.in_transaction:
+                self._reopen_if_changed()
+            with super().transaction(*namespaces, write=write) as connection:
+                yield connection
+            if not self._file_state[1] and self._read_file_state() != self._file_state:  # an immutable one is not
+                raise StoreError(f"{self.path} was written while it was read: try again")
+
+    def _reopen_if_changed(self) -> None:
+        if self._read_file_state() != self._file_state:
+            self._connection.close()
+            self._open()
+
+    @contextmanager
+    def expiry_transaction(self, namespace: str) -> Iterator[None]:
+        with self._lock:
+            self._resume_after_fork()
+            if not self._is_private:
+                copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+                with self._translated_errors():
+                    self._connection.backup(copy)
+                self._connection.close()
+                self._connection = copy
+            self._is_private = True
+            with super().transaction(namespace):
+                yield

@@ -24,25 +24,107 @@ checks that versions follow from the log; an audit does not.
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from memalpha.arguments import brief_repr, check_count, check_items, check_texts, check_type, is_finite_number
 from memalpha.errors import StoreError
-from memalpha.store.checks.coverage import (
-    find_orphans,
-    find_unretrieved,
-    is_from,
-    measure_coverage,
-    measure_retrieval,
-)
-from memalpha.store.checks.duplicates import find_duplicates
-from memalpha.store.checks.findings import KINDS, Audit, Finding
-from memalpha.store.checks.slot_checks import find_contradictions, find_stale
+from memalpha.store.backends.namespace import Namespace
+from memalpha.store.filters import parse_time
+from memalpha.store.search.bm25 import words
 from memalpha.store.store import MemoryStore
-from memalpha.types import Chunk, MemoryEntry
+from memalpha.store.values import is_contradictory, key_value, normalize, slot_value
+from memalpha.types import Chunk, MemoryEntry, is_iso_time
+
+if TYPE_CHECKING:
+    from memalpha.store.store import MemoryStore
+
+Kind = Literal["contradiction", "stale", "duplicate", "unretrieved", "orphan"]
+KINDS: tuple[Kind, ...] = ("contradiction", "stale", "duplicate", "unretrieved", "orphan")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fault of a memory.
+
+    Attributes:
+        kind: Kind of fault.
+        reason: Rule that the entries break; see `audit` for the reasons of each kind.
+        message: The fault in words.
+        entries: Live entries that the finding is about, oldest first.
+        against: Versions, live or ended, that speak against the first entry.
+    """
+
+    kind: Kind
+    reason: str
+    message: str
+    entries: tuple[MemoryEntry, ...]
+    against: tuple[MemoryEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievalCounts:
+    """Counts of what searches return, by category.
+
+    Attributes:
+        k: Hits per query.
+        own: True if the contents of entries were the queries, False if the caller gave queries.
+        categories: By category the live `entries`, the queries `asked`, and the queries that `found` an entry of the
+            category (with `own`, that very entry).
+    """
+
+    k: int
+    own: bool
+    categories: Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class RawSpan:
+    """A turn of a chunk, or a chunk without turns."""
+
+    chunk: int | None
+    turn: str | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Counts of the raw spans that live facts cover.
+
+    Attributes:
+        spans: All raw spans.
+        by_origin: Spans that a fact names as its origin.
+        by_content: Further spans that a fact is near to (see `coverage.SUPPORT`).
+        chunks: All chunks.
+        chunks_by_origin: Chunks that a fact names as its origin.
+        uncovered: Spans that no fact covers.
+    """
+
+    spans: int
+    by_origin: int
+    by_content: int
+    chunks: int
+    chunks_by_origin: int
+    uncovered: tuple[RawSpan, ...]
+
+
+@dataclass(slots=True)
+class Audit:
+    """Audit of one namespace. `counts` holds the number of entries, and of findings by kind."""
+
+    namespace: str
+    findings: list[Finding] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    retrieval: RetrievalCounts | None = None
+    coverage: Coverage | None = None
+
 
 NEAR = 0.95
 
@@ -122,3 +204,399 @@ def find_conflicts(store: MemoryStore, histories: Sequence[Sequence[MemoryEntry]
     ended = [version for versions in histories for version in versions if version.valid_to is not None]
     with store._transaction():
         return find_contradictions(live) + find_stale(live, ended, store._namespace)
+
+
+CONTAINED = 0.85
+"""Cosine from which two entries are near if one has all words of the other."""
+_BLOCK = 2**25  # similarities in memory at a time
+_NEGATIONS = {"not", "no", "never", "none", "nobody", "nothing", "neither", "nor", "without", "cannot"}
+
+
+def find_duplicates(entries: Sequence[MemoryEntry], vectors: np.ndarray, near: float) -> list[Finding]:
+    """Return a finding for each group of entries that say the same.
+
+    Args:
+        entries: Live entries.
+        vectors: Their unit vectors, float32 `(len(entries), dim)`.
+        near: Cosine from which two entries mean the same.
+    """
+    findings = []
+    heads: list[int] = []  # index of one entry of each text, then of each set of words
+    for reason, message, group_key in (
+        ("text", "the same but for case, spacing and closing marks", _text_key),
+        ("words", "the same words", _words_key),
+    ):
+        groups: dict[object, list[int]] = {}
+        for index in heads or range(len(entries)):
+            groups.setdefault(group_key(entries[index].content, index), []).append(index)
+        for indices in groups.values():
+            if len(indices) > 1:
+                findings.append(Finding("duplicate", reason, message, tuple(entries[index] for index in indices)))
+        heads = [indices[0] for indices in groups.values()]
+    return findings + _find_near(entries, vectors, sorted(heads), near)
+
+
+def _text_key(content: str, index: int) -> object:
+    return plain(content)
+
+
+def _words_key(content: str, index: int) -> object:
+    """Return the sorted words of a content, of slot and value apart; the index where there are no words.
+
+    Values with marks (3.5, C++) belong to the key, because the words of search are without marks.
+    """
+    parts = key_value(content) or (content,)
+    sorted_words = tuple(tuple(sorted(words(part))) for part in parts)
+    marked = sorted(filter(_is_marked, normalize(content).split()))
+    return (sorted_words, *marked) if all(sorted_words) else index
+
+
+def _is_marked(word: str) -> bool:
+    """Return True if a normalized word has a digit or a mark: it is a number, or a name such as C++."""
+    return any(unicodedata.category(char)[0] in "NPS" for char in word)
+
+
+def _find_near(entries: Sequence[MemoryEntry], vectors: np.ndarray, heads: list[int], near: float) -> list[Finding]:
+    """Return groups of entries in which each is near to some other one.
+
+    Groups are the connected components of the pairs, merged by union-find over positions in `heads`.
+    """
+    contents = [entries[index].content for index in heads]
+    word_sets = [frozenset(words(content)) for content in contents]
+    slots = [key_value(content) for content in contents]
+    distinctive, all_words = zip(*map(_distinctive_words, contents), strict=True) if contents else ((), ())
+    rows = vectors[heads] if heads else np.zeros((0, 1), np.float32)
+    parents, lowest = list(range(len(heads))), {}
+
+    def root_of(node: int) -> int:
+        while parents[node] != node:
+            node = parents[node]
+        return node
+
+    size = max(1, _BLOCK // max(1, len(heads)))
+    for start in range(0, len(heads), size):
+        scores = rows[start : start + size] @ rows[start:].T
+        for row, column in np.argwhere(np.triu(scores >= min(CONTAINED, near), 1)).tolist():
+            left, right, score = start + row, start + column, float(scores[row, column])
+            if score < near and not (word_sets[left] <= word_sets[right] or word_sets[right] <= word_sets[left]):
+                continue
+            if slots[left] or slots[right]:
+                continue
+            if not (distinctive[left] <= all_words[right] and distinctive[right] <= all_words[left]):
+                continue
+            first, second = sorted((root_of(left), root_of(right)))
+            parents[second] = first
+            lowest[first] = min(score, lowest.get(first, 1.0), lowest.pop(second, 1.0))
+    members: dict[int, list[int]] = {}
+    for node in range(len(heads)):
+        members.setdefault(root_of(node), []).append(node)
+    return [
+        Finding(
+            "duplicate",
+            "meaning",
+            f"near: cosine {lowest[root]:.2f}",
+            tuple(entries[heads[node]] for node in nodes),
+        )
+        for root, nodes in members.items()
+        if len(nodes) > 1
+    ]
+
+
+def _distinctive_words(content: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the words that make a fact another one, and all words, in lower case.
+
+    Distinctive are numbers, words with marks (C++), negations and names: words with a capital that do not begin the
+    content.
+    """
+    tokens = [word.strip("\"'.,;:!?()[]").replace("\u2019", "'").removesuffix("'s") for word in content.split()]
+    distinctive = frozenset(
+        word.lower()
+        for index, word in enumerate(tokens)
+        if word.lower() in _NEGATIONS
+        or word.lower().endswith("n't")
+        or _is_marked(normalize(word))
+        or (index > 0 and word[:1].isupper() and word != "I")
+    )
+    return distinctive, frozenset(map(str.lower, tokens))
+
+
+_OUTDATED_LABEL = re.compile(
+    r"^\W*(?:outdated|obsolete|superseded|deprecated|expired|no longer (?:true|valid))\W*[:\])]"
+    r"|[\[(](?:outdated|obsolete|superseded|deprecated|expired|no longer (?:true|valid))[\])]\W*$"
+    r"|\b(?:this|that|which) (?:is|was) no longer (?:true|valid|the case)\b",
+    re.IGNORECASE,
+)
+
+
+_ROLES = frozenset(("user", "assistant", "human"))
+_FIRST_PERSON = re.compile(r"(?:^|[,.!?;]\s*)(?:i|we|my|our)\b(?:['\u2019]\w+)?\s+\w", re.IGNORECASE)
+"""A clause that begins with the first person: who speaks of himself states no value."""
+
+
+def find_contradictions(entries: Sequence[MemoryEntry]) -> list[Finding]:
+    """Return a finding for each slot with different values in live entries."""
+    findings = []
+    for slot, slot_entries in _group_by_slot(entries).items():
+        if is_contradictory(slot_entries):
+            values = dict.fromkeys(entry.content.partition(":")[2].strip() for entry in slot_entries)
+            message = f"{slot} is said to be {', '.join(map(repr, values))}"
+            findings.append(Finding("contradiction", "values", message, tuple(slot_entries)))
+    return findings
+
+
+def find_stale(entries: Sequence[MemoryEntry], ended: Sequence[MemoryEntry], rows: Namespace) -> list[Finding]:
+    """Return a finding for each live entry that is outdated.
+
+    Args:
+        entries: Live entries.
+        ended: All versions that have ended.
+        rows: Namespace of both; call this inside a transaction.
+    """
+    live_slots, ended_slots = _group_by_slot(entries), _group_by_slot(ended)
+    ended_by_text: dict[str, list[MemoryEntry]] = {}
+    for version in ended:
+        ended_by_text.setdefault(plain(version.content), []).append(version)
+    findings = []
+    for entry in entries:
+        later = ended_later = None
+        if (pair := slot_value(entry)) and pair[0] in live_slots:
+            since = _latest_date_of_value(entry, live_slots[pair[0]])
+            later = _latest_other_value(entry, since, live_slots[pair[0]])
+            outlasting = [version for version in ended_slots.get(pair[0], ()) if _ended_after(version, entry, rows)]
+            ended_later = _latest_other_value(entry, since, outlasting)
+        if later is not None:
+            message = f"{later.content!r} of {later.timestamp} is later than its {entry.timestamp}"
+            findings.append(Finding("stale", "later", message, (entry,), (later,)))
+        elif ended_later is not None:
+            message = (
+                f"{ended_later.content!r} of {ended_later.timestamp} was later than its {entry.timestamp}, and has "
+                "ended too"
+            )
+            findings.append(Finding("stale", "ended", message, (entry,), (ended_later,)))
+        elif replacement := _find_replacement(entry, ended_by_text.get(plain(entry.content), ()), rows):
+            old, new = replacement
+            message = f"{old.id} said the same until it was updated to {new.content!r}"
+            findings.append(Finding("stale", "replaced", message, (entry,), (old, new)))
+        elif label := _OUTDATED_LABEL.search(entry.content):
+            findings.append(Finding("stale", "says", f"its own text says {label[0].strip()!r}", (entry,)))
+    return findings
+
+
+def plain(content: str) -> str:
+    """Return the content without case, spacing, closing marks and outer quotes."""
+    text = " ".join(unicodedata.normalize("NFKC", content).casefold().split())
+    return text.strip("\"'\u2018\u2019\u201c\u201d").rstrip(".!?\u2026 ") or text
+
+
+def _group_by_slot(entries: Iterable[MemoryEntry]) -> dict[str, list[MemoryEntry]]:
+    """Return the entries of each slot; lines of a chat, such as `Ana: we moved`, have none."""
+    slots: dict[str, list[MemoryEntry]] = {}
+    for entry in entries:
+        if pair := key_value(entry.content):
+            slots.setdefault(pair[0], []).append(entry)
+    return {slot: group for slot, group in slots.items() if not any(_is_utterance(entry) for entry in group)}
+
+
+def _is_utterance(entry: MemoryEntry) -> bool:
+    """Return True if the text before the colon is who spoke: the entry's speaker, or a name before a first person."""
+    name, _, text = (part.strip() for part in entry.content.partition(":"))
+    if entry.speaker is not None and entry.speaker.casefold() == name.casefold():
+        return True
+    is_name = name in _ROLES or not any(word[0].islower() or word.endswith("'s") for word in name.split())
+    return is_name and _FIRST_PERSON.search(text) is not None
+
+
+def _normalized_value(entry: MemoryEntry) -> str:
+    pair = key_value(entry.content)
+    return normalize(pair[1]) if pair else ""
+
+
+def _date(entry: MemoryEntry) -> float | None:
+    return parse_time(entry.timestamp).timestamp() if entry.timestamp and is_iso_time(entry.timestamp) else None
+
+
+def _latest_date_of_value(entry: MemoryEntry, slot_entries: Iterable[MemoryEntry]) -> float | None:
+    """Return the latest date at which the slot's live entries state the entry's value.
+
+    An entry without a date has none, whatever the dates of the other entries.
+    """
+    value = _normalized_value(entry)
+    dates = [_date(other) for other in slot_entries if _normalized_value(other) == value]
+    return None if _date(entry) is None else max(date for date in dates if date is not None)
+
+
+def _latest_other_value(
+    entry: MemoryEntry, since: float | None, slot_entries: Iterable[MemoryEntry]
+) -> MemoryEntry | None:
+    """Return the statement of another value of the slot with the latest date after `since`, events aside."""
+    if since is None:
+        return None
+    dated = [
+        (date, other)
+        for other in slot_entries
+        if other.id != entry.id and slot_value(other) and _normalized_value(other) != _normalized_value(entry)
+        if (date := _date(other)) is not None and date > since
+    ]
+    return max(dated, key=lambda pair: (pair[0], pair[1].valid_from))[1] if dated else None
+
+
+def _ended_after(version: MemoryEntry, entry: MemoryEntry, rows: Namespace) -> bool:
+    """Return True if a version ended after the entry was written, and not by an undo, a redo or a restore."""
+    position = version.valid_to or 0
+    return position > entry.valid_from and rows.log.effective_position(position) == position
+
+
+def _find_replacement(
+    entry: MemoryEntry, ended_twins: Iterable[MemoryEntry], rows: Namespace
+) -> tuple[MemoryEntry, MemoryEntry] | None:
+    """Return the last other version with the entry's text that was updated to another text, and that update."""
+    for old in sorted(ended_twins, key=lambda version: -(version.valid_to or 0)):
+        if old.id == entry.id or not _ended_after(old, entry, rows):
+            continue
+        new = next((version for version in rows.entries.history(old.id) if version.valid_from == old.valid_to), None)
+        if new is not None and plain(new.content) != plain(old.content):
+            return old, new
+    return None
+
+
+SUPPORT = 0.6
+"""Cosine from which a fact covers a raw span."""
+_MAX_OWN_QUERIES = 200  # entries of a category whose own contents are queries
+
+
+def measure_retrieval(
+    store: MemoryStore, position: int, entries: Sequence[MemoryEntry], queries: Sequence[str] | None, k: int
+) -> RetrievalCounts:
+    """Count the queries that reach each category.
+
+    Args:
+        store: Store to search.
+        position: Log position to search at.
+        entries: Entries that are live at `position`.
+        queries: Questions; None asks for entries by their own contents, at most 200 of a category, evenly spaced.
+        k: Hits per query.
+    """
+    by_category: dict[str, list[MemoryEntry]] = {name: [] for name in store.schema.category_names}
+    for entry in entries:
+        by_category[entry.category].append(entry)
+    counts = {name: {"entries": len(members), "asked": 0, "found": 0} for name, members in by_category.items()}
+    if queries is not None:
+        for hits in store.search_many(queries, k, as_of=position):
+            for name, count in counts.items():
+                count["asked"] += 1
+                count["found"] += any(hit.entry.category == name for hit in hits)
+        return RetrievalCounts(k, False, counts)
+    sample = [
+        members[int(index)]
+        for members in by_category.values()
+        for index in np.linspace(0, len(members) - 1, min(len(members), _MAX_OWN_QUERIES))
+    ]
+    results = store.search_many([entry.content for entry in sample], k, as_of=position)
+    for entry, hits in zip(sample, results, strict=True):
+        counts[entry.category]["asked"] += 1
+        counts[entry.category]["found"] += any(hit.entry.id == entry.id for hit in hits)
+    return RetrievalCounts(k, True, counts)
+
+
+def find_unretrieved(entries: Sequence[MemoryEntry], retrieval: RetrievalCounts) -> list[Finding]:
+    """Return a finding for each category with live entries that no query reaches."""
+    findings = []
+    for name, counts in retrieval.categories.items():
+        if counts["entries"] and counts["asked"] and not counts["found"]:
+            queries = "its own contents" if retrieval.own else f"{counts['asked']} queries"
+            message = f"no entry of {name} is among the {retrieval.k} best hits for {queries}"
+            members = tuple(entry for entry in entries if entry.category == name)
+            findings.append(Finding("unretrieved", "own" if retrieval.own else "queries", message, members))
+    return findings
+
+
+def is_from(entry: MemoryEntry, source: str) -> bool:
+    """Return True if an entry has this source; the last part of a path is enough."""
+    return entry.source is not None and (entry.source == source or PurePath(entry.source).name == PurePath(source).name)
+
+
+def find_orphans(
+    entries: Sequence[MemoryEntry], source_entries: Sequence[MemoryEntry], chunks: Sequence[Chunk] | None
+) -> list[Finding]:
+    """Return findings for entries whose origin is missing or dangling.
+
+    Args:
+        entries: Live entries.
+        source_entries: Those of them that name the source of `chunks`.
+        chunks: Chunks of the source; None checks no chunk and turn.
+    """
+    without = [entry for entry in entries if not _has_origin(entry)]
+    unsourced = [entry for entry in entries if entry.source is None and _has_origin(entry)]
+    cases = [
+        ("no origin", "no source, chunk or turn, which others have", without if len(without) < len(entries) else []),
+        ("no source", "a chunk or turn, but of no source", unsourced),
+    ]
+    if chunks is not None:
+        turns = {chunk.index: {turn.id for turn in chunk.turns} for chunk in chunks}
+        dangling = [
+            entry
+            for entry in source_entries
+            if (entry.chunk is not None and entry.chunk not in turns)
+            or (entry.turn is not None and not any(entry.turn in ids for ids in _turn_ids(turns, entry.chunk)))
+        ]
+        cases.append(("dangling", "a chunk or turn that its source does not have", dangling))
+    return [Finding("orphan", reason, message, tuple(members)) for reason, message, members in cases if members]
+
+
+def measure_coverage(
+    store: MemoryStore,
+    entries: Sequence[MemoryEntry],
+    source_entries: Sequence[MemoryEntry],
+    chunks: Sequence[Chunk] | None,
+) -> Coverage | None:
+    """Count the raw spans that written facts cover.
+
+    Args:
+        store: Store whose vectors decide what is near.
+        entries: Live entries.
+        source_entries: Those of them that name the source of `chunks`.
+        chunks: Chunks of the source; their spans are covered by all entries. None takes the entries with a turn as
+            spans and the others as facts.
+
+    Returns:
+        The counts, or None if `chunks` is None and there are no such spans or no facts.
+    """
+    if chunks is None:
+        raw, facts = [e for e in entries if e.turn is not None], [e for e in entries if e.turn is None]
+        if not raw or not facts:
+            return None
+        keyed = [((entry.source, entry.chunk), RawSpan(entry.chunk, entry.turn, entry.content)) for entry in raw]
+        origin_chunks = {(entry.source, entry.chunk) for entry in facts if entry.chunk is not None}
+        by_origin: set[int] = set()
+    else:
+        facts = entries
+        keyed = [((None, chunk.index), span) for chunk in chunks for span in _spans(chunk)]
+        origin_chunks = {(None, entry.chunk) for entry in source_entries}
+        origins = {(entry.chunk, entry.turn) for entry in source_entries}
+        by_origin = {number for number, (_, span) in enumerate(keyed) if (span.chunk, span.turn) in origins}
+    vectors = store._embed(list(dict.fromkeys([span.text for _, span in keyed] + [e.content for e in facts])))
+    fact_rows = np.array([vectors[fact.content] for fact in facts])
+    supported = {n for n, (_, span) in enumerate(keyed) if facts and (fact_rows @ vectors[span.text]).max() >= SUPPORT}
+    chunk_keys = {key for key, _ in keyed}
+    return Coverage(
+        spans=len(keyed),
+        by_origin=len(by_origin),
+        by_content=len(supported - by_origin),
+        chunks=len(chunk_keys),
+        chunks_by_origin=len(chunk_keys & origin_chunks),
+        uncovered=tuple(span for number, (_, span) in enumerate(keyed) if number not in by_origin | supported),
+    )
+
+
+def _has_origin(entry: MemoryEntry) -> bool:
+    return entry.source is not None or entry.chunk is not None or entry.turn is not None
+
+
+def _turn_ids(turns: Mapping[int, set[str | None]], chunk: int | None) -> Iterable[set[str | None]]:
+    return turns.values() if chunk is None else [turns.get(chunk, set())]
+
+
+def _spans(chunk: Chunk) -> list[RawSpan]:
+    if chunk.text is not None:
+        return [RawSpan(chunk.index, None, chunk.text)]
+    return [RawSpan(chunk.index, turn.id, turn.text) for turn in chunk.turns]

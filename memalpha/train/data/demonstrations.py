@@ -46,7 +46,7 @@ from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.evaluate import MemoryScorer
 from memalpha.qa.report import Record
 from memalpha.store.schema import MemorySchema
-from memalpha.store.slots import key_value
+from memalpha.store.values import key_value
 from memalpha.train.data.chat_format import (
     check_room,
     decode,

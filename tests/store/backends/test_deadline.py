@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from memalpha.errors import DeadlineExceeded
-from memalpha.store.backends import deadline as deadline_module
-from memalpha.store.backends.deadline import deadline, seconds_left
+from memalpha.store.backends import base as deadline_module
+from memalpha.store.backends.base import deadline, seconds_left
 from memalpha.store.store import MemoryStore
 from memalpha.types import MemoryEntry
 

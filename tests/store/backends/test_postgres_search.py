@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from memalpha.errors import StoreError
-from memalpha.store.backends.vector_table import VectorTable
+from memalpha.store.backends.rows import VectorTable
 from memalpha.store.indexing import namespace_index
 from memalpha.store.io.copy import copy_store
 from memalpha.store.schema import Category, MemorySchema

@@ -11,8 +11,7 @@ from planted_faults import Planter, as_faults, clean_store
 
 from memalpha.config import WorldConfig
 from memalpha.errors import StoreError
-from memalpha.store.checks.audit import audit
-from memalpha.store.checks.findings import KINDS
+from memalpha.store.checks.audit import KINDS, audit
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.synthetic.worlds import generate

@@ -26,8 +26,7 @@ from psycopg import sql
 from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 
 from memalpha.errors import StoreError
-from memalpha.store.backends.base import CANNOT_WRITE, Backend, Clock, Durability, system_clock
-from memalpha.store.backends.deadline import timeout_setting
+from memalpha.store.backends.base import CANNOT_WRITE, Backend, Clock, Durability, system_clock, timeout_setting
 from memalpha.store.backends.postgres.connections import CONNECT_TIMEOUT, LOCK_TIMEOUT, Connections
 from memalpha.store.backends.postgres.ddl import FORMAT, create_script, drop_script
 from memalpha.store.backends.postgres.errors import first_line, is_connection_lost, raise_store_error

@@ -7,13 +7,10 @@ from typing import Any
 
 from memalpha.errors import StoreError
 from memalpha.store.backends.base import Statements
-from memalpha.store.backends.entry_table import INSERTED_COLUMNS, EntryTable
 from memalpha.store.backends.namespace import Namespace
-from memalpha.store.backends.operation_log import OperationLog
 from memalpha.store.backends.postgres.database import PostgresDatabase
 from memalpha.store.backends.row_codec import ENTRY_COLUMNS, logged_values
-from memalpha.store.backends.scope import NamespaceScope
-from memalpha.store.backends.vector_table import VectorTable
+from memalpha.store.backends.rows import INSERTED_COLUMNS, EntryTable, NamespaceScope, OperationLog, VectorTable
 from memalpha.store.fields import ENTRY_NAMES, FIELDS
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import Change
