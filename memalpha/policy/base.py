@@ -62,7 +62,7 @@ class BilledPolicy(Policy, Protocol):
     """Policy that counts what its calls cost, as one behind an endpoint does."""
 
     def statistics(self) -> dict[str, Any]:
-        """Return the usage so far (`policy.endpoints.accounting.Bill`)."""
+        """Return the usage so far (`policy.endpoints.client.Bill`)."""
         ...
 
 

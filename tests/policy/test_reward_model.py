@@ -11,8 +11,7 @@ from transformers import AutoModelForSequenceClassification
 
 from memalpha import load_reward_model
 from memalpha.errors import PolicyError
-from memalpha.policy.reward_head import Head, add_reward_head
-from memalpha.policy.reward_model import RewardModel
+from memalpha.policy.reward_model import Head, RewardModel, add_reward_head
 
 PROMPTS = ["a", "what is it, then?", "Where does Ana live? " * 9, "", "b"]
 REPLIES = ["yes", "", "In Porto. " * 7, "no", "it is what it is"]

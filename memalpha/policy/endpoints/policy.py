@@ -14,8 +14,7 @@ from typing import Any
 
 from memalpha.config import EndpointConfig
 from memalpha.errors import PolicyError
-from memalpha.policy.endpoints.accounting import Reply, estimate_tokens
-from memalpha.policy.endpoints.client import EndpointClient, RequestBatch
+from memalpha.policy.endpoints.client import EndpointClient, Reply, RequestBatch, estimate_tokens
 from memalpha.policy.hermes import CLOSE, END_THINK, OPEN, THINK
 from memalpha.policy.noise import request_seed
 from memalpha.policy.plain_text import break_control_tokens

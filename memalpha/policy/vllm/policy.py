@@ -3,6 +3,13 @@
 Prompts are rendered and completions are read by the policy in this process: its tokenizer, template and end ids. The
 server gets ids and returns ids, so nothing is tokenized twice. Its noise is its own: a request gets other tokens than
 from the sampler of this process.
+
+`VllmClient` speaks to the server: a request that gets no answer, a server error or an answer that cannot be true is
+repeated. After the last try `PolicyError` says what was wrong; a token that the server did not send never stands for
+one that it did. Routes (vLLM 0.32): `/v1/completions`, `/v1/models`, `/v1/load_lora_adapter` and
+`/v1/unload_lora_adapter` (the server needs `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`), `/collective_rpc` and
+`/reset_prefix_cache` (`VLLM_SERVER_DEV_MODE=1`). The development routes ask for no password: run the server on the
+loopback or a private network only.
 """
 
 from __future__ import annotations
@@ -16,11 +23,327 @@ from memalpha.config.sampling import SamplerConfig
 from memalpha.errors import PolicyError
 from memalpha.policy.decoding import CompletedIds
 from memalpha.policy.noise import request_seed
-from memalpha.policy.vllm.client import SampledTokens, TokenRequest, VllmClient
 from memalpha.types import Completion, SampleRequest
 
 if TYPE_CHECKING:
     from memalpha.policy.transformers import TransformersPolicy
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx2 as httpx
+
+from memalpha.endpoint_calls import backoff, is_retryable, read_error
+from memalpha.forks import ForkAware
+from memalpha.policy.base import LOWEST_LOGPROB, first_invalid_logprob
+from memalpha.policy.endpoints.loop import LoopThread
+
+
+class _LostRequest(Exception):
+    """A try without a usable answer; another may have one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """Tokens of one completion, the end of sequence included, and their log-probs.
+
+    Attributes:
+        ids: The tokens, at least one.
+        logprobs: Their log-probs at the sampling temperature.
+        is_complete: True if it ended with an end-of-sequence token.
+    """
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    is_complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRequest:
+    """Prompt of one completion and how it is sampled.
+
+    Attributes:
+        prompt: Prompt ids.
+        model: Name of the model, or of an adapter, at the server.
+        max_tokens: Most new tokens.
+        temperature: Sampling temperature; 0 is greedy.
+        seed: Seed of its noise; None lets the server choose.
+        end_ids: Ids that end a completion.
+    """
+
+    prompt: tuple[int, ...]
+    model: str
+    max_tokens: int
+    temperature: float
+    seed: int | None
+    end_ids: frozenset[int]
+
+    def body(self) -> dict[str, Any]:
+        """Return the request's body; every way to bend the distribution is named and off."""
+        body = {
+            "model": self.model,
+            "prompt": list(self.prompt),
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "stop_token_ids": sorted(self.end_ids),
+            "n": 1,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.0,
+            "min_tokens": 0,
+            "ignore_eos": False,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+        }
+        return body if self.seed is None else {**body, "seed": self.seed}
+
+    def read(self, answer: Any) -> SampledTokens:
+        """Return the completion of an answer's JSON. Raises `ValueError` if something about it cannot be true."""
+        try:
+            choice = answer["choices"][0]
+            ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+            model, echo, reason = answer["model"], choice["prompt_token_ids"], choice["finish_reason"]
+        except (KeyError, IndexError, TypeError) as error:
+            raise ValueError(f"the answer has no {error}") from None
+        if model != self.model:
+            raise ValueError(f"the answer comes from model {model!r}, asked was {self.model!r}")
+        if echo != list(self.prompt):
+            raise ValueError("the answer does not repeat the ids of the prompt")
+        if not _are_ids(ids) or not 0 < len(ids) <= self.max_tokens:
+            raise ValueError(f"the answer's token_ids are not 1 to {self.max_tokens} ids")
+        if not isinstance(logprobs, list) or len(logprobs) != len(ids):
+            raise ValueError("the answer does not have a log-prob for each token")
+        if (invalid := first_invalid_logprob(logprobs)) is not None:
+            raise ValueError(
+                f"the answer gives {logprobs[invalid]!r} for token {invalid}, which is no log-prob of a sampled "
+                f"token: it is at most 0 and above {LOWEST_LOGPROB:g} (-9999.0 and -inf stand for none)"
+            )
+        has_end = ids[-1] in self.end_ids
+        if self.end_ids.intersection(ids[:-1]) or (reason == "stop") != has_end:
+            raise ValueError(f"the answer ends by {reason!r}, which its ids do not show")
+        if not has_end and not (reason == "length" and len(ids) == self.max_tokens):
+            raise ValueError(f"the answer breaks off after {len(ids)} of {self.max_tokens} tokens ({reason!r})")
+        return SampledTokens(tuple(ids), tuple(map(float, logprobs)), has_end)
+
+
+class VllmClient(ForkAware):
+    """Client of one server; it works in its own thread, which ends with `close` or with the last reference.
+
+    Args:
+        config: Address, limits and retries.
+
+    Attributes:
+        retries: Requests that were repeated so far.
+    """
+
+    def __init__(self, config: SamplerConfig) -> None:
+        self.config = config
+        self.name = config.url.partition("#")[0]
+        self.retries = 0
+        self._thread = LoopThread(self.name)
+        self._slots = asyncio.Semaphore(config.concurrency)
+        self._http: httpx.AsyncClient | None = None
+        self._inherited: tuple[object, ...] = ()
+        self._rng = Random()
+        self.watch_forks()
+
+    def reset_in_child(self, state: object) -> None:
+        """Open connections anew; those of the parent stay referenced, so that nothing closes them."""
+        self._inherited, self._http = (self._inherited, self._http), None
+        self._slots = asyncio.Semaphore(self.config.concurrency)
+
+    # ------------------------------------------------------------------------------------------------ completions
+
+    def start(self, request: TokenRequest) -> Future[SampledTokens]:
+        """Sample in the background; the future raises `PolicyError` after the last try."""
+        return self._thread.start(self._sample(request))
+
+    def sample(self, requests: Sequence[TokenRequest]) -> list[SampledTokens]:
+        """Return one completion per request, in order. Raises `PolicyError` after the last try of one."""
+        futures = [self.start(request) for request in requests]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+
+    # ------------------------------------------------------------------------------------------------ weights
+
+    def base_model(self) -> str:
+        """Return the server's name of the model that it was started with."""
+        answer = self.call("GET", "/v1/models")
+        try:
+            names = [model["id"] for model in answer["data"] if not model.get("parent")]
+        except (KeyError, TypeError, AttributeError):
+            names = []
+        if not names:
+            raise PolicyError(f"{self.name}: /v1/models lists no model: is this a vLLM server?")
+        return str(names[0])
+
+    def load_adapter(self, name: str, folder: Path) -> None:
+        """Load the LoRA adapter of `folder` as model `name`."""
+        hint = "start the server with --enable-lora --max-lora-rank RANK and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+        self.call("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, hint)
+
+    def unload_adapter(self, name: str) -> None:
+        """Remove an adapter; one that is not there is no error."""
+        self.call("POST", "/v1/unload_lora_adapter", {"lora_name": name}, absent=(400, 404))
+
+    def load_weights(self, folder: Path, version: str) -> None:
+        """Load all weights from `folder` through the worker extension and forget cached keys and values.
+
+        Args:
+            folder: Model directory, as the server sees it.
+            version: Name of these weights, which `weights_version` then returns.
+        """
+        for result in self._extension("memalpha_load", str(folder), version):
+            if not isinstance(result, Mapping) or result.get("version") != version:
+                reason = result.get("error") if isinstance(result, Mapping) else result
+                raise PolicyError(f"{self.name} did not load the weights of {folder}: {reason}")
+        self.reset_cache()
+
+    def reset_cache(self) -> None:
+        """Forget cached keys and values. Raises `PolicyError` if the server keeps some: requests are under way."""
+        end = time.monotonic() + self.config.timeout
+        while True:
+            answer = self.call("POST", "/reset_prefix_cache")
+            if not isinstance(answer, Mapping) or answer.get("success") is not False:
+                return
+            if time.monotonic() > end:
+                raise PolicyError(f"{self.name} keeps cached keys and values: another client has requests under way")
+            time.sleep(0.05)  # requests that have just ended may still hold some
+
+    def weights_version(self) -> str | None:
+        """Return the version of the last `load_weights`; None since a start of the server."""
+        versions = set(self._extension("memalpha_version"))
+        return versions.pop() if len(versions) == 1 else None
+
+    def close(self) -> None:
+        """Close the connections, which drops requests under way, and the thread."""
+        self._thread.cancel()
+        self._thread.close(None if self._http is None else self._http.aclose())
+
+    def _extension(self, method: str, *arguments: str) -> list[Any]:
+        """Call a method of the worker extension in all workers and return their results."""
+        hint = (
+            "start the server with VLLM_SERVER_DEV_MODE=1 and "
+            "--worker-extension-cls memalpha.policy.vllm.worker_extension.WeightsExtension"
+        )
+        answer = self.call("POST", "/collective_rpc", {"method": method, "args": list(arguments)}, hint)
+        results = answer.get("results") if isinstance(answer, Mapping) else None
+        if not isinstance(results, list) or not results:
+            raise PolicyError(f"{self.name}: {method} gave no results ({hint})")
+        return results
+
+    def call(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, hint: str = "", absent: Sequence[int] = ()
+    ) -> Any:
+        """Send a request of the control routes, with retries while the server cannot be reached.
+
+        Args:
+            method: HTTP method.
+            path: Route.
+            body: JSON object.
+            hint: What to change if the server refuses.
+            absent: Statuses that stand for an answer of None.
+
+        Returns:
+            The JSON of the answer, or its text.
+
+        Raises:
+            PolicyError: The server refuses, or gives no answer.
+        """
+        return self._thread.run(self._with_retries(lambda: self._control(method, path, body, hint, absent)))
+
+    # ------------------------------------------------------------------------------------------------ in the loop
+
+    async def _sample(self, request: TokenRequest) -> SampledTokens:
+        body = request.body()
+
+        async def attempt() -> SampledTokens:
+            response = await self._send("POST", "/v1/completions", body)
+            if response.status_code != 200:
+                reason = f"status {response.status_code}: {_error_text(response)}"
+                if is_retryable(response.status_code):
+                    raise _LostRequest(reason)
+                raise PolicyError(f"{self.name} refused a request ({reason})")
+            try:
+                return request.read(response.json())
+            except ValueError as error:
+                raise _LostRequest(str(error)) from error
+
+        async with self._slots:
+            return await self._with_retries(attempt)
+
+    async def _control(
+        self, method: str, path: str, body: Mapping[str, Any] | None, hint: str, absent: Sequence[int] = ()
+    ) -> Any:
+        response = await self._send(method, path, body)
+        if response.status_code in absent:
+            return None
+        if response.status_code != 200:
+            raise PolicyError(
+                f"{self.name} refused {path} (status {response.status_code}: {_error_text(response)})"
+                + (f": {hint}" if hint else "")
+            )
+        try:
+            return response.json()
+        except ValueError:
+            return response.text
+
+    async def _with_retries(self, attempt: Any) -> Any:
+        reason = ""
+        for number in range(self.config.retries + 1):
+            if number:
+                self.retries += 1
+                await asyncio.sleep(backoff(number - 1, self.config.max_wait, self._rng))
+            try:
+                return await attempt()
+            except _LostRequest as error:
+                reason = str(error)
+        raise PolicyError(
+            f"{self.name} gave no answer in {self.config.retries + 1} tries, the last: {reason} (sampler.retries, "
+            "sampler.timeout)"
+        )
+
+    async def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> httpx.Response:
+        if self._http is None:
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.config.concurrency)
+            self._http = httpx.AsyncClient(timeout=None, limits=limits)
+        content = None if body is None else json.dumps(body).encode()
+        try:
+            async with asyncio.timeout(self.config.timeout):
+                return await self._http.request(
+                    method, self.config.address + path, content=content, headers={"Content-Type": "application/json"}
+                )
+        except TimeoutError as error:
+            raise _LostRequest(f"no answer within {self.config.timeout:g} s") from error
+        except httpx.ConnectError as error:
+            raise _LostRequest(f"cannot be reached ({error})") from error
+        except httpx.HTTPError as error:
+            raise _LostRequest(f"the connection broke ({error or type(error).__name__})") from error
+
+
+def _are_ids(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def _error_text(response: httpx.Response) -> str:
+    """Return the server's message on one line."""
+    try:
+        data = response.json()
+    except ValueError:
+        data = None
+    return read_error(data, response.text)
 
 
 class VllmPolicy:

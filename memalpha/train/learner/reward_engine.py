@@ -26,8 +26,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from memalpha.config import RewardModelConfig
-from memalpha.policy.reward_head import Head, RewardScorer
-from memalpha.policy.reward_model import pack_rows, read_reward_model, write_reward_model
+from memalpha.policy.reward_model import Head, RewardScorer, pack_rows, read_reward_model, write_reward_model
 from memalpha.train.data.preferences import ComparedReplies, RewardExample
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.learner.model_state import BaseEngine

@@ -35,7 +35,7 @@ from memalpha.config.algorithms import DPOConfig
 from memalpha.config.training import PairsConfig
 from memalpha.errors import CheckpointError, ConfigError, DataError
 from memalpha.policy.load import absolute_policy_name
-from memalpha.policy.reward_head import Head, add_reward_head
+from memalpha.policy.reward_model import Head, add_reward_head
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.algorithms.dpo import weight_pairs
 from memalpha.train.data.preferences import (

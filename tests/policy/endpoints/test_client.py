@@ -19,8 +19,7 @@ from hostile import FAULTS, HostileServer
 
 from memalpha.config import EndpointConfig
 from memalpha.errors import PolicyError
-from memalpha.policy.endpoints.accounting import estimate_tokens
-from memalpha.policy.endpoints.client import EndpointClient
+from memalpha.policy.endpoints.client import EndpointClient, estimate_tokens
 
 
 class Clock:

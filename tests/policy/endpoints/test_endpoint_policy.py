@@ -24,7 +24,7 @@ from memalpha.agent.parsing import from_openai, parse_calls
 from memalpha.config import AgentConfig, EndpointConfig, ReaderConfig, WorldConfig
 from memalpha.errors import PolicyError
 from memalpha.policy.base import Policy, open_queue
-from memalpha.policy.endpoints.accounting import Reply
+from memalpha.policy.endpoints.client import Reply
 from memalpha.policy.endpoints.policy import EndpointPolicy, EndpointQueue, completion_text
 from memalpha.policy.load import load_policy
 from memalpha.qa.evaluate import evaluate

@@ -13,8 +13,7 @@ from vllm_server import VllmServer
 from memalpha.config.sampling import SamplerConfig
 from memalpha.errors import PolicyError
 from memalpha.policy.load import load_policy
-from memalpha.policy.vllm.client import TokenRequest
-from memalpha.policy.vllm.policy import VllmPolicy
+from memalpha.policy.vllm.policy import TokenRequest, VllmPolicy
 from memalpha.types import SampleRequest
 
 REQUESTS = [

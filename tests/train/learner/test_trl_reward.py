@@ -17,8 +17,7 @@ from trl import RewardConfig, RewardTrainer
 
 from memalpha import load_reward_model
 from memalpha.config import RewardModelConfig, build_config
-from memalpha.policy.reward_head import Head, add_reward_head
-from memalpha.policy.reward_model import RewardModel
+from memalpha.policy.reward_model import Head, RewardModel, add_reward_head
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.api import train
 from memalpha.train.data.preferences import ComparedReplies, read_reward_examples

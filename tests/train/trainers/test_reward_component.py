@@ -10,8 +10,7 @@ from tiny import tiny_model, tiny_tokenizer
 from memalpha.config import RewardConfig, TextConfig
 from memalpha.config.rewards import MathPart, ModelPart
 from memalpha.errors import ConfigError, PolicyError
-from memalpha.policy.reward_head import Head, add_reward_head
-from memalpha.policy.reward_model import RewardModel
+from memalpha.policy.reward_model import Head, RewardModel, add_reward_head
 from memalpha.qa.memory_pairs import conversation_messages, memory_text
 from memalpha.rewards.base import score_texts
 from memalpha.rewards.environments import TextGeneration, load_rewards

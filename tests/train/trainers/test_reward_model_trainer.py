@@ -15,8 +15,7 @@ from memalpha import load_reward_model
 from memalpha.config import RewardModelConfig, build_config, training_config
 from memalpha.errors import CheckpointError, ConfigError, DataError, PolicyError
 from memalpha.policy.load import load_policy
-from memalpha.policy.reward_head import Head, add_reward_head, unwrap_peft
-from memalpha.policy.reward_model import pack_rows
+from memalpha.policy.reward_model import Head, add_reward_head, pack_rows, unwrap_peft
 from memalpha.qa.from_config import load_settings
 from memalpha.report.page import write_report
 from memalpha.train.api import train
