@@ -2,7 +2,7 @@
 
 `agent.reader` has the readers, since a `MemoryAgent` answers too. A reader cannot answer if all its answers are empty,
 or most are cut off before their end: a model that thinks first spends the few tokens of an answer on its thoughts.
-Every memory then scores 0, even a perfect one. Training checks its first steps (`train.rollouts.early_stop`), an
+Every memory then scores 0, even a perfect one. Training checks its first steps (`train.trainers.rl`), an
 evaluation the first answers of its reader.
 """
 

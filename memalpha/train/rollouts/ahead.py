@@ -29,7 +29,7 @@ from memalpha.environments.engine import EpisodePool, RunningEpisode, Start, is_
 from memalpha.errors import ConfigError
 from memalpha.policy.base import Policy
 from memalpha.policy.vllm.policy import VllmPolicy, VllmQueue
-from memalpha.train.rollouts.curriculum import TrainingTasks
+from memalpha.train.rollouts.epochs import TrainingTasks
 from memalpha.train.rollouts.group_codec import (
     ScoredGroup,
     decode_group,

@@ -14,8 +14,14 @@ from memalpha.tasks.catalog import MODULES
 from memalpha.tasks.datasets import babi
 from memalpha.tasks.load import load_evaluation_tasks, load_training_tasks
 from memalpha.tasks.synthetic import worlds as synthetic
-from memalpha.train.rollouts.curriculum import TrainingTasks, group_by_level
-from memalpha.train.rollouts.epochs import describe_repetitions, fingerprint_tasks, shuffled_item, split_by_content
+from memalpha.train.rollouts.epochs import (
+    TrainingTasks,
+    describe_repetitions,
+    fingerprint_tasks,
+    group_by_level,
+    shuffled_item,
+    split_by_content,
+)
 from memalpha.types import Chunk, Observation, Task
 
 if TYPE_CHECKING:

@@ -15,8 +15,14 @@ from memalpha.config.rewards import RewardPart
 from memalpha.errors import ConfigError, DataError
 from memalpha.rewards.environments import TextGeneration
 from memalpha.tasks.text_tasks import GENERATED, HUB_SETS, load_text_tasks
-from memalpha.train.rollouts.curriculum import TrainingTasks, group_by_level
-from memalpha.train.rollouts.epochs import describe_repetitions, fingerprint_tasks, shuffled_item, split_by_content
+from memalpha.train.rollouts.epochs import (
+    TrainingTasks,
+    describe_repetitions,
+    fingerprint_tasks,
+    group_by_level,
+    shuffled_item,
+    split_by_content,
+)
 from memalpha.types import TextTask
 
 

@@ -25,8 +25,7 @@ from memalpha.train.algorithms import build_algorithm
 from memalpha.train.algorithms.credit import CallCredit, CallSpans, credit_metrics
 from memalpha.train.rollouts.ahead import make_source
 from memalpha.train.rollouts.credit_scorer import CreditScorer
-from memalpha.train.rollouts.curriculum import Curriculum
-from memalpha.train.rollouts.early_stop import EarlyStop
+from memalpha.train.rollouts.epochs import Curriculum
 from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.rollouts.reflection import MemoryReflection
 from memalpha.train.rollouts.weight_sync import connect_sampler, make_sampler
@@ -40,7 +39,7 @@ from memalpha.train.trainers.evaluations import (
     write_examples,
 )
 from memalpha.train.trainers.progress import Display
-from memalpha.train.trainers.rl import ReinforcementStep, build_algorithm_engine
+from memalpha.train.trainers.rl import EarlyStop, ReinforcementStep, build_algorithm_engine
 from memalpha.train.trainers.start import load_start, settle_defaults
 from memalpha.train.trainers.trainer import Evaluations, Trainer
 from memalpha.types import Task, Trajectory

@@ -22,7 +22,7 @@ from memalpha.rewards.evaluate import TextScorer, check_rewards, text_summary
 from memalpha.train.algorithms import build_algorithm
 from memalpha.train.learner.distributed import World
 from memalpha.train.rollouts.ahead import make_source
-from memalpha.train.rollouts.curriculum import Curriculum
+from memalpha.train.rollouts.epochs import Curriculum
 from memalpha.train.rollouts.reflection import FeedbackFunction, TextReflection, check_feedback_function
 from memalpha.train.rollouts.text_tasks import PythonInputs, TextTaskSource, build_environment
 from memalpha.train.rollouts.weight_sync import connect_sampler, make_sampler

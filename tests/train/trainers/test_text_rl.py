@@ -116,7 +116,7 @@ def test_the_curriculum_moves_on_and_looks_back():
         curriculum={"order": ["easy", "medium", "hard"], "threshold": 0.5, "window": 10, "review": 0.5},
     )  # fmt: skip
     from memalpha.qa.report import Record
-    from memalpha.train.rollouts.curriculum import Curriculum
+    from memalpha.train.rollouts.epochs import Curriculum
 
     source = TextTaskSource(config)
     curriculum = Curriculum(config.curriculum, source.tasks_of_level, 8, seed=0)
