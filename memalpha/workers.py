@@ -79,7 +79,7 @@ class Pool(Protocol):
     """
 
     workers: int
-    died: type[Exception]
+    died: tuple[type[Exception], ...]
 
     def schedule(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """Call a function in one of the processes."""
@@ -91,17 +91,23 @@ class Pool(Protocol):
 
 
 class LocalPool:
-    """Processes of this machine."""
+    """Processes of this machine.
+
+    A process that dies between two jobs breaks all of pebble's pool. The next job starts another one then.
+    """
 
     def __init__(self, workers: int) -> None:
         from pebble import ProcessExpired
 
         self.workers = workers
-        self.died: type[Exception] = ProcessExpired
+        self.died: tuple[type[Exception], ...] = (ProcessExpired, BrokenProcessPool)
         self._pool = _start_pool(workers, limit_threads)
 
     def schedule(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """Call a function in one of the processes."""
+        if not self._pool.active:
+            self.stop()
+            self._pool = _start_pool(self.workers, limit_threads)
         return self._pool.schedule(function, args)
 
     def stop(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -53,6 +54,21 @@ def test_every_job_is_done_once_though_workers_are_killed(tmp_path: Path, monkey
     lost = results.pop(-2)
     assert isinstance(lost, Killed) and "worker died" in lost.reason and "2 times" in lost.reason
     assert results == {number: (number * number, "1") for number in (1, 2, -1, 3, 4)}
+
+
+def test_a_worker_that_dies_between_two_jobs_is_replaced(tmp_path: Path) -> None:
+    def jobs() -> Iterator[int]:
+        for number in range(1, 4):
+            yield number
+            for child in multiprocessing.active_children():
+                os.kill(child.pid, signal.SIGKILL)
+                child.join()
+
+    assert {job: result[0] for job, result in run_jobs(partial(start_squaring, tmp_path), jobs(), LocalPool(1))} == {
+        1: 1,
+        2: 4,
+        3: 9,
+    }
 
 
 def test_jobs_are_fetched_when_a_worker_is_free(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ class RayPool:
         except ImportError:
             raise ConfigError(f"workers on Ray need the package ray: {install_command('ray')}") from None
         self._ray: Any = ray
-        self.workers, self.died = workers, RayError
+        self.workers, self.died = workers, (RayError,)
         self._was_running = ray.is_initialized()
         try:
             if not self._was_running:

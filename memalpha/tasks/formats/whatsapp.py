@@ -36,7 +36,7 @@ _HEADS = tuple(re.compile(form % _MOMENT, re.IGNORECASE) for form in (r"\[%s\] ?
 _NAME = re.compile('([^:"\u201c\u201d\u201e\u00ab\u00bb]{1,80}):(?: |$)')
 _APP_NOTE = re.compile("[ \n]?\u200e<[^<>\n]*>$")
 _PLACEHOLDER = re.compile(
-    r"<[^<>\n]{3,40}>|null|.{1,200} \(file attached\)|(?:this message was|you) deleted(?: this message)?\.?",
+    r"<[^<>\n]{3,40}>|(?-i:null)|.{1,200} \(file attached\)|(?:this message was|you) deleted(?: this message)?\.?",
     re.IGNORECASE,
 )
 
