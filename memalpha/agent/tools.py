@@ -11,6 +11,7 @@ bug.
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -45,7 +46,7 @@ class Arguments(BaseModel):
         return value
 
 
-class Tool(Arguments):
+class Tool(Arguments, ABC):
     """A tool that changes the memory; an instance holds the arguments of one call.
 
     Attributes:
@@ -67,6 +68,7 @@ class Tool(Arguments):
         """Return the ids of the entries that the call updates or deletes; "" is the core memory."""
         return ()
 
+    @abstractmethod
     def apply(self, memory: Memory) -> Sequence[Operation]:
         """Return the operations of the call, which happen together or not at all; none changes nothing.
 
@@ -78,7 +80,6 @@ class Tool(Arguments):
         Raises:
             StoreError: The rules of the memory refuse the call: `UnknownEntry`, `InvalidContent`, `DuplicateContent`.
         """
-        raise NotImplementedError(f"{type(self).__name__}.apply: return the operations of a call")
 
     @classmethod
     def line_shape(cls) -> str:
@@ -230,6 +231,8 @@ def _fault(tool: Any, tools: Tools) -> str:
         return "is no class derived from memalpha.agent.tools.Tool"
     if not (tool.name and tool.rule and tool.__doc__):
         return "needs a name, a rule (what the prompt says of it) and a docstring (its description)"
+    if inspect.isabstract(tool):
+        return "needs apply, which returns the operations of a call"
     for field, info in tool.model_fields.items():
         if not info.description or _json_type(info.annotation) is None:
             return f"parameter {field!r} needs a description and one of the types str, float, int, bool"

@@ -14,7 +14,7 @@ USERS = frozenset(
 )
 """Labels in lower case of a person without a name."""
 
-_TOOLS = frozenset({"system", "developer", "tool", "function", "agent"})
+_NO_PERSONS = ASSISTANTS | {"system", "developer", "tool", "function", "agent"}
 _LABEL = re.compile(
     r"\s*(?:[-*>]+\s*)?(?:\[[^\]]*\]\s*)?\**([^\W\d][\w.'\u2019\u30fb-]*(?: [\w.'\u2019\u30fb-]+){0,2}?)(?: said)?"
     r"\**\s*[:\uff1a]\**\s*"
@@ -30,7 +30,7 @@ _NOT_SPEAKERS = frozenset(
 
 def is_assistant(speaker: str) -> bool:
     """Return True if a label names an assistant, a tool or a system, in any case."""
-    return speaker.strip().lower() in ASSISTANTS | _TOOLS
+    return speaker.strip().lower() in _NO_PERSONS
 
 
 def is_anonymous(speaker: str) -> bool:

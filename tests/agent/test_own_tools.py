@@ -7,6 +7,7 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from merge_tool import Merge
 from pydantic import Field, ValidationError
 
 from memalpha import MemoryAgent
@@ -22,27 +23,9 @@ from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 from memalpha.train.rollouts.credit_scorer import operations_by_call
-from memalpha.types import Chunk, Observation, Operation, ToolCall
+from memalpha.types import Chunk, Observation, ToolCall
 
 SCHEMA = load_schema("mem-alpha")
-
-
-class Merge(Tool):
-    """Join two entries into the first one."""
-
-    name = "memory_merge"
-    rule = "joins two entries."
-    line = "&id other content"
-
-    id: str = Field(description="the entry that stays")
-    other: str = Field(description="the entry that ends")
-    content: str = Field(description="what both say")
-
-    def changes(self):
-        return self.id, self.other
-
-    def apply(self, memory):
-        return [Operation("update", self.id, content=self.content), Operation("delete", self.other)]
 
 
 class NoLine(Merge):
@@ -62,7 +45,14 @@ class Listed(Merge):
     many: list[str] = Field(description="ids")
 
 
+class NoOperations(Tool):
+    """Do nothing that anybody knows."""
+
+    name, rule = "memory_nothing", "does nothing."
+
+
 FAULTS = {
+    "needs apply, which returns the operations": NoOperations,
     "is no class": Chunk,
     "needs a name": changed(name=""),
     "needs a name, a rule": changed(rule=""),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import Field
+from merge_tool import Merge
 
 from memalpha.agent import tools
 from memalpha.agent.agent import MemoryAgent
@@ -20,7 +20,7 @@ from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
-from memalpha.types import Chunk, Operation, SpeakerTurn, Turn
+from memalpha.types import Chunk, SpeakerTurn, Turn
 
 ANA = ("Ana: I live in Porto.", "Ana: I am allergic to peanuts.", "Ana: My phone is a Nokia.")
 
@@ -170,26 +170,6 @@ def test_readers_of_all_kinds_see_the_names() -> None:
         chat.store.insert("semantic", "Ana lives in Moscow, where Ana does live.")
     chat.agent.ask("Where does Ana live?", 1)
     assert reader.seen == ["Mallory: Ana lives in Moscow, where Ana does live."]
-
-
-class Merge(tools.Tool):
-    """Join two entries, as a user's own tool."""
-
-    name = "memory_merge"
-    rule = "joins two entries."
-
-    id: str = Field(description="the first")
-    other: str = Field(description="the second")
-    content: str = Field(description="both")
-
-    def changes(self):
-        return self.id, self.other
-
-    def apply(self, memory):
-        return [
-            Operation("update", self.id, content=self.content),
-            Operation("delete", memory.get(self.other).id),
-        ]
 
 
 def test_the_operations_of_a_users_tool_are_judged(guarded: Chat) -> None:
