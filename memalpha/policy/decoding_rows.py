@@ -6,7 +6,7 @@ other cache (sliding windows, state-space layers), where rows enter together and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +22,7 @@ from memalpha.policy.kv_cache import (
     make_cache,
     takes_positions,
 )
+from memalpha.policy.model_files import is_quantized
 
 Prompt = Sequence[int]
 
@@ -30,6 +31,9 @@ PASS_TOKENS = 128
 
 GPU_PASS_TOKENS = 1024
 """The same on other devices, where starting a pass of some dozens of layers takes as long as many tokens; estimated."""
+
+GRAPHED_FAMILIES = ("llama", "qwen2", "qwen3")
+"""Model types whose decode steps run as CUDA graphs."""
 
 
 class DecodingRows(Protocol):
@@ -71,6 +75,7 @@ class SlotRows:
 
     def __init__(self, model: Any, batch_tokens: int) -> None:
         self.model = model
+        self.graphs: StepGraphs | None = StepGraphs() if can_be_graphed(model) else None
         self.cache: Any = DynamicCache(config=model.config)
         self.slots = KeyValueSlots(len(self.cache.layers), batch_tokens)
         self.views = [_SlotView(layer) for layer in self.slots.layers]
@@ -85,6 +90,8 @@ class SlotRows:
         if shared:
             _prefill(self.model, front, [distinct[0][:shared]])
         first, grow = self.slots.enter([len(prompt) for prompt in prompts], limits)
+        if grow and self.graphs is not None:
+            self.graphs = StepGraphs()  # those recorded write to memory that is given up
         logits: dict[int, torch.Tensor] = {}
         for group in length_groups([len(prompt) for prompt in distinct], pass_tokens, shared):
             chosen = [distinct[index] for index in group]
@@ -124,25 +131,107 @@ class SlotRows:
 
     def step(self, tokens: Sequence[int]) -> torch.Tensor:
         """Append a token to each row; return the next logits."""
-        device = self.model.device
-        columns = torch.tensor(self.slots.lengths, device=device)
-        width = max(self.slots.lengths) + 1
-        rows = torch.arange(len(tokens), device=device)
+        inputs = torch.tensor([tokens, self.slots.lengths])
+        if self.graphs is not None:
+            logits = self.graphs.step(self.padded_pass, inputs, self.slots.rows, self.model.device)
+        else:
+            ids, columns = inputs.to(self.model.device)
+            width = max(self.slots.lengths) + 1
+            mask = (torch.arange(width, device=columns.device) <= columns[:, None]).long()
+            logits = self._pass(ids, columns, mask, width)
+        self.slots.lengths = [length + 1 for length in self.slots.lengths]
+        return logits
+
+    def padded_pass(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return a step's logits by a pass whose shape is the same whatever the lengths are.
+
+        It reads all columns that the slots have, and hides those that a row has not. Rows of padding have length 0 and
+        write to slots that hold no row.
+
+        Args:
+            inputs: ids, and lengths before the step (2, rows), on the model's device.
+        """
+        ids, columns = inputs
+        hidden = torch.arange(self.slots.columns, device=inputs.device) > columns[:, None]
+        bias = torch.zeros(hidden.shape, dtype=self.model.dtype, device=inputs.device).masked_fill_(hidden, -torch.inf)
+        return self._pass(ids, columns, bias[:, None, None], self.slots.columns)
+
+    def _pass(self, ids: torch.Tensor, columns: torch.Tensor, mask: torch.Tensor, width: int) -> torch.Tensor:
+        rows = torch.arange(len(ids), device=ids.device)
         for view in self.views:
             view.set_target(rows, columns, width)
-        logits = self.model(
-            input_ids=torch.tensor(tokens, device=device)[:, None],
-            attention_mask=(torch.arange(width, device=device) <= columns[:, None]).long(),
+        return self.model(
+            input_ids=ids[:, None],
+            attention_mask=mask,
             position_ids=columns[:, None],
             use_cache=True,
             **{cache_argument(self.model): self.cache},
         ).logits[:, -1]
-        self.slots.lengths = [length + 1 for length in self.slots.lengths]
-        return logits
 
     def keep(self, order: Sequence[int]) -> None:
         """Keep the rows of `order`; see `DecodingRows.keep`."""
         self.slots.keep(order)
+        if not self.slots.rows and self.graphs is not None:  # the memory has been given up
+            self.graphs = StepGraphs()
+
+
+def can_be_graphed(model: Any) -> bool:
+    """Return True if a decode step of the model can be recorded as a CUDA graph.
+
+    It must be on one CUDA device and be of a family whose pass never asks the device for a value: no experts, no
+    quantized weights, no positions that are scaled by the longest one.
+    """
+    config, devices = model.config, {parameter.device for parameter in model.parameters()}
+    return (
+        len(devices) == 1
+        and devices.pop().type == "cuda"
+        and config.model_type in GRAPHED_FAMILIES
+        and not is_quantized(model)
+        and config._attn_implementation in ("sdpa", "eager")
+        and config.rope_parameters["rope_type"] in ("default", "linear", "llama3", "yarn")
+    )
+
+
+class StepGraphs:
+    """CUDA graphs of decode steps, one for each number of rows, rounded up to a power of two.
+
+    A step of some dozens of layers starts a thousand kernels, one by one from Python, which takes longer than they
+    run. A graph starts them at once. The first step with a number of rows runs plainly, as CUDA wants it before it
+    records; the second is recorded. All graphs share their memory, so logits hold until the next step.
+    """
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+        self.graphs: dict[int, tuple[Any, torch.Tensor, torch.Tensor]] = {}
+
+    def step(
+        self, run: Callable[[torch.Tensor], torch.Tensor], inputs: torch.Tensor, most_rows: int, device: torch.device
+    ) -> torch.Tensor:
+        """Return the logits (rows, vocabulary) that `run` gives for inputs (2, rows).
+
+        Args:
+            run: pass of fixed shape; see `SlotRows.padded_pass`.
+            inputs: its inputs, on the host.
+            most_rows: rows that there is memory for.
+            device: device of the pass.
+        """
+        count = inputs.shape[1]
+        rows = min(1 << (count - 1).bit_length(), most_rows)
+        inputs = torch.nn.functional.pad(inputs, (0, rows - count))
+        if rows in self.graphs:
+            graph, held, logits = self.graphs[rows]
+            held.copy_(inputs)
+        elif rows not in self.seen:
+            self.seen.add(rows)
+            return run(inputs.to(device))[:count]
+        else:
+            held, graph = inputs.to(device), torch.cuda.CUDAGraph()
+            pool = next((graph.pool() for graph, _, _ in self.graphs.values()), None)
+            with torch.cuda.graph(graph, pool=pool):
+                logits = run(held)
+            self.graphs[rows] = graph, held, logits
+        graph.replay()
+        return logits[:count]
 
 
 class PaddedRows:

@@ -81,6 +81,26 @@ def test_what_all_prompts_have_in_front_is_computed_once(family, prefix, tails):
             torch.testing.assert_close(after[index], alone[1], rtol=bound, atol=bound)
 
 
+@pytest.mark.parametrize("make", [tiny_llama, tiny_model], ids=["llama", "qwen3"])
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5), padding=st.integers(0, 3))
+@settings(max_examples=10)
+def test_a_step_of_fixed_shape_gives_the_logits_of_a_plain_one(make, lengths, padding):
+    """As a CUDA graph runs it: all columns read, rows of padding behind, which leave no trace in rows under way."""
+    torch.manual_seed(0)
+    model = make().double().eval()
+    prompts = [[(7 * row + i) % 40 + 1 for i in range(length)] for row, length in enumerate(lengths)]
+    plain, fixed = SlotRows(model, 10_000), SlotRows(model, 10_000)
+    with torch.inference_mode():
+        for rows in (plain, fixed):
+            rows.enter(prompts + [[1]] * padding, [45] * (len(prompts) + padding))
+            rows.keep(list(range(len(prompts))))
+        for token in (3, 5, 7):
+            inputs = torch.tensor([[token] * len(prompts), fixed.slots.lengths])
+            logits = fixed.padded_pass(torch.nn.functional.pad(inputs, (0, padding)))[: len(prompts)]
+            fixed.slots.lengths = [length + 1 for length in fixed.slots.lengths]
+            torch.testing.assert_close(logits, plain.step([token] * len(prompts)), rtol=1e-9, atol=1e-9)
+
+
 @given(lengths=st.lists(st.integers(1, 400), min_size=1, max_size=7))
 def test_prompts_are_grouped_by_length_at_the_least_cost(lengths):
     """Against all ways to cut the sorted lengths."""
