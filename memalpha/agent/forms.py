@@ -1,7 +1,8 @@
 r"""Read and write replies in a form: Mem-alpha's protocol, Hermes calls (the common text of all families), or lines.
 
 The line form has one call a line (SmolLM2 needs a fifth of the tokens of Hermes JSON for it): the mark of a tool, then
-its parameters, as `Tool.line` says; `+CATEGORY @2024-05-01 content` has a timestamp of its own.
+its parameters, as `Tool.line` says; `+CATEGORY @2024-05-01 content` has a timestamp of its own. What looks like a date
+and is none, such as `@2024-03-00`, makes the line malformed.
 
 Inside contents `\n` and `\r` are line breaks, `\\` is a backslash, and `\@` begins a content with an at sign. Blank
 lines are ignored, any other line is one `ToolCall` with error "malformed". No text raises.
@@ -22,6 +23,7 @@ from memalpha.policy.hermes import OPEN
 from memalpha.types import Completion, ToolCall, ViewEntry, is_iso_time
 
 _ESCAPE = re.compile(r"\\([nr\\@])")
+_DATE = re.compile(r"@\d{4}-\d")
 _ESCAPED = {"n": "\n", "r": "\r", "\\": "\\", "@": "@"}
 
 
@@ -112,6 +114,8 @@ def _read_line(line: str, by_mark: Mapping[str, type[Tool]]) -> ToolCall:
             date, _, dated = content.partition(" ")
             if "timestamp" in tool.model_fields and date.startswith("@") and is_iso_time(date[1:]):
                 arguments |= {"content": _unescape(dated.strip()), "timestamp": date[1:]}
+            elif "timestamp" in tool.model_fields and _DATE.match(date):
+                return malformed_call(line)  # a day that no calendar has
             else:
                 arguments["content"] = _unescape(content)
             continue

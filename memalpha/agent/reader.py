@@ -209,10 +209,15 @@ class PolicyReader:
         config: Prompt style, k, length of an answer. Default: the style `full`.
         frozen: The policy's weights never change, so its answers are kept and equal prompts of later calls are not
             sampled again (`policy.reply_cache`).
+        quotes: An answer with a word or number that no shown entry has is replaced by what `ExtractiveReader` finds
+            there: small policies make words up.
     """
 
-    def __init__(self, policy: Policy, config: ReaderConfig | None = None, *, frozen: bool = False) -> None:
+    def __init__(
+        self, policy: Policy, config: ReaderConfig | None = None, *, frozen: bool = False, quotes: bool = False
+    ) -> None:
         self.policy = policy
+        self.quotes = quotes
         self.cache = cache_frozen(policy) if frozen else None
         self.config = config or ReaderConfig(kind="policy")
         if self.config.cite and self.config.prompt == "compact":
@@ -242,6 +247,8 @@ class PolicyReader:
             ]
         else:
             answers = [answer for answer, _ in self._ask(items)]
+        if self.quotes:
+            answers = [_quoted(answer, item) for answer, item in zip(answers, items, strict=True)]
         return mark_conflicts(answers, items) if self.conflicts == "refuse" else answers
 
     def _ask(
@@ -464,10 +471,23 @@ def _extract(question: str, hits: Iterable[Hit]) -> str:
     return ABSTAIN
 
 
+def _quoted(answer: Answer, item: Reading) -> Answer:
+    """Return the answer, or the extractive one if it is empty or a word of it stands in nothing that was shown."""
+    entries = [hit.entry for hit in answer.hits]
+    texts = [item.core, *(f"{entry.content} {entry.timestamp or ''}" for entry in entries)]
+    shown = {"yes", "no", *_WORD.findall(" ".join(texts).lower())}
+    words = _WORD.findall(answer.text.lower())
+    if answer.abstained or (words and shown.issuperset(words)):
+        return answer
+    quote = ExtractiveReader().read([item])[0]
+    return replace(answer, text=quote.text, abstained=quote.abstained)
+
+
 def default_reader(policy: Policy, config: AgentConfig, reader: ReaderConfig | None = None) -> Reader:
     """Return the default reader of a policy.
 
-    This is the policy itself in the same prompt style, or `ExtractiveReader` for a scripted policy.
+    This is the policy itself in the same prompt style, or `ExtractiveReader` for a scripted policy. One in the compact
+    style is small: what it answers stands in the entries, or is quoted from them.
 
     Args:
         policy: the writer, which also reads.
@@ -484,7 +504,7 @@ def default_reader(policy: Policy, config: AgentConfig, reader: ReaderConfig | N
     settings = reader or ReaderConfig(kind="policy")
     if "prompt" not in settings.model_fields_set:
         settings = settings.model_copy(update={"prompt": reader_style(config.prompt)})
-    return PolicyReader(policy, settings)
+    return PolicyReader(policy, settings, quotes=settings.prompt == "compact")
 
 
 def answer_slot(answer: str, hits: Iterable[Hit]) -> str | None:

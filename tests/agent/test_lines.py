@@ -52,7 +52,21 @@ def test_the_grammar():
     assert read("<think>+semantic no") == []
 
 
-@pytest.mark.parametrize("line", ["Sure!", "+ text", "-", "- job#3", "-job#3 pilot", "~ x", "..", "* semantic x"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Sure!",
+        "+ text",
+        "-",
+        "- job#3",
+        "-job#3 pilot",
+        "~ x",
+        "..",
+        "* semantic x",
+        "+e @2024-03-00 x",
+        "+e @2024-13 x",
+    ],
+)
 def test_any_other_line_is_malformed_and_the_rest_is_read(line):
     assert read(f"{line}\n.") == [("malformed", line), ("memory_skip", {})]
 

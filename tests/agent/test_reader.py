@@ -1,5 +1,7 @@
 """Readers: one prompt per distinct question and memory, and the conflict rule."""
 
+import re
+
 from fake_policy import FakePolicy
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,11 +12,12 @@ from memalpha.agent.reader import (
     PolicyReader,
     Reading,
     answer_slot,
+    default_reader,
     in_conflict,
     states_several_values,
 )
 from memalpha.agent.text_match import contains, is_abstention, is_same
-from memalpha.config import ReaderConfig
+from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import load_schema
@@ -61,6 +64,18 @@ def test_thinking_is_no_answer_and_unknown_abstains():
     assert answer.text == "unknown" and answer.abstained
     (answer,) = PolicyReader(fixed("  ")).answer([("Where?", memory("city: Oslo"))])
     assert answer.text == "" and not answer.abstained
+
+
+@given(text=st.lists(st.sampled_from(["Porto", "city", "2024", "punska", "Yes", ".", "3"]), max_size=3).map(" ".join))
+def test_what_a_small_policy_answers_stands_in_the_entries_or_is_quoted(text):
+    words = set(re.findall(r"\w+", text.lower()))
+    for question, quote in (("Which city is mine?", "Porto"), ("How many cities have I?", "1"), ("My job?", "unknown")):
+        items = [(question, memory("city: Porto"))]
+        (answer,) = default_reader(fixed(text), AgentConfig(prompt="compact")).answer(items)
+        is_shown = words <= {"city", "porto", "2024", "05", "01", "yes", "no"} and words
+        assert answer.text == (text if is_shown else quote) and answer.abstained == (answer.text == "unknown")
+        (free,) = default_reader(fixed(text), AgentConfig(prompt="full")).answer(items)
+        assert free.text == text
 
 
 def test_no_questions_is_no_call():
