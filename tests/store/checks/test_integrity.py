@@ -7,6 +7,7 @@ import pytest
 
 from memalpha.errors import StoreError
 from memalpha.store.checks.integrity import examine
+from memalpha.store.embedding import HashEmbedder
 from memalpha.store.store import MemoryStore
 
 pytestmark = pytest.mark.sqlite  # about its files
@@ -130,3 +131,16 @@ def test_a_file_that_sqlite_cannot_read(path: Path) -> None:
         examine(path)
     with pytest.raises(StoreError, match="no such store"):
         examine(path.with_name("none.db"))
+
+
+def test_without_its_embedder_vectors_are_looked_at_but_not_compared(path: Path) -> None:
+    class Other(HashEmbedder):
+        def encode(self, texts):
+            return -super().encode(texts)
+
+    health = examine(path, embedder=Other())
+    assert health.problems == [] and "another version of the embedder 'hash'" in health.notes[0]
+    tamper(path, "DELETE FROM vectors WHERE ns = 2; DELETE FROM versions WHERE ns = 2")
+    left = examine(path, embedder=Other(), repair=True)
+    assert [problem.part for problem in left.repaired] == ["versions"]
+    assert [problem.part for problem in left.problems] == ["vectors"]
