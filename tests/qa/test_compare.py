@@ -80,6 +80,17 @@ def test_the_baseline_goes_first():
         compare(systems(a=LOW))
 
 
+def test_score_or_correct():
+    half = [record("t0", 0, True, score=0.5), record("t1", 0, False, score=0.4)]
+    all_pairs = [record("t0", 0, True, score=1.0), record("t1", 0, True, score=0.9)]
+    by_score = compare(systems(a=half, b=all_pairs), resamples=50)
+    by_right = compare(systems(a=half, b=all_pairs), value="correct", resamples=50)
+    assert [comparison.lines[0].mean.value for comparison in (by_score, by_right)] == [0.45, 0.5]
+    for comparison in (by_score, by_right):  # McNemar is over right and wrong whatever is averaged
+        pair = next(line.against for line in comparison.lines if line.against)
+        assert (pair.only_first, pair.only_second, pair.mcnemar) == (0, 1, 1.0)
+
+
 @pytest.mark.parametrize(
     ("other", "message"),
     [

@@ -13,7 +13,7 @@ from memalpha.errors import EvaluationError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import evaluate
 from memalpha.qa.from_config import run_evaluation
-from memalpha.qa.reader import CheckedReader, check_reader_answers
+from memalpha.qa.reader import AnswerCounts, CheckedReader, check_reader_answers, find_reader_fault
 from memalpha.qa.report import Report
 from memalpha.tasks.synthetic.worlds import tasks
 from memalpha.types import Completion, Hit, MemoryEntry
@@ -73,6 +73,15 @@ def test_few_answers_and_questions_without_notes_say_nothing():
     with pytest.raises(EvaluationError, match="first 8 answers"):
         checked.read(READINGS[1:4])
     assert checked.read([]) == []
+
+
+def test_the_rule_at_its_edges():
+    model = reader(ANSWERS)
+    assert find_reader_fault(AnswerCounts(), model) is None
+    assert find_reader_fault(AnswerCounts(10, 9, 9), model) is None
+    assert "10 of 10 answers were cut" in find_reader_fault(AnswerCounts(10, 9, 10), model).reason
+    fault = find_reader_fault(AnswerCounts(10, 10, 0), model, "reward.reader")
+    assert "reward.reader.max_new_tokens=32" in fault.reason and "reward.reader.thinking_tokens" in fault.remedy
 
 
 def test_evaluate_raises_and_can_be_told_to_go_on():
