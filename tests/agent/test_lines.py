@@ -46,6 +46,12 @@ def read(text: str) -> list[tuple[str, Any]]:
     return [(call.error or call.name, call.raw if call.error else call.arguments) for call in parse_lines(text)]
 
 
+def test_the_grammar():
+    assert read(LINES) == CALLS
+    assert read(f"<think>\n+semantic no\n</think>\n\n{LINES}") == CALLS
+    assert read("<think>+semantic no") == []
+
+
 @pytest.mark.parametrize("line", ["Sure!", "+ text", "-", "- job#3", "-job#3 pilot", "~ x", "..", "* semantic x"])
 def test_any_other_line_is_malformed_and_the_rest_is_read(line):
     assert read(f"{line}\n.") == [("malformed", line), ("memory_skip", {})]

@@ -20,7 +20,7 @@ from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
 from memalpha.store.values import key_value, normalize
-from memalpha.types import Hit, MemoryEntry
+from memalpha.types import Completion, Hit, MemoryEntry
 
 SCHEMA = load_schema("mem-alpha")
 
@@ -34,6 +34,15 @@ def memory(*contents: str, category="semantic") -> WorkingMemory:
 
 def fixed(text: str) -> FakePolicy:
     return FakePolicy(lambda _: text)
+
+
+def test_an_answer_says_whether_it_was_cut():
+    for stop in ("eos", "length"):
+        policy = FakePolicy(lambda _, stop=stop: Completion("Oslo", stop_reason=stop))
+        for cite in (False, True):
+            reader = PolicyReader(policy, ReaderConfig(cite=cite))
+            (answer,) = reader.answer([("Where?", memory("city: Oslo"))])
+            assert answer.truncated == (stop == "length") and answer.hits
 
 
 def test_equal_prompts_are_asked_once():
@@ -52,6 +61,11 @@ def test_thinking_is_no_answer_and_unknown_abstains():
     assert answer.text == "unknown" and answer.abstained
     (answer,) = PolicyReader(fixed("  ")).answer([("Where?", memory("city: Oslo"))])
     assert answer.text == "" and not answer.abstained
+
+
+def test_no_questions_is_no_call():
+    policy = fixed("x")
+    assert PolicyReader(policy).answer([]) == [] and policy.requests == []
 
 
 def conflicts(text, target, rule="refuse"):
