@@ -24,6 +24,7 @@ from memalpha.tasks.formats.jsonl import load_jsonl
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PROJECT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 COMMANDS = [
     shlex.split(line, comments=True)
@@ -175,20 +176,20 @@ def test_commands_have_help_with_an_example(name: str) -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    pages = {ROOT / "README.md": README, **{page: page.read_text(encoding="utf-8") for page in PAGES}}
+    pages = {page: page.read_text(encoding="utf-8") for page in (*PROJECT, *PAGES)}
     broken = [
         f"{page.relative_to(ROOT)}: {target}"
         for page, text in pages.items()
         for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
         if "://" not in target
         and not (page.parent / target).exists()
-        and not (page != ROOT / "README.md" and (page.parent / target).resolve() in REFERENCE)
+        and not (page in PAGES and (page.parent / target).resolve() in REFERENCE)
     ]
     assert not broken, broken
 
 
 def test_named_paths_exist() -> None:
-    texts = [README, *(page.read_text(encoding="utf-8") for page in PAGES)]
+    texts = [page.read_text(encoding="utf-8") for page in (*PROJECT, *PAGES)]
     path = re.compile(r"(?<![\w/.])(?:\./)?((?:\.ci|data|docs|eval|memalpha|scripts|tests)/[\w./-]*)")
     named = {name.rstrip(".") for text in texts for name in path.findall(text)}
     assert {"data/example.jsonl", "data/README.md", "docs/start/own-data.md", "scripts/demo"} <= named

@@ -14,6 +14,7 @@ from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+import yaml
 
 import memalpha
 
@@ -98,6 +99,12 @@ def test_versions_agree() -> None:
     assert re.search(
         rf"^## {re.escape(memalpha.__version__)}\b", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
     )
+
+
+def test_citation_names_the_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation.items() >= {"cff-version": "1.2.0", "title": "memalpha", "license": "Apache-2.0"}.items()
+    assert {"message", "authors"} <= set(citation) and str(citation["version"]) == memalpha.__version__
 
 
 def test_every_dependency_is_pinned() -> None:

@@ -71,23 +71,6 @@ def script(*texts: str, prompt: str = "full") -> FakePolicy:
     return FakePolicy(lambda _: remaining.pop(0), "script", prompt)
 
 
-def test_agent_reads_and_answers():
-    target = memory("city: Oslo")
-    id = target.list()[0].id
-    reply = format_call("memory_update", {"id": id, "content": "city: Rome"}) + format_call(
-        "memory_delete", {"id": "no"}
-    )
-    policy = script(reply, "Rome")
-    agent = MemoryAgent(policy, target, CONFIG)
-    turn = agent.read("I moved to Rome.", timestamp="2024-05-01", source="chat-7")
-    assert [result.code for result in turn.results] == ["updated", "unknown_id"]
-    assert [operation.kind for operation in turn.operations] == ["update"]
-    entry = target.get(id)
-    assert (entry.content, entry.timestamp, entry.source, entry.chunk) == ("city: Rome", "2024-05-01", "chat-7", 0)
-    assert agent.ask("Where do I live?").text == "Rome"
-    assert policy.batches[1][0].messages[-1]["content"] == "facts\ncity: Rome (2024-05-01)\nask: Where do I live?"
-
-
 def test_metadata_of_a_read_stand_beside_what_an_entry_has():
     store = MemoryStore.open(":memory:", embedder="hash")
     entry = store.insert("semantic", "Ana lives in Rome", metadata={"topic": "home", "user": "?"})
@@ -147,19 +130,6 @@ def test_the_store_decides_its_schema_and_embedder(named, says, durable):
         assert "psychological_defense" in asked.messages[0]["content"]
         category = asked.tools[0]["function"]["parameters"]["properties"]["category"]
         assert category["enum"] == list(life.category_names)
-
-
-@pytest.mark.parametrize("config", [None, AgentConfig(view_recent=3)])
-def test_an_agent_reads_and_answers_in_the_style_of_its_policy(config):
-    policy = script(format_call("memory_skip", {}), "Oslo")
-    policy.prompt = "compact"
-    agent = MemoryAgent(policy, memory("city: Oslo"), config)
-    agent.read("hello")
-    agent.ask("Where?")
-    [[read], [asked]] = policy.batches
-    assert [message["role"] for message in read.messages + asked.messages] == ["user", "user"]
-    assert read.messages[0]["content"].startswith("memory\n") and not read.tools
-    assert asked.messages[0]["content"].startswith("facts\n")
 
 
 @pytest.mark.parametrize("backend", ["state", "store"])

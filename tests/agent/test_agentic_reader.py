@@ -13,7 +13,7 @@ from standin import StandIn
 from talk import TASK
 from tiny import tiny_policy
 
-from memalpha.agent.reader import CALL_TOKENS, PolicyReader, Reading
+from memalpha.agent.reader import CALL_TOKENS, PolicyReader
 from memalpha.config import EvalConfig, ReaderConfig, build_config
 from memalpha.errors import ConfigError
 from memalpha.policy.hermes import format_call
@@ -118,12 +118,6 @@ def test_a_model_that_never_learnt_to_search_answers_all_the_same(question):
     reader = load_reader(ReaderConfig(kind="agentic", prompt="full", max_new_tokens=4, searches=2), tiny_policy())
     answers = reader.answer([(question, memory()), ("Which city?", memory())])
     assert len(answers) == 2 and all(len(answer.searches) <= 2 and answer.hits for answer in answers)
-
-
-def test_without_a_memory_to_search_the_shown_entries_must_do():
-    reader, policy = searching("unknown")
-    (answer,) = reader.read([Reading("Which city?", tuple(memory().search("city", 2)))])
-    assert answer.abstained and not answer.searches and not policy.requests[0].tools
 
 
 def test_a_policy_of_one_bare_message_makes_no_searches():

@@ -76,12 +76,6 @@ def test_rules_change_what_is_certain_and_nothing_else(store):
         undo_consolidation(store)
 
 
-def test_reasons_hold_no_words_of_entries(store):
-    old, new = store.add("Zanzibar is home."), store.add("zanzibar is home")
-    (change,) = propose_consolidation(store).changes
-    assert change.reason.removeprefix("says the same as ") in (old.id, new.id)
-
-
 def test_a_model_merges_and_rewrites_the_core_and_its_mistakes_are_refused(store):
     with store.writing_as(speaker="Ana"):
         origin = {"source": "chat", "chunk": 3, "metadata": {"user": "ana"}}

@@ -12,8 +12,7 @@ from hostile import HostileServer
 from memalpha import AsyncMemoryStore, MemoryAgent, MemoryStore, load_policy
 from memalpha.errors import ConfigError, PolicyError
 from memalpha.policy.hermes import format_call
-from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.types import Chunk, Completion, SpeakerTurn
+from memalpha.types import Chunk, Completion
 
 TALK = "Tom: I live in Rome.\nIt rained.\nTom: My dog is called Rex."
 
@@ -26,12 +25,6 @@ def store():
 
 def contents(memory: MemoryStore) -> list[str]:
     return [entry.content for entry in memory.list()]
-
-
-def test_scripts_by_their_short_names_work_on_any_text(store):
-    agent = MemoryAgent(policy="add_all", store=store)
-    assert len(agent.read(TALK).operations) == 3 and agent.policy.name == "scripted:add-all"
-    assert contents(store) == TALK.splitlines()
 
 
 def test_an_endpoint_by_its_name_writes_and_answers(store):
@@ -131,12 +124,6 @@ def test_awaited_reads_happen_in_order_and_off_the_loop(store):
 def test_a_question_is_awaited(store):
     store.insert("semantic", "Ana's city: Porto")
     assert asyncio.run(MemoryAgent("add_all", store).aask("What is Ana's city?")).text == "Porto"
-
-
-def test_positional_and_turns_as_before(store):
-    agent = MemoryAgent(ScriptedPolicy("add-all"), store)
-    turns = (SpeakerTurn(speaker="user", text="I am Ana."), SpeakerTurn(speaker="assistant", text="Hi."))
-    assert [result.content for result in agent.read(Chunk(turns=turns)).results] == ["I am Ana."]
 
 
 def run_directory(folder: Path, *steps: int, best: int | None = None) -> Path:

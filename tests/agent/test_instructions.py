@@ -4,14 +4,12 @@ import pytest
 from fake_policy import FakePolicy
 
 from memalpha.agent.agent import MemoryAgent
-from memalpha.agent.prompts import writer_messages
 from memalpha.cli.main import main as run_command
 from memalpha.config import AgentConfig, TrainConfig, build_config
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.schema import load_schema
 from memalpha.store.store import MemoryStore
-from memalpha.types import Chunk, Observation
 
 WORDS = "Remember allergies and medication.\nIgnore the weather."
 SCHEMA = load_schema("mem-alpha")
@@ -29,17 +27,6 @@ def recording(prompt: str = "full") -> FakePolicy:
     """A policy that skips every chunk."""
     skip = '<tool_call>{"name": "memory_skip", "arguments": {}}</tool_call>'
     return FakePolicy(lambda _: skip, "recorder", prompt)
-
-
-def test_the_writer_sees_the_instructions_word_for_word():
-    recorder = recording()
-    with MemoryStore.open(":memory:", embedder="hash") as store:
-        MemoryAgent(recorder, store, AgentConfig(instructions=WORDS)).read("Ana: hi")
-    system = recorder.requests[0].messages[0]["content"]
-    assert system.endswith(WORDS)
-    plain, tools = writer_messages(Observation(Chunk(text="Ana: hi")), AgentConfig(), SCHEMA)
-    told, same = writer_messages(Observation(Chunk(text="Ana: hi")), AgentConfig(instructions=WORDS), SCHEMA)
-    assert told[0]["content"].startswith(plain[0]["content"]) and (told[1], same) == (plain[1], tools)
 
 
 @pytest.mark.parametrize("words", ["", " \n"])

@@ -109,26 +109,6 @@ def test_the_view_is_the_last_five_of_each_kind():
 # --------------------------------------------------------------------------------------------------- recorded replies
 
 
-def test_a_reply_with_several_calls_changes_the_memory():
-    store = memory()
-    reply = "\n".join([
-        "I will store this.",
-        format_block("memory_update", {"memory_type": "core_memory", "new_content": "Ana, a nurse in Porto."}),
-        insert("Ana moved to Porto."),
-        insert("At 2024-05-01, Ana told of her move.", "episodic_memory"),
-    ])  # fmt: skip
-    assert [code for _, code in outcomes(reply, into=store)] == ["core_updated", "inserted", "inserted"]
-    assert store.core == "Ana, a nurse in Porto."
-    fact, event = store.list()
-    assert (fact.category, event.category, fact.timestamp) == ("semantic", "episodic", "2024-05-01")
-    update = {"memory_type": "semantic_memory", "new_content": "Ana lives in Lisbon.", "memory_id": fact.id}
-    delete = {"memory_type": "episodic_memory", "memory_id": event.id}
-    clear = format_block("memory_delete", {"memory_type": "core_memory"})
-    reply = "\n".join([format_block("memory_update", update), format_block("memory_delete", delete), clear])
-    assert [code for _, code in outcomes(reply, into=store)] == ["updated", "deleted", "core_updated"]
-    assert [entry.content for entry in store.list()] == ["Ana lives in Lisbon."] and store.core == ""
-
-
 @pytest.mark.parametrize(
     ("reply", "code"),
     [
@@ -156,11 +136,6 @@ def test_a_reply_with_several_calls_changes_the_memory():
 )
 def test_one_recorded_call(reply, code):
     assert [result for _, result in outcomes(reply)] == [code]
-
-
-def test_a_duplicate_is_its_own_outcome_and_done_is_no_call():
-    assert outcomes(insert("a"), insert("a"), "Done") == [("memory_insert", "inserted"), ("memory_insert", "duplicate")]
-    assert parse_reply("Done", "mem-alpha") == ()
 
 
 def test_published_rewards_count_calls_as_their_executor_does():
@@ -254,14 +229,6 @@ def test_another_schema_is_refused():
         MemoryWriting(AGENT, len, schema=life)
     with pytest.raises(ConfigError, match="use memory_schema=mem-alpha, or prompt=full"):
         MemoryAgent(ScriptedPolicy("add-all"), MemoryStore.open(":memory:", schema="life", embedder="hash"), AGENT)
-
-
-def test_scripted_writers_work_in_the_style():
-    store = MemoryStore.open(":memory:", embedder="hash")
-    agent = MemoryAgent(ScriptedPolicy("add-all"), store, AGENT)
-    agent.read("I moved to Porto.")
-    assert [operation.content for operation in agent.stream("I have a cat.")] == ["I have a cat."]
-    assert [entry.content for entry in store.list()] == ["I moved to Porto.", "I have a cat."]
 
 
 # --------------------------------------------------------------------------------------------------------- prompt files

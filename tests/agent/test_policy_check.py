@@ -35,16 +35,6 @@ def test_a_native_family():
     assert json.loads(json.dumps(result.as_json()))["calls_read_back"] is True
 
 
-def test_the_style_mem_alpha_is_checked_in_its_own_words():
-    result = check_policy(policy_of("qwen3"), AgentConfig(prompt="mem-alpha"))
-    assert (result.format, result.tools_shown, result.calls_read_back) == ("mem-alpha", True, True)
-
-
-def test_a_template_that_drops_tools_spells_them_out():
-    result = check_policy(policy_of("gemma3"))
-    assert (result.template, result.format, result.tools_shown) == ("unknown", "text", True) and not result.problems
-
-
 def test_no_room_is_refused_and_little_room_is_noted():
     small = policy_of("qwen3", positions=2048)
     result = check_policy(small, ROOM)

@@ -74,20 +74,6 @@ def test_compact_reader_is_dated_and_oldest_first():
     }
 
 
-def test_compact_reader_of_an_empty_memory():
-    (message,) = reader_messages("Where?", [], ReaderConfig(prompt="compact"))
-    assert message["content"] == "facts\nask: Where?"
-
-
-def test_full_writer_shows_ids_categories_dates_and_tools():
-    messages, tools = writer_messages(Observation(CHUNK, "Ana, nurse", VIEW), FULL, SCHEMA)
-    system, user = (message["content"] for message in messages)
-    assert all(category.name in system and category.description in system for category in SCHEMA.categories)
-    assert all(tool["function"]["name"] in system for tool in tools)
-    assert "[city#e] (semantic, 2024-04-01) city: Oslo" in user and "[pet#k] (semantic) pet: cat" in user
-    assert "Ana, nurse" in user and "2024-05-01" in user and user.endswith(CHUNK.render())
-
-
 def test_full_reader_shows_core_and_notes():
     hits = [_hit("city: Oslo", "2024-05-01", 1)]
     system, user = reader_messages("Where?", hits, ReaderConfig(prompt="full"), core="Ana")

@@ -72,26 +72,6 @@ def test_an_unreadable_block_is_one_malformed_call(block):
     assert read(f"{block}\n{format_block('f', {})}") == [("", {}, "malformed"), ("f", {}, None)]
 
 
-@pytest.mark.parametrize("marker", [RESULT, RETURN])
-def test_invented_results_end_the_reply(marker):
-    first, second = format_block("f", {"a": "1"}), format_block("g", {})
-    assert read(f"{first}\n{marker}: ok\n{second}") == [("f", {"a": "1"}, None)]
-    assert read(f"{marker}: ok\n{second}") == []
-
-
-def test_arguments_in_a_row_call_the_tool_again():
-    assert read(f'{FUNCTION}: f\n{ARGS}: {{"a": 1}}\n{ARGS}: {{"a": 2}}') == [
-        ("f", {"a": 1}, None),
-        ("f", {"a": 2}, None),
-    ]
-
-
-def test_thoughts_are_no_calls():
-    block = format_block("f", {})
-    assert read(f"<think>{block}") == []
-    assert [name for name, *_ in read(f"<think>{block}</think>{format_block('g', {})}")] == ["g"]
-
-
 def test_tools_are_described_with_their_schemas():
     schema = {"type": "object", "properties": {"a": {"type": "string", "description": "ä"}}, "required": ["a"]}
     text = describe_tools([{"function": {"name": name, "description": "Does.", "parameters": schema}} for name in "fg"])

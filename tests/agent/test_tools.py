@@ -10,7 +10,7 @@ from memalpha.errors import StoreError
 from memalpha.policy.chat.tool_text import describe_tools
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.in_memory import WorkingMemory
-from memalpha.store.schema import Category, MemorySchema, load_schema
+from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 from memalpha.types import Operation, ToolCall
@@ -58,21 +58,6 @@ def test_an_update_takes_the_date_it_was_read_at_and_an_insert_may_name_its_own(
     run(target, "memory_update", id=target.list()[0].id, content="city: Rome")
     run(target, "memory_insert", category="episodic", content="trip: Rome", timestamp="2024-04-30")
     assert [entry.timestamp for entry in target.list()] == ["2024-05-01", "2024-04-30"]
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "code"),
-    [
-        ("memory_insert", {"category": "semantic", "content": "city: Oslo"}, "duplicate"),
-        ("core_memory_update", {"content": ""}, "duplicate"),
-        ("memory_skip", {}, "skipped"),
-    ],
-)
-def test_ok_without_a_change(name, arguments, code):
-    target = memory("city: Oslo")
-    before = target.state
-    result, operation = run(target, name, **arguments)
-    assert result.ok and result.code == code and operation is None and target.state is before
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -141,13 +126,6 @@ def test_a_fact_survives_its_optional_arguments_which_are_named(argument, value)
             assert result.ok and operation is not None and argument in result.message
 
 
-def test_a_call_without_what_it_needs_is_refused_whatever_else_it_has():
-    for arguments in ({"content": "x", "mood": 1}, {"category": "semantic", "content": 3, "timestamp": ""}):
-        target = memory()
-        result, _ = run(target, "memory_insert", **arguments)
-        assert result.code == "invalid_arguments" and target.list() == []
-
-
 @pytest.mark.parametrize("name", ["memory_insert", "memory_update", "core_memory_update"])
 def test_the_example_of_a_prompt_that_spells_tools_out_is_no_fact(name):
     """An untrained SmolLM2 repeated the example; its values are the descriptions of the parameters."""
@@ -190,21 +168,6 @@ def test_no_arguments_raise_and_operations_replay(name, arguments):
     assert target.state == (before.apply(operation) if isinstance(operation, Operation) else before)
 
 
-def test_an_update_in_an_undated_chunk_does_not_keep_the_old_date():
-    target = memory()
-    id = target.insert("semantic", "city: Oslo", timestamp="2024-05-01").id
-    call = ToolCall("memory_update", {"id": id, "content": "city: Rome"})
-    result, operations = execute(target, call, chunk=0, source=None, timestamp=None)
-    assert result.code == "updated" and operations
-    assert target.get(id).timestamp is None
-
-
-def test_a_malformed_block_is_a_result():
-    (call,) = parse_calls("<tool_call>{oops")
-    result, operations = execute(memory(), call, chunk=0, source=None, timestamp=None)
-    assert (result.ok, result.code, operations) == (False, "malformed", ())
-
-
 def test_schemas_are_the_models():
     schemas = {tool["function"]["name"]: tool["function"] for tool in tool_schemas(SCHEMA)}
     assert list(schemas) == list(TOOLS)
@@ -214,11 +177,3 @@ def test_schemas_are_the_models():
     for name, model in TOOLS.items():
         assert list(schemas[name]["parameters"]["properties"]) == list(model.model_fields)
         assert schemas[name]["description"]
-
-
-def test_a_schema_without_core_memory_has_no_tool_for_it():
-    schema = MemorySchema("own", (Category("semantic", "facts"),), core=False)
-    assert "core_memory_update" not in [tool["function"]["name"] for tool in tool_schemas(schema)]
-    target = WorkingMemory(MemoryState.empty(schema), HashEmbedder(16))
-    assert run(target, "core_memory_update", content="x")[0].code == "unknown_tool"
-    assert run(target, "memory_insert", category="semantic", content="x")[0].code == "inserted"

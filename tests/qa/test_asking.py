@@ -144,13 +144,6 @@ def test_a_stopped_call_resumes_and_changed_text_is_asked_again(tmp_path, monkey
     assert tasks[1].questions[0].answers == ("80 euros",) and bodies
 
 
-def test_a_long_conversation_is_tested_as_far_as_it_fits(tmp_path, monkeypatch):
-    monkeypatch.setattr(questions, "LATER_CHARACTERS", 100)
-    task = Task(id="m", chunks=talk("The budget is 5 euros.", "Nothing new.", "x" * 200))
-    [kept], *_ = asked(tmp_path, tasks=[task])
-    assert kept.questions[0].asked_after_chunk == 1
-
-
 def test_wrong_use_is_refused_in_words(tmp_path, memalpha):
     save_jsonl(TASKS, tmp_path / "mine.jsonl")
     ask = ("data", "ask", tmp_path / "mine.jsonl", "--policy", "scripted:add-all", "--out")

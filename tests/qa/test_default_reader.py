@@ -8,7 +8,7 @@ import pytest
 
 from memalpha.config import EvalConfig, load_config
 from memalpha.qa.from_config import run_evaluation
-from memalpha.qa.reader import has_notes, with_default_reader
+from memalpha.qa.reader import with_default_reader
 from memalpha.types import Task
 
 SENTENCES = ["I moved to Porto in May.", "My sister plays the violin."]
@@ -28,14 +28,6 @@ def make_task(texts, *, gold=(), metric=None, as_text=False) -> Task:
 def choose(task, **keys):
     config, metric, note = with_default_reader(EvalConfig(benchmark="tasks", **keys), [task])
     return config.reader.kind, metric, note
-
-
-def test_gold_operations_decide_then_what_was_said():
-    assert has_notes([make_task(NOTES)])
-    assert not has_notes([make_task(SENTENCES)])
-    assert not has_notes([make_task(SENTENCES, as_text=True)])  # a label in front makes no note
-    assert has_notes([make_task(SENTENCES, gold=NOTES)])
-    assert not has_notes([make_task(NOTES, gold=SENTENCES)])
 
 
 def test_what_is_set_stays():

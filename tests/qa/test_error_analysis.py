@@ -299,13 +299,6 @@ def test_yes_no_and_small_numbers_never_count_as_found(answer):
     assert error_of(retrieval(question, stated, stated, stated), FREE) == "not_found"
 
 
-def test_evidence_recall_is_none_where_it_is_not_known():
-    assert evidence_recall(retrieval(CITY, entries("city: Rome"))) is None
-    assert evidence_recall(retrieval(CITY)) == 0.0
-    assert evidence_recall(retrieval(CITY.model_copy(update={"evidence": ()}))) is None
-    assert evidence_recall(retrieval(CITY, (Passage("city", cut_turns=CITY.evidence),))) == 0.0
-
-
 def test_core_text_that_the_budget_cut_off_was_held_all_the_same():
     """Not overwritten: it is in the memory, and was not in view."""
     complete = "pet: cat. city: Rome"
@@ -362,13 +355,6 @@ def test_waterfall_by_hand():
     )
     assert (complete.ability, complete.n, complete.written, complete.answered) == ("all", 11, None, 3 / 11)
     assert json.loads(json.dumps(complete.as_json()))["losses"]["not_found"] == 1
-
-
-def test_partly_retrieved_support_counts_as_kept_where_the_entries_are_known():
-    partly = wrong(error_class="partly_retrieved", live=True)
-    stage = waterfall([partly, wrong(correct=True)])[-1]
-    assert (stage.written, stage.kept, stage.retrieved) == (1.0, 1.0, 0.5)
-    assert waterfall([replace(partly, live=None), wrong(correct=True)])[-1].kept is None
 
 
 def test_no_waterfall_of_records_without_classes():

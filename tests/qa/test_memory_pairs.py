@@ -15,7 +15,6 @@ from memalpha.qa.memory_pairs import (
     FAULTS,
     conversation_messages,
     memory_pairs,
-    memory_text,
     state_text,
     write_memory_pairs,
 )
@@ -90,13 +89,6 @@ def test_equal_arguments_give_equal_pairs_and_a_file_that_is_read(tmp_path):
     assert [line["chosen"] for line in lines] == [pair.chosen for pair in pairs]
     assert lines[0]["prompt"] == list(conversation_messages(TASKS[0]))
     assert all(chunk.render() in lines[0]["prompt"][0]["content"] for chunk in TASKS[0].chunks)
-
-
-def test_a_memory_as_text():
-    assert memory_text([]) == "memory"
-    assert memory_text([("b", "x\ny"), ("a", "z"), ("b", "w")], "I am\nAna") == (
-        "memory\ncore: I am Ana\na\n- z\nb\n- x y\n- w"
-    )
 
 
 def test_other_tasks_than_synthetic_ones_and_refusals():

@@ -10,17 +10,15 @@ from hypothesis import strategies as st
 from talk import TASK
 
 from memalpha.agent.prompts import order_notes
-from memalpha.agent.reader import Answer
 from memalpha.config import ReaderConfig, WorldConfig
 from memalpha.errors import ConfigError, DataError, PolicyError
-from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.answers import passages_as_hits
 from memalpha.qa.evaluate import run_systems
 from memalpha.qa.reader import load_reader
 from memalpha.qa.report import estimate_tokens
 from memalpha.qa.scoring.judge import Judge, UnjudgedAnswer
 from memalpha.qa.systems.base import Passage
-from memalpha.qa.systems.baselines import cut_to_budget, passage_tokens, turn_passages, window_passages
+from memalpha.qa.systems.baselines import cut_to_budget, passage_tokens, window_passages
 from memalpha.qa.systems.builtin import Streamed, SystemSettings, load_system
 from memalpha.qa.tables import as_markdown, print_table, table_rows
 from memalpha.store.embedding import load_embedder
@@ -169,13 +167,6 @@ def test_what_is_said_again_is_the_newest(name):
     assert {turn for passage in item.passages for turn in passage.turns} == {"0", "1", "2"}
 
 
-def test_evidence_of_one_day_is_read_in_the_order_in_which_it_was_said():
-    question = TASK.questions[0].model_copy(update={"evidence": ("0.1", "0.0")})
-    [[item]] = retrieve_all("oracle", tasks=[TASK.model_copy(update={"questions": (question,)})]).by_task
-    assert [passage.turns for passage in item.passages] == [("0.1",), ("0.0",)], "best first is as the task names them"
-    assert [entry.turn for entry in order_notes(passages_as_hits(item.passages))] == ["0.0", "0.1"]
-
-
 def test_the_order_of_systems_and_their_company_do_not_matter():
     tasks = synthetic.tasks(WorldConfig(), 0, 0, 2)
     names = ["empty", "append-only", "rag", "scripted:add-all", "oracle"]
@@ -184,19 +175,6 @@ def test_the_order_of_systems_and_their_company_do_not_matter():
     [alone] = run("rag", tasks=tasks)
     assert [report.records for report in forth] == [report.records for report in back]
     assert forth[2].records == alone.records and forth[2].summary == alone.summary
-
-
-def test_one_reader_call_a_system():
-    class Counting:
-        name, conflicts, calls = "counting", "keep", 0
-
-        def read(self, items):
-            self.calls += 1
-            return [Answer("unknown", True, hits=item.hits) for item in items]
-
-    reader = Counting()
-    run_systems(["empty", "rag"], [TASK, TASK.model_copy(update={"id": "two"})], reader, embedder="hash")
-    assert reader.calls == 3  # and one for the ceiling
 
 
 def test_what_is_beyond_rules_is_judged():
@@ -335,25 +313,3 @@ class _Odd:
 
     def size(self):
         return 0
-
-
-def test_a_writer_keeps_the_history_of_what_it_updates():
-    tasks = synthetic.tasks(WorldConfig(), 0, 0, 1)
-    replaced = {operation.replaces for operation in tasks[0].gold_operations if operation.kind == "update"}
-    [item, *_] = retrieve_all("scripted:oracle", tasks=tasks).by_task[0]
-    assert replaced and replaced <= {passage.text for passage in item.history}
-    assert not replaced & {passage.text for passage in item.entries}
-
-
-def test_lines_of_a_text_are_turns_without_ids():
-    lines = turn_passages(Chunk(text="one\n\n two ", timestamp="2024-05-01"))
-    assert [(line.text, line.turns) for line in lines] == [("one", ()), ("two", ())]
-
-
-def test_a_policy_is_a_system():
-    """The same reports as by its name: a writer is a system like the others."""
-    by_name, as_policy = run("scripted:add-all")[0], run(ScriptedPolicy("add-all"))[0]
-    assert as_policy.summary | {"system": "", "bills": {}} == by_name.summary | {"system": "", "bills": {}}
-    assert [replace(record, system="") for record in as_policy.records] == [
-        replace(record, system="") for record in by_name.records
-    ]

@@ -13,7 +13,7 @@ from memalpha.errors import EvaluationError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import evaluate
 from memalpha.qa.from_config import run_evaluation
-from memalpha.qa.reader import AnswerCounts, CheckedReader, check_reader_answers, find_reader_fault, with_check
+from memalpha.qa.reader import AnswerCounts, CheckedReader, check_reader_answers, find_reader_fault
 from memalpha.qa.report import Report
 from memalpha.tasks.synthetic.worlds import tasks
 from memalpha.types import Completion, Hit, MemoryEntry
@@ -66,16 +66,6 @@ def test_the_first_answers_stop_an_evaluation(reply, reason):
         assert key in str(stop.value)
 
 
-def test_a_reader_that_can_answer_reads_all_in_order():
-    replies = [CUT] * 28 + [(f"city {n}", "eos") for n in range(92)]
-    plain, checked = reader(*replies), CheckedReader(reader(*replies))
-    answers = checked.read(READINGS)
-    assert checked.policy.batches == [32, 88], "28 of 32 cut answers are under 90 %"
-    assert [answer.prompt for answer in answers] == [answer.prompt for answer in plain.read(READINGS)]
-    checked.read(READINGS[:5])
-    assert checked.policy.batches == [32, 88, 5], "checked once"
-
-
 def test_few_answers_and_questions_without_notes_say_nothing():
     checked = CheckedReader(reader(THINKS))
     assert len(checked.read([Reading("Where?", ())] * 50)) == 50
@@ -83,12 +73,6 @@ def test_few_answers_and_questions_without_notes_say_nothing():
     with pytest.raises(EvaluationError, match="first 8 answers"):
         checked.read(READINGS[1:4])
     assert checked.read([]) == []
-
-
-def test_only_language_models_are_checked():
-    floor, model = ExtractiveReader(), reader(THINKS)
-    assert with_check(floor) is floor and with_check(model, False) is model
-    assert isinstance(with_check(model), CheckedReader)
 
 
 def test_the_rule_at_its_edges():

@@ -42,18 +42,6 @@ def found(store: MemoryStore, query: str) -> list[str]:
     return [hit.entry.content for hit in store.search(query, 10)]
 
 
-def test_a_transaction_happens_as_one(store: MemoryStore, tmp_path: Path) -> None:
-    with MemoryStore.open(tmp_path / "a.db", embedder="hash") as reader:
-        with store.transaction():
-            entry = store.insert("semantic", "Dora: lives in Rome")
-            store.delete(ids(store)[0])
-            store.core_update("Ben")
-            assert found(store, "Dora Rome")[0] == "Dora: lives in Rome"  # it sees its own writes
-            assert reader.snapshot() == 3 and reader.core == ""
-        assert reader.snapshot() == store.snapshot() == 6 and entry.id in ids(reader) and reader.core == "Ben"
-    assert store.undo() is not None and store.core == ""  # its operations are single ones afterwards
-
-
 def test_a_read_transaction_sees_one_moment_and_writes_nothing(store: MemoryStore, tmp_path: Path) -> None:
     with MemoryStore.open(tmp_path / "a.db", embedder="hash") as reader:
         before = reader.list()

@@ -173,16 +173,6 @@ def test_erase_where_names_forks_and_refuses_what_holds_for_everything() -> None
     assert store.namespace("copy").erase(*erasure.ids).forks == ("before",)
 
 
-def test_forks_are_named_however_many_namespaces_there_are(tmp_path: Path) -> None:
-    with MemoryStore.open(tmp_path / "a.db", embedder="hash", namespace="user 3") as store:
-        assert store.erase(where={"user": "nobody"}).forks == ()  # in a namespace that has no entry yet
-        entry = store.add("Ana's code is 4711.", metadata={"user": "ana"})
-        for number in range(40):
-            store.namespace(f"user {number}").insert("semantic", "Likes tea.")
-        store.fork("a"), store.fork("z")
-        assert store.erase(entry.id).forks == ("a", "z")
-
-
 @pytest.mark.sqlite
 def test_only_erasure_may_change_the_log(tmp_path: Path) -> None:
     path = tmp_path / "a.db"

@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from memalpha.cli.main import app
 from memalpha.errors import InvalidContent
 from memalpha.store.checks.integrity import examine
 from memalpha.store.embedding import load_embedder
@@ -119,14 +117,6 @@ def test_expiry_is_set_kept_changed_and_cleared(store: MemoryStore, clock: Clock
             store.insert("semantic", "c", expires=wrong)  # pyright: ignore
         with pytest.raises(InvalidContent, match="fact 0: expires"):
             store.insert_many([{"category": "semantic", "content": "c", "expires": wrong}])
-
-
-def test_command_line(tmp_path: Path) -> None:
-    for text, expires in (("a", "2999-01-01"), ("b", "2000-01-01")):
-        run = CliRunner().invoke(app, ["add", str(tmp_path / "a.db"), text, "--embedder", "hash", "--expires", expires])
-        assert run.exit_code == 0, run.output
-    with MemoryStore.open(tmp_path / "a.db") as store:
-        assert [entry.expires for entry in store.list()] == ["2999-01-01T00:00:00.000000+00:00"]
 
 
 def test_time_is_not_undone(store: MemoryStore, clock: Clock) -> None:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from memalpha import MemoryStore
 from memalpha.errors import StoreError
-from memalpha.store.io.markdown import export_markdown, import_markdown
 from memalpha.store.keyed_entries import KeyedEntries, escape_key, original_text
 
 TEXTS = st.sampled_from(
@@ -36,28 +35,6 @@ def test_keyed_entries_behave_like_a_dict(steps):
         assert pairs == model and len(keyed.list()) == len(store.list()) - 1
 
 
-def test_content_changed_by_other_means_is_the_text():
-    with MemoryStore.open(":memory:") as store:
-        keyed = KeyedEntries(store, "note")
-        for key, text in (("a", "same\n"), ("b", "same"), ("c", "")):
-            entry = store.update(keyed.put(key, text, 1).id, f"edited {key}")
-            assert original_text(entry) == f"edited {key}" + ("\n" if key == "a" else "")
-
-
-def test_texts_of_any_kind_are_exported(tmp_path):
-    with MemoryStore.open(tmp_path / "a.db") as store, MemoryStore.open(tmp_path / "b.db") as copy:
-        keyed = KeyedEntries(store, "note")
-        for key, text in (("a", "one\0"), ("b", "two\ud800\n"), ("c", "é")):
-            keyed.put(key, text, 1)
-        store.export_jsonl(tmp_path / "a.jsonl")
-        copy.import_jsonl(tmp_path / "a.jsonl")
-        assert [original_text(entry) for entry in copy.list()] == ["one\0", "two\ud800\n", "é"]
-        assert "é" in (tmp_path / "a.jsonl").read_text(encoding="utf-8")
-        export_markdown(store, tmp_path / "a.md")
-        import_markdown(copy, tmp_path / "a.md")
-        assert copy.state == store.state
-
-
 def test_an_entry_without_the_kind_is_left_alone():
     with MemoryStore.open(":memory:") as store:
         other = store.insert("semantic", "city: Oslo")
@@ -77,9 +54,3 @@ def test_escaping_keeps_texts_apart(left, right):
 def test_other_objects_are_refused():
     with pytest.raises(StoreError, match="MemoryStore is needed, not str"):
         KeyedEntries("ana.db", "note")  # type: ignore[arg-type]
-
-
-def test_default_category():
-    with MemoryStore.open(":memory:", schema="life") as store:
-        assert KeyedEntries(store, "note").put("a", "x", 1).category == "sensory_lifestyle"
-        assert KeyedEntries(store, "note", "values").put("b", "x", 1).category == "values"

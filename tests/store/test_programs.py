@@ -9,7 +9,7 @@ from itertools import cycle, pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memalpha.errors import MemalphaError, UnknownEntry
@@ -311,8 +311,18 @@ def check_diff(diff: Diff, first: MemoryState, second: MemoryState) -> None:
         assert changed.get(id, (first.get(id), second.get(id))) == (first.get(id), second.get(id))
 
 
+A, B = (("insert", "semantic", text, None, None, {}) for text in ("pet: cat", "city: Oslo"))
+SWAPPED = [A, B, ("update", 0, "c", None, None), ("update", 1, "pet: cat", None, None)]
+SWAPPED += [("update", 0, "city: Oslo", "2024-01-01", 0.1), ("restore", 2 / 5)]
+"""Contents that would be duplicates on the way back."""
+RESTORED_EQUAL = [A, B, ("delete", 1), ("restore", 1 / 3), ("restore", 1 / 4), ("undo",), ("undo",)]
+"""The facts are the same as then: one operation that changes nothing, then none."""
+
+
 @settings(max_examples=150, deadline=None)
 @given(commands)
+@example(SWAPPED)
+@example(RESTORED_EQUAL)
 def test_a_store_is_its_state(program: list) -> None:
     seconds = cycle([5, 3, 9, 1])  # a clock that is set back
     store = MemoryStore.open(

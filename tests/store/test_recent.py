@@ -68,21 +68,6 @@ def test_recent_is_the_newest_first_after_any_program(program: list[tuple[str, i
         check(WorkingMemory(store.state, HASH))
 
 
-def test_an_entry_updated_often_hides_none_of_the_others(memory: Memory) -> None:
-    first = [memory.insert("semantic", f"fact {number}") for number in range(3)]
-    for number in range(50):
-        memory.update(first[1].id, f"value {number}")
-    assert [entry.id for entry in memory.recent(3)] == [first[1].id, first[2].id, first[0].id]
-
-
-def test_deleted_entries_are_passed_over(memory: Memory) -> None:
-    for number in range(700):
-        memory.insert("semantic", f"fact {number}")
-    for entry in memory.list()[2:]:
-        memory.delete(entry.id)
-    assert [entry.content for entry in memory.recent(3)] == ["fact 1", "fact 0"]
-
-
 @pytest.mark.sqlite
 def test_a_damaged_log_with_a_gap_does_not_keep_it_busy(tmp_path) -> None:
     with MemoryStore.open(tmp_path / "a.db", embedder="hash") as store:

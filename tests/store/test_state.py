@@ -60,10 +60,6 @@ def test_ids_after_an_erasure_differ_from_all_earlier_ones(content: str, positio
     assert position == later or id != make_id(content, later, lambda _: (), has_erasure=True)
 
 
-def test_ids_do_not_depend_on_the_process() -> None:
-    assert make_id("city: Oslo", 0, lambda _: ()) == "city#x"
-
-
 def test_duplicate_errors_name_the_entry() -> None:
     state = MemoryState.empty(MEM_ALPHA, unique_contents=True).apply(insert("a")).apply(insert("b"))
     a, b = (entry.id for entry in state.list())
@@ -152,13 +148,6 @@ def test_core_memory_is_never_truncated() -> None:
         MemoryState.empty(MemorySchema("x", MEM_ALPHA.categories, core=False)).apply(
             Operation("core_update", content="a")
         )
-
-
-def test_metadata_is_a_private_copy() -> None:
-    metadata = {"tags": ["a"], "pair": (1, 2)}
-    (entry,) = EMPTY.apply(insert("a", metadata=metadata)).list()
-    metadata["tags"].append("b")  # pyright: ignore
-    assert entry.metadata == {"tags": ["a"], "pair": [1, 2]}
 
 
 def test_states_pickle() -> None:

@@ -7,13 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import memalpha.store.backends.namespace
-import memalpha.store.backends.rows
-from memalpha.errors import DataError, DuplicateContent, InvalidContent, StoreError, UnknownCategory, UnknownEntry
+from memalpha.errors import DataError, InvalidContent, StoreError, UnknownCategory, UnknownEntry
 from memalpha.store.embedding import load_embedder
 from memalpha.store.filters import freeze
 from memalpha.store.in_memory import WorkingMemory
-from memalpha.store.schema import MEM_ALPHA, MemorySchema
+from memalpha.store.schema import MEM_ALPHA
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 from memalpha.types import Operation
@@ -92,20 +90,6 @@ def test_what_a_filter_can_tell_apart_is_never_merged(facts, split) -> None:
     assert MemoryState.replay(MEM_ALPHA, [operation for *_, operation in store.log()]) == store.state == memory.state
 
 
-def test_an_id_or_key_of_the_caller_is_never_refused_for_another_content() -> None:
-    store = new()
-    keys = [store.upsert(f"user-{number}:city", "Porto").id for number in (7, 8)]
-    store.upsert("user-9:city", "Rome")
-    assert store.upsert("user-9:city", "Porto").content == "Porto" and store.count() == 3
-    assert store.find("semantic", "Porto") == store.get(keys[0])
-    assert store.add("Porto") == store.get(keys[0])  # without a key it is the oldest that says so
-    store.delete(keys[0])
-    assert store.add("Porto").id == keys[1] and store.state.find("semantic", "Porto") == store.get(keys[1])
-    entry = store.add("Rome")
-    assert store.update(entry.id, "Porto").id == entry.id
-    assert MemoryState.replay(MEM_ALPHA, [operation for *_, operation in store.log()]) == store.state
-
-
 def test_a_schema_names_its_events(tmp_path) -> None:
     path = tmp_path / "own.yaml"
     path.write_text("name: own\ncategories: {fact: What holds., visit: Who came.}\nevents: [visit]\n")
@@ -114,34 +98,6 @@ def test_a_schema_names_its_events(tmp_path) -> None:
             for day in ("2024-05-01", "2024-05-08"):
                 store.insert(category, "Ben came by.", timestamp=day)
             assert store.count() == kept
-
-
-def test_apply_raises_for_a_duplicate_insert() -> None:
-    store = new()
-    entry = store.insert("semantic", "city: Oslo", timestamp="2024-05-01")
-    assert store.insert("semantic", " city: Oslo", timestamp="2025-05-01") == entry
-    with pytest.raises(DuplicateContent) as caught:
-        store.apply(Operation("insert", category="semantic", content="city: Oslo"))
-    assert (caught.value.entry_id, store.snapshot()) == (entry.id, 1)
-
-
-@pytest.mark.parametrize("memory", [lambda: new(), lambda: memory_of(MemoryState.empty(MEM_ALPHA))])
-def test_changing_the_content_clears_the_timestamp(memory) -> None:
-    store = memory()
-    id = store.insert("semantic", "city: Oslo", timestamp="2024-05-01").id
-    assert store.update(id, " city: Oslo ", importance=0.5).timestamp == "2024-05-01"
-    assert store.update(id, "city: Rome").timestamp is None
-    assert store.update(id, "city: Bonn", timestamp="2025-01-01").timestamp == "2025-01-01"
-    assert store.update(id, "city: Kyiv", timestamp="").timestamp is None
-    if isinstance(store, MemoryStore):
-        assert MemoryState.replay(MEM_ALPHA, (operation for _, _, operation in store.log())) == store.state
-        store.undo()
-        assert store.get(id).timestamp == "2025-01-01"
-    for text in ("", 3):
-        with pytest.raises(InvalidContent):
-            store.update(id, text)  # pyright: ignore
-    with pytest.raises(UnknownEntry):
-        store.update("nobody#x", "x")
 
 
 @pytest.mark.parametrize("memory", [lambda: new(), lambda: memory_of(MemoryState.empty(MEM_ALPHA))])
@@ -179,30 +135,6 @@ def test_logged_timestamps_stay_and_new_ones_are_checked(tmp_path) -> None:
         new().import_jsonl(old)
 
 
-@pytest.mark.parametrize("core", [True, False])
-def test_undo_continues_from_a_restored_equal_position(core: bool) -> None:
-    store = new(schema=MemorySchema("own", MEM_ALPHA.categories, core=core))
-    store.insert("semantic", "pet: cat")
-    entry = store.insert("semantic", "city: Oslo")
-    store.delete(entry.id)
-    assert store.restore(1) == 1  # the facts are the same: one operation that changes nothing
-    assert store.restore(1) == 0
-    undone = store.undo()
-    assert undone is not None and undone.content == "pet: cat"
-    assert store.list() == [] and store.undo() is None
-
-
-def test_an_empty_start_can_be_restored_without_a_core_memory(tmp_path) -> None:
-    store = new(schema=(schema := MemorySchema("own", MEM_ALPHA.categories, core=False)))
-    store.delete(store.insert("semantic", "pet: cat").id)
-    assert store.restore(0) == 1
-    assert store.undo() is None
-    store.export_jsonl(tmp_path / "log.jsonl")
-    copy = new(schema=schema)
-    copy.import_jsonl(tmp_path / "log.jsonl")
-    assert copy.undo() is None and copy.list() == []
-
-
 def test_as_of_takes_times() -> None:
     store = new()
     facts(store, 3)
@@ -219,32 +151,6 @@ def test_as_of_takes_times() -> None:
     for wrong in (4, -1, "1"):
         with pytest.raises(StoreError, match="not in the log"):
             store.restore(wrong)  # pyright: ignore
-
-
-def test_restore_swaps_contents_that_would_be_duplicates() -> None:
-    store = new()
-    a, b = store.insert("semantic", "a"), store.insert("semantic", "b")
-    before = store.state
-    store.update(a.id, "c")
-    store.update(b.id, "a")
-    store.update(a.id, "b", timestamp="2024-01-01", importance=0.1)
-    store.restore(2)
-    assert store.state == before
-    assert store.get(a.id).timestamp is None
-    assert [entry.id for entry in store.list()] == [a.id, b.id]
-
-
-def test_a_rollback_does_not_reuse_the_namespace_id(monkeypatch) -> None:
-    store = new()
-    first, second = store.namespace("one"), store.namespace("two")
-    with monkeypatch.context() as patch:
-        patch.setattr(memalpha.store.backends.namespace, "operation_values", lambda _: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            first.insert("semantic", "a")
-    second.insert("semantic", "b")
-    assert first.list() == []
-    first.insert("semantic", "c")
-    assert [entry.content for entry in second.list()] == ["b"]
 
 
 def test_add_stores_in_the_default_category(tmp_path):

@@ -1,6 +1,5 @@
 """Store files: recorded metadata, refused files, export and import, threads, processes, kills."""
 
-import json
 import os
 import signal
 import sqlite3
@@ -135,15 +134,6 @@ def test_a_damaged_file_is_named(tmp_path) -> None:
     path.write_bytes(data)
     with pytest.raises(StoreError, match=r"a\.db"):
         facts(new(path), 300)
-
-
-def test_importing_facts_made_by_hand(tmp_path) -> None:
-    store, file = new(), tmp_path / "facts.jsonl"
-    facts(store, 2)
-    lines = [{"category": "semantic", "content": text} for text in ("pet: cat", "fact 1: value 1", "pet: cat")]
-    file.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
-    assert store.import_jsonl(file) == 1
-    assert [entry.content for entry in store.list()] == ["fact 0: value 0", "fact 1: value 1", "pet: cat"]
 
 
 @pytest.mark.parametrize(

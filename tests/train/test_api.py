@@ -28,7 +28,6 @@ from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.memory_rl import MemoryEvaluations, memory_trainer
 from memalpha.train.trainers.rl import ReinforcementStep
-from memalpha.train.trainers.trainer import Trainer
 
 
 def test_a_run_writes_what_is_promised(small):
@@ -186,16 +185,6 @@ def test_best_does_not_depend_on_where_one_stopped(small, monkeypatch, tmp_path,
     gone_on = train(parts)
     assert {**gone_on, "minutes": 0, "learning_minutes": 0} == {**one_go, "minutes": 0, "learning_minutes": 0}
     assert (parts.out / "checkpoints" / "best").resolve().name == "step-2"
-
-
-def test_an_end_that_was_not_validated_is(small, monkeypatch):
-    rate_validations(monkeypatch, {3: 0.9})
-    settings = small(save_every=1)
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_finish", lambda run: {})
-        train(settings)
-    shutil.rmtree(settings.out / "checkpoints" / "step-4")
-    assert train(settings, max_steps=3)["best_step"] == 3, "step 3 was saved on the way to step 4"
 
 
 def test_a_run_out_of_time_stops_with_its_evaluation_and_resumes(small, monkeypatch):

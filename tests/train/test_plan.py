@@ -144,13 +144,6 @@ def test_supervised_rows_of_a_file_are_counted(tmp_path: Path) -> None:
     assert (plan["step"]["rows"], plan["step"]["prompt_tokens"]) == (4, prompts)
 
 
-def test_rows_decoded_together_are_planned_as_set() -> None:
-    def cache(*overrides: str) -> int:
-        return _parts(_plan("arithmetic", *overrides))["sampling"]["keys and values"]
-
-    assert cache("decode_rows=4") * 2 == cache("decode_rows=8") < cache()
-
-
 def test_a_row_takes_as_many_keys_and_values_as_a_real_pass_leaves(tmp_path: Path) -> None:
     plan = _plan("arithmetic", f"policy={_policy(tmp_path, Qwen3Config(**SHAPE))}", "decode_rows=1")
     cache, model = DynamicCache(), AutoModelForCausalLM.from_config(Qwen3Config(**SHAPE))

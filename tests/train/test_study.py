@@ -8,7 +8,7 @@ import pytest
 
 from memalpha.errors import ConfigError, TrainingError
 from memalpha.qa.report import Record
-from memalpha.train.study import collect_results, format_results, interpolate, load_study, run_study
+from memalpha.train.study import collect_results, format_results, load_study, run_study
 
 
 def study_file(path, **changes):
@@ -106,10 +106,3 @@ def test_a_run_that_fails_is_named_with_its_log(tmp_path):
     study = load_study(study_file(tmp_path, seeds=[0], settings={"policy": str(tmp_path / "nothing")}))
     with pytest.raises(TrainingError, match=r"2 of 2 runs failed.*: plain-0 ended with 2 \(.*log"):
         run_study(study, print)
-
-
-def test_interpolation_is_flat_outside_the_curve():
-    curve = [(100, 0.2), (300, 0.6)]
-    assert [interpolate(curve, tokens) for tokens in (50, 100, 200, 300, 900)] == pytest.approx(
-        [0.2, 0.2, 0.4, 0.6, 0.6]
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from random import Random
 
 import pytest
 from hostile import HostileServer
@@ -171,25 +170,10 @@ def test_a_question_shows_what_benchmark_it_is_of():
 # ---------------------------------------------------------------------------------------------------------- votes
 
 
-def test_scores_in_order_one_batch_equal_prompts_once():
-    judge = Judge([says := Says(by_containment)])
-    rights = [Random(0).random() < 0.5 for _ in range(30)]
-    items = [item(number, right) for number, right in enumerate(rights)] + [item(3, True)] * 4
-    assert judge.score(items) == [float(right) for right in [*rights, True, True, True, True]]
-    assert says.batches in ([30], [31])
-    assert judge.score([]) == []
-
-
 def test_an_empty_answer_is_wrong_unasked():
     judge = Judge([says := Says(by_containment)])
     assert judge.score([Item("?", ("",), " \n"), Item("?", (), "")]) == [0.0, 0.0]
     assert says.batches == []
-
-
-def test_an_unreadable_reply_is_asked_once_more():
-    judge = Judge([says := Says(lambda prompt, nth: "hm" if nth == 1 else by_containment(prompt))])
-    assert judge.score([item(1, True), item(2, False)]) == [1.0, 0.0]
-    assert says.batches == [2, 2] and judge.statistics() == {"says": {"unreadable": 0}}
 
 
 def test_what_stays_unreadable_is_an_error_and_no_score():
@@ -227,29 +211,6 @@ def test_events_are_scored_by_their_order():
     assert matched("Ana moves", "Ana retires", "Ana marries") == pytest.approx((1 / 3 + 1) / 2)
     spoilt = event_order(events, ["Here they are:", "Ana moves", "Ana moves again", "Ana marries"])["tau"]
     assert matched("Here they are:", "Ana moves", "Then Ana moves", "Ana marries") == pytest.approx(spoilt)
-
-
-def test_a_rubric_is_averaged_and_needs_every_point():
-    words = {"a": "full", "b": "partial", "c": "none", "d": "hm"}
-    judge = Judge([Says(lambda prompt, nth: words[part(prompt, "point")])])
-    judged = judge.judge([Item("?", (), "p", rubric=tuple(points)) for points in ("abc", "a", "ad")])
-    assert [entry.score for entry in judged] == [0.5, 1.0, None]
-
-
-def test_key_points_of_a_summary():
-    """Two of three points stated, one of two sentences supported: recall 2/3, precision 1/2, F1 4/7, if fluent."""
-    verdicts_by_part = {"a": "stated", "b": "stated", "c": "missing", "One.": "supported", "Two!": "unsupported"}
-
-    def reply(prompt, nth, fluent="fluent"):
-        return verdicts_by_part.get(part(prompt, "key point") or part(prompt, "sentence"), fluent)
-
-    entry = Item("?", ("reference",), "One. Two!", keypoints=("a", "b", "c"))
-    judge = Judge([says := Says(reply)])
-    assert judge.score([entry]) == [pytest.approx(4 / 7)] and says.batches == [6]
-    assert Judge([Says(lambda prompt, nth: reply(prompt, nth, "broken"))]).score([entry]) == [0.0]
-    assert Judge([Says(lambda prompt, nth: reply(prompt, nth, "hm"))]).judge([entry])[0].score is None
-    question = Question(id="q", question="?", answers=("reference",), meta={"keypoints": ["a", "b", "c"]})
-    assert item_of(question, "One. Two!") == entry
 
 
 def test_a_score_needs_a_verdict_for_each_prompt():

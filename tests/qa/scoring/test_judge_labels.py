@@ -8,9 +8,7 @@ from scripted_judge import Says, part
 from memalpha.errors import DataError
 from memalpha.qa.scoring.judge import (
     BENCHMARKS,
-    Item,
     Judge,
-    LabelledItem,
     agreement,
     check_judge,
     load_labels,
@@ -90,15 +88,3 @@ def test_a_label_file_that_is_none(row, message, tmp_path):
     path.write_text("\n")
     with pytest.raises(DataError, match="holds no labelled item"):
         load_labels(path)
-
-
-def test_labels_are_read_as_they_stand(tmp_path):
-    path = tmp_path / "labels.jsonl"
-    path.write_text('{"id": 7, "question": "q", "gold": ["a", "b"], "prediction": "p", "label": 1}\n')
-    for mark in (b"", b"\xef\xbb\xbf"):  # editors on Windows write one
-        path.write_bytes(mark + path.read_bytes())
-        assert load_labels(path) == [LabelledItem(Item("q", ("a", "b"), "p"), 1.0, "7")]
-    path.write_text(
-        '{"id": 7, "question": "one\u2028two", "gold": [], "prediction": "p", "label": 1}\n', encoding="utf-8"
-    )
-    assert load_labels(path)[0].item.question == "one\u2028two"

@@ -153,17 +153,6 @@ def test_a_failing_judge_raises_and_is_never_zero():
             scored(rewards, GOOD)
 
 
-def test_an_answer_from_a_conflict_is_wrong_unasked():
-    from memalpha.config import ReaderConfig
-
-    rewards, says = model(lambda prompt, _: "correct", metric="judge")
-    both = roll([insert("city: Oslo")], [insert("city: Rome")], [])
-    reader = ExtractiveReader(ReaderConfig(conflicts="refuse"))
-    _, records = MemoryScorer(reader, rewards, EMBEDDER).score([TrajectoryGroup(TASK, (both, GOOD))])
-    assert [(item.conflict, item.score) for item in records] == [(True, 0.0), (False, 1.0), (False, 1.0), (False, 1.0)]
-    assert len(says.prompts) == 2, "equal ones once, the conflict not at all"
-
-
 def test_settings_of_a_judged_reward():
     for settings in ({"metric": "judge"}, {"content": "judge"}):
         with pytest.raises(ConfigError, match="judge needs one"):
@@ -174,12 +163,6 @@ def test_settings_of_a_judged_reward():
     assert str(config.kept_in("run").judge.endpoint.cache) == "run/answers.sqlite"
     assert config.kept_in("run").kept_in("other") == config.kept_in("run")
     assert RewardConfig().kept_in("run") == RewardConfig()
-
-
-def test_without_a_judge_nothing_is_asked(monkeypatch):
-    monkeypatch.setattr("memalpha.qa.evaluate.judge_step", None)
-    rewarded, _ = scored(MemoryReward(RewardConfig(), len), GOOD)
-    assert rewarded[0].components["r1"][0] == 0.5
 
 
 def test_judged_beside_other_metrics():

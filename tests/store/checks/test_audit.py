@@ -48,21 +48,6 @@ def test_exactly_what_was_planted_is_found(index: int) -> None:
         assert report.counts["stale"] == 4 and report.counts["entries"] == len(store.list())
 
 
-def test_values_of_one_slot_contradict_unless_they_are_events(store) -> None:
-    for content in ("Ana's city: Oslo", "ana's city: Rome.", "Ana's  City: the Oslo!", "Tom's city: Rome", "city:"):
-        store.insert("semantic", content)
-    for content in ("trip: Oslo", "trip: Rome"):
-        store.insert("episodic", content)
-    assert findings_of(store)[0] == (
-        "contradiction",
-        "values",
-        ["Ana's city: Oslo", "ana's city: Rome.", "Ana's  City: the Oslo!"],
-    )
-    assert [kind for kind, _, _ in findings_of(store)].count("contradiction") == 1
-    store.insert("semantic", "trip: Paris")
-    assert ("contradiction", "values", ["trip: Oslo", "trip: Rome", "trip: Paris"]) in findings_of(store)
-
-
 def test_lines_of_a_chat_are_no_values_of_their_speaker(store) -> None:
     lines = ("Ana: I like tea", "Ana: hello", "user: hi. We moved", "user: ok", "Mary Ann: my dog", "Mary Ann: yes")
     for day, content in enumerate(lines, 1):
@@ -92,44 +77,6 @@ def test_stale_by_date(store) -> None:
     store.insert("semantic", "City: Oslo", timestamp="2024-09-01")  # said again: then Rome is what is old
     assert [item for item in findings_of(store) if item[0] == "stale"] == [("stale", "later", ["city: Rome"])]
     assert audit(store).findings[1].against[0].content == "City: Oslo"
-
-
-def test_what_was_undone_or_had_ended_before_speaks_against_nothing(store) -> None:
-    removed = store.insert("semantic", "city: Bern", timestamp="2025-01-01")
-    store.delete(removed.id)
-    store.insert("semantic", "city: Oslo", timestamp="2024-01-01")
-    store.insert("semantic", "city: Rome", timestamp="2024-06-01")
-    store.undo()
-    assert findings_of(store) == []
-
-
-def test_stale_where_the_same_was_replaced_elsewhere(store) -> None:
-    entry = store.insert("semantic", "Ana lives in Lisbon.")
-    store.insert("episodic", "ana lives in lisbon")
-    assert [item[:2] for item in findings_of(store)] == [("duplicate", "text")]
-    store.update(entry.id, "Ana lives in Lisbon!")  # nothing else
-    assert [item[:2] for item in findings_of(store)] == [("duplicate", "text")]
-    store.update(entry.id, "Ana moved to Porto and is happy there.")
-    assert findings_of(store) == [("stale", "replaced", ["ana lives in lisbon"])]
-    store.insert("semantic", "Ana lives in Lisbon.")  # said again after that
-    assert findings_of(store)[0] == ("stale", "replaced", ["ana lives in lisbon"]) and len(findings_of(store)) == 2
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ("[outdated] Ana lives in Lisbon.", True),
-        ("OBSOLETE: Ana lives in Lisbon.", True),
-        ("Ana lives in Lisbon (no longer true).", True),
-        ("Ana lives in Lisbon. This is no longer the case.", True),
-        ("Ana no longer likes tea.", False),
-        ("Ana sold her outdated phone.", False),
-        ("Ana's expired passport: renewed", False),
-    ],
-)
-def test_what_says_of_itself_that_it_is_outdated(store, content: str, says: bool) -> None:
-    store.insert("semantic", content)
-    assert findings_of(store) == ([("stale", "says", [content])] if says else [])
 
 
 @pytest.mark.parametrize(

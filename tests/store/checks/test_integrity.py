@@ -42,15 +42,6 @@ def contents(path: Path) -> object:
         return store.state, store.list(), other.list(), store.search("value 2"), store.search("value 2", as_of=3)
 
 
-def test_a_sound_store(path: Path) -> None:
-    before = path.read_bytes()
-    health = examine(path)
-    assert (health.problems, health.notes) == ([], [])
-    assert health.counts == {"namespaces": 2, "operations": 9, "versions": 6, "vectors": 6}
-    assert examine(path, repair=True).problems == []
-    assert path.read_bytes() == before
-
-
 COPY = "CREATE TEMP TABLE copy AS SELECT * FROM versions WHERE valid_from = 1"
 DERIVED = {
     "UPDATE versions SET content = 'changed' WHERE version = 1 AND content LIKE 'fact 2%'": "versions",

@@ -14,7 +14,7 @@ import pytest
 from memalpha.errors import EmbedderError, StoreError
 from memalpha.store.embedding import HashEmbedder, load_embedder
 from memalpha.store.indexing import endpoint_embedder
-from memalpha.store.indexing.endpoint_embedder import BATCH_TEXTS, TRIES, EndpointEmbedder
+from memalpha.store.indexing.endpoint_embedder import TRIES, EndpointEmbedder
 from memalpha.store.store import MemoryStore
 
 REFERENCE = HashEmbedder(8)
@@ -73,25 +73,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     server.close()
 
 
-def test_rows_are_those_of_the_texts_whatever_the_order_and_the_batches(server: Server) -> None:
-    embedder = EndpointEmbedder(server.name)
-    texts = [f"fact {number}" for number in range(2 * BATCH_TEXTS + 1)] + ["", " \n", "fact 0"]
-    vectors = embedder.encode(texts)
-    assert embedder.dim == 8
-    assert vectors.dtype == np.float32
-    np.testing.assert_allclose(vectors, REFERENCE.encode(texts) * [[bool(text.strip())] for text in texts], atol=1e-6)
-    sent = [body["input"] for body in server.bodies[1:]]
-    assert [len(batch) for batch in sent] == [BATCH_TEXTS, BATCH_TEXTS, 1]  # blank and repeated texts are not sent
-    assert {body["model"] for body in server.bodies} == {"model"}
-    assert embedder.encode([]).shape == (0, 8)
-
-
-def test_long_texts_make_smaller_batches(server: Server) -> None:
-    embedder = EndpointEmbedder(server.name)
-    embedder.encode(["a " * 30_000, "b " * 30_000, "c", "d " * 60_000])
-    assert [len(body["input"]) for body in server.bodies[1:]] == [1, 2, 1]
-
-
 def test_what_may_pass_is_tried_again_a_bounded_number_of_times(server: Server) -> None:
     waits: list[float] = []
     embedder = EndpointEmbedder(server.name, sleep=waits.append)
@@ -130,16 +111,6 @@ def test_what_is_no_vector_is_refused_at_once(server: Server, status: int, answe
     with pytest.raises(EmbedderError, match=message):
         embedder.encode(["x"])
     assert len(server.bodies) == 2
-
-
-def test_a_repeated_call_sends_what_is_missing(server: Server) -> None:
-    texts = [f"fact {number}" for number in range(3 * BATCH_TEXTS)]
-    embedder = EndpointEmbedder(server.name)
-    server.replace = lambda body, number: (400, b"no") if number == 3 else None
-    with pytest.raises(EmbedderError):
-        embedder.encode(texts)
-    embedder.encode(texts)
-    assert [len(body["input"]) for body in server.bodies] == [1, *[BATCH_TEXTS] * 4]
 
 
 def test_keys_come_from_variables_and_reach_no_other_host(server: Server, monkeypatch) -> None:

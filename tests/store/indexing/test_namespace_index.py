@@ -1,16 +1,12 @@
 """The index in memory follows erasures, and serves filters and past states: with the answers of one made anew."""
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memalpha.store.indexing import namespace_index
 from memalpha.store.search.corpus import Corpus
 from memalpha.store.store import MemoryStore
 
@@ -72,35 +68,6 @@ def test_a_failed_erasure_leaves_the_index_right(path: Path, monkeypatch: pytest
         assert answers(store) == right
 
 
-def test_filters_list_the_same_with_and_without_an_index(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with MemoryStore.open(path) as store:
-        ids = [entry.id for entry in store.list()]
-        cases = [
-            {"where": where, "limit": limit, "after": after, "category": category}
-            for where in FILTERS
-            for limit in (None, 0, 1, 3)
-            for after in (None, ids[4])
-            for category in (None, "episodic")
-        ]
-        assert getattr(store._index, "_corpus") is None  # noqa: B009
-        scanned = [store.list(**case) for case in cases]
-        counts = [store.count(where=where) for where in FILTERS]
-        store.search("fact")
-        monkeypatch.setattr("memalpha.store.filters.Condition.matches", lambda *_: pytest.fail("read"))
-        assert [store.list(**case) for case in cases] == scanned
-        assert [store.count(where=where) for where in FILTERS] == counts == [6, 0, 8, 11]
-        for id in (ids[6], ids[1]):  # an entry keeps its place however often it changes
-            store.update(id, f"{id} is another")
-        store.delete(ids[8])
-        store.undo()
-        listed = [store.list(**case) for case in cases]
-        monkeypatch.undo()
-        with MemoryStore.open(path) as fresh:
-            assert [fresh.list(**case) for case in cases] == listed
-            fresh.search("fact")
-            assert [fresh.list(**case) for case in cases] == listed
-
-
 def test_a_past_state_is_indexed_once(path: Path, made: list[int]) -> None:
     with MemoryStore.open(path) as store:
         position = store.snapshot()
@@ -137,39 +104,6 @@ def test_a_past_state_is_indexed_once(path: Path, made: list[int]) -> None:
         assert "zebra again" not in str(store.search("zebra", as_of=store.snapshot()))
 
 
-def test_a_large_past_state_is_not_held(path: Path, made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(namespace_index, "_MAX_HELD", 3)
-    with MemoryStore.open(path) as store:
-        for _ in range(2):
-            store.search("fact", as_of=5)
-        assert len(made) == 2 and np.isfinite([hit.score for hit in store.search("fact", as_of=2)]).all()
-
-
-def test_an_index_is_built_of_entries_with_and_without_stored_vectors(path: Path, made: list[int]) -> None:
-    """Vectors are a cache: those that the file lacks are made anew, in whatever order the rows come."""
-    with MemoryStore.open(path) as store:
-        right = answers(store)
-    for remaining in ("rowid % 3 = 0", "rowid % 3 != 0", "0"):
-        with closing(sqlite3.connect(path)) as database:
-            database.execute(f"DELETE FROM vectors WHERE NOT ({remaining})")
-            database.commit()
-        made.clear()
-        with MemoryStore.open(path) as store:
-            assert answers(store) == right and made == [1]
-
-
-def test_a_past_state_is_searched_after_an_insert_that_ended_before_it_was_embedded() -> None:
-    with MemoryStore.open(":memory:", embedder="hash") as store:
-        entries = [store.insert("semantic", f"fact {number}: value") for number in range(33)]
-        position = store.snapshot()
-        store.search("fact")
-        late = store.insert("semantic", "late: value")
-        store.erase(entries[0].id)  # the index then knows "late", without its vector
-        store.delete(late.id)
-        store.delete(entries[4].id)
-        assert len(store.search("fact", 50, as_of=position)) == 32
-
-
 WRITES = {
     "insert": lambda store, name, n: store.namespace(name).add(f"fact {n}: value of Ana", metadata={"n": n}),
     "delete": lambda store, name, n: [store.namespace(name).delete(e.id) for e in store.namespace(name).list(limit=1)],
@@ -192,15 +126,3 @@ def test_a_namespace_object_made_anew_answers_like_a_store_opened_anew(tmp_path_
             WRITES[write](other if is_others else store, name, number)
             with MemoryStore.open(path, namespace=name) as fresh:
                 assert answers(store.namespace(name)) == answers(fresh)
-
-
-def test_the_indexes_of_the_namespaces_asked_for_last_are_kept(path: Path, made: list[int]) -> None:
-    with MemoryStore.open(path) as store:
-        for name in ("a", "b", "a", *map(str, range(30)), "a", "default"):
-            store.namespace(name).search("fact")
-        assert len(made) == 2 + 30 + 1
-        made.clear()
-        store.namespace("a").search("fact")
-        assert made == []
-        store.namespace("b").search("fact")  # the 33rd last
-        assert made == [1]

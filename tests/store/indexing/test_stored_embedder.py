@@ -88,17 +88,6 @@ def test_what_needs_no_embedder_works_without_it(store_path, tmp_path):
     assert "not compared" in note and "records the embedder 'models/notes'" in note
 
 
-def test_the_callers_embedder_is_used(store_path, monkeypatch):
-    with MemoryStore.open(store_path, embedder=FolderEmbedder()) as store:
-        assert store.search("Where does Ana live?", 1)[0].entry.content == "Ana lives in Lisbon."
-    monkeypatch.setattr(stored_embedder, "load_embedder", {FOLDER: FolderEmbedder()}.__getitem__)
-    with MemoryStore.open(store_path, embedder=FOLDER) as store:
-        assert store.search("Where does Ana live?", 1)[0].entry.content == "Ana lives in Lisbon."
-        with store.fork(path=store_path.with_name("fork.db")) as copy:
-            assert copy.search("Where does Ana live?", 1)[0].entry.content == "Ana lives in Lisbon."
-    assert not [note for note in examine(store_path, embedder=FOLDER).notes if "embedder" in note]
-
-
 @pytest.mark.slow
 def test_a_named_model_does_not_run_its_own_code(store_path):
     pytest.importorskip("sentence_transformers")
@@ -108,12 +97,6 @@ def test_a_named_model_does_not_run_its_own_code(store_path):
     ):
         store.search("Ana")
     assert not (store_path.parent / "executed").exists()
-
-
-@pytest.mark.parametrize("name", ["static", "hash"])
-def test_shipped_embedders_are_loaded_by_their_recorded_names(name):
-    recorded = RecordedEmbedder("ana.db", embedder_record(name), None)
-    assert recorded.load().name == name
 
 
 @pytest.mark.parametrize(
@@ -158,34 +141,6 @@ def test_a_recorded_embedder_is_recognised_by_its_probe(shift, more, is_same):
         return
     with pytest.raises(EmbedderError, match=rf"another version of the embedder .*dimension 8, now {8 + more}; "):
         recorded.load()
-
-
-def test_a_probe_has_four_decimals():
-    """So that machines whose arithmetic differs in the last digits record the same text."""
-    embedder = ShiftedEmbedder(0.123456)
-    probe = json.loads(embedder_record(embedder))["probe"]
-    [vector] = embedder.encode(["Ana moved to Lisbon in 2024."])
-    assert probe == [float(f"{value:.4f}") for value in vector]
-
-
-@pytest.mark.sqlite
-def test_only_texts_without_a_stored_vector_are_embedded_each_once(tmp_path):
-    texts_by_call = []
-
-    class Counting(HashEmbedder):
-        def encode(self, texts):
-            texts_by_call.append(list(texts))
-            return super().encode(texts)
-
-    with MemoryStore.open(tmp_path / "ana.db", embedder=Counting(8)) as store:
-        store.insert_many({"category": "semantic", "content": text} for text in ("Ana", "cat"))
-        encoder, embedder = store._index._encoder(), HashEmbedder(8)
-        store.search("Ana")
-        texts_by_call.clear()
-        rows = encoder.encode(["cat", "dog", "Ana", "dog", "bird"])
-        assert texts_by_call == [["dog", "bird"]]
-        np.testing.assert_array_equal(rows, embedder.encode(["cat", "dog", "Ana", "dog", "bird"]))
-        assert encoder.encode([]).shape == (0, 8)
 
 
 def test_a_model_is_loaded_without_its_code_and_by_safetensors_first(monkeypatch):

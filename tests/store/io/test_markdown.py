@@ -119,21 +119,6 @@ def test_it_can_be_read_and_edited(tmp_path: Path) -> None:
         assert import_markdown(store, path) == 1 and store.get(ana.id).content == "Ana lives in Porto."
 
 
-def test_a_handwritten_document(tmp_path: Path) -> None:
-    path = tmp_path / "notes.md"
-    path.write_bytes(
-        b"# Mine\r\nanything\r\n\r\n## Core memory\r\nAna\r\n\r\n## semantic\r\n- one\r\n- two\r\n\r\n  lines\r\n"
-        b'\r\n- three\r\n  `{"chunk": 3}`\r\n'
-    )
-    with new() as store:
-        assert import_markdown(store, path) == 4 and store.core == "Ana"
-        assert [(entry.content, entry.chunk) for entry in store.list()] == [
-            ("one", None),
-            ("two\n\nlines", None),
-            ("three", 3),
-        ]
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [

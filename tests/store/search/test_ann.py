@@ -6,7 +6,6 @@ from corpus_search import search, search_many
 
 from memalpha.store.search import ann
 from memalpha.store.search.corpus import Corpus, Document
-from memalpha.store.search.options import Boost
 from memalpha.store.store import MemoryStore
 
 TOPICS = ["cat pet fur", "city Oslo fjord", "piano music score", "bread oven flour"]
@@ -90,24 +89,6 @@ def test_the_best_are_found_with_the_scores_of_the_exact_search(route) -> None:
     assert everything == [search(corpus, query, 10, route=route) for query in QUERIES]
 
 
-def test_passages_of_long_entries_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    corpus = make_corpus(300)
-    text = ". ".join(f"Sentence {n} tells of tides and zyxomma {n}" for n in range(40))
-    corpus.add(Document("long", text, "g0", 1000))
-    exact = search_many(corpus, ["zyxomma tides"], 10, exact=True)[0]
-    hits = search(corpus, "zyxomma tides", 10)
-    assert hits[0].id == "long" == exact[0].id and hits[0].explain == exact[0].explain and "passage" in hits[0].explain
-
-
-def test_a_small_group_that_the_prior_favours_is_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ann, "NEAREST", 40)
-    monkeypatch.setattr(ann, "BEST_BY_WORDS", 5)
-    corpus = make_corpus(600)
-    corpus.add_many(Document(f"s{n}", f"music oven fjord {n}", "small", 1000 + n) for n in range(12))
-    exact, hits = (search_many(corpus, ["fjord music oven"], 12, exact=exact)[0] for exact in (True, False))
-    assert {hit.id for hit in hits} == {hit.id for hit in exact} == {f"s{n}" for n in range(12)}
-
-
 def test_it_looks_at_candidates_alone_and_exactly_where_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     corpus, counts = make_corpus(600), []
     rank = Corpus._rank
@@ -128,11 +109,6 @@ def test_it_looks_at_candidates_alone_and_exactly_where_it_says_so(monkeypatch: 
     assert counts[1:] == [600, 600, 600, 200, 600, 600]
 
 
-def test_a_boost_counts_among_the_candidates() -> None:
-    hits = search(make_corpus(600), "piano", 5, boost=Boost(importance=1.0))
-    assert all(set(hit.explain) == {"dense", "bm25", "group", "importance"} for hit in hits)
-
-
 def test_the_index_takes_new_documents_and_is_trained_anew_once_it_is_worn(trained: list[int]) -> None:
     corpus = make_corpus(300)
     search(corpus, "x", route="bm25")
@@ -150,19 +126,6 @@ def test_the_index_takes_new_documents_and_is_trained_anew_once_it_is_worn(train
     assert recall(corpus) >= 0.95 and trained == [300, 201]
     corpus.add_many(map(document, range(800, 1400)))
     assert recall(corpus) >= 0.95 and trained == [300, 201, 1001]  # more than four times as many
-
-
-def test_an_erased_entry_is_not_found(tmp_path, trained: list[int]) -> None:
-    with MemoryStore.open(tmp_path / "a.db", embedder=Embedder()) as store:
-        texts = [document(number).text for number in range(300)]
-        entries = store.insert_many({"category": "semantic", "content": text} for text in texts)
-        assert store.search(texts[7], 20)[0].entry.id == entries[7].id and trained == [300]
-        store.erase(entries[7].id)
-        assert entries[7].id not in {hit.entry.id for hit in store.search(texts[7], 20)}
-
-
-def test_the_same_memory_gives_the_same_hits() -> None:
-    assert search_many(make_corpus(400), QUERIES, 10) == search_many(make_corpus(400), QUERIES, 10)
 
 
 def test_a_store_finds_the_best_and_filters_exactly(tmp_path) -> None:

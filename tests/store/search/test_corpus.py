@@ -147,42 +147,12 @@ def test_a_filtered_search_is_the_search_of_what_passes(program, searches, searc
         assert ours == search_many(corpus_of(passing), ["a cat of ana 3", "ben"], k, route=route)
 
 
-def test_the_search_of_many_is_as_exact_as_that_of_few():
-    """Beyond what is added one by one and what is gathered row by row."""
-    rng = np.random.default_rng(1)
-    facts = [
-        fact(i, " ".join(rng.choice(list("abcdefgh"), 4)), metadata={"n": int(rng.integers(20))}) for i in range(700)
-    ]
-    corpus = corpus_of(facts)
-    for where in ({"n": 3}, {"n": {"$lt": 15}}, {"n": {"$gt": 99}}):
-        chosen = parse_filter(where)
-        assert chosen is not None
-        for route in ROUTES:
-            expected = search(
-                corpus_of([entry for entry in facts if chosen.matches(entry)]), "a cat of b c", 40, route=route
-            )
-            assert search(corpus, "a cat of b c", 40, route=route, where=where) == expected
-
-
 def test_a_batch_is_its_searches():
     corpus = Corpus(EMBEDDER, DOCS)
     queries = ["Oslo", "a nurse's cat", "", "Rome trip"]
     for route in ROUTES:
         assert search_many(corpus, queries, 3, route=route) == [search(corpus, q, 3, route=route) for q in queries]
     assert search_many(corpus, [], 3) == []
-
-
-def test_edges():
-    corpus = Corpus(EMBEDDER)
-    assert search(corpus, "anything") == []
-    corpus.add(DOCS[0])
-    assert ids(search(corpus, "nothing in common", 10)) == ["a"]
-    assert search(corpus, "Oslo", 0) == []
-    with pytest.raises(KeyError):
-        corpus.remove("zz")
-    corpus.remove("a")
-    assert "a" not in corpus
-    assert search(corpus, "Oslo") == []
 
 
 def test_what_was_removed_is_dropped_in_time():
@@ -195,19 +165,6 @@ def test_what_was_removed_is_dropped_in_time():
     assert corpus._size < 2000
     fresh = Corpus(EMBEDDER, [Document("a", "city: Oslo 2999", "semantic", 2999), *DOCS[1:]])
     assert search(corpus, "city of Oslo", 5) == search(fresh, "city of Oslo", 5)
-
-
-def test_an_entry_is_a_document_of_its_category_as_recent_as_its_version():
-    entry = MemoryEntry(id="city#e", category="semantic", content="city: Oslo", valid_from=7)
-    assert Document.from_entry(entry) == Document("city#e", "city: Oslo", "semantic", 7, created=7)
-    for stored, span in (
-        (dataclasses.replace(entry, source="chat", chunk=3), None),
-        (dataclasses.replace(entry, turn="D3:1"), None),
-        (dataclasses.replace(entry, source="chat", turn="D3:1"), Span("chat", -1, 7)),
-        (dataclasses.replace(entry, source="chat", chunk=3, turn="D3:1"), Span("chat", 3, 7)),
-    ):
-        assert Document.from_entry(stored) == Document("city#e", "city: Oslo", "semantic", 7, span, created=7)
-    assert Document.from_entry(stored, 2).span == Span("chat", 3, 2)
 
 
 documents = st.builds(
@@ -244,21 +201,6 @@ def test_changed_in_place_equals_built_anew(program, search_between):
         ):
             assert ids(ours) == ids(other_scores)
             assert np.allclose([r.score for r in ours], [r.score for r in other_scores], atol=1e-9)
-
-
-def test_new_documents_are_embedded_in_one_batch_and_only_for_routes_with_vectors():
-    class Counting(HashEmbedder):
-        batches = 0
-
-        def encode(self, texts):
-            Counting.batches += 1
-            return super().encode(texts)
-
-    corpus = Corpus(Counting(16), DOCS)
-    search(corpus, "cat", route="bm25")
-    assert Counting.batches == 0
-    search_many(corpus, ["cat", "dog"])
-    assert Counting.batches == 2  # the documents, the queries
 
 
 def test_importance_and_recency_are_terms_of_the_score():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memalpha.errors import StoreError, UnknownCategory
+from memalpha.errors import StoreError
 from memalpha.store.async_store import AsyncMemoryStore
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.in_memory import WorkingMemory
@@ -40,16 +40,6 @@ def test_every_kind_of_memory_shows_the_keywords(kind: type) -> None:
         assert "Args:" in (inspect.getdoc(method) or "")
 
 
-def test_options_reach_every_search(memory: Memory) -> None:
-    for number in range(4):
-        memory.insert("semantic" if number % 2 else "episodic", f"Ana saw bird {number}.", metadata={"n": number})
-    options = {"category": "semantic", "where": {"n": {"$gt": 1}}, "route": "bm25"}
-    [hit] = memory.search("bird", 9, **options)
-    assert hit.entry.metadata == {"n": 3} and "dense" not in hit.explain
-    assert memory.search_many(["bird", "bird"], 9, **options) == [[hit], [hit]]
-    assert len(memory.search(query="bird", k=2)) == 2
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -70,11 +60,6 @@ def test_a_bad_option_is_refused_before_anything_is_embedded(
         memory.search("bird", **options)
     with pytest.raises(StoreError, match=message):
         memory.search_many([], **options)
-
-
-def test_categories_are_those_of_the_schema(memory: Memory) -> None:
-    with pytest.raises(UnknownCategory):
-        memory.search("bird", category="birds")
 
 
 @pytest.mark.parametrize("options", [{"as_of": 0}, {"around": 5}])

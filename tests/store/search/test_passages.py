@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from memalpha.errors import StoreError
-from memalpha.store.embedding import HashEmbedder, StaticEmbedder, query_coverages
+from memalpha.store.embedding import HashEmbedder
 from memalpha.store.search.bm25 import words
 from memalpha.store.search.passages import WINDOW, split_passages
 from memalpha.store.store import MemoryStore
@@ -20,10 +19,6 @@ def test_passages_are_whole_and_short_enough(text: str) -> None:
     passages = split_passages(text)
     assert "".join("".join(passages).split()) == "".join(text.split())
     assert all(len(words(passage)) <= WINDOW for passage in passages)
-
-
-def test_a_sentence_is_not_cut_where_it_fits() -> None:
-    assert all(passage.endswith(".") for passage in split_passages(LONG))
 
 
 @pytest.fixture
@@ -62,18 +57,6 @@ def test_passages_outlive_removal_and_reopening(tmp_path) -> None:
         assert {hit.entry.content: hit.explain for hit in hits} == scores
 
 
-def test_weights_and_the_lowest_score(store: MemoryStore) -> None:
-    query = "boats of note 3"
-    plain = {hit.entry.id: hit for hit in store.search(query, 99, route="flat")}
-    for hit in store.search(query, 99, route="flat", weights={"dense": 0.0, "bm25": 2.0}):
-        parts = [other.explain["bm25"] for other in plain.values()]
-        expected = 2 * (hit.explain["bm25"] - min(parts)) / (max(parts) - min(parts))
-        assert hit.score == pytest.approx(expected, abs=1e-12)
-    lowest = sorted(hit.score for hit in plain.values())[-5]
-    expected = {id for id, hit in plain.items() if hit.score >= lowest}
-    assert {hit.entry.id for hit in store.search(query, 99, route="flat", min_score=lowest)} == expected
-
-
 def test_a_vector_of_the_callers(store: MemoryStore) -> None:
     query = "boats of note 3"
     vector = HashEmbedder(64).encode([query])[0]
@@ -98,14 +81,3 @@ def test_a_reranker_sorts_the_first_hits_anew(store: MemoryStore) -> None:
     for bad in ([1.0], [float("nan")] * 50):
         with pytest.raises(StoreError, match="a finite number for each of 50 texts"):
             store.search("boats of note", reranker=lambda query, texts, scores=bad: scores)
-
-
-def test_the_dense_part_counts_by_what_the_table_knows() -> None:
-    known, unknown, mixed = query_coverages(StaticEmbedder(), ["Where does Ana live?", "鯨鯢䰾", "Ana 䰾"])
-    assert known == 1.0 and unknown < 1.0 and mixed == 0.5
-    assert query_coverages(HashEmbedder(8), ["a"]) == [1.0]
-    with MemoryStore.open(":memory:") as store:
-        store.insert_many({"category": "semantic", "content": text} for text in ("䰾 䰾鯢", "Ana lives in Oslo."))
-        [best, other] = store.search("䰾", route="flat")
-        assert best.score == pytest.approx(1.0) and other.score == pytest.approx(0.0)
-    assert np.isfinite(best.score)

@@ -3,7 +3,7 @@
 import pytest
 
 from memalpha import MemoryStore
-from memalpha.store.search.ranking import QUESTION_WEIGHT, ROLE_WEIGHT
+from memalpha.store.search.ranking import ROLE_WEIGHT
 from memalpha.store.search.roles import asks_for_assistants, is_assistants
 
 LINES = (
@@ -34,41 +34,6 @@ def test_the_words_of_an_assistant_lose_the_weight(store):
         assert score == pytest.approx(without[content] - ROLE_WEIGHT * content.startswith("assistant"))
     explained = {hit.entry.content: hit.explain.get("role") for hit in store.search(query)}
     assert explained == {line: -1.0 if line.startswith("assistant") else None for line in LINES}
-
-
-@pytest.mark.parametrize("route", ["flat", "dense", "bm25", "hard"])
-def test_other_routes_know_no_roles(store, route):
-    assert all("role" not in hit.explain for hit in store.search("Where is my bicycle?", route=route))
-
-
-def test_a_question_about_the_assistant_has_no_prior(store):
-    assert all("role" not in hit.explain for hit in store.search("What did you say about my bicycle?"))
-
-
-@pytest.mark.parametrize("mark", ["?", "\uff1f", "\u061f", "? "])
-def test_a_turn_that_asks_loses_its_weight(store, mark):
-    line = f"user: Is the bicycle in the cellar{mark}"
-    store.insert("episodic", line, source="chat", chunk=1, turn="0")
-    query = "Where is my bicycle?"
-    found, without = scores(store, query), scores(store, query, weights={"question": 0.0})
-    assert {
-        entry: pytest.approx(without[entry] - QUESTION_WEIGHT * (entry == line.strip())) for entry in found
-    } == found
-    assert store.search("What did you say?", route="flat")[0].explain.get("question") is None
-
-
-def test_facts_that_name_an_assistant_are_no_spans():
-    with MemoryStore.open(":memory:") as store:
-        store.insert("semantic", "Assistant: Kim, hired in May.")
-        assert "role" not in store.search("Who is the assistant's successor?")[0].explain
-
-
-def test_a_reused_place_forgets_who_spoke(store):
-    for entry in store.list():
-        store.delete(entry.id)
-    store.search("bicycle")
-    store.insert_many({"category": "semantic", "content": f"Fact {number} of a bicycle."} for number in range(5))
-    assert all("role" not in hit.explain for hit in store.search("Where is my bicycle?"))
 
 
 @pytest.mark.parametrize(

@@ -166,19 +166,6 @@ def test_without_neighbours_nothing_changes(contents, query):
     assert all(abs(hit.explain["around"]) < 1e-12 for hit in hits)
 
 
-@pytest.mark.parametrize("route", ["flat", "dense", "bm25", "hard"])
-def test_only_the_default_route_looks_around(route):
-    lines = ["Where is the flat?", "In Oslo, by the harbour.", "Nice!", "And the rent?", "Too high."]
-    documents = [Document(str(at), text, "G", at, Span("chat", 0, at)) for at, text in enumerate(lines)]
-    plain = [dataclasses.replace(document, span=None) for document in documents]
-    query = "Where is the flat?"
-    assert search(Corpus(EMBEDDER, documents), query, 5, route=route) == search(
-        Corpus(EMBEDDER, plain), query, 5, route=route
-    )
-    around = {hit.id: hit.explain["around"] for hit in search(Corpus(EMBEDDER, documents), query, 5)}
-    assert around["1"] > around["2"] > around["3"] > around["4"] == 0
-
-
 def chat(turns=9, **options):
     """A store with a conversation of two chunks and a fact of another source; turns of 40 characters, 10 tokens."""
     store = MemoryStore.open(":memory:", embedder="hash", **options)
@@ -211,18 +198,6 @@ def test_the_text_around_an_entry_of_now_and_of_then():
         for tokens in (-1, 2.5):
             with pytest.raises(StoreError, match="tokens"):
                 store.around(ids[4], tokens)
-
-
-def test_a_fact_is_surrounded_by_what_was_said_in_its_chunk():
-    with chat(6) as store:
-        fact = store.insert("semantic", "Ana lives in Oslo.", source="chat", chunk=0)
-        later = store.insert("episodic", "turn 6", source="chat", chunk=1, turn="D:6")
-        assert turns_of(store.around(fact.id, 22)) == [4, 5, 6]
-        assert later.content == store.around(fact.id, 22)[-1].content
-        assert fact not in store.around(fact.id)
-        for origin in ({}, {"source": "nobody"}, {"turn": "D:1"}):
-            entry = store.insert("semantic", f"a fact of {origin}", **origin)
-            assert store.around(entry.id) == []
 
 
 @settings(max_examples=60, deadline=None)

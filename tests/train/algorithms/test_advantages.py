@@ -39,10 +39,6 @@ def test_a_reward_says_itself_what_is_shared():
     assert Reward((1.0,), {"r1": (1.0,)}, {"r1": 1.0}, 1.0).shared == frozenset()
 
 
-def test_equal_rewards_give_no_advantage():
-    assert group_advantages(make_group([0.7] * 4, [[0.3, 0.1]] * 4)) == [[0.0, 0.0]] * 4
-
-
 def test_a_missing_reward_is_an_error():
     unscored = TrajectoryGroup(TASK, (Trajectory(TASK, 0, (Turn(0, Completion("")),), ()),))
     with pytest.raises(TrainingError, match="no reward"):

@@ -26,18 +26,6 @@ class Returning(Algorithm):
         return self.value
 
 
-@pytest.mark.parametrize("value", [[ROW], (ROW,), [], Annotation([ROW], {"pairs": 1}, {"beta": 2})])
-def test_rows_come_alone_or_with_metrics_and_state(value):
-    algorithm = Returning(DEFAULTS)
-    algorithm.value = value
-    annotation = annotate(algorithm, [], None)
-    assert list(annotation.rows) == list(value.rows if isinstance(value, Annotation) else value)
-    assert (annotation.metrics, annotation.state) == (
-        (value.metrics, value.state) if isinstance(value, Annotation) else ({}, None)
-    )
-    assert algorithm.state == {}, "the trainer stores the state, after the step's last update"
-
-
 @pytest.mark.parametrize("value", [None, ([ROW], {}), np.zeros(3), Annotation([1]), Annotation(None)])
 def test_anything_else_is_refused_by_the_algorithm_s_name(value):
     algorithm = Returning(DEFAULTS)

@@ -25,7 +25,6 @@ from memalpha.store.state import MemoryState
 from memalpha.tasks.synthetic import worlds
 from memalpha.train.algorithms.credit import (
     StateAnswer,
-    call_numbers,
     call_sources,
     centred_costs,
     question_advantages,
@@ -139,11 +138,6 @@ def test_costs_are_centred_over_the_group_and_a_skip_has_none(codes):
     if by_code.keys() >= {"inserted", "malformed", "duplicate"}:
         assert by_code["malformed"] - by_code["inserted"] == pytest.approx(SETTINGS.failed)
         assert by_code["duplicate"] - by_code["inserted"] == pytest.approx(SETTINGS.duplicate)
-
-
-def test_a_turn_s_numbers_are_of_its_calls_then_of_its_end():
-    results = [result(code) for code in ("inserted", "malformed", "skipped", "inserted")]
-    assert call_numbers(results, [1.0, 2.0], 0.5, [0.0, 0.25, 0.0, -0.125]) == (1.0, -0.25, 0.5, 2.125, 0.5)
 
 
 def test_a_call_s_sources_stand_where_its_number_does():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import oracle
 import pytest
 from float64_groups import (
@@ -21,7 +19,6 @@ from memalpha.config import training_config
 from memalpha.errors import ConfigError
 from memalpha.train.algorithms.dpo import DPO
 from memalpha.train.api import train
-from memalpha.types import TrajectoryGroup
 
 VARIANTS = {
     "sigmoid": {"beta": 0.3},
@@ -84,27 +81,6 @@ def test_refresh_uses_the_current_weights():
     assert oracle.relative_error(engine_gradient(engine, second_rows, net.weights), expected) < 1e-5
     stale = engine_gradient(engine, annotate_rows(config, make_engine(config)), net.weights)
     assert oracle.relative_error(stale, expected) > 1e-3
-
-
-def equal_totals(group: TrajectoryGroup) -> TrajectoryGroup:
-    return TrajectoryGroup(
-        group.task,
-        tuple(replace(trajectory, reward=replace(trajectory.reward, total=0.5)) for trajectory in group.trajectories),
-    )
-
-
-def test_a_task_without_a_pair_gives_no_rows():
-    config = settings(algorithm="dpo")
-    engine, algorithm = make_engine(config), DPO(config)
-    first, second = groups("qwen")
-    annotation = algorithm.annotate([equal_totals(first), equal_totals(second)], engine)
-    assert annotation.rows == [] and annotation.metrics == {"pairs": 0}
-    metrics = {"tokens": 0}
-    algorithm.finish_step(metrics)
-    assert metrics == {"tokens": 0}
-    assert {row.task for row in algorithm.annotate([equal_totals(first), second], engine).rows} == {second.task.id}
-    wide = settings(algorithm="dpo", dpo={"margin": 100.0})
-    assert not DPO(wide).annotate(groups("qwen"), engine).rows
 
 
 # ------------------------------------------------------------------------------------------------------------ full runs

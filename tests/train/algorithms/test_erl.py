@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from runs import lines
@@ -125,17 +123,6 @@ def test_second_attempts_see_their_advice_and_internalized_rows_do_not():
     assert advice_count
 
 
-def test_scoring_time_covers_both_attempts(monkeypatch):
-    clock = itertools.count()
-    monkeypatch.setattr("memalpha.train.rollouts.worker.time", SimpleNamespace(monotonic=lambda: float(next(clock))))
-    config = settings()
-    worker = make_worker(config)
-    worker.collect_attempts(TASKS, 0)
-    assert worker.scoring_seconds == 1.0, "one tick per scoring"
-    ALGORITHMS["erl"](config).collect(worker, TASKS, 0)
-    assert worker.scoring_seconds == 3.0
-
-
 def test_the_memory_is_recalled_and_changes_only_with_the_weights():
     config, policy = settings(memory_top_k=2, keep_advice="success"), tiny_policy()
     algorithm, groups, _ = collect(config, policy)
@@ -210,16 +197,6 @@ def test_an_empty_reflection_is_trained_but_not_stored():
                for retry in trajectories_of_role(groups, "retry") for turn in retry.turns)  # fmt: skip
     rows = algorithm.annotate(groups, None)
     assert sum(row.role == "reflection" and row.pg.all() for row in rows) == 9
-
-
-def test_without_gated_attempts_it_is_grpo():
-    algorithm, groups, _ = collect(settings(algorithm=2))
-    assert {row.role for group in groups for row in group.trajectories} == {"attempt"}
-    grpo = ALGORITHMS["grpo"](TrainConfig(out="unused", group_size=3))
-    for row, grpo_row in zip(algorithm.annotate(groups, None), grpo.annotate(groups, None), strict=True):
-        assert row.prompt_ids == grpo_row.prompt_ids and (row.advantages == grpo_row.advantages).all()
-    algorithm.finish_step(metrics := {})
-    assert metrics["gated"] == 0 and metrics["retry_accuracy"] is None
 
 
 def assert_recalled_by_similarity(config: TrainConfig, turns, step: int) -> None:

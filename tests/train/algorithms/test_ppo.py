@@ -9,8 +9,8 @@ import pytest
 from float64_groups import groups, make_engine, settings
 from pydantic import ValidationError
 
-from memalpha.config import TrainConfig, load_config, training_config
-from memalpha.train.algorithms.ppo import PPO, explained_variance, gae, whiten
+from memalpha.config import TrainConfig
+from memalpha.train.algorithms.ppo import PPO, gae
 from memalpha.types import TrajectoryGroup, Turn
 
 BETA, EPISODES = 0.2, 7
@@ -106,20 +106,6 @@ def test_invalid_settings_are_refused(changes, message):
         ppo_settings(**changes)
 
 
-def test_choosing_ppo_gives_its_vetted_settings():
-    config = TrainConfig(out="unused", algorithm="ppo", learning_rate=4e-4)
-    assert (config.sampling.group_size, config.tasks_per_step, config.loss.loss_type) == (1, 64, "dapo")
-    assert TrainConfig(out="unused", algorithm="ppo", group_size=8).sampling.group_size == 8
-    config_with_ppo = ppo_settings({"gamma": 0.9})
-    assert TrainConfig.model_validate_json(config_with_ppo.model_dump_json()) == config_with_ppo, (
-        "as config.yaml of a run has it"
-    )
-    assert PPO(config).value_learning_rate == pytest.approx(10 * config.optimizer.learning_rate)
-    ppo = {"algorithm": "ppo", "out": "runs/ppo", "group_size": 1, "tasks_per_step": 64}
-    whole = {"groups": "conversation", "schedule_steps": 50, "reward": {"calls": 1.0}}
-    assert load_config(TrainConfig, "ppo") == training_config("demo", {**ppo, **whole})
-
-
 def test_float32_goes_in_float64_comes_out():
     row = np.array([0.1, 0.2], dtype=np.float32)
     advantages, returns = gae(row, row, gamma=1.0, lam=0.95)
@@ -130,15 +116,3 @@ def test_float32_goes_in_float64_comes_out():
 def test_other_shapes_are_refused(rewards, values):
     with pytest.raises(ValueError, match="one row of equal length"):
         gae(np.zeros(rewards), np.zeros(values), gamma=1.0, lam=1.0)
-
-
-def test_equal_advantages_are_whitened_to_zero():
-    assert np.concatenate(whiten([np.full(3, 0.3), np.full(2, 0.3)])).tolist() == pytest.approx([0.0] * 5, abs=1e-6)
-
-
-def test_explained_variance():
-    returns = [np.array([1.0, 2.0]), np.array([4.0])]
-    assert explained_variance(returns, returns) == 1.0
-    assert explained_variance([row * 0 + 7 for row in returns], returns) == pytest.approx(0.0)
-    assert explained_variance([-row for row in returns], returns) == pytest.approx(-3.0)
-    assert explained_variance(returns, [row * 0 for row in returns]) == 0.0

@@ -45,19 +45,6 @@ def test_each_call_has_its_own_tokens_and_the_end_has_its_own(facts, form):
     assert SHARED not in texts or not "".join(facts).isascii()
 
 
-def test_what_decides_to_go_on_belongs_to_the_next_call():
-    one, two = (format_call("memory_insert", {"category": "semantic", "content": text}) for text in ("a", "b"))
-    texts = texts_of(turn(one + two, "hermes"))
-    assert texts[0].rstrip("\n").endswith("</tool_call>") and texts[1].lstrip("\n").startswith("<tool_call>")
-    assert "</tool_call>" not in texts[2]
-
-
-def test_a_reply_without_calls_or_cut_off_has_no_other_tokens():
-    assert {*SPANS.call_indices(turn("Nothing.", "hermes"))} == {0}
-    cut = turn(f"{format_call('memory_skip', {})}<tool_call>", "hermes", stop="length")
-    assert SPANS.call_indices(cut)[-1] == len(cut.calls) - 1 or SPANS.call_indices(cut)[-1] == len(cut.calls)
-
-
 def test_a_thought_and_a_reply_that_is_not_found_get_the_mean():
     call = format_call("memory_skip", {})
     thought = turn(f"<think>\n{call}hm\n</think>\n\n{call}", "hermes")

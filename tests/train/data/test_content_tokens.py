@@ -37,10 +37,3 @@ def test_contents_are_spans_of_characters_and_of_tokens(form):
         " ", ""
     ) == "".join(expected).replace(" ", "")
     assert 0 < mask.sum() < len(ids)
-
-
-def test_hermes_calls_and_answers_in_the_line_form():
-    assert content_spans(format_calls(CALLS, "hermes"), "lines") == content_spans(
-        format_calls(CALLS, "hermes"), "hermes"
-    )
-    assert content_spans("Lisbon, since 2020.", "lines") == []

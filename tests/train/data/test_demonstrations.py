@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import TEMPLATE, tiny_policy
+from tiny import tiny_policy
 
 from memalpha.agent.parsing import format_call, parse_calls
 from memalpha.agent.prompts import writer_messages
@@ -24,12 +24,11 @@ from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.data.chat_format import encode_reply, end_of_turn_id
 from memalpha.train.data.demonstrations import (
     Demonstrator,
-    best_rollouts,
     imitation_rows,
     load_best_rollouts,
     load_rows,
 )
-from memalpha.types import Chunk, Completion, Observation, Reward, Task, Trajectory, TrajectoryGroup, ViewEntry
+from memalpha.types import Chunk, Observation, Reward, Task, Trajectory, ViewEntry
 
 AGENT = AgentConfig(prompt="compact", embedder="hash", max_new_tokens=900)
 SCHEMA = load_schema(AGENT.memory_schema)
@@ -127,16 +126,6 @@ def test_the_end_is_the_one_that_the_template_writes():
 
 def rollout(number: int, total: float, task: Task) -> Trajectory:
     return Trajectory(task, number, (), (), Reward((total,), {}, {}, total))
-
-
-def test_the_best_rollout_is_kept_where_there_is_one():
-    task = Task(id="t", chunks=(Chunk(text="a"),))
-
-    def group(*totals: float) -> TrajectoryGroup:
-        return TrajectoryGroup(task, tuple(rollout(number, total, task) for number, total in enumerate(totals)))
-
-    chosen = best_rollouts([group(0.1, 0.7, 0.7), group(0.1, 0.1, 0.1), group(0.3, 0.2, 0.1)])
-    assert [trajectory.rollout for trajectory in chosen] == [1, 0], "the first of equals; none where all are equal"
 
 
 def test_failed_and_cut_turns_are_not_imitated():
@@ -238,17 +227,6 @@ def test_a_user_s_rows(tmp_path):
     ]
 
 
-def test_tools_reach_the_template(tmp_path):
-    own = tiny_policy()
-    own.tokenizer.chat_template = "{% for t in tools or [] %}[{{ t['function']['name'] }}]{% endfor %}" + TEMPLATE
-    own.chat.call_format = "hermes"
-    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
-    line = {"prompt": [{"role": "user", "content": "a"}], "completion": "b", "tools": tools}
-    write(tmp_path / "mine.jsonl", [line])
-    [[row]] = load_rows(tmp_path / "mine.jsonl", own)
-    assert said(row.prompt_ids) == "[look]<|user|>a<|assistant|>"
-
-
 USER, REPLY = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 
 
@@ -300,9 +278,3 @@ def test_a_template_s_own_refusal_is_passed_on(tmp_path):
     write(tmp_path / "mine.jsonl", [{"prompt": [USER], "completion": "b"}])
     with pytest.raises(DataError, match=r"jsonl:1: prompt: the chat template .* refuses .*: roles must alternate"):
         load_rows(tmp_path / "mine.jsonl", own)
-
-
-def test_completions_of_a_demonstrator_are_marked_as_never_sampled():
-    [group] = gold_groups(1)
-    completion = group.trajectories[0].turns[0].completion
-    assert isinstance(completion, Completion) and completion.logprobs == () and completion.stop_reason == "eos"

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import TEMPLATE, tiny_policy
+from tiny import tiny_policy
 
 from memalpha.agent.parsing import format_call
 from memalpha.errors import CheckpointError, DataError
-from memalpha.train.data.preferences import pairs_fingerprint, read_pairs, write_pairs
+from memalpha.train.data.preferences import read_pairs, write_pairs
 
 
 @lru_cache(maxsize=1)
@@ -52,19 +52,6 @@ def test_every_format(tmp_path):
     chosen, rejected = results[0].rows("unit")
     assert chosen.prompt_ids == rejected.prompt_ids and chosen.unit == rejected.unit == "unit"
     assert (chosen.advantages > 0).all() and (rejected.advantages < 0).all() and not chosen.pg.any()
-
-
-def test_tools_reach_the_template(tmp_path):
-    own = tiny_policy()
-    own.tokenizer.chat_template = "{% for t in tools or [] %}[{{ t['function']['name'] }}]{% endfor %}" + TEMPLATE
-    own.chat.call_format = "hermes"
-    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
-    lines = [
-        {"prompt": [USER], "chosen": "b", "rejected": "c", "tools": tools},
-        {"chosen": [USER, GOOD], "rejected": [USER, {**BAD, "content": "c"}], "tools": tools},
-    ]
-    for pair in read_pairs(write(tmp_path / "prefs.jsonl", lines), own):
-        assert said(pair.prompt_ids) == "[look]<|user|>a<|assistant|>"
 
 
 @pytest.mark.parametrize(
@@ -137,12 +124,3 @@ def test_lists_that_are_no_pairs_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"pair 1 is neither texts nor messages: .*not JSON serializable"):
         write_pairs(path, ["a", "b"], ["c", object()], ["d", "e"], is_resuming=False)
     assert not path.exists()
-
-
-def test_a_fingerprint_is_of_the_ids_in_their_order(tmp_path):
-    lines = [{"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a", "chosen": "c", "rejected": "b"}]
-    one, two, three = (
-        read_pairs(write(tmp_path / f"{name}.jsonl", some), policy())
-        for name, some in (("one", lines), ("two", lines), ("three", lines[::-1]))
-    )
-    assert pairs_fingerprint(one) == pairs_fingerprint(two) != pairs_fingerprint(three)

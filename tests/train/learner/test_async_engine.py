@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,15 +73,6 @@ def test_pipelined_equals_sequential_bit_for_bit(plan):
         futures = [call(learner, name, part) for name, part in plan]
     assert [as_bytes(future.result(0)) for future in futures] == expected
     assert_same(pipelined, sequential)
-
-
-def test_an_update_equals_the_engines():
-    plain_engine, learner_engine = make_engine(), make_engine()
-    with Learner(learner_engine) as learner:
-        for _ in range(2):
-            expected = plain_engine.update(ROWS, 1e-2)
-            assert learner.update(ROWS, rate=1e-2).result() == expected
-    assert_same(learner_engine, plain_engine)
 
 
 def test_parts_of_an_update_are_normalised_together():
@@ -186,18 +176,3 @@ def test_a_checkpoint_holds_the_state_at_its_place_in_the_order(tmp_path):
     assert repeated[0].result() == after[0].result()
     assert as_bytes(repeated[1].result()) == as_bytes(after[1].result())
     assert all(torch.equal(value, expected[name]) for name, value in state(engine).items())
-
-
-def test_a_program_awaits_the_learner():
-    engine, other = make_engine(), make_engine()
-
-    async def program() -> float:
-        with Learner(engine) as learner:
-            first = learner.forward_backward(learner.normalized(ROWS)[0])
-            second = learner.optim_step(1e-2)
-            await asyncio.sleep(0)
-            return (await first)["loss"] + await second
-
-    expected = other.update(ROWS, 1e-2)
-    assert asyncio.run(program()) == expected["loss"] + expected["grad_norm"]
-    assert_same(engine, other)

@@ -79,14 +79,6 @@ def test_steps_learn_from_older_weights_and_a_crash_changes_nothing(kind, policy
         }
 
 
-def test_without_staleness_nothing_is_sampled_ahead(small, tmp_path):
-    train(small(**SHAPE, staleness=0, max_steps=1, out=str(tmp_path / "zero")))
-    train(small(**SHAPE, max_steps=1, out=str(tmp_path / "default")))
-    assert same(weights(tmp_path / "zero", 1), weights(tmp_path / "default", 1))
-    state = json.loads((tmp_path / "zero" / "checkpoints" / "step-1" / "state.json").read_text())
-    assert "rollouts" not in state and "staleness_max" not in lines(tmp_path / "zero" / "metrics.jsonl")[0]
-
-
 def test_a_server_samples_ahead_and_a_crash_loses_no_group(small, policy_path, tmp_path, monkeypatch):
     save = ServerSource.state
 
@@ -192,15 +184,6 @@ def test_a_group_that_becomes_stale_while_it_is_scored_is_dropped(source):
     source._enqueue_ended()
     assert 9 not in source.scored and 9 not in source._running and source._dropped == 1
     source._sampling.set_result(None)
-
-
-def test_a_pause_within_a_pause_does_not_end_it(source):
-    """The last validation of a run stands within the pause of its final evaluations."""
-    with source.paused():
-        with source.paused():
-            pass
-        assert source._pool.is_paused
-    assert not source._pool.is_paused
 
 
 def test_an_error_waits_for_the_next_step(source):

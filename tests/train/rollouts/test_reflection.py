@@ -21,7 +21,6 @@ from memalpha.train.rollouts.reflection import (
     MemoryReflection,
     ReflectionCandidate,
     ReflectionMemory,
-    extract_advice,
     join_feedback,
     reflection_requests,
 )
@@ -47,18 +46,6 @@ def requests_of(reflection, policy, candidates, earlier, *settings):
     return reflection_requests(policy, reflection.prompt, candidates, earlier, *settings)
 
 
-def test_success_is_at_least_the_threshold():
-    reflection, groups, answers = attempts("oracle")
-    reached = [reflection.scorer.accuracy(None, one) for group in answers for one in group]
-    assert set(reached) == {1.0}
-    assert reflection.candidates(groups, answers, 0, ERLSettings()) == []  # with ">" no attempt would ever succeed
-    everything = reflection.candidates(groups, answers, 5, ERLSettings(algorithm=1))
-    assert [(one.task_index, one.attempt.rollout) for one in everything] == [
-        (n, r) for n in (5, 6, 7, 8) for r in (0, 1)
-    ]
-    assert {one.feedback for one in everything} == {""}
-
-
 def test_the_gate_asks_for_right_answers_only():
     reflection, groups, answers = attempts("append-only")
     share = {
@@ -74,19 +61,6 @@ def test_the_gate_asks_for_right_answers_only():
         wrong = [r for r in answers[one.task_index][one.attempt.rollout] if not r.correct]
         assert one.feedback.count("ask: ") == len(wrong) > 0
         assert all(f"ask: {record.question}" in one.feedback for record in wrong)
-
-
-def test_a_task_without_questions_has_nothing_to_reflect_on():
-    silent = TASKS[0].model_copy(update={"questions": ()})
-    reflection, groups, answers = attempts("append-only", [silent, TASKS[1]])
-    assert {one.task_index for one in reflection.candidates(groups, answers, 0, ERLSettings(algorithm=1))} == {1}
-    assert reflection.scorer.accuracy(None, []) is None
-
-
-def test_the_same_task_twice_in_a_step_is_not_mixed_up():
-    reflection, groups, answers = attempts("append-only", [TASKS[0], TASKS[0]], rollouts=1)
-    first, second = reflection.candidates(groups, answers, 0, ERLSettings())
-    assert (first.task_index, second.task_index) == (0, 1) and first.feedback == second.feedback
 
 
 def test_feedback_is_bounded_in_whole_answers():
@@ -129,12 +103,6 @@ def test_prompts_of_reflections():
         assert request.key == (11, 2, one.task_index, one.attempt.rollout, 0, 1)
 
 
-def test_advice_is_the_reply_behind_its_thinking():
-    assert extract_advice("<think>hm\n</think>\n Note pets. \n") == "Note pets."
-    assert extract_advice(" city, no pet") == "city, no pet"
-    assert extract_advice("<think>without end") == extract_advice(" \n") == ""
-
-
 def filled(*texts: str, **settings) -> ReflectionMemory:
     memory = ReflectionMemory([], ERLSettings(**settings), EMBEDDER)
     for step, text in enumerate(texts):
@@ -144,22 +112,6 @@ def filled(*texts: str, **settings) -> ReflectionMemory:
 
 def kept(memory: ReflectionMemory) -> list[str]:
     return [entry["advice"] for entry in memory.as_json()]
-
-
-def test_the_oldest_advice_goes_first_and_nothing_is_kept_twice():
-    memory = filled("a", "b", "a", "", "c", "\x00", "d", memory_size=3)
-    assert kept(memory) == ["b", "c", "d"]
-    assert [entry["from"] for entry in memory.as_json()] == [{"step": 1}, {"step": 4}, {"step": 6}]
-    assert memory.recall(["x", "y"]) == [["b", "c", "d"]] * 2
-    assert filled("a", "b", "c", memory_top_k=2).recall(["x"]) == [["b", "c"]]
-    assert filled().recall(["x", "y"]) == [[], []]
-
-
-def test_advice_by_similarity():
-    memory = filled("note pets and animals", "update the city", "delete the phone", "say no more",
-                    memory_retrieval="similarity", memory_top_k=1)  # fmt: skip
-    assert memory.recall(["ask: which city?", "ask: which phone?"]) == [["update the city"], ["delete the phone"]]
-    assert filled(memory_retrieval="similarity").recall(["x"]) == [[]]
 
 
 @pytest.mark.parametrize("by", ["recency", "similarity"])

@@ -174,16 +174,3 @@ def test_the_seed_decides_the_run(whole, tmp_path):
     train(other, **python_inputs(other))
     first, second = (tensors(run, 4) for run in (whole.out, other.out))
     assert any(not equal(first[name], second[name]) for name in first if "optimizer" not in name)
-
-
-@pytest.mark.parametrize("whole", ("text",), indirect=True)
-def test_a_curriculum_moves_on(whole):
-    state = json.loads((whole.out / "checkpoints/step-4/state.json").read_text())
-    assert state["curriculum"]["unlocked"] == 2
-    assert lines(whole.out / "metrics.jsonl")[0]["level"] == "easy"
-
-
-@pytest.mark.parametrize("whole", ("memory, ppo",), indirect=True)
-def test_the_kl_coefficient_follows_the_kl(whole):
-    coefficients = [line["kl_coef"] for line in lines(whole.out / "metrics.jsonl")]
-    assert coefficients[0] == 0.5 and len(set(coefficients)) == 4

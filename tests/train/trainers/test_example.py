@@ -15,8 +15,6 @@ from memalpha.qa.report import Report
 from memalpha.report.page import ENVIRONMENT
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.trainers.evaluations import (
-    MAX_CHARACTERS,
-    add_walks,
     choose_examples,
     walk_trajectory,
     write_examples,
@@ -47,16 +45,6 @@ def test_the_first_task_with_a_change_and_a_retraction_is_chosen(tasks: list[Tas
         update={"gold_operations": (GoldOperation(kind="update", chunk=0, category="semantic", content="a: b"),)}
     )
     assert choose_examples([plain]) == [0] and choose_examples([plain, changed]) == [1, 0]
-
-
-def test_long_conversations_are_recorded_alone() -> None:
-    tasks = [
-        Task.model_validate({"id": f"t{length}", "chunks": [{"text": "x" * length}]})
-        for length in (MAX_CHARACTERS + 1, MAX_CHARACTERS, 10)
-    ]
-    assert choose_examples(tasks) == [0]
-    assert choose_examples(tasks[1:]) == [0] and choose_examples(tasks[::-1]) == [0]
-    assert choose_examples(tasks[2:] * 9, count=3) == [0, 1, 2]
 
 
 def test_the_walk_tells_what_happened(tasks: list[Task], report: Report) -> None:
@@ -95,16 +83,3 @@ def test_the_file_holds_any_text_a_model_writes(tasks: list[Task], report: Repor
     write_examples(tmp_path / "e.json", [(tasks[0], {"before": before})])
     example = json.loads((tmp_path / "e.json").read_text(encoding="utf-8"))
     assert example["systems"]["before"]["chunks"][0]["calls"][0]["arguments"] == {"content": "\ud800"}
-
-
-def test_a_second_system_is_added_to_every_conversation(tasks: list[Task], report: Report, tmp_path: Path) -> None:
-    path = tmp_path / "example.json"
-    indices = choose_examples(tasks, count=3)
-    walks = {tasks[index].id: (report.groups[index].trajectories[0], report.records) for index in indices}
-    write_examples(path, [(tasks[index], {"before": walks[tasks[index].id]}) for index in indices])
-    add_walks(path, "after", walks)
-    example = json.loads(path.read_text(encoding="utf-8"))
-    conversations = [example, *example["more"]]
-    assert [each["task"] for each in conversations] == [tasks[index].id for index in indices]
-    assert all(each["systems"]["before"] == each["systems"]["after"] for each in conversations)
-    assert list(tmp_path.iterdir()) == [path]

@@ -15,7 +15,7 @@ from memalpha import load_reward_model
 from memalpha.config import RewardModelConfig, build_config, training_config
 from memalpha.errors import CheckpointError, ConfigError, DataError, PolicyError
 from memalpha.policy.load import load_policy
-from memalpha.policy.reward_model import Head, add_reward_head, pack_rows, unwrap_peft
+from memalpha.policy.reward_model import Head, add_reward_head, unwrap_peft
 from memalpha.qa.from_config import load_settings
 from memalpha.report.page import write_report
 from memalpha.train.api import train
@@ -272,10 +272,3 @@ def test_a_run_has_a_page_and_is_no_policy(judges):
         load_policy(settings.out)
     shipped = training_config("reward", {"data": "pairs.jsonl"})
     assert isinstance(shipped, RewardModelConfig) and shipped.pooling == "last"
-
-
-def test_rows_are_padded_to_the_right_and_end_where_transformers_has_it():
-    ids, first, last = pack_rows([((5, 6), (7, 0)), ((5,), (8, 9, 4))], "last", 0)
-    assert ids.tolist() == [[5, 6, 7, 0], [5, 8, 9, 4]]
-    assert (first.tolist(), last.tolist()) == ([2, 1], [2, 3])
-    assert pack_rows([((5, 6), (7, 0))], "mean", 0)[2].tolist() == [3]

@@ -184,18 +184,6 @@ def test_a_run_is_resumed_on_its_own_tasks_only(text):
     assert run(text(max_steps=2), tasks=text_tasks(20))["steps"] == 2
 
 
-def test_a_reward_function_gets_the_sampled_token_ids(text):
-    given: list = []
-
-    def seen(completions, completion_ids):
-        given.extend(zip(completions, completion_ids, strict=True))
-        return [float(len(ids)) for ids in completion_ids]
-
-    run(text(max_steps=1, keep_tokens=True), rewards=[seen])
-    sampled = {tuple(turn["completion_ids"]) for turn in lines(text().out / "turns.jsonl")}
-    assert sampled and sampled <= {tuple(ids) for _, ids in given}
-
-
 def test_growing_tasks_move_none_between_the_sets(text):
     before, after = (TextTaskSource(text(), text_tasks(count)) for count in (40, 60))
     assert not {task.id for task in before.training_tasks} & {task.id for task in [*after.held_out, *after.validation]}
