@@ -35,10 +35,10 @@ from memalpha.train.rollouts.text_tasks import pop_python_inputs
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.memory_rl import memory_trainer
 from memalpha.train.trainers.preferences import preference_trainer, reward_model_trainer
+from memalpha.train.trainers.progress import Callbacks, OnStep, check_trackers
 from memalpha.train.trainers.sft import sft_trainer
 from memalpha.train.trainers.start import check_device, resolve_init_from
 from memalpha.train.trainers.text_rl import text_trainer
-from memalpha.train.trainers.tracking import Callbacks, OnStep, check_trackers
 from memalpha.train.trainers.trainer import Trainer
 
 C = TypeVar("C", bound=LearnerConfig)
@@ -71,7 +71,7 @@ def train(
     Args:
         config: Configuration, shipped name, YAML path, or the directory of a run to resume.
         on_step: Called after every step with its metrics, the line of `metrics.jsonl`.
-        callbacks: transformers' `TrainerCallback`s, or classes of them (`train.trainers.tracking`).
+        callbacks: transformers' `TrainerCallback`s, or classes of them (`train.trainers.progress`).
         overrides: Keys of the configuration, nested ones as mappings. Text runs also take objects that no file can
             hold: `rewards=[callable, ...]`, `tasks=[TextTask, ...]`, `eval_data=[TextTask, ...]`, `environment=` a
             class, `feedback_func=` a callable.

@@ -27,16 +27,19 @@ from transformers.pytorch_utils import Conv1D
 
 from memalpha.config import LearnerConfig
 from memalpha.errors import TrainingError
-from memalpha.train.data.prefix_trees import PrefixTree, padded_nodes, split_tree_batches, tree_layout
 from memalpha.train.data.samples import (
     STREAMS,
     MicroBatch,
+    PrefixTree,
     TrainingSample,
     balance_micro_batches,
     pack,
+    padded_nodes,
     padded_rows,
     padded_tokens,
     split_micro_batches,
+    split_tree_batches,
+    tree_layout,
 )
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.learner.losses import LOSS_SUMS, ImportanceMode, LossSettings, importance_weights, loss_sum

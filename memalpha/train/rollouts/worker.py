@@ -40,7 +40,7 @@ class ReflectionCandidate:
 
 
 class Reflecting(Protocol[AnyTask]):
-    """Feedback and prompts for algorithms that retry attempts (`train.rollouts.second_attempts`).
+    """Feedback and prompts for algorithms that retry attempts (`train.algorithms.erl`).
 
     Attributes:
         scorer: Says how accurate attempts are.

@@ -22,9 +22,8 @@ from memalpha.qa.report import Record, Report, summarize
 from memalpha.qa.systems.base import question_chunk
 from memalpha.store.embedding import load_embedder
 from memalpha.train.algorithms import build_algorithm
-from memalpha.train.algorithms.credit import CallCredit, CallSpans, credit_metrics
+from memalpha.train.algorithms.credit import CallCredit, CallSpans, CreditScorer, credit_metrics
 from memalpha.train.rollouts.ahead import make_source
-from memalpha.train.rollouts.credit_scorer import CreditScorer
 from memalpha.train.rollouts.epochs import Curriculum
 from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.rollouts.reflection import MemoryReflection

@@ -1,13 +1,28 @@
-"""Progress of a run on stderr: one line per step, and on a terminal a bar below them."""
+"""Progress of a run: lines and a bar on stderr, callbacks, TensorBoard and Weights & Biases (`report_to`).
+
+Callbacks are transformers' `TrainerCallback`s, and a function that gets the metrics of every step.
+
+Callbacks run in the main process, on `on_train_begin`, `on_step_begin`, `on_evaluate` (`metrics`: the validation's),
+`on_log` (`logs`: the step's line of `metrics.jsonl`), `on_save` (`checkpoint`: its path), `on_step_end` (`metrics`: the
+same line) and `on_train_end` (`summary`). `args` is the run's configuration. Of `control` a run obeys
+`should_training_stop` and `should_save`; `evaluation.eval_steps` alone says when weights are validated.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from importlib.util import find_spec
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from transformers import TrainerCallback, TrainerControl, TrainerState
+
+from memalpha.config import LearnerConfig
+from memalpha.errors import ConfigError
+from memalpha.train.trainers.directory import RunDirectory
 
 
 class Display:
@@ -96,3 +111,148 @@ def format_validation(metrics: Mapping[str, Any], start: Mapping[str, float]) ->
         change = "" if start.get(name) is None else f", {value - start[name]:+.3f} since the start"
         texts.append(f"({name.replace('_', ' ')} {value:.3f}{spread}{change})")
     return "  ".join(texts)
+
+
+OnStep = Callable[[dict[str, Any]], object]
+"""Function that is called after every step with its metrics."""
+
+
+class Callbacks:
+    """The callbacks of one run.
+
+    Args:
+        callbacks: Callbacks, or classes of them.
+        on_step: Called after every step with a copy of its line of `metrics.jsonl`.
+
+    Raises:
+        ConfigError: A callback is none, or `on_step` cannot be called.
+    """
+
+    def __init__(
+        self, callbacks: Iterable[TrainerCallback | type[TrainerCallback]] = (), on_step: OnStep | None = None
+    ) -> None:
+        self.callbacks = [
+            callback() if isinstance(callback, type) and issubclass(callback, TrainerCallback) else callback
+            for callback in callbacks
+        ]
+        for callback in self.callbacks:
+            if not isinstance(callback, TrainerCallback):
+                raise ConfigError(
+                    f"callbacks: {callback!r} is none: derive its class from transformers.TrainerCallback"
+                )
+        if on_step is not None and not callable(on_step):
+            raise ConfigError("on_step: give a function of one argument, the metrics of a step")
+        self.on_step = on_step
+        self.args: LearnerConfig | None = None
+        self.shared: dict[str, Any] = {}
+        self.state, self.control = TrainerState(), TrainerControl()
+
+    def begin(self, config: LearnerConfig, step: int, stop: int, **shared: Any) -> None:
+        """Note what all events share, and call `on_train_begin`.
+
+        Args:
+            config: Configuration of the run, the callbacks' `args`.
+            step: Steps that are done.
+            stop: Steps of the whole run.
+            shared: What every event gets, such as `model`.
+        """
+        self.args, self.shared = config, shared
+        self.state = TrainerState(global_step=step, max_steps=stop, save_steps=config.checkpoint.save_steps)
+        self.control = TrainerControl()
+        self.call("on_train_begin")
+
+    def call(self, event: str, **values: Any) -> None:
+        """Call an event of every callback.
+
+        Raises:
+            ConfigError: A callback asks for a validation, which the settings decide.
+        """
+        for callback in self.callbacks:
+            getattr(callback, event)(self.args, self.state, self.control, **self.shared, **values)
+        if self.control.should_evaluate:
+            raise ConfigError("callbacks: should_evaluate has no effect; evaluation.eval_steps says when to validate")
+
+    def end_step(self, metrics: Mapping[str, Any]) -> TrainerControl:
+        """Call `on_log`, `on_step_end` and `on_step` after a step, and return what they ask for."""
+        self.state.log_history.append(dict(metrics))
+        self.call("on_log", logs=dict(metrics))
+        self.call("on_step_end", metrics=dict(metrics))
+        if self.on_step is not None:
+            self.on_step(dict(metrics))
+        return self.control
+
+
+def check_trackers(names: Iterable[str]) -> None:
+    """Raise `ConfigError` if a tracker's package is not installed."""
+    for name in names:
+        if find_spec(name) is None:
+            raise ConfigError(f"report_to: {name} is not installed: pip install {name}, or leave it out")
+
+
+class Trackers:
+    """Trackers that `report_to` names; a resumed run continues the same charts from `step`.
+
+    TensorBoard's files are in `out/tensorboard`. The id of a Weights & Biases run is the one in `out/run.json`: a new
+    run in the same path is another one, a run that was moved is the same. Its key, project and mode come from the
+    environment (`WANDB_API_KEY`, `WANDB_PROJECT`, `WANDB_MODE`).
+    """
+
+    def __init__(self, config: LearnerConfig, step: int) -> None:
+        self._writer: Any = None
+        self._wandb: Any = None
+        self._open = ExitStack()
+        if "tensorboard" in config.report_to:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(config.out / "tensorboard"), purge_step=step)
+            self._open.callback(self._writer.close)
+        if "wandb" in config.report_to:
+            import wandb  # type: ignore[import-not-found]
+
+            self._wandb = wandb.init(
+                id=RunDirectory(config.out).load_run_id(),
+                name=config.out.name,
+                dir=str(config.out),
+                resume="allow",
+                config=json.loads(config.model_dump_json()),
+            )
+            self._open.callback(self._wandb.finish)
+
+    def log(self, metrics: Mapping[str, Any]) -> None:
+        """Log the numbers of a line of `metrics.jsonl`."""
+        step = metrics["step"]
+        numbers = {
+            name: float(value) for name, value in metrics.items() if isinstance(value, int | float) and name != "step"
+        }
+        if self._writer is not None:
+            for name, value in numbers.items():
+                self._writer.add_scalar(name, value, step)
+            self._writer.flush()
+        if self._wandb is not None:
+            self._wandb.log(numbers, step=step)
+
+    def close(self) -> None:
+        """Flush and close all trackers."""
+        self._open.close()
+
+
+@contextmanager
+def open_trackers(config: LearnerConfig, step: int, is_main: bool) -> Iterator[Trackers | None]:
+    """Open the trackers of a run's main process and close them after the block.
+
+    Args:
+        config: `report_to` names the trackers.
+        step: Step that the run starts or resumes from.
+        is_main: False in all processes but the main one.
+
+    Returns:
+        Context manager of the trackers; None without any.
+    """
+    if not (is_main and config.report_to):
+        yield None
+        return
+    trackers = Trackers(config, step)
+    try:
+        yield trackers
+    finally:
+        trackers.close()

@@ -48,11 +48,10 @@ from memalpha.train.data.demonstrations import (
     reflection_demo_rows,
 )
 from memalpha.train.data.samples import TrainingSample, cross_entropy_sample
-from memalpha.train.inputs import check_gold, check_source, needs_gold
 from memalpha.train.learner.engine import Engine, scheduled_learning_rate
 from memalpha.train.learner.losses import LossSettings
 from memalpha.train.rollouts.epochs import schedule_steps, shuffled_item, split_last
-from memalpha.train.rollouts.memory_tasks import TaskSource
+from memalpha.train.rollouts.memory_tasks import TaskSource, check_gold, check_source, needs_gold
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.evaluations import FrozenPolicies, TaskEvaluations

@@ -35,9 +35,8 @@ from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.learner.model_state import BaseEngine
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.model_card import render_card
-from memalpha.train.trainers.progress import VALIDATION_METRICS, Display, format_validation
+from memalpha.train.trainers.progress import VALIDATION_METRICS, Callbacks, Display, format_validation, open_trackers
 from memalpha.train.trainers.start import RunStart
-from memalpha.train.trainers.tracking import Callbacks, open_trackers
 
 
 class TrainingStep(Protocol):

@@ -15,8 +15,7 @@ from transformers import MistralConfig, MistralForCausalLM
 from memalpha.config import LoraConfig, RewardModelConfig
 from memalpha.errors import ConfigError
 from memalpha.train.data import prefix_trees
-from memalpha.train.data.prefix_trees import build_trees, split_tree_batches, tree_layout
-from memalpha.train.data.samples import cross_entropy_sample, pack
+from memalpha.train.data.samples import build_trees, cross_entropy_sample, pack, split_tree_batches, tree_layout
 from memalpha.train.learner.distributed import SINGLE_PROCESS
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
