@@ -13,8 +13,8 @@ s_{g,t} is the memory of rollout g after turn t, and a question counts up to the
 first turn's R is the whole gain in score. A failed call costs `failed`, a duplicate `duplicate`. A skip is part of the
 end: both decide to write nothing more.
 
-Gold operations are not used. Related: evidence-anchored credit from gold evidence (Fine-Mem, arXiv 2601.08435). This
-module only counts: `rollouts.credit_scorer` asks the states, `data.call_spans` finds the tokens of a call.
+Gold operations are not used. Related: evidence-anchored credit from gold evidence (Fine-Mem, arXiv 2601.08435).
+`CreditScorer` asks the states, `CallSpans` finds the tokens of a call.
 
 `CallSpans`: which call each sampled token belongs to, in Hermes, line, Mem-alpha and native form.
 

@@ -37,7 +37,7 @@ Second attempts (ERL): a reflection and a retry for each attempt that is reflect
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,11 +83,6 @@ class SecondAttempt:
     accuracy: float | None
     succeeded: bool
     internalized: Trajectory[Any] | None
-
-    @property
-    def improved(self) -> bool:
-        """True if the retry was more accurate than the first attempt."""
-        return self.accuracy is not None and self.accuracy > self.first.accuracy
 
 
 def run_second_attempts(
@@ -222,18 +217,14 @@ def _build_second_attempt(
             parent=attempt.rollout,
         )
     if settings.enable_internalization and (succeeded or is_better):
-        turns = tuple(turn for turn in turns_without_advice(worker, retry) if is_imitable(turn))
-        internalized = replace(retry, turns=turns, reward=None, role=INTERNALIZED) if turns else None
+        policy, turns = worker.policy, []
+        assert isinstance(policy, TransformersPolicy)
+        for turn, request in zip(retry.turns, reflecting_of(worker).without_advice(retry), strict=True):
+            prompt = tuple(policy.render(request.messages, request.tools))  # the ids stay as sampled
+            if is_imitable(turn):
+                turns.append(replace(turn, completion=replace(turn.completion, prompt_ids=prompt)))
+        internalized = replace(retry, turns=tuple(turns), reward=None, role=INTERNALIZED) if turns else None
     return SecondAttempt(first, advice, reflection, retry, accuracy, succeeded, internalized)
-
-
-def turns_without_advice(worker: RolloutWorker[Any], retry: Trajectory[Any]) -> Iterator[Turn]:
-    """Yield the turns of a second attempt, ids as sampled, with the prompts that they would have without advice."""
-    policy = worker.policy
-    assert isinstance(policy, TransformersPolicy)
-    for turn, request in zip(retry.turns, reflecting_of(worker).without_advice(retry), strict=True):
-        prompt = tuple(policy.render(request.messages, request.tools))
-        yield replace(turn, completion=replace(turn.completion, prompt_ids=prompt))
 
 
 def group_by_role(
@@ -259,23 +250,15 @@ def reflection_metrics(groups: Sequence[TrajectoryGroup[Any]], seconds: Sequence
     `retry_*` covers attempts that saw feedback, so it is never a test accuracy. `gated` is the share of attempts that
     were reflected on; `retry_gain` averages over those.
     """
-    count = len(seconds)
-    accuracies = [(second.accuracy, second.first.accuracy) for second in seconds if second.accuracy is not None]
-
-    def mean(values: Iterator[float], total: int) -> float | None:
-        return sum(values) / total if total else None
-
+    scored = [(s.accuracy, s.first.accuracy, s.succeeded) for s in seconds if s.accuracy is not None]
+    count = len(scored)
     return {
-        "gated": count / sum(len(group.trajectories) for group in groups),
-        "retry_accuracy": mean((after for after, _ in accuracies), len(accuracies)),
-        "retry_gain": mean((after - before for after, before in accuracies), len(accuracies)),
-        "retry_success": mean(
-            (float(second.succeeded) for second in seconds if second.accuracy is not None), len(accuracies)
-        ),
+        "gated": len(seconds) / sum(len(group.trajectories) for group in groups),
+        "retry_accuracy": sum(after for after, _, _ in scored) / count if count else None,
+        "retry_gain": sum(after - before for after, before, _ in scored) / count if count else None,
+        "retry_success": sum(float(succeeded) for _, _, succeeded in scored) / count if count else None,
         "empty_advice": sum(not second.advice for second in seconds),
-        "internalized_rows": sum(
-            len(second.internalized.turns) for second in seconds if second.internalized is not None
-        ),
+        "internalized_rows": sum(len(second.internalized.turns) for second in seconds if second.internalized),
     }
 
 
@@ -305,8 +288,9 @@ class ERL(GRPO):
         memory = ReflectionMemory(self.state["reflections"], self.settings, reflecting_of(worker).embedder)
         seconds = run_second_attempts(worker, groups, records, memory, self.settings, step)
         for second in seconds:
-            helped = second.succeeded if self.settings.keep_advice == "success" else second.improved
-            if helped and second.reflection is not None and self.settings.enable_memory:
+            has_improved = second.accuracy is not None and second.accuracy > second.first.accuracy
+            has_helped = second.succeeded if self.settings.keep_advice == "success" else has_improved
+            if has_helped and second.reflection is not None and self.settings.enable_memory:
                 reached = {"before": second.first.accuracy, "after": second.accuracy}
                 memory.add(second.advice, task=second.retry.task.id, step=step, **reached)
         reflections = memory.as_json()

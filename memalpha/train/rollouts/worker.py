@@ -44,14 +44,11 @@ class Reflecting(Protocol[AnyTask]):
 
     Attributes:
         scorer: Says how accurate attempts are.
+        embedder: Embedder of advice that is recalled by similarity.
     """
 
     scorer: RolloutScorer[AnyTask]
-
-    @property
-    def embedder(self) -> Embedder:
-        """Embedder of advice that is recalled by similarity."""
-        ...
+    embedder: Embedder
 
     def candidates(
         self,

@@ -23,7 +23,7 @@ from memalpha.train.algorithms import build_algorithm
 from memalpha.train.learner.distributed import World
 from memalpha.train.rollouts.ahead import make_source
 from memalpha.train.rollouts.epochs import Curriculum
-from memalpha.train.rollouts.reflection import FeedbackFunction, TextReflection, check_feedback_function
+from memalpha.train.rollouts.reflection import FeedbackFunction, TextReflection
 from memalpha.train.rollouts.text_tasks import PythonInputs, TextTaskSource, build_environment
 from memalpha.train.rollouts.weight_sync import connect_sampler, make_sampler
 from memalpha.train.rollouts.worker import RolloutWorker
@@ -116,7 +116,9 @@ def _feedback_function(config: TextConfig, inputs: PythonInputs, scorer: TextSco
     """Return the user's feedback function, if any; check that reflection is possible if the algorithm reflects."""
     path = config.erl.feedback_func if config.erl is not None else None
     imported = None if path is None else import_object(path, "feedback_func")
-    feedback = check_feedback_function(inputs.feedback_func or imported)
+    feedback = inputs.feedback_func or imported
+    if feedback is not None and not callable(feedback):
+        raise ConfigError(f"feedback_func: {feedback!r} is not callable")
     if feedback is not None and config.algorithm != "erl":
         raise ConfigError(f"feedback_func: has no effect with algorithm={config.algorithm}; leave it out")
     if config.algorithm == "erl" and not scorer.can_succeed:
