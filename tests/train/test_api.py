@@ -128,7 +128,7 @@ def test_ctrl_c_while_resuming_keeps_the_best(small, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "load_checkpoint", press)
+        patch.setattr("memalpha.train.trainers.trainer.load_checkpoint", press)
         with pytest.raises(KeyboardInterrupt):
             train(settings, max_steps=4)
     assert {path.name for path in checkpoints.iterdir()} == kept

@@ -28,7 +28,7 @@ from memalpha.policy.load import adapter_chain
 from memalpha.qa.compare import load_records
 from memalpha.qa.scoring.stats import ScoredAnswer, compare_paired, estimate
 from memalpha.tasks.catalog import MODULES, get_data_set
-from memalpha.train.trainers.directory import CARD_FILE, VALUE_HEAD, RunDirectory, read_json
+from memalpha.train.trainers.directory import CARD_FILE, VALUE_HEAD, RunDirectory
 
 SMOL_REPOSITORY = "HuggingFaceTB/SmolLM2-135M-Instruct"
 """Repository of smol's base on the model hub."""
@@ -317,8 +317,8 @@ def push_run(run: str | Path, repository: str, *, private: bool = False) -> tupl
         )
     if not hub_reachable():
         raise PolicyError("the model hub cannot be reached from here: nothing was uploaded")
-    state, has_summary = read_json(folder / "state.json"), (directory.path / "summary.json").is_file()
-    summary = directory.read_json("summary.json") if has_summary else {}
+    state = directory.read_json(f"checkpoints/{folder.name}/state.json")
+    summary = directory.read_json("summary.json") if (directory.path / "summary.json").is_file() else {}
     chosen = summary if summary.get("best_step") == state["step"] else None
     card = render_card(training_config(directory.path), state, chosen, name=repository)
     files = sorted(path for path in folder.iterdir() if not path.name.startswith(RESUME_ONLY))

@@ -33,7 +33,15 @@ from memalpha.errors import CheckpointError, PolicyError, TrainingError
 from memalpha.policy.load import absolute_policy_name
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.learner.model_state import BaseEngine
-from memalpha.train.trainers.directory import RunDirectory
+from memalpha.train.trainers.directory import (
+    CARD_FILE,
+    STOP_FILE,
+    RunDirectory,
+    load_checkpoint,
+    load_weights,
+    write_bytes,
+    write_json,
+)
 from memalpha.train.trainers.model_card import render_card
 from memalpha.train.trainers.progress import VALIDATION_METRICS, Callbacks, Display, format_validation, open_trackers
 from memalpha.train.trainers.start import RunStart
@@ -185,7 +193,8 @@ class Trainer:
                 self._handle_interrupt(is_coordinated=False)
                 raise
             except TrainingError as error:
-                directory.write_stop(self.step, str(error))
+                if self.world.is_main and out.is_dir():
+                    write_json(out / STOP_FILE, {"step": self.step, "reason": str(error)})
                 raise
             self._save()
             with self.training_step.paused():
@@ -212,7 +221,8 @@ class Trainer:
         if step > stop:
             raise CheckpointError(f"{out} is already at step {step}, beyond max_steps={stop}")
         self.is_consistent = False
-        state = self.directory.load_checkpoint(step, self.engine)
+        state = load_checkpoint(self.directory.checkpoint(step), self.engine)
+        self.engine.weights_step = step
         if state.get("started_from") != self.start.fingerprint:
             raise CheckpointError(
                 f"{out} started from other weights than policy={self.config.policy} holds now (a link such as "
@@ -231,7 +241,7 @@ class Trainer:
         """Truncate the logs to `step`, write the settings and repair the link to the best checkpoint."""
         for name in ("metrics.jsonl", *self.training_step.log_files):
             self.directory.truncate(name, step)
-        self.directory.clear_stop()
+        (self.directory.path / STOP_FILE).unlink(missing_ok=True)
         self.directory.write_settings(self.config)
         self.directory.append("starts.jsonl", [{"step": step, **describe_start()}])
         if self.best:  # the link may point to the last step of a shorter run
@@ -313,7 +323,8 @@ class Trainer:
         if self.best and self.final:
             best_step = _better_validation(self.best, self.final)["step"]
             self.directory.link_best(best_step)
-        self.directory.load_weights(best_step, self.engine)
+        load_weights(self.directory.checkpoint(best_step), self.engine)
+        self.engine.weights_step = best_step
         results = {**self.training_step.summary(), **self.evaluations.summary()}
         summary = {
             "seed": self.config.seed,
@@ -327,10 +338,11 @@ class Trainer:
             **({} if self.stopped_by is None else {"stopped_by": self.stopped_by}),
             **results,
         }
-        self.directory.write_summary(summary)
         if self.world.is_main:
+            write_json(self.directory.path / "summary.json", summary)
             state = self.directory.read_json(f"checkpoints/step-{best_step}/state.json")
-            self.directory.write_card(best_step, render_card(self.config, state, summary))
+            card = render_card(self.config, state, summary).encode(errors="backslashreplace")
+            write_bytes(self.directory.checkpoint(best_step) / CARD_FILE, card)
         self._call("on_train_end", summary=summary)
         return self.world.run_on_main(lambda: summary)
 
