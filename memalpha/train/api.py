@@ -47,11 +47,7 @@ P = TypeVar("P", bound=PairsConfig)
 Texts = Sequence[str | Sequence[Mapping[str, Any]]]
 """Prompts or replies: texts, or chat messages."""
 
-_MACHINE_ERRORS = {
-    getattr(errno, name)
-    for name in ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EMFILE", "ENFILE", "EIO", "EFBIG")
-    if hasattr(errno, name)
-}
+_MACHINE_ERRORS = {"ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EMFILE", "ENFILE", "EIO", "EFBIG"}
 PAIRS_FILE = "preferences.jsonl"
 """File in the run directory for pairs that were passed from Python."""
 
@@ -125,11 +121,10 @@ def train_on_preferences(
         DataError: Training on a pair is impossible; names its line in `out/preferences.jsonl`.
         CheckpointError: `out` holds another run.
     """
-    check_path("policy", policy, error=ConfigError)
-    check_path("out", out, error=ConfigError)
-    values = {**settings, "policy": str(policy), "out": Path(out), "data": Path(out) / PAIRS_FILE}
-    config = build_config(PreferenceConfig, values, "train_on_preferences")
-    return _train_on_lists(preference_trainer, config, prompts, chosen, rejected)
+    values = {**settings, "policy": policy, "out": out}
+    return _train_on_lists(
+        preference_trainer, PreferenceConfig, values, "train_on_preferences", prompts, chosen, rejected
+    )
 
 
 def train_reward_model(
@@ -162,22 +157,29 @@ def train_reward_model(
         DataError: Training on a pair is impossible; names its line in `out/preferences.jsonl`.
         CheckpointError: `out` holds another run.
     """
-    check_path("policy", policy, error=ConfigError)
-    check_path("out", out, error=ConfigError)
-    values = {**settings, "policy": str(policy), "out": Path(out), "data": Path(out) / PAIRS_FILE}
-    config = build_config(RewardModelConfig, values, "train_reward_model")
-    return _train_on_lists(reward_model_trainer, config, prompts, chosen, rejected)
+    values = {**settings, "policy": policy, "out": out}
+    return _train_on_lists(
+        reward_model_trainer, RewardModelConfig, values, "train_reward_model", prompts, chosen, rejected
+    )
 
 
 def _train_on_lists(
-    build: Callable[[P, RunDirectory], Trainer], config: P, prompts: Texts, chosen: Texts, rejected: Texts
+    build: Callable[[P, RunDirectory], Trainer],
+    kind: type[P],
+    caller: str,
+    settings: Mapping[str, Any],
+    pairs: tuple[Texts, Texts, Texts],
 ) -> dict[str, Any]:
     """Write pairs to the run directory and train on them."""
+    for name in ("policy", "out"):
+        check_path(name, settings[name], error=ConfigError)
+    paths = {"policy": str(settings["policy"]), "out": Path(settings["out"])}
+    config = build_config(kind, {**settings, **paths, "data": paths["out"] / PAIRS_FILE}, caller)
     directory = RunDirectory(config.out)
     directory.check_usable()
     with _machine_errors(config.out):
         config.out.mkdir(parents=True, exist_ok=True)
-        write_pairs(config.data, prompts, chosen, rejected, is_resuming=bool(directory.saved_steps()))
+        write_pairs(config.data, *pairs, is_resuming=bool(directory.saved_steps()))
     return _launch(build, config)
 
 
@@ -198,7 +200,15 @@ def _launch(
         CheckpointError: The directory holds another run, or cannot be written.
     """
     with _machine_errors(config.out):
-        return _train_in(build, config, callbacks)
+        RunDirectory(config.out).check_usable()
+        config = resolve_init_from(config).replace(device=local_device(config.compute.device))
+        check_device(config.compute.device)
+        check_trackers(config.report_to)
+        world = join_world(config.compute.device)
+        torch.set_num_threads(config.compute.threads)
+        torch.manual_seed(config.seed)
+        with RunDirectory(config.out, world) as directory:
+            return build(config, directory).train(callbacks)
 
 
 @contextmanager
@@ -207,7 +217,7 @@ def _machine_errors(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _MACHINE_ERRORS:
+        if errno.errorcode.get(error.errno or 0) not in _MACHINE_ERRORS:
             raise
         raise CheckpointError(
             f"{out}: the run stopped ({error.strerror}: {error.filename or out}): mend that, and run the same command "
@@ -219,16 +229,3 @@ def _machine_errors(out: Path) -> Iterator[None]:
         raise CheckpointError(
             f"{out}: weights cannot be written or read ({error}): mend that, and run the same command again"
         ) from error
-
-
-def _train_in(build: Callable[[C, RunDirectory], Trainer], config: C, callbacks: Callbacks | None) -> dict[str, Any]:
-    """Train in the run directory of a configuration; see `_launch`."""
-    RunDirectory(config.out).check_usable()
-    config = resolve_init_from(config).replace(device=local_device(config.compute.device))
-    check_device(config.compute.device)
-    check_trackers(config.report_to)
-    world = join_world(config.compute.device)
-    torch.set_num_threads(config.compute.threads)
-    torch.manual_seed(config.seed)
-    with RunDirectory(config.out, world) as directory:
-        return build(config, directory).train(callbacks)

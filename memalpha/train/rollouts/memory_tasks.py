@@ -260,8 +260,7 @@ def check_inputs(config: AnyTraining) -> None:
         ConfigError: `source` is invalid, or names rows that cannot be had.
         DataError: A data file is missing or empty, or its tasks have no gold operations and `source` needs them.
     """
-    evaluation = getattr(config, "evaluation", None)
-    for key, path in (("data", getattr(config, "data", None)), ("evaluation.data", getattr(evaluation, "data", None))):
+    for key, path in (("data", config.data), ("evaluation.data", config.evaluation.data)):
         if path is not None and str(path) not in MODULES:
             _check_data_file(key, Path(path), is_task_file=isinstance(config, RunConfig))
     if isinstance(config, SFTConfig):

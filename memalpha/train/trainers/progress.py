@@ -172,14 +172,16 @@ class Callbacks:
         if self.control.should_evaluate:
             raise ConfigError("callbacks: should_evaluate has no effect; evaluation.eval_steps says when to validate")
 
-    def end_step(self, metrics: Mapping[str, Any]) -> TrainerControl:
-        """Call `on_log`, `on_step_end` and `on_step` after a step, and return what they ask for."""
+    def end_step(self, step: int, metrics: Mapping[str, Any]) -> tuple[bool, bool]:
+        """Call `on_log`, `on_step_end` and `on_step` after a step; return whether to save, and whether to stop."""
+        self.state.global_step = step
         self.state.log_history.append(dict(metrics))
         self.call("on_log", logs=dict(metrics))
         self.call("on_step_end", metrics=dict(metrics))
         if self.on_step is not None:
             self.on_step(dict(metrics))
-        return self.control
+        should_save, self.control.should_save = self.control.should_save, False
+        return should_save, self.control.should_training_stop
 
 
 def check_trackers(names: Iterable[str]) -> None:

@@ -243,7 +243,9 @@ class Trainer:
             self.directory.truncate(name, step)
         (self.directory.path / STOP_FILE).unlink(missing_ok=True)
         self.directory.write_settings(self.config)
-        self.directory.append("starts.jsonl", [{"step": step, **describe_start()}])
+        time_text = datetime.now(UTC).isoformat(timespec="seconds")
+        start = {"time": time_text, "host": platform.node(), "command": shlex.join(sys.argv), **software_version()}
+        self.directory.append("starts.jsonl", [{"step": step, **start}])
         if self.best:  # the link may point to the last step of a shorter run
             self.directory.link_best(self.best["step"])
 
@@ -283,14 +285,17 @@ class Trainer:
             self.is_consistent = False
             metrics = {"step": self.step, **self.training_step.train(batch, self.step)}
             metrics |= {"sample_seconds": batch_ready - step_start, "train_seconds": time.monotonic() - batch_ready}
-            metrics |= _tokens_per_second(metrics)
+            sources = {"sampled": ("sampled_tokens", "sample_seconds"), "trained": ("tokens", "train_seconds")}
+            for name, (tokens, seconds) in sources.items():
+                if tokens in metrics and metrics[seconds]:
+                    metrics[f"{name}_tokens_per_second"] = metrics[tokens] / metrics[seconds]
             self.step += 1
             self.engine.weights_step = self.step
             if self.step % self.config.evaluation.eval_steps == 0 or self.step == stop:
                 self._validate(metrics)
             self.directory.append("metrics.jsonl", [metrics])
             self.learning_minutes = (time.monotonic() - start_time) / 60
-            should_save, should_stop = self.world.run_on_main(lambda: self._end_step(metrics))
+            should_save, should_stop = self.world.run_on_main(lambda: self.callbacks.end_step(self.step, metrics))
             is_due = should_save or self.step % self.config.checkpoint.save_steps == 0
             if self.training_step.keeps_all_checkpoints or is_due or self._is_best():
                 self._save()
@@ -308,13 +313,6 @@ class Trainer:
         if self.world.is_main:
             self.callbacks.state.global_step = self.step
             self.callbacks.call(event, **values)
-
-    def _end_step(self, metrics: Mapping[str, Any]) -> tuple[bool, bool]:
-        """Call the callbacks after a step; returns whether to save a checkpoint, and whether to stop."""
-        self.callbacks.state.global_step = self.step
-        control = self.callbacks.end_step(metrics)
-        should_save, control.should_save = control.should_save, False
-        return should_save, control.should_training_stop
 
     def _finish(self) -> dict[str, Any]:
         if self.final is None or self.final["step"] != self.step:
@@ -406,16 +404,6 @@ class Trainer:
             self.display.log(f"stopped before training began: the same command starts {out} again")
 
 
-def _tokens_per_second(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the speeds of sampling and training, for those token counts that the step has."""
-    sources = {"sampled": ("sampled_tokens", "sample_seconds"), "trained": ("tokens", "train_seconds")}
-    return {
-        f"{name}_tokens_per_second": metrics[tokens] / metrics[seconds]
-        for name, (tokens, seconds) in sources.items()
-        if tokens in metrics and metrics[seconds]
-    }
-
-
 def _better_validation(earlier: dict[str, Any] | None, later: dict[str, Any]) -> dict[str, Any]:
     """Return the validation with the higher score, `later` if both are equal."""
     return later if earlier is None or later["score"] >= earlier["score"] else earlier
@@ -461,12 +449,6 @@ def defer_interrupt(log: Callable[[str], None], world: World = SINGLE_PROCESS) -
             signal.signal(signal.SIGINT, previous_handler)
     if interrupted:
         raise KeyboardInterrupt
-
-
-def describe_start() -> dict[str, str | None]:
-    """Return the time, host, command and software of this process."""
-    time_text = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"time": time_text, "host": platform.node(), "command": shlex.join(sys.argv), **software_version()}
 
 
 def software_version() -> dict[str, str | None]:
