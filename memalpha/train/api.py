@@ -121,10 +121,8 @@ def train_on_preferences(
         DataError: Training on a pair is impossible; names its line in `out/preferences.jsonl`.
         CheckpointError: `out` holds another run.
     """
-    values = {**settings, "policy": policy, "out": out}
-    return _train_on_lists(
-        preference_trainer, PreferenceConfig, values, "train_on_preferences", prompts, chosen, rejected
-    )
+    pairs, values = (prompts, chosen, rejected), {**settings, "policy": policy, "out": out}
+    return _train_on_lists(preference_trainer, PreferenceConfig, "train_on_preferences", values, pairs)
 
 
 def train_reward_model(
@@ -157,10 +155,8 @@ def train_reward_model(
         DataError: Training on a pair is impossible; names its line in `out/preferences.jsonl`.
         CheckpointError: `out` holds another run.
     """
-    values = {**settings, "policy": policy, "out": out}
-    return _train_on_lists(
-        reward_model_trainer, RewardModelConfig, values, "train_reward_model", prompts, chosen, rejected
-    )
+    pairs, values = (prompts, chosen, rejected), {**settings, "policy": policy, "out": out}
+    return _train_on_lists(reward_model_trainer, RewardModelConfig, "train_reward_model", values, pairs)
 
 
 def _train_on_lists(
