@@ -230,16 +230,14 @@ def centred_costs(results: Sequence[Sequence[ToolResult]], settings: CreditConfi
         results: Results as [rollout][call].
         settings: Costs of failed calls and of duplicates.
     """
-    costs = [[_cost(result, settings) for result in of_rollout] for of_rollout in results]
+    by_code = {"skipped": None, "duplicate": settings.duplicate}
+    costs = [
+        [by_code.get(result.code, 0.0) if result.ok else settings.failed for result in of_rollout]
+        for of_rollout in results
+    ]
     counted = [value for values in costs for value in values if value is not None]
     mean = sum(counted) / len(counted) if counted else 0.0
     return [[0.0 if value is None else value - mean for value in values] for values in costs]
-
-
-def _cost(result: ToolResult, settings: CreditConfig) -> float | None:
-    if not result.ok:
-        return settings.failed
-    return {"skipped": None, "duplicate": settings.duplicate}.get(result.code, 0.0)
 
 
 def call_numbers(

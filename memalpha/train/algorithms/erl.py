@@ -37,7 +37,7 @@ Second attempts (ERL): a reflection and a retry for each attempt that is reflect
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,7 +48,6 @@ from memalpha.environments.engine import Start
 from memalpha.errors import ConfigError
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.report import Record
-from memalpha.store.state import MemoryState
 from memalpha.train.algorithms.base import Scorer
 from memalpha.train.algorithms.grpo import GRPO
 from memalpha.train.data.demonstrations import is_imitable
@@ -162,25 +161,22 @@ def _gather(
         )
         for second in seconds
     ]
-    return [_unpack(unpack(data), groups, empty) for data in worker.world.gather_bytes(packed)]
-
-
-def _unpack(
-    fields: Mapping[str, Any], groups: Sequence[TrajectoryGroup[Any]], empty: MemoryState | None
-) -> SecondAttempt:
-    group, rollout = groups[fields["task_index"]], fields["rollout"]
-    [attempt] = [trajectory for trajectory in group.trajectories if trajectory.rollout == rollout]
-    first = ReflectionCandidate(fields["task_index"], attempt, fields["first_accuracy"], fields["feedback"])
-    retry = replace(build_trajectory(fields["retry"], attempt.task, empty), role="retry", parent=rollout)
-    reflection = internalized = None
-    if fields["reflection"]:
-        reflection = build_trajectory(fields["reflection"], attempt.task, None)
-        reflection = replace(reflection, states=attempt.states[-1:], role="reflection", parent=rollout)
-    if fields["internalized"]:
-        turns = build_trajectory(fields["internalized"], attempt.task, None).turns
-        internalized = replace(retry, turns=turns, reward=None, role=INTERNALIZED)
-    advice, accuracy, succeeded = fields["values"]
-    return SecondAttempt(first, advice, reflection, retry, accuracy, succeeded, internalized)
+    gathered = []
+    for fields in map(unpack, worker.world.gather_bytes(packed)):
+        group, rollout = groups[fields["task_index"]], fields["rollout"]
+        [attempt] = [trajectory for trajectory in group.trajectories if trajectory.rollout == rollout]
+        first = ReflectionCandidate(fields["task_index"], attempt, fields["first_accuracy"], fields["feedback"])
+        retry = replace(build_trajectory(fields["retry"], attempt.task, empty), role="retry", parent=rollout)
+        reflection = internalized = None
+        if fields["reflection"]:
+            reflection = build_trajectory(fields["reflection"], attempt.task, None)
+            reflection = replace(reflection, states=attempt.states[-1:], role="reflection", parent=rollout)
+        if fields["internalized"]:
+            turns = build_trajectory(fields["internalized"], attempt.task, None).turns
+            internalized = replace(retry, turns=turns, reward=None, role=INTERNALIZED)
+        advice, accuracy, succeeded = fields["values"]
+        gathered.append(SecondAttempt(first, advice, reflection, retry, accuracy, succeeded, internalized))
+    return gathered
 
 
 def reflecting_of(worker: RolloutWorker[Any]) -> Reflecting[Any]:

@@ -73,7 +73,7 @@ class RewardEngine(BaseEngine):
 
     def losses(self, items: Sequence[RewardExample], scores: Sequence[np.ndarray]) -> np.ndarray:
         """Return each item's loss from its scores, float32."""
-        values = torch.from_numpy(np.concatenate(list(scores))).to(self._device)
+        values = torch.from_numpy(np.concatenate(list(scores))).to(self.model.device)
         return self._item_losses(items, values).cpu().numpy()
 
     def forward_backward(self, items: Sequence[RewardExample]) -> list[np.ndarray]:
@@ -137,7 +137,7 @@ class RewardEngine(BaseEngine):
         """Return scores (rows, K) of all rows of the items in order; equal rows are computed once."""
         rows = [row for item in items for row in item.rows]
         row_indices = {row: index for index, row in enumerate(dict.fromkeys(rows))}
-        scores = self.scorer(*pack_rows(list(row_indices), self.head.pooling, self._pad_id, self._device))
+        scores = self.scorer(*pack_rows(list(row_indices), self.head.pooling, self._pad_id, self.model.device))
         return scores[torch.tensor([row_indices[row] for row in rows], device=scores.device)]
 
     def _item_losses(self, items: Sequence[RewardExample], values: torch.Tensor) -> torch.Tensor:

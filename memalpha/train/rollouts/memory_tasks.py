@@ -6,6 +6,7 @@ Nothing here imports torch: `check_inputs` checks data files, and the rows of a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -129,7 +130,7 @@ class TaskSource(TrainingTasks[Task]):
             return babi.streams(config.babi, "train", config.seed, position, config.tasks_per_step)
         if not self.file_tasks:
             return synthetic.tasks(config.world, config.seed, position, config.tasks_per_step)
-        return [self._from_file(position + i) for i in range(config.tasks_per_step)]
+        return [shuffled_item(self.file_tasks, position + i, str(config.seed)) for i in range(config.tasks_per_step)]
 
     @property
     def known_tasks(self) -> list[Task]:
@@ -229,9 +230,6 @@ class TaskSource(TrainingTasks[Task]):
                     f"(the longest in {texts[shared[-1]]!r}): held-out tasks must be others"
                 )
 
-    def _from_file(self, index: int) -> Task:
-        return shuffled_item(self.file_tasks, index, str(self.config.seed))
-
 
 def _conversation(task: Task) -> str:
     return "\n\n".join(chunk.render() for chunk in task.chunks)
@@ -261,8 +259,14 @@ def check_inputs(config: AnyTraining) -> None:
         DataError: A data file is missing or empty, or its tasks have no gold operations and `source` needs them.
     """
     for key, path in (("data", config.data), ("evaluation.data", config.evaluation.data)):
-        if path is not None and str(path) not in MODULES:
-            _check_data_file(key, Path(path), is_task_file=isinstance(config, RunConfig))
+        if path is None or str(path) in MODULES:
+            continue
+        if Path(path).is_file():
+            with suppress(OSError), Path(path).open("rb") as file:  # the trainer's message says why
+                if not any(map(bytes.strip, file)):
+                    raise DataError(f"{key}: {path} is empty")
+        elif isinstance(config, RunConfig) and not Path(path).is_dir():
+            load_tasks(path)  # raises: it says what the name could mean
     if isinstance(config, SFTConfig):
         check_source(config.source, is_resuming=(config.out / "rows.jsonl").is_file())
         if config.data not in MODULES and needs_gold(config.source):

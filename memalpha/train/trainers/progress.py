@@ -191,56 +191,13 @@ def check_trackers(names: Iterable[str]) -> None:
             raise ConfigError(f"report_to: {name} is not installed: pip install {name}, or leave it out")
 
 
-class Trackers:
-    """Trackers that `report_to` names; a resumed run continues the same charts from `step`.
-
-    TensorBoard's files are in `out/tensorboard`. The id of a Weights & Biases run is the one in `out/run.json`: a new
-    run in the same path is another one, a run that was moved is the same. Its key, project and mode come from the
-    environment (`WANDB_API_KEY`, `WANDB_PROJECT`, `WANDB_MODE`).
-    """
-
-    def __init__(self, config: LearnerConfig, step: int) -> None:
-        self._writer: Any = None
-        self._wandb: Any = None
-        self._open = ExitStack()
-        if "tensorboard" in config.report_to:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(str(config.out / "tensorboard"), purge_step=step)
-            self._open.callback(self._writer.close)
-        if "wandb" in config.report_to:
-            import wandb  # type: ignore[import-not-found]
-
-            self._wandb = wandb.init(
-                id=RunDirectory(config.out).load_run_id(),
-                name=config.out.name,
-                dir=str(config.out),
-                resume="allow",
-                config=json.loads(config.model_dump_json()),
-            )
-            self._open.callback(self._wandb.finish)
-
-    def log(self, metrics: Mapping[str, Any]) -> None:
-        """Log the numbers of a line of `metrics.jsonl`."""
-        step = metrics["step"]
-        numbers = {
-            name: float(value) for name, value in metrics.items() if isinstance(value, int | float) and name != "step"
-        }
-        if self._writer is not None:
-            for name, value in numbers.items():
-                self._writer.add_scalar(name, value, step)
-            self._writer.flush()
-        if self._wandb is not None:
-            self._wandb.log(numbers, step=step)
-
-    def close(self) -> None:
-        """Flush and close all trackers."""
-        self._open.close()
-
-
 @contextmanager
-def open_trackers(config: LearnerConfig, step: int, is_main: bool) -> Iterator[Trackers | None]:
-    """Open the trackers of a run's main process and close them after the block.
+def open_trackers(config: LearnerConfig, step: int, is_main: bool) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Open the trackers that `report_to` names, in the main process, and close them after the block.
+
+    A resumed run continues the same charts. TensorBoard's files are in `out/tensorboard`. The id of a Weights & Biases
+    run is the one in `out/run.json`: a new run in the same path is another one, a run that was moved is the same. Its
+    key, project and mode come from the environment (`WANDB_API_KEY`, `WANDB_PROJECT`, `WANDB_MODE`).
 
     Args:
         config: `report_to` names the trackers.
@@ -248,13 +205,37 @@ def open_trackers(config: LearnerConfig, step: int, is_main: bool) -> Iterator[T
         is_main: False in all processes but the main one.
 
     Returns:
-        Context manager of the trackers; None without any.
+        Context manager of a function that logs the numbers of a line of `metrics.jsonl`.
     """
-    if not (is_main and config.report_to):
-        yield None
-        return
-    trackers = Trackers(config, step)
-    try:
-        yield trackers
-    finally:
-        trackers.close()
+    names = config.report_to if is_main else ()
+    writer: Any = None
+    run: Any = None
+    with ExitStack() as opened:
+        if "tensorboard" in names:
+            from torch.utils.tensorboard import SummaryWriter
+
+            writer = SummaryWriter(str(config.out / "tensorboard"), purge_step=step)
+            opened.callback(writer.close)
+        if "wandb" in names:
+            import wandb  # type: ignore[import-not-found]
+
+            run = wandb.init(
+                id=RunDirectory(config.out).load_run_id(),
+                name=config.out.name,
+                dir=str(config.out),
+                resume="allow",
+                config=json.loads(config.model_dump_json()),
+            )
+            opened.callback(run.finish)
+
+        def log(metrics: Mapping[str, Any]) -> None:
+            numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+            step = int(numbers.pop("step"))
+            if writer is not None:
+                for name, value in numbers.items():
+                    writer.add_scalar(name, value, step)
+                writer.flush()
+            if run is not None:
+                run.log(numbers, step=step)
+
+        yield log

@@ -97,24 +97,18 @@ class RejectionSampling:
         self.first_step = BEFORE_TRAINING
 
     def advance(self, step: int) -> dict[str, Any]:
-        """Sample the round that starts at `step`; a resumed run reads the rows of a round under way."""
+        """Sample the round that starts at `step`, keep its best rollouts as rows, and return metrics of the round.
+
+        A resumed run reads the rows of a round under way.
+        """
         config = self.config
         starts = [index * config.optimizer.schedule_steps // config.rounds for index in range(config.rounds)]
         number, round_start = max((index, start) for index, start in enumerate(starts) if start <= step)
-        if round_start == step:
-            return self._sample_round(number, step)
-        if self.first_step != round_start:
-            self.rows, _ = self.directory.world.run_on_main(lambda: _read_rows(self.directory, round_start))
-            self.first_step = round_start
-        return {}
-
-    def _sample_round(self, number: int, step: int) -> dict[str, Any]:
-        """Sample a round and keep its best rollouts as rows; return metrics of the round.
-
-        Args:
-            number: Index of the round.
-            step: First step of the round.
-        """
+        if round_start != step:
+            if self.first_step != round_start:
+                self.rows, _ = self.directory.world.run_on_main(lambda: _read_rows(self.directory, round_start))
+                self.first_step = round_start
+            return {}
         tasks = _round_tasks(self.config, self.source, number)
         rewards, best_count, rows, left_out = [], 0, [], 0
         for first in range(0, len(tasks), TASKS_PER_BATCH):

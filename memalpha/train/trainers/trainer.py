@@ -252,15 +252,14 @@ class Trainer:
     def _train_until(self, stop: int) -> None:
         first_step, start_time = self.step, time.monotonic()
         with (
-            open_trackers(self.config, self.step, self.world.is_main) as trackers,
+            open_trackers(self.config, self.step, self.world.is_main) as log_metrics,
             self.display.training_progress(self.step, stop, self.start_validation) as show_step,
         ):
             while self.step < stop and self.stopped_by is None:
                 # A single process may drop a prepared batch at any time; several processes must stop together.
                 with defer_interrupt(self.display.log, self.world) if self.is_distributed else nullcontext():
                     metrics = self._run_step(stop, start_time)
-                if trackers is not None:
-                    trackers.log(metrics)
+                log_metrics(metrics)
                 minutes_left = self.learning_minutes / (self.step - first_step) * (stop - self.step)
                 show_step(self.step, metrics, min(minutes_left, self._allowed_minutes_left()))
         if self.stopped_by == "callback":
