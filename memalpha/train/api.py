@@ -37,7 +37,7 @@ from memalpha.train.trainers.memory_rl import memory_trainer
 from memalpha.train.trainers.preferences import preference_trainer, reward_model_trainer
 from memalpha.train.trainers.progress import Callbacks, OnStep, check_trackers
 from memalpha.train.trainers.sft import sft_trainer
-from memalpha.train.trainers.start import check_device, resolve_init_from
+from memalpha.train.trainers.start import resolve_init_from
 from memalpha.train.trainers.text_rl import text_trainer
 from memalpha.train.trainers.trainer import Trainer
 
@@ -198,7 +198,12 @@ def _launch(
     with _machine_errors(config.out):
         RunDirectory(config.out).check_usable()
         config = resolve_init_from(config).replace(device=local_device(config.compute.device))
-        check_device(config.compute.device)
+        device = config.compute.device
+        try:
+            torch.zeros(1, device=device).item()
+        except (RuntimeError, AssertionError, ValueError) as error:  # AssertionError: torch was built without it
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"device: {device!r} cannot be used here ({reason}): try cpu") from error
         check_trackers(config.report_to)
         world = join_world(config.compute.device)
         torch.set_num_threads(config.compute.threads)

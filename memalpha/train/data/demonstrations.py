@@ -68,7 +68,6 @@ from memalpha.train.rollouts.reflection import (
     ReflectionMemory,
     reflection_requests,
 )
-from memalpha.train.rollouts.worker import ReflectionCandidate
 from memalpha.types import (
     Chunk,
     Completion,
@@ -374,7 +373,11 @@ def reflection_demo_rows(
         prompt = policy.render_request(request)
         ids = encode_reply(policy, advice, f"task {task.id!r}, reflection")
         rows += [cross_entropy_sample(prompt, ids, task=task.id, rollout=candidate.attempt.rollout)] * 2
-        starts.append(Start(retry_task(candidate, operations), candidate.task_index, candidate.attempt.rollout, advice))
+        # The second attempt shows only what the advice names or the first attempt executed.
+        points, attempt = {operation_point(operation) for operation in operations}, candidate.attempt
+        shown = [o for o in task.gold_operations if operation_point(o) in points or _has_executed(attempt, o)]
+        retry = task.model_copy(update={"gold_operations": tuple(shown)})
+        starts.append(Start(retry, candidate.task_index, attempt.rollout, advice))
         memory.add(advice)
     demonstrator = Demonstrator(ScriptedPolicy("oracle"), policy, writing.config.reply_form)
     oracle = memory_engine(demonstrator, writing.config, writing.embedder, writing.schema)
@@ -402,18 +405,6 @@ def format_advice(operations: Sequence[GoldOperation], style: str) -> str:
     ]
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}." if text else ""
-
-
-def retry_task(candidate: ReflectionCandidate, operations: Sequence[GoldOperation]) -> Task:
-    """Return the task with only the gold operations that the advice names or the attempt executed."""
-    points = {operation_point(operation) for operation in operations}
-    task = candidate.attempt.task
-    remaining = [
-        operation
-        for operation in task.gold_operations
-        if operation_point(operation) in points or _has_executed(candidate.attempt, operation)
-    ]
-    return task.model_copy(update={"gold_operations": tuple(remaining)})
 
 
 def _has_executed(attempt: Trajectory, operation: GoldOperation) -> bool:

@@ -216,17 +216,12 @@ def reflection_requests(
         step: Step number; keys the sampling noise.
     """
     requests = []
-
-    def too_long(messages: Sequence[Mapping[str, str]]) -> bool:
-        """Return True if prompt and reflection together exceed the policy's context."""
-        if not isinstance(policy, TransformersPolicy) or policy.positions is None:
-            return False
-        return len(policy.render(messages)) + tokens > policy.positions
-
+    local = policy if isinstance(policy, TransformersPolicy) else None
+    limit = None if local is None else local.positions
     for candidate, advice in zip(candidates, earlier, strict=True):
         remaining = list(advice)
         messages = prompt(candidate, remaining)
-        while remaining and too_long(messages):
+        while remaining and local and limit and len(local.render(messages)) + tokens > limit:
             del remaining[0]
             messages = prompt(candidate, remaining)
         key = noise_key(seed, step, candidate.task_index, candidate.attempt.rollout, 0, "reflection")

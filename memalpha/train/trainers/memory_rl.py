@@ -124,15 +124,7 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
         stop_unreadable=config.sampling.stop_unreadable,
     )
     directory.claim(config, source.fingerprint)
-    return Trainer(
-        config=config,
-        directory=directory,
-        start=start,
-        engine=engine,
-        training_step=training_step,
-        evaluations=evaluations,
-        display=display,
-    )
+    return Trainer(config, directory, start, engine, training_step, evaluations, display)
 
 
 def _attempt_metrics(

@@ -91,15 +91,9 @@ def pairs_trainer(
 
     directory.claim(config)
     training, held_out = directory.world.run_on_main(load)
-    return Trainer(
-        config=config,
-        directory=directory,
-        start=start,
-        engine=learner.engine,
-        training_step=PairStep(config, training, fingerprint([*training, *held_out]), learner),
-        evaluations=PairEvaluations(held_out, learner),
-        display=display,
-    )
+    training_step = PairStep(config, training, fingerprint([*training, *held_out]), learner)
+    evaluations = PairEvaluations(held_out, learner)
+    return Trainer(config, directory, start, learner.engine, training_step, evaluations, display)
 
 
 def load_lines(config: PairsConfig, read: Callable[[Path], list[L]], unit: str) -> tuple[list[L], list[L]]:

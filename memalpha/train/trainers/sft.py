@@ -360,17 +360,10 @@ def sft_trainer(config: SFTConfig, directory: RunDirectory) -> Trainer:
             notes=scorer.rewards.notes(source.held_out, "held-out tasks"),
             stop_below=config.evaluation.stop_below,
         )
-    return Trainer(
-        config=config,
-        directory=directory,
-        start=start,
-        engine=engine,
-        training_step=ImitationStep(config, engine, rows, sampling),
-        evaluations=ImitationEvaluations(
-            engine, held_out, [content_tokens(policy, row, config.agent.reply_form) for row in held_out], tasks
-        ),
-        display=display,
-    )
+    content = [content_tokens(policy, row, config.agent.reply_form) for row in held_out]
+    training_step = ImitationStep(config, engine, rows, sampling)
+    evaluations = ImitationEvaluations(engine, held_out, content, tasks)
+    return Trainer(config, directory, start, engine, training_step, evaluations, display)
 
 
 class ImitationStep(TrainingStep):

@@ -97,25 +97,18 @@ def text_trainer(config: TextConfig, directory: RunDirectory, inputs: PythonInpu
         source=make_source(config, tasks, worker, sampler),
         sampler_metrics=connect_sampler(sampler, engine, config, rollouts, source.batch, directory.path),
     )
-    directory.claim(config, source.fingerprint)
-    return Trainer(
-        config=config,
-        directory=directory,
-        start=start,
-        engine=engine,
-        training_step=training_step,
-        evaluations=TaskEvaluations(
-            Evaluator(evaluated, scorer, world),
-            source.validation,
-            source.held_out,
-            directory,
-            display,
-            measures=("accuracy", "reward"),
-            score="accuracy" if scorer.can_succeed else "reward",
-            stop_below=config.evaluation.stop_below,
-        ),
-        display=display,
+    evaluations = TaskEvaluations(
+        Evaluator(evaluated, scorer, world),
+        source.validation,
+        source.held_out,
+        directory,
+        display,
+        measures=("accuracy", "reward"),
+        score="accuracy" if scorer.can_succeed else "reward",
+        stop_below=config.evaluation.stop_below,
     )
+    directory.claim(config, source.fingerprint)
+    return Trainer(config, directory, start, engine, training_step, evaluations, display)
 
 
 def _feedback_function(config: TextConfig, inputs: PythonInputs, scorer: TextScorer) -> FeedbackFunction | None:

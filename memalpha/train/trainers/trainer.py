@@ -137,7 +137,6 @@ class Trainer:
 
     def __init__(
         self,
-        *,
         config: LearnerConfig,
         directory: RunDirectory,
         start: RunStart,
