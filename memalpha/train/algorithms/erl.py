@@ -104,7 +104,7 @@ def run_second_attempts(
         settings: Thresholds, budgets and what is enabled.
         step: Step number; keys the sampling noise.
     """
-    config, policy, reflecting = worker.config, worker.policy, reflecting_of(worker)
+    config, policy, reflecting = worker.config, worker.engine.policy, reflecting_of(worker)
     first, shard = worker.world.shard(groups)
     records_of_shard = worker.scorer.group_records(groups, records)[first : first + len(shard)]
     candidates = reflecting.candidates(shard, records_of_shard, first, settings)
@@ -128,7 +128,7 @@ def run_second_attempts(
         Start(candidate.attempt.task, candidate.task_index, candidate.attempt.rollout, text)
         for candidate, text in zip(candidates, advice, strict=True)
     ]
-    retries = worker.sample_retries(starts, step)
+    retries = worker.engine.run(starts, config.sampling.temperature, config.seed, step, role="retry")
     scored, retry_records = worker.score([TrajectoryGroup(retry.task, (retry,)) for retry in retries])
     second_attempts = [
         _build_second_attempt(worker, settings, candidate, text, reply, group.trajectories[0], answers[0])
@@ -213,7 +213,7 @@ def _build_second_attempt(
             parent=attempt.rollout,
         )
     if settings.enable_internalization and (succeeded or is_better):
-        policy, turns = worker.policy, []
+        policy, turns = worker.engine.policy, []
         assert isinstance(policy, TransformersPolicy)
         for turn, request in zip(retry.turns, reflecting_of(worker).without_advice(retry), strict=True):
             prompt = tuple(policy.render(request.messages, request.tools))  # the ids stay as sampled

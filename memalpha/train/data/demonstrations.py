@@ -51,7 +51,6 @@ from memalpha.train.data.chat_format import (
     check_room,
     decode,
     encode,
-    encode_prompt,
     encode_reply,
     format_message,
     format_validation_error,
@@ -60,6 +59,7 @@ from memalpha.train.data.chat_format import (
     render_messages,
     reply_text,
     validate_messages,
+    validate_prompt,
     validate_tools,
 )
 from memalpha.train.data.samples import TrainingSample, cross_entropy_sample
@@ -309,7 +309,9 @@ def _prompts_and_replies(
     for key in ("prompt", "completion"):
         if key not in value:
             raise DataError(f"{source}: {key}: missing")
-    ids = encode_prompt(value["prompt"], tools, policy, source)
+    prompt = validate_prompt(value["prompt"], tools, source)
+    is_text = isinstance(prompt, str)
+    ids = encode(policy, prompt) if is_text else render_messages(policy, prompt, tools, f"{source}: prompt")
     yield ids, reply_text(value["completion"], f"{source}: completion", policy.reply_form), "completion"
 
 

@@ -354,9 +354,9 @@ def _custom_forward_backward(engine: Engine, samples: Sequence[TrainingSample], 
     rows = [torch.from_numpy(row.copy()).requires_grad_() for row in engine.forward(samples)]
     value = loss(rows, samples)
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
+        kind = f"one of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
         raise TrainingError(
-            "loss: must return a scalar tensor that depends on the log-probs; "
-            f"{_describe(value)} has no gradient for them"
+            f"loss: must return a scalar tensor that depends on the log-probs; {kind} has no gradient for them"
         )
     gradients = torch.autograd.grad(value.reshape(()), rows, allow_unused=True)
     linear = []
@@ -369,7 +369,3 @@ def _custom_forward_backward(engine: Engine, samples: Sequence[TrainingSample], 
             f"loss: {value.item():g}, or its gradient, is not finite: look for logs and divisions in it"
         )
     return {**engine.forward_backward(linear), "loss": value.item()}
-
-
-def _describe(value: Any) -> str:
-    return f"one of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)

@@ -71,11 +71,6 @@ class RewardEngine(BaseEngine):
         by_index = dict(self.world.gather(scores_by_item))
         return [by_index[i] for i in range(len(items))]
 
-    def losses(self, items: Sequence[RewardExample], scores: Sequence[np.ndarray]) -> np.ndarray:
-        """Return each item's loss from its scores, float32."""
-        values = torch.from_numpy(np.concatenate(list(scores))).to(self.model.device)
-        return self._item_losses(items, values).cpu().numpy()
-
     def forward_backward(self, items: Sequence[RewardExample]) -> list[np.ndarray]:
         """Add the gradient of the mean loss over a step's items; returns their scores as `scores` does."""
         scores_by_item: list[tuple[int, np.ndarray]] = []
@@ -107,7 +102,8 @@ class RewardEngine(BaseEngine):
         `loss` covers all items. Pairs give `accuracies` (1 if chosen scores higher, 0.5 for a tie), `margins` (the
         difference) and `scores` (of both sides). Ratings give `errors` (root of the mean square).
         """
-        metrics = {"loss": float(self.losses(items, scores).mean())}
+        values = torch.from_numpy(np.concatenate(list(scores))).to(self.model.device)
+        metrics = {"loss": float(self._item_losses(items, values).cpu().numpy().mean())}
         weights = self._objective_weights.cpu().numpy()
         sides = np.array(
             [

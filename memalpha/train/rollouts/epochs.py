@@ -76,18 +76,17 @@ def describe_repetitions(contents: Sequence[str], noun: str) -> list[str]:
     )
 
 
-def split_last(items: Sequence[T], most: int, *, least: int = 1) -> tuple[list[T], list[T]]:
+def split_last(items: Sequence[T], most: int) -> tuple[list[T], list[T]]:
     """Split off the last fifth of a list, to validate or evaluate on.
 
     Args:
         items: Items in order.
-        most: Limit of the part that is split off; 0 splits off nothing.
-        least: Size of the part where a fifth is less.
+        most: Limit of the part that is split off, which has an item at least; 0 splits off nothing.
 
     Returns:
         First part, last part.
     """
-    cut = len(items) - min(most, max(least, len(items) // 5))
+    cut = len(items) - min(most, max(1, len(items) // 5))
     return list(items[:cut]), list(items[cut:])
 
 

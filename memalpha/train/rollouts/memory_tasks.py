@@ -85,7 +85,12 @@ class TaskSource(FileTasks[Task]):
             )
         else:
             file_tasks = load_training_tasks(config.data, on_evaluation_split=config.train_on_evaluation_split)
-            _check_task_count(file_tasks, config)
+            needed, why = 5, "of which a fifth is held out (or name other tasks as eval_data)"
+            if config.evaluation.data is not None:
+                needed = 2 if config.evaluation.validation_tasks else 1
+                why = "of which one validates (or set validation_tasks=0)"
+            if (count := len(file_tasks)) < needed:
+                raise DataError(f"data: {config.data} has {count} tasks, training needs at least {needed}, {why}")
             self.held_out = eval_tasks or []
             self.notes = describe_repetitions(list(map(_conversation, file_tasks)), "a conversation")
             if not eval_tasks:
@@ -211,18 +216,6 @@ def _conversation(task: Task) -> str:
 
 def _split(tasks: list[Task], most: int, purpose: str) -> tuple[list[Task], list[Task]]:
     return split_by_content(tasks, list(map(_conversation, tasks)), most, purpose)
-
-
-def _check_task_count(tasks: Sequence[Task], config: RunConfig) -> None:
-    if config.evaluation.data is None:
-        needed, why = 5, "of which a fifth is held out (or name other tasks as eval_data)"
-    else:
-        needed, why = (
-            2 if config.evaluation.validation_tasks else 1,
-            "of which one validates (or set validation_tasks=0)",
-        )
-    if len(tasks) < needed:
-        raise DataError(f"data: {config.data} has {len(tasks)} tasks, training needs at least {needed}, {why}")
 
 
 def check_inputs(config: AnyTraining) -> None:

@@ -65,7 +65,9 @@ class Display:
 
             def show_step(step: int, metrics: Mapping[str, Any], minutes_left: float) -> None:
                 note = f"{minutes_left:.1f} min left"
-                parts = (f"step {step}/{total}", format_metrics(metrics), note, format_validation(metrics, start))
+                shown = {name: spec for name, spec in STEP_METRICS.items() if metrics.get(name) is not None}
+                figures = "  ".join(f"{name.replace('_', ' ')} {metrics[name]:{spec}}" for name, spec in shown.items())
+                parts = (f"step {step}/{total}", figures, note, format_validation(metrics, start))
                 self.log("  ".join(filter(None, parts)))
                 if bar is not None and task is not None:
                     bar.update(task, completed=step, note=note)
@@ -92,12 +94,6 @@ STEP_METRICS = {
     "entropy": ".2f",
 }
 VALIDATION_METRICS = ("validation_accuracy", "validation_loss", "validation_content_loss", "validation_pair_loss")
-
-
-def format_metrics(metrics: Mapping[str, Any]) -> str:
-    """Format a step's metrics that a person watches; missing ones are left out."""
-    present = {name: spec for name, spec in STEP_METRICS.items() if metrics.get(name) is not None}
-    return "  ".join(f"{name.replace('_', ' ')} {metrics[name]:{spec}}" for name, spec in present.items())
 
 
 def format_validation(metrics: Mapping[str, Any], start: Mapping[str, float]) -> str:
