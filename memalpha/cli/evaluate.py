@@ -43,7 +43,7 @@ def evaluate(
         DataError: The tasks are missing or do not fit.
         EvaluationError: A system under evaluation raised (exit code 1).
     """
-    from memalpha.train.trainers.text_eval import resolve_text_run
+    from memalpha.train.rollouts.text_tasks import resolve_text_run
 
     keys = parse_overrides(overrides or [])
     text = resolve_text_run(config, keys)
@@ -85,7 +85,7 @@ def evaluate(
 
 
 def _evaluate_text(settings: TextConfig, out: Path | None, name: str, *, as_json: bool) -> None:
-    from memalpha.train.trainers.text_eval import evaluate_text_run
+    from memalpha.train.rollouts.text_tasks import evaluate_text_run
 
     with show_progress("tasks") as progress:
         report = evaluate_text_run(settings, out, name, lambda done, total: progress(name, done, total))

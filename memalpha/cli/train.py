@@ -67,7 +67,7 @@ def train(
         DataError: The data are missing or do not fit.
         CheckpointError: The run directory holds another run.
     """
-    from memalpha.train.inputs import check_inputs
+    from memalpha.train.rollouts.memory_tasks import check_inputs
 
     settings = training_config(config, parse_overrides(overrides or []))
     check_inputs(settings)  # before torch, which takes seconds to import
@@ -208,7 +208,7 @@ def push(
         CheckpointError: RUN is no run directory.
         PolicyError: The hub cannot be reached, or refuses.
     """
-    from memalpha.train.publish import push_run
+    from memalpha.train.trainers.model_card import push_run
 
     address, files = push_run(run, repository, private=private)
     print_result({"url": address, "files": files}, as_json, f"{address}: {', '.join(files)}")

@@ -1,7 +1,7 @@
 """Ask a reader about memories: one record per question, all answered in one reader call.
 
 `ask_states` asks states of a written memory, which the reader searches: the questions of rollouts, and those of credit
-per call (`train.rollouts.credit_scorer`). `ask_retrievals` asks what an evaluated system returned.
+per call (`train.algorithms.credit`). `ask_retrievals` asks what an evaluated system returned.
 """
 
 from __future__ import annotations

@@ -35,10 +35,10 @@ from memalpha.train.rollouts.text_tasks import pop_python_inputs
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.memory_rl import memory_trainer
 from memalpha.train.trainers.preferences import preference_trainer, reward_model_trainer
+from memalpha.train.trainers.progress import Callbacks, OnStep, check_trackers
 from memalpha.train.trainers.sft import sft_trainer
-from memalpha.train.trainers.start import check_device, resolve_init_from
+from memalpha.train.trainers.start import resolve_init_from
 from memalpha.train.trainers.text_rl import text_trainer
-from memalpha.train.trainers.tracking import Callbacks, OnStep, check_trackers
 from memalpha.train.trainers.trainer import Trainer
 
 C = TypeVar("C", bound=LearnerConfig)
@@ -47,11 +47,7 @@ P = TypeVar("P", bound=PairsConfig)
 Texts = Sequence[str | Sequence[Mapping[str, Any]]]
 """Prompts or replies: texts, or chat messages."""
 
-_MACHINE_ERRORS = {
-    getattr(errno, name)
-    for name in ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EMFILE", "ENFILE", "EIO", "EFBIG")
-    if hasattr(errno, name)
-}
+_MACHINE_ERRORS = {"ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EMFILE", "ENFILE", "EIO", "EFBIG"}
 PAIRS_FILE = "preferences.jsonl"
 """File in the run directory for pairs that were passed from Python."""
 
@@ -71,7 +67,7 @@ def train(
     Args:
         config: Configuration, shipped name, YAML path, or the directory of a run to resume.
         on_step: Called after every step with its metrics, the line of `metrics.jsonl`.
-        callbacks: transformers' `TrainerCallback`s, or classes of them (`train.trainers.tracking`).
+        callbacks: transformers' `TrainerCallback`s, or classes of them (`train.trainers.progress`).
         overrides: Keys of the configuration, nested ones as mappings. Text runs also take objects that no file can
             hold: `rewards=[callable, ...]`, `tasks=[TextTask, ...]`, `eval_data=[TextTask, ...]`, `environment=` a
             class, `feedback_func=` a callable.
@@ -125,11 +121,8 @@ def train_on_preferences(
         DataError: Training on a pair is impossible; names its line in `out/preferences.jsonl`.
         CheckpointError: `out` holds another run.
     """
-    check_path("policy", policy, error=ConfigError)
-    check_path("out", out, error=ConfigError)
-    values = {**settings, "policy": str(policy), "out": Path(out), "data": Path(out) / PAIRS_FILE}
-    config = build_config(PreferenceConfig, values, "train_on_preferences")
-    return _train_on_lists(preference_trainer, config, prompts, chosen, rejected)
+    pairs, values = (prompts, chosen, rejected), {**settings, "policy": policy, "out": out}
+    return _train_on_lists(preference_trainer, PreferenceConfig, "train_on_preferences", values, pairs)
 
 
 def train_reward_model(
@@ -162,22 +155,27 @@ def train_reward_model(
         DataError: Training on a pair is impossible; names its line in `out/preferences.jsonl`.
         CheckpointError: `out` holds another run.
     """
-    check_path("policy", policy, error=ConfigError)
-    check_path("out", out, error=ConfigError)
-    values = {**settings, "policy": str(policy), "out": Path(out), "data": Path(out) / PAIRS_FILE}
-    config = build_config(RewardModelConfig, values, "train_reward_model")
-    return _train_on_lists(reward_model_trainer, config, prompts, chosen, rejected)
+    pairs, values = (prompts, chosen, rejected), {**settings, "policy": policy, "out": out}
+    return _train_on_lists(reward_model_trainer, RewardModelConfig, "train_reward_model", values, pairs)
 
 
 def _train_on_lists(
-    build: Callable[[P, RunDirectory], Trainer], config: P, prompts: Texts, chosen: Texts, rejected: Texts
+    build: Callable[[P, RunDirectory], Trainer],
+    kind: type[P],
+    caller: str,
+    settings: Mapping[str, Any],
+    pairs: tuple[Texts, Texts, Texts],
 ) -> dict[str, Any]:
     """Write pairs to the run directory and train on them."""
+    for name in ("policy", "out"):
+        check_path(name, settings[name], error=ConfigError)
+    paths = {"policy": str(settings["policy"]), "out": Path(settings["out"])}
+    config = build_config(kind, {**settings, **paths, "data": paths["out"] / PAIRS_FILE}, caller)
     directory = RunDirectory(config.out)
     directory.check_usable()
     with _machine_errors(config.out):
         config.out.mkdir(parents=True, exist_ok=True)
-        write_pairs(config.data, prompts, chosen, rejected, is_resuming=bool(directory.saved_steps()))
+        write_pairs(config.data, *pairs, is_resuming=bool(directory.saved_steps()))
     return _launch(build, config)
 
 
@@ -198,7 +196,20 @@ def _launch(
         CheckpointError: The directory holds another run, or cannot be written.
     """
     with _machine_errors(config.out):
-        return _train_in(build, config, callbacks)
+        RunDirectory(config.out).check_usable()
+        config = resolve_init_from(config).replace(device=local_device(config.compute.device))
+        device = config.compute.device
+        try:
+            torch.zeros(1, device=device).item()
+        except (RuntimeError, AssertionError, ValueError) as error:  # AssertionError: torch was built without it
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"device: {device!r} cannot be used here ({reason}): try cpu") from error
+        check_trackers(config.report_to)
+        world = join_world(config.compute.device)
+        torch.set_num_threads(config.compute.threads)
+        torch.manual_seed(config.seed)
+        with RunDirectory(config.out, world) as directory:
+            return build(config, directory).train(callbacks)
 
 
 @contextmanager
@@ -207,7 +218,7 @@ def _machine_errors(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _MACHINE_ERRORS:
+        if errno.errorcode.get(error.errno or 0) not in _MACHINE_ERRORS:
             raise
         raise CheckpointError(
             f"{out}: the run stopped ({error.strerror}: {error.filename or out}): mend that, and run the same command "
@@ -219,16 +230,3 @@ def _machine_errors(out: Path) -> Iterator[None]:
         raise CheckpointError(
             f"{out}: weights cannot be written or read ({error}): mend that, and run the same command again"
         ) from error
-
-
-def _train_in(build: Callable[[C, RunDirectory], Trainer], config: C, callbacks: Callbacks | None) -> dict[str, Any]:
-    """Train in the run directory of a configuration; see `_launch`."""
-    RunDirectory(config.out).check_usable()
-    config = resolve_init_from(config).replace(device=local_device(config.compute.device))
-    check_device(config.compute.device)
-    check_trackers(config.report_to)
-    world = join_world(config.compute.device)
-    torch.set_num_threads(config.compute.threads)
-    torch.manual_seed(config.seed)
-    with RunDirectory(config.out, world) as directory:
-        return build(config, directory).train(callbacks)

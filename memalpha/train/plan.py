@@ -155,7 +155,14 @@ def plan_work(config: AnyTraining, policy: TransformersPolicy) -> Work:
     """Return the work of one step; prompts are measured with the policy's tokenizer."""
     optimizer: Any = config.optimizer
     if isinstance(config, PairsConfig):
-        rows, count = _pair_rows(config, policy), optimizer.batch_pairs
+        count = optimizer.batch_pairs
+        if isinstance(config, RewardModelConfig):
+            names = list(config.objectives)
+            examples, _ = load_lines(config, lambda path: read_reward_examples(path, policy, names), "line")
+            rows = [Row(len(prompt), len(reply)) for example in examples for prompt, reply in example.rows]
+        else:
+            pairs, _ = load_lines(config, lambda path: read_pairs(path, policy), "pair")
+            rows = [Row(len(row.prompt_ids), len(row.completion_ids)) for pair in pairs for row in pair.rows("0")]
         steps, times = schedule_steps(config, len(rows) // 2, count), 2 * count / len(rows)
         scorings = 0 if isinstance(config, RewardModelConfig) else 2 - config.dpo.reference_free  # type: ignore[attr-defined]
         return Work(rows, times, steps, scorings=scorings, has_reference=scorings > 1)
@@ -207,16 +214,6 @@ def _memory_rows(config: TrainConfig | SFTConfig, policy: TransformersPolicy) ->
                 prompt = len(policy.render(reader_messages(question.question, (), reader))) + shown
                 answers.append(Row(prompt, reader.thinking_tokens + reader.max_new_tokens))
     return rows, answers
-
-
-def _pair_rows(config: PairsConfig, policy: TransformersPolicy) -> list[Row]:
-    """Return both rows of each training pair of a preference run or a reward model."""
-    if isinstance(config, RewardModelConfig):
-        objectives = list(config.objectives)
-        examples, _ = load_lines(config, lambda path: read_reward_examples(path, policy, objectives), "line")
-        return [Row(len(prompt), len(reply)) for example in examples for prompt, reply in example.rows]
-    pairs, _ = load_lines(config, lambda path: read_pairs(path, policy), "pair")
-    return [Row(len(row.prompt_ids), len(row.completion_ids)) for pair in pairs for row in pair.rows("0")]
 
 
 class RunPlan(NamedTuple):

@@ -38,7 +38,7 @@ from memalpha.config import parse_overrides, read_config, training_config
 from memalpha.config.common import Config
 from memalpha.config.files import build_config
 from memalpha.errors import ConfigError, TrainingError
-from memalpha.qa.compare import ComparedSystem, Comparison, compare, load_records
+from memalpha.qa.compare import ComparedSystem, compare, load_records
 from memalpha.qa.scoring.stats import mean_and_deviation
 
 FIGURES = ("update_hit", "delete_hit", "valid_calls", "duplicates", "memory_tokens")
@@ -152,7 +152,15 @@ def collect_results(study: StudyConfig) -> dict[str, Any]:
         for name in study.variants
     }
     curves = {name: [validation_curve(study.run(name, seed)) for seed in study.seeds] for name in study.variants}
-    comparison = _compare(study)
+    comparison = compare(
+        [
+            ComparedSystem(
+                name, tuple(tuple(load_records(study.run(name, seed) / "eval" / "after.jsonl")) for seed in study.seeds)
+            )
+            for name in study.variants
+        ],
+        value="correct",
+    )
     means = {line.system: line for line in comparison.lines if line.ability == "all"}
     reached = [curve[-1][0] for of_variant in curves.values() for curve in of_variant if curve]
     budgets = [share * min(reached) for share in BUDGETS] if all(all(of) for of in curves.values()) else []
@@ -171,7 +179,9 @@ def collect_results(study: StudyConfig) -> dict[str, Any]:
             "against": against
             and [against.difference.value, against.difference.low, against.difference.high, against.p],
             "figures": {figure: mean(numbers) for figure, numbers in values.items()},
-            "sampled_tokens": [sampled_tokens(study.run(name, seed)) for seed in study.seeds],
+            "sampled_tokens": [
+                sum(line["sampled_tokens"] for line in _metrics(study.run(name, seed))) for seed in study.seeds
+            ],
             "curve": [mean_and_deviation([interpolate(curve, budget) for curve in curves[name]]) for budget in budgets],
         }
     first = next(iter(summaries.values()))[0]
@@ -189,16 +199,6 @@ def collect_results(study: StudyConfig) -> dict[str, Any]:
     }
 
 
-def _compare(study: StudyConfig) -> Comparison:
-    systems = [
-        ComparedSystem(
-            name, tuple(tuple(load_records(study.run(name, seed) / "eval" / "after.jsonl")) for seed in study.seeds)
-        )
-        for name in study.variants
-    ]
-    return compare(systems, value="correct")
-
-
 def validation_curve(run: Path) -> list[tuple[int, float]]:
     """Return (sampled tokens so far, validation accuracy) at each validation of a run."""
     tokens, curve = 0, []
@@ -207,11 +207,6 @@ def validation_curve(run: Path) -> list[tuple[int, float]]:
         if line.get("validation_accuracy") is not None:
             curve.append((tokens, line["validation_accuracy"]))
     return curve
-
-
-def sampled_tokens(run: Path) -> int:
-    """Return the number of tokens that a run sampled in training."""
-    return sum(line["sampled_tokens"] for line in _metrics(run))
 
 
 def _metrics(run: Path) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
-from memalpha.train.rollouts.credit_scorer import operations_by_call
+from memalpha.train.algorithms.credit import operations_by_call
 from memalpha.types import Chunk, Observation, ToolCall
 
 SCHEMA = load_schema("mem-alpha")

@@ -15,8 +15,7 @@ from memalpha.errors import ConfigError
 from memalpha.policy.load import load_policy
 from memalpha.report.page import write_report
 from memalpha.rewards.evaluate import evaluate_text
-from memalpha.train.rollouts.text_tasks import TextTaskSource
-from memalpha.train.trainers.text_eval import resolve_text_run
+from memalpha.train.rollouts.text_tasks import TextTaskSource, resolve_text_run
 
 
 def call(*words: str) -> str:

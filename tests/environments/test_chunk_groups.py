@@ -111,7 +111,7 @@ def test_a_group_survives_its_checkpoint(scored):
     scorer, groups, records = scored
     [answers, *_] = scorer.group_records(groups, records)
     text = encode_group(ScoredGroup(7, groups[0], answers, 2))
-    back = decode_group(text, groups[0].task, groups[0].trajectories[0].before[0]).group
+    back = decode_group(text, lambda number: groups[0].task, groups[0].trajectories[0].before[0]).group
     assert back == replace(groups[0], trajectories=back.trajectories)
     for one, other in zip(back.trajectories, groups[0].trajectories, strict=True):
         assert (one.states, one.before, one.reward, one.turns) == (

@@ -127,7 +127,7 @@ def test_ctrl_c_while_resuming_keeps_the_best(small, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "load_checkpoint", press)
+        patch.setattr("memalpha.train.trainers.trainer.load_checkpoint", press)
         with pytest.raises(KeyboardInterrupt):
             train(settings, max_steps=4)
     assert {path.name for path in checkpoints.iterdir()} == kept
@@ -166,7 +166,7 @@ def test_the_frozen_start_reads_in_the_precision_of_the_run(small):
         run = memory_trainer(settings, directory)
     evaluations, step = run.evaluations, run.training_step
     assert isinstance(evaluations, MemoryEvaluations) and isinstance(step, ReinforcementStep)
-    reader = evaluations.tasks.evaluator.scorer.reader
+    reader = evaluations.evaluator.scorer.reader
     assert reader.policy is step.worker.scorer.reader.policy, "loaded once"
     parameters = list(reader.policy.model.parameters())
     assert all(parameter.dtype == torch.bfloat16 and not parameter.requires_grad for parameter in parameters)

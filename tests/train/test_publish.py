@@ -14,8 +14,7 @@ from run_kinds import small_config
 from memalpha.config import PreferenceConfig, RewardModelConfig, TextConfig, TrainConfig, build_config
 from memalpha.errors import CheckpointError, ConfigError, PolicyError
 from memalpha.train.api import train
-from memalpha.train.publish import push_run
-from memalpha.train.trainers.model_card import find_base, render_card
+from memalpha.train.trainers.model_card import find_base, push_run, render_card
 
 
 @pytest.fixture

@@ -31,31 +31,231 @@ Deviations from the paper and its code:
 
 Second attempts have seen the feedback: their scores are training metrics (`retry_*`) only. Validation and evaluation
 use first attempts, without advice and reflection memory.
+
+Second attempts (ERL): a reflection and a retry for each attempt that is reflected on, sampled in two batches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from memalpha.config import ERLSettings, ReinforcementConfig
+from memalpha.environments.engine import Start
+from memalpha.errors import ConfigError
+from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.report import Record
 from memalpha.train.algorithms.base import Scorer
 from memalpha.train.algorithms.grpo import GRPO
+from memalpha.train.data.demonstrations import is_imitable
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
-from memalpha.train.rollouts.reflection import ReflectionMemory
-from memalpha.train.rollouts.second_attempts import (
-    INTERNALIZED,
-    group_by_role,
-    reflecting_of,
-    reflection_metrics,
-    run_second_attempts,
-)
-from memalpha.train.rollouts.worker import RolloutWorker
-from memalpha.types import TrajectoryGroup
+from memalpha.train.rollouts.group_codec import build_trajectory, empty_memory, pack, trajectory_fields, unpack
+from memalpha.train.rollouts.reflection import ReflectionMemory, extract_advice, reflection_requests
+from memalpha.train.rollouts.worker import Reflecting, ReflectionCandidate, RolloutWorker
+from memalpha.types import Completion, Reward, Trajectory, TrajectoryGroup, Turn
+
+INTERNALIZED = "internalization"
+"""Role of second attempts as they are imitated: with the task's own prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class SecondAttempt:
+    """Hold a retry after reflection.
+
+    Attributes:
+        first: The failed attempt.
+        advice: Advice that the retry got.
+        reflection: The sampled reflection, with the retry's reward; None without one.
+        retry: The retry.
+        accuracy: Its accuracy in [0, 1]; None if unscored.
+        succeeded: True if the accuracy reaches `reward_threshold`.
+        internalized: Turns to imitate without advice; None if there are none.
+    """
+
+    first: ReflectionCandidate
+    advice: str
+    reflection: Trajectory[Any] | None
+    retry: Trajectory[Any]
+    accuracy: float | None
+    succeeded: bool
+    internalized: Trajectory[Any] | None
+
+
+def run_second_attempts(
+    worker: RolloutWorker[Any],
+    groups: Sequence[TrajectoryGroup[Any]],
+    records: Sequence[Record],
+    memory: ReflectionMemory,
+    settings: ERLSettings,
+    step: int,
+) -> list[SecondAttempt]:
+    """Reflect on the step's attempts and retry them. Each process handles a shard of the tasks; all get all results.
+
+    Reflections are one batch, retries another.
+
+    Args:
+        worker: Samples and scores retries.
+        groups: Scored attempts of the step.
+        records: Their records, in the same order.
+        memory: Advice that helped earlier; only read here.
+        settings: Thresholds, budgets and what is enabled.
+        step: Step number; keys the sampling noise.
+    """
+    config, policy, reflecting = worker.config, worker.engine.policy, reflecting_of(worker)
+    first, shard = worker.world.shard(groups)
+    records_of_shard = worker.scorer.group_records(groups, records)[first : first + len(shard)]
+    candidates = reflecting.candidates(shard, records_of_shard, first, settings)
+    advice = feedback = [candidate.feedback for candidate in candidates]
+    replies: list[Completion | None] = [None] * len(candidates)
+    if settings.enable_reflection:
+        earlier = memory.recall(feedback) if settings.enable_memory else [()] * len(candidates)
+        requests = reflection_requests(
+            policy,
+            reflecting.prompt,
+            candidates,
+            earlier,
+            settings.reflection_tokens,
+            config.sampling.temperature,
+            config.seed,
+            step,
+        )
+        replies = [*policy.sample(requests)]
+        advice = [extract_advice(reply.text) for reply in replies if reply is not None]
+    starts = [
+        Start(candidate.attempt.task, candidate.task_index, candidate.attempt.rollout, text)
+        for candidate, text in zip(candidates, advice, strict=True)
+    ]
+    retries = worker.engine.run(starts, config.sampling.temperature, config.seed, step, role="retry")
+    scored, retry_records = worker.score([TrajectoryGroup(retry.task, (retry,)) for retry in retries])
+    second_attempts = [
+        _build_second_attempt(worker, settings, candidate, text, reply, group.trajectories[0], answers[0])
+        for candidate, text, reply, group, answers in zip(
+            candidates, advice, replies, scored, worker.scorer.group_records(scored, retry_records), strict=True
+        )
+    ]
+    return _gather(worker, groups, second_attempts)
+
+
+def _gather(
+    worker: RolloutWorker[Any], groups: Sequence[TrajectoryGroup[Any]], seconds: list[SecondAttempt]
+) -> list[SecondAttempt]:
+    """Return the second attempts of all processes: tokens travel, first attempts are those of `groups`."""
+    if worker.world.size == 1:
+        return seconds
+    empty = empty_memory(worker.engine.environment)
+    packed = [
+        pack(
+            {
+                "task_index": second.first.task_index,
+                "rollout": second.first.attempt.rollout,
+                "first_accuracy": second.first.accuracy,
+                "feedback": second.first.feedback,
+                "values": (second.advice, second.accuracy, second.succeeded),
+                "retry": trajectory_fields(second.retry, with_messages=empty is None),
+                "reflection": second.reflection and trajectory_fields(second.reflection),
+                "internalized": second.internalized and trajectory_fields(second.internalized),
+            }
+        )
+        for second in seconds
+    ]
+    gathered = []
+    for fields in map(unpack, worker.world.gather_bytes(packed)):
+        group, rollout = groups[fields["task_index"]], fields["rollout"]
+        [attempt] = [trajectory for trajectory in group.trajectories if trajectory.rollout == rollout]
+        first = ReflectionCandidate(fields["task_index"], attempt, fields["first_accuracy"], fields["feedback"])
+        retry = replace(build_trajectory(fields["retry"], attempt.task, empty), role="retry", parent=rollout)
+        reflection = internalized = None
+        if fields["reflection"]:
+            reflection = build_trajectory(fields["reflection"], attempt.task, None)
+            reflection = replace(reflection, states=attempt.states[-1:], role="reflection", parent=rollout)
+        if fields["internalized"]:
+            turns = build_trajectory(fields["internalized"], attempt.task, None).turns
+            internalized = replace(retry, turns=turns, reward=None, role=INTERNALIZED)
+        advice, accuracy, succeeded = fields["values"]
+        gathered.append(SecondAttempt(first, advice, reflection, retry, accuracy, succeeded, internalized))
+    return gathered
+
+
+def reflecting_of(worker: RolloutWorker[Any]) -> Reflecting[Any]:
+    """Return how the worker's attempts are reflected on; raise `ConfigError` if they cannot be."""
+    if worker.reflecting is None:
+        raise ConfigError("algorithm: erl reflects on attempts: give the worker a `reflecting`")
+    return worker.reflecting
+
+
+def _build_second_attempt(
+    worker: RolloutWorker[Any],
+    settings: ERLSettings,
+    first: ReflectionCandidate,
+    advice: str,
+    reply: Completion | None,
+    retry: Trajectory[Any],
+    records: Sequence[Record],
+) -> SecondAttempt:
+    attempt, accuracy = first.attempt, worker.scorer.accuracy(retry, records)
+    retry = replace(retry, parent=attempt.rollout)
+    margin = settings.internalization_margin
+    succeeded = accuracy is not None and accuracy >= settings.reward_threshold
+    is_better = margin is not None and accuracy is not None and accuracy >= first.accuracy + margin
+    reflection = internalized = None
+    if reply is not None and retry.reward is not None:
+        value = retry.reward.total
+        reward = Reward((value,), {"retry": (value,)}, {"retry": 1.0}, value)
+        reflection = replace(
+            attempt,
+            turns=(Turn(0, reply),),
+            states=attempt.states[-1:],
+            reward=reward,
+            role="reflection",
+            parent=attempt.rollout,
+        )
+    if settings.enable_internalization and (succeeded or is_better):
+        policy, turns = worker.engine.policy, []
+        assert isinstance(policy, TransformersPolicy)
+        for turn, request in zip(retry.turns, reflecting_of(worker).without_advice(retry), strict=True):
+            prompt = tuple(policy.render(request.messages, request.tools))  # the ids stay as sampled
+            if is_imitable(turn):
+                turns.append(replace(turn, completion=replace(turn.completion, prompt_ids=prompt)))
+        internalized = replace(retry, turns=tuple(turns), reward=None, role=INTERNALIZED) if turns else None
+    return SecondAttempt(first, advice, reflection, retry, accuracy, succeeded, internalized)
+
+
+def group_by_role(
+    groups: Sequence[TrajectoryGroup[Any]], seconds: Sequence[SecondAttempt]
+) -> list[TrajectoryGroup[Any]]:
+    """Return reflections, then retries, then what is internalized; each in groups by the index of their task."""
+    role_groups = []
+    for field in ("reflection", "retry", "internalized"):
+        for task_index, group in enumerate(groups):
+            trajectories = [getattr(second, field) for second in seconds if second.first.task_index == task_index]
+            trajectories = tuple(
+                trajectory
+                for trajectory in trajectories
+                if trajectory is not None and (trajectory.reward is not None or field == "internalized")
+            )
+            role_groups += [TrajectoryGroup(group.task, trajectories)] if trajectories else []
+    return role_groups
+
+
+def reflection_metrics(groups: Sequence[TrajectoryGroup[Any]], seconds: Sequence[SecondAttempt]) -> dict[str, Any]:
+    """Return metrics of the step.
+
+    `retry_*` covers attempts that saw feedback, so it is never a test accuracy. `gated` is the share of attempts that
+    were reflected on; `retry_gain` averages over those.
+    """
+    scored = [(s.accuracy, s.first.accuracy, s.succeeded) for s in seconds if s.accuracy is not None]
+    count = len(scored)
+    return {
+        "gated": len(seconds) / sum(len(group.trajectories) for group in groups),
+        "retry_accuracy": sum(after for after, _, _ in scored) / count if count else None,
+        "retry_gain": sum(after - before for after, before, _ in scored) / count if count else None,
+        "retry_success": sum(float(succeeded) for _, _, succeeded in scored) / count if count else None,
+        "empty_advice": sum(not second.advice for second in seconds),
+        "internalized_rows": sum(len(second.internalized.turns) for second in seconds if second.internalized),
+    }
 
 
 class ERL(GRPO):
@@ -84,8 +284,9 @@ class ERL(GRPO):
         memory = ReflectionMemory(self.state["reflections"], self.settings, reflecting_of(worker).embedder)
         seconds = run_second_attempts(worker, groups, records, memory, self.settings, step)
         for second in seconds:
-            helped = second.succeeded if self.settings.keep_advice == "success" else second.improved
-            if helped and second.reflection is not None and self.settings.enable_memory:
+            has_improved = second.accuracy is not None and second.accuracy > second.first.accuracy
+            has_helped = second.succeeded if self.settings.keep_advice == "success" else has_improved
+            if has_helped and second.reflection is not None and self.settings.enable_memory:
                 reached = {"before": second.first.accuracy, "after": second.accuracy}
                 memory.add(second.advice, task=second.retry.task.id, step=step, **reached)
         reflections = memory.as_json()

@@ -98,26 +98,6 @@ def validate_tools(value: Mapping[str, Any], source: str) -> list[dict[str, Any]
     return _validate(_TOOLS, value["tools"], f"{source}: tools") if value.get("tools") is not None else []
 
 
-def encode_prompt(
-    prompt: Any, tools: Sequence[Mapping[str, Any]], policy: TransformersPolicy, source: str
-) -> Sequence[int]:
-    """Return the token ids of a line's `prompt`.
-
-    Args:
-        prompt: Text, encoded as it is, or messages, which go through the chat template.
-        tools: Tools of the line; only with messages.
-        policy: Policy whose tokenizer and template are used.
-        source: file:line for errors.
-
-    Raises:
-        DataError: The prompt is invalid, or the template refuses it.
-    """
-    valid = validate_prompt(prompt, tools, source)
-    return (
-        encode(policy, valid) if isinstance(valid, str) else render_messages(policy, valid, tools, f"{source}: prompt")
-    )
-
-
 def validate_prompt(prompt: Any, tools: Sequence[Mapping[str, Any]], source: str) -> str | list[dict[str, Any]]:
     """Return a line's `prompt`: a text or messages.
 

@@ -28,7 +28,8 @@ it was: on first attempts, a run with reflection starts from the policy that the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, takewhile
+from itertools import groupby
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +45,12 @@ from memalpha.errors import DataError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.evaluate import MemoryScorer
-from memalpha.qa.report import Record
 from memalpha.store.schema import MemorySchema
 from memalpha.store.values import key_value
 from memalpha.train.data.chat_format import (
     check_room,
     decode,
     encode,
-    encode_prompt,
     encode_reply,
     format_message,
     format_validation_error,
@@ -60,6 +59,7 @@ from memalpha.train.data.chat_format import (
     render_messages,
     reply_text,
     validate_messages,
+    validate_prompt,
     validate_tools,
 )
 from memalpha.train.data.samples import TrainingSample, cross_entropy_sample
@@ -68,7 +68,6 @@ from memalpha.train.rollouts.reflection import (
     ReflectionMemory,
     reflection_requests,
 )
-from memalpha.train.rollouts.worker import ReflectionCandidate
 from memalpha.types import (
     Chunk,
     Completion,
@@ -203,7 +202,14 @@ def load_best_rollouts(
             raise DataError(f"{source}: {problem}: not a turn that a run wrote (keep_tokens=true)") from error
         if turn.role == "attempt":  # a second one has prompts with advice
             turns.append((source, turn))
-    prefix, suffix = _prompt_frame(policy, agent, schema)
+    views = (
+        Observation(Chunk(text="a")),
+        Observation(Chunk(text="b", timestamp="2024-05-01"), "x"),
+        Observation(Chunk(text="c"), "", (ViewEntry("y#0", "semantic", "z"),)),
+    )
+    texts = [decode(policy, policy.render_request(build_request(view, agent, schema))) for view in views]
+    reversed_texts = [text[::-1] for text in texts]
+    prefix, suffix = commonprefix(texts), commonprefix(reversed_texts)[::-1]  # noqa: RUF071  # letter by letter
     vocabulary = policy.model.config.get_text_config().vocab_size
     checked_prompts: set[tuple[int, ...]] = set()
     for source, turn in turns:
@@ -232,13 +238,13 @@ def load_best_rollouts(
         best = group[means.index(max(means))]
         complete = [turn for turn in best if turn.ok and turn.completion_ids[-1] in policy.eos_ids]
         left_out += len(best) - len(complete)
-        by_task.setdefault(best[0].task, []).extend(map(_row, complete))
+        by_task.setdefault(best[0].task, []).extend(
+            cross_entropy_sample(
+                turn.prompt_ids, turn.completion_ids, task=turn.task, rollout=turn.rollout, chunk=turn.chunk
+            )
+            for turn in complete
+        )
     return list(by_task.values()), left_out
-
-
-def _row(turn: _LoggedTurn) -> TrainingSample:
-    origin = {"task": turn.task, "rollout": turn.rollout, "chunk": turn.chunk}
-    return cross_entropy_sample(turn.prompt_ids, turn.completion_ids, **origin)
 
 
 def _rollout_groups(turns: Iterable[_LoggedTurn]) -> Iterator[list[list[_LoggedTurn]]]:
@@ -252,22 +258,6 @@ def _rollout_groups(turns: Iterable[_LoggedTurn]) -> Iterator[list[list[_LoggedT
         group.append(list(rollout_turns))
     if group:
         yield group
-
-
-def _prompt_frame(policy: TransformersPolicy, agent: AgentConfig, schema: MemorySchema) -> tuple[str, str]:
-    """Return the text that every writer prompt begins with, and the one that it ends with."""
-    views = (
-        Observation(Chunk(text="a")),
-        Observation(Chunk(text="b", timestamp="2024-05-01"), "x"),
-        Observation(Chunk(text="c"), "", (ViewEntry("y#0", "semantic", "z"),)),
-    )
-    texts = [decode(policy, policy.render_request(build_request(view, agent, schema))) for view in views]
-    return _common_prefix(texts), _common_prefix([text[::-1] for text in texts])[::-1]
-
-
-def _common_prefix(texts: Sequence[str]) -> str:
-    """Return the longest common prefix."""
-    return "".join(letters[0] for letters in takewhile(lambda column: len(set(column)) == 1, zip(*texts, strict=False)))
 
 
 # ---------------------------------------------------------------------------------------------------- a user's own rows
@@ -319,7 +309,9 @@ def _prompts_and_replies(
     for key in ("prompt", "completion"):
         if key not in value:
             raise DataError(f"{source}: {key}: missing")
-    ids = encode_prompt(value["prompt"], tools, policy, source)
+    prompt = validate_prompt(value["prompt"], tools, source)
+    is_text = isinstance(prompt, str)
+    ids = encode(policy, prompt) if is_text else render_messages(policy, prompt, tools, f"{source}: prompt")
     yield ids, reply_text(value["completion"], f"{source}: completion", policy.reply_form), "completion"
 
 
@@ -369,7 +361,10 @@ def reflection_demo_rows(
     starts = []
     for candidate in reflection.candidates(groups, answers, first, settings):
         task = candidate.attempt.task
-        operations = evidence_operations(task, wrong[candidate.task_index, candidate.attempt.rollout])
+        questions = {question.id: question for question in task.questions}
+        records_of_attempt = wrong[candidate.task_index, candidate.attempt.rollout]
+        evidence = {turn for record in records_of_attempt for turn in questions[record.question_id].evidence}
+        operations = [operation for operation in task.gold_operations if operation.turn in evidence]
         advice = format_advice(operations, writing.config.prompt)
         if not advice:
             continue
@@ -380,19 +375,16 @@ def reflection_demo_rows(
         prompt = policy.render_request(request)
         ids = encode_reply(policy, advice, f"task {task.id!r}, reflection")
         rows += [cross_entropy_sample(prompt, ids, task=task.id, rollout=candidate.attempt.rollout)] * 2
-        starts.append(Start(retry_task(candidate, operations), candidate.task_index, candidate.attempt.rollout, advice))
+        # The second attempt shows only what the advice names or the first attempt executed.
+        points, attempt = {operation_point(operation) for operation in operations}, candidate.attempt
+        shown = [o for o in task.gold_operations if operation_point(o) in points or _has_executed(attempt, o)]
+        retry = task.model_copy(update={"gold_operations": tuple(shown)})
+        starts.append(Start(retry, candidate.task_index, attempt.rollout, advice))
         memory.add(advice)
     demonstrator = Demonstrator(ScriptedPolicy("oracle"), policy, writing.config.reply_form)
     oracle = memory_engine(demonstrator, writing.config, writing.embedder, writing.schema)
     retry_rows, retries_left_out = imitation_rows(oracle.run(starts, role="retry"))
     return [*rows, *retry_rows], left_out + retries_left_out
-
-
-def evidence_operations(task: Task, wrong: Sequence[Record]) -> list[GoldOperation]:
-    """Return the gold operations in the evidence of wrongly answered questions, in the order of the conversation."""
-    questions = {question.id: question for question in task.questions}
-    turns = {turn for record in wrong for turn in questions[record.question_id].evidence}
-    return [operation for operation in task.gold_operations if operation.turn in turns]
 
 
 def operation_point(operation: GoldOperation) -> tuple[bool, str]:
@@ -415,18 +407,6 @@ def format_advice(operations: Sequence[GoldOperation], style: str) -> str:
     ]
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}." if text else ""
-
-
-def retry_task(candidate: ReflectionCandidate, operations: Sequence[GoldOperation]) -> Task:
-    """Return the task with only the gold operations that the advice names or the attempt executed."""
-    points = {operation_point(operation) for operation in operations}
-    task = candidate.attempt.task
-    remaining = [
-        operation
-        for operation in task.gold_operations
-        if operation_point(operation) in points or _has_executed(candidate.attempt, operation)
-    ]
-    return task.model_copy(update={"gold_operations": tuple(remaining)})
 
 
 def _has_executed(attempt: Trajectory, operation: GoldOperation) -> bool:

@@ -31,7 +31,7 @@ from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -162,7 +162,7 @@ class Pipeline:
         """Return True if the caller runs inside a request."""
         return self._thread is not None and threading.current_thread() is self._thread
 
-    def __enter__(self) -> Pipeline:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -230,7 +230,7 @@ CustomLoss = Callable[[list[torch.Tensor], Sequence[TrainingSample]], torch.Tens
 """Custom loss: takes log-probs of each row's completion, (T,) float32 with gradient, and the rows; returns a scalar."""
 
 
-class Learner:
+class Learner(Pipeline):
     """Run requests to `engine` in order, in a worker thread or `inline`, before the call returns.
 
     With several processes each process runs its requests inline: collectives must come from one thread, in one order. A
@@ -245,15 +245,15 @@ class Learner:
     def __init__(self, engine: Engine, *, inline: bool = False) -> None:
         self.engine = engine
         engine.optimizer.zero_grad(set_to_none=True)
-        self._pipeline = Pipeline(inline=inline or engine.world.size > 1, name="memalpha learner")
+        super().__init__(inline=inline or engine.world.size > 1, name="memalpha learner")
 
     def forward(self, samples: Sequence[TrainingSample], *, reference: bool = False) -> Future[list[np.ndarray]]:
         """Compute log-probs of each row's completion with the weights at that point (`Engine.forward`)."""
-        return self._pipeline.submit("forward", lambda: self.engine.forward(samples, reference=reference))
+        return self.submit("forward", lambda: self.engine.forward(samples, reference=reference))
 
     def values(self, samples: Sequence[TrainingSample]) -> Future[list[np.ndarray]]:
         """Compute the value head's estimates before each completion token (`Engine.values`)."""
-        return self._pipeline.submit("values", lambda: self.engine.values(samples))
+        return self.submit("values", lambda: self.engine.values(samples))
 
     def forward_backward(
         self, samples: Sequence[TrainingSample], loss: CustomLoss | None = None
@@ -276,12 +276,12 @@ class Learner:
             A future of metrics (see `merge_metrics`).
         """
         if loss is None:
-            return self._pipeline.submit("forward_backward", lambda: self.engine.forward_backward(samples))
-        return self._pipeline.submit("forward_backward", lambda: _custom_forward_backward(self.engine, samples, loss))
+            return self.submit("forward_backward", lambda: self.engine.forward_backward(samples))
+        return self.submit("forward_backward", lambda: _custom_forward_backward(self.engine, samples, loss))
 
     def optim_step(self, rate: float) -> Future[float]:
         """Clip the accumulated gradient and step at learning rate `rate`; returns the gradient's norm."""
-        return self._pipeline.submit("optim_step", lambda: self.engine.optim_step(rate))
+        return self.submit("optim_step", lambda: self.engine.optim_step(rate))
 
     def save(
         self, out: Path, step: int, policy: TransformersPolicy, state: Mapping[str, Any] | None = None
@@ -298,11 +298,11 @@ class Learner:
             A future of the checkpoint's path.
         """
         save = RunDirectory(out).save_checkpoint
-        return self._pipeline.submit("save", lambda: save(step, policy, self.engine, state or {}))
+        return self.submit("save", lambda: save(step, policy, self.engine, state or {}))
 
     def load(self, path: Path) -> Future[dict[str, Any]]:
         """Restore weights and optimizer from a checkpoint and return its state (`checkpoint.load_checkpoint`)."""
-        return self._pipeline.submit("load", lambda: load_checkpoint(path, self.engine))
+        return self.submit("load", lambda: load_checkpoint(path, self.engine))
 
     def normalized(self, *parts: Sequence[TrainingSample]) -> list[list[TrainingSample]]:
         """Return the parts of ONE optimizer step, their weights normalised over all parts together."""
@@ -325,19 +325,7 @@ class Learner:
                 "learning_rate": rate,
             }
 
-        return self._pipeline.submit("optim_step", step)
-
-    def close(self, *, drop: bool = False) -> None:
-        """Wait for all requests; `drop=True` waits for the running one and drops the rest (`Pipeline.close`)."""
-        self._pipeline.close(drop=drop)
-
-    def __enter__(self) -> Learner:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close(drop=kind is not None)
+        return self.submit("optim_step", step)
 
 
 def merge_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -366,9 +354,9 @@ def _custom_forward_backward(engine: Engine, samples: Sequence[TrainingSample], 
     rows = [torch.from_numpy(row.copy()).requires_grad_() for row in engine.forward(samples)]
     value = loss(rows, samples)
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
+        kind = f"one of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
         raise TrainingError(
-            "loss: must return a scalar tensor that depends on the log-probs; "
-            f"{_describe(value)} has no gradient for them"
+            f"loss: must return a scalar tensor that depends on the log-probs; {kind} has no gradient for them"
         )
     gradients = torch.autograd.grad(value.reshape(()), rows, allow_unused=True)
     linear = []
@@ -381,7 +369,3 @@ def _custom_forward_backward(engine: Engine, samples: Sequence[TrainingSample], 
             f"loss: {value.item():g}, or its gradient, is not finite: look for logs and divisions in it"
         )
     return {**engine.forward_backward(linear), "loss": value.item()}
-
-
-def _describe(value: Any) -> str:
-    return f"one of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)

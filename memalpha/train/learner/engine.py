@@ -27,16 +27,19 @@ from transformers.pytorch_utils import Conv1D
 
 from memalpha.config import LearnerConfig
 from memalpha.errors import TrainingError
-from memalpha.train.data.prefix_trees import PrefixTree, padded_nodes, split_tree_batches, tree_layout
 from memalpha.train.data.samples import (
     STREAMS,
     MicroBatch,
+    PrefixTree,
     TrainingSample,
     balance_micro_batches,
     pack,
+    padded_nodes,
     padded_rows,
     padded_tokens,
     split_micro_batches,
+    split_tree_batches,
+    tree_layout,
 )
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.learner.losses import LOSS_SUMS, ImportanceMode, LossSettings, importance_weights, loss_sum
@@ -177,7 +180,11 @@ class Engine(BaseEngine):
         scorer = self._make_scorer(trained, values=value_learning_rate is not None)
         self.scorer = self._wrap_scorer(scorer)
         if frozen is not None and config.compute.dtype == "bfloat16":
-            _cast_linear_layers(frozen)
+            # Autocast multiplies in bfloat16 anyway, so the copy stays equal to the original.
+            embedding_weights = {id(module.weight) for module in frozen.modules() if isinstance(module, nn.Embedding)}
+            for part in frozen.modules():
+                if isinstance(part, nn.Linear | Conv1D) and id(part.weight) not in embedding_weights:
+                    part.to(torch.bfloat16)
         self.reference = None if frozen is None else self._wrap_scorer(self._make_scorer(frozen))
         if value_learning_rate is None or scorer.value_head is None:
             self._make_optimizer()
@@ -339,7 +346,7 @@ class Engine(BaseEngine):
 
     def _pack(self, samples: Sequence[TrainingSample], trees: Sequence[PrefixTree]) -> MicroBatch:
         layout = tree_layout(samples, trees) if trees else padded_rows(samples)
-        return pack(samples, self._device, layout)
+        return pack(samples, self.model.device, layout)
 
     def _make_scorer(self, model: Any, *, values: bool = False) -> TokenScorer:
         config = self.config
@@ -354,17 +361,6 @@ class Engine(BaseEngine):
 
 def _score(scorer: nn.Module, batch: MicroBatch) -> Any:
     return scorer(batch.input_ids, batch.positions, batch.targets, batch.temperature, batch.depths, batch.attended)
-
-
-def _cast_linear_layers(model: nn.Module) -> None:
-    """Cast a frozen copy's linear layers to bfloat16 in place.
-
-    Autocast multiplies in bfloat16 anyway, so the copy stays equal to the original.
-    """
-    embedding_weights = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    for part in model.modules():
-        if isinstance(part, nn.Linear | Conv1D) and id(part.weight) not in embedding_weights:
-            part.to(torch.bfloat16)
 
 
 def log_ratio_tails(log_ratio: np.ndarray) -> dict[str, float]:

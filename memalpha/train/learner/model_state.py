@@ -56,7 +56,11 @@ class BaseEngine:
         self.config = config.with_learning_rate(count_parameters(model))
         self.world = world
         self.weights_step = 0
-        self._cast_weights(model)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
+            elif self.config.compute.dtype == "bfloat16" and parameter.is_floating_point():  # not those in 4 bits
+                parameter.data = parameter.data.to(torch.bfloat16)
         shards = world.size > 1 and config.compute.sharding == "fsdp"
         self.is_sharded = shards and not keeps_whole and config.lora is None
         # FSDP shards in place. A sampler in this process needs the full weights, so a copy is sharded then.
@@ -82,7 +86,20 @@ class BaseEngine:
             raise TrainingError(f"the gradient norm is {norm}: lower learning_rate or check the rewards")
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["share"]
-        self._step_optimizer()
+        is_offloaded = self._stepped is not self.trainable
+        if is_offloaded:
+            with torch.no_grad():
+                for name, parameter in self.trainable.items():
+                    copy_on_host = self._stepped[name]
+                    copy_on_host.copy_(parameter)  # a checkpoint may have been loaded since the last step
+                    copy_on_host.grad = None if parameter.grad is None else parameter.grad.to("cpu")
+                    parameter.grad = None
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if is_offloaded:
+            with torch.no_grad():
+                for name, parameter in self.trainable.items():
+                    parameter.copy_(self._stepped[name])
         gather_weights(self.trainable, self.model)
         return norm
 
@@ -215,40 +232,11 @@ class BaseEngine:
             fused=True,  # one pass over the weights, no temporaries
         )
 
-    def _step_optimizer(self) -> None:
-        """Step on the gradients and clear them; with `offload_optimizer` on copies in host memory."""
-        is_offloaded = self._stepped is not self.trainable
-        if is_offloaded:
-            with torch.no_grad():
-                for name, parameter in self.trainable.items():
-                    copy_on_host = self._stepped[name]
-                    copy_on_host.copy_(parameter)  # a checkpoint may have been loaded since the last step
-                    copy_on_host.grad = None if parameter.grad is None else parameter.grad.to("cpu")
-                    parameter.grad = None
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        if is_offloaded:
-            with torch.no_grad():
-                for name, parameter in self.trainable.items():
-                    parameter.copy_(self._stepped[name])
-
     def _wrap_scorer(self, scorer: Any) -> nn.Module:
         """Wrap a model's scorer for the processes of the run."""
         return self.world.wrap_module(
             scorer, list(unwrap_peft(scorer.model)._no_split_modules or ()), self.config.compute.sharding
         )
-
-    @property
-    def _device(self) -> torch.device:
-        return self.model.device
-
-    def _cast_weights(self, model: Any) -> None:
-        """Cast trained weights to float32 at least and frozen ones to the configured type, in place."""
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
-            elif self.config.compute.dtype == "bfloat16" and parameter.is_floating_point():  # not those in 4 bits
-                parameter.data = parameter.data.to(torch.bfloat16)
 
 
 def _saved_tensors(model: Any) -> dict[str, torch.Tensor]:

@@ -71,11 +71,6 @@ class RewardEngine(BaseEngine):
         by_index = dict(self.world.gather(scores_by_item))
         return [by_index[i] for i in range(len(items))]
 
-    def losses(self, items: Sequence[RewardExample], scores: Sequence[np.ndarray]) -> np.ndarray:
-        """Return each item's loss from its scores, float32."""
-        values = torch.from_numpy(np.concatenate(list(scores))).to(self._device)
-        return self._item_losses(items, values).cpu().numpy()
-
     def forward_backward(self, items: Sequence[RewardExample]) -> list[np.ndarray]:
         """Add the gradient of the mean loss over a step's items; returns their scores as `scores` does."""
         scores_by_item: list[tuple[int, np.ndarray]] = []
@@ -107,7 +102,8 @@ class RewardEngine(BaseEngine):
         `loss` covers all items. Pairs give `accuracies` (1 if chosen scores higher, 0.5 for a tie), `margins` (the
         difference) and `scores` (of both sides). Ratings give `errors` (root of the mean square).
         """
-        metrics = {"loss": float(self.losses(items, scores).mean())}
+        values = torch.from_numpy(np.concatenate(list(scores))).to(self.model.device)
+        metrics = {"loss": float(self._item_losses(items, values).cpu().numpy().mean())}
         weights = self._objective_weights.cpu().numpy()
         sides = np.array(
             [
@@ -137,7 +133,7 @@ class RewardEngine(BaseEngine):
         """Return scores (rows, K) of all rows of the items in order; equal rows are computed once."""
         rows = [row for item in items for row in item.rows]
         row_indices = {row: index for index, row in enumerate(dict.fromkeys(rows))}
-        scores = self.scorer(*pack_rows(list(row_indices), self.head.pooling, self._pad_id, self._device))
+        scores = self.scorer(*pack_rows(list(row_indices), self.head.pooling, self._pad_id, self.model.device))
         return scores[torch.tensor([row_indices[row] for row in rows], device=scores.device)]
 
     def _item_losses(self, items: Sequence[RewardExample], values: torch.Tensor) -> torch.Tensor:

@@ -63,7 +63,12 @@ class TokenScorer(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
-        self.value_head = _value_head(unwrap_peft(model)) if values else None
+        self.value_head: nn.Linear | None = None
+        if values:
+            base: Any = unwrap_peft(model)
+            self.value_head = nn.Linear(base.get_output_embeddings().weight.shape[1], 1, device=base.device)
+            nn.init.zeros_(self.value_head.weight)
+            nn.init.zeros_(self.value_head.bias)
         self.head_tokens = head_tokens
         self.autocast = autocast
         self._layers = checkpointed_layers(model) if checkpointing else []
@@ -135,15 +140,6 @@ def recompute_activations(layers: Sequence[nn.Module]) -> Iterator[None]:
                 layer.forward = forward
             elif "forward" in vars(layer):
                 del layer.forward
-
-
-def _value_head(model: PreTrainedModel) -> nn.Linear:
-    """Create a zero-initialized linear map from the model's hidden states to one number."""
-    embeddings: Any = model.get_output_embeddings()
-    head = nn.Linear(embeddings.weight.shape[1], 1, device=model.device)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
-    return head
 
 
 PROBE_SCALE = 1000.0

@@ -9,7 +9,7 @@ gets new weights between requests: no turn starts until all turns under way have
 weight version, and the turns of an episode may have several. A group whose oldest token is more than k steps behind is
 dropped; it is counted and not sampled again.
 
-In this process (`LocalSource`) sampler and learner share the weights and take turns: a step's groups are sampled k
+In this process (`GroupSource`) sampler and learner share the weights and take turns: a step's groups are sampled k
 steps before they are learned from. That gains no time; it shows what staleness does to learning, and runs are
 reproducible bit for bit.
 """
@@ -36,14 +36,13 @@ from memalpha.train.rollouts.group_codec import (
     empty_memory,
     encode_group,
     gather_groups,
-    group_number,
 )
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.types import AnyTask, TrajectoryGroup
 
 
 class GroupSource:
-    """Queue of scored groups, and what samples them.
+    """Queue of scored groups, sampled in this process a whole step at a time, `staleness` steps before it is learned.
 
     Args:
         config: Settings of the run.
@@ -69,8 +68,26 @@ class GroupSource:
         self._dropped = 0
 
     def take(self, step: int) -> list[ScoredGroup[Any]]:
-        """Return the groups of a step, oldest first; they stay in the queue until `commit`."""
-        raise NotImplementedError
+        """Return the groups of a step, oldest first; they stay in the queue until `commit`.
+
+        What the queue lacks is sampled with the current weights, those of `step`.
+        """
+        worker = self.worker
+        worker.scoring_seconds = 0.0
+        while self.next_number < min((step + self.staleness + 1) * self.step_size, self.limit):
+            first = self.next_number
+            shard_start, _ = worker.world.shard(range(self.step_size))
+            groups, records = worker.score(worker.sample(self.tasks.batch(first), first // self.step_size))
+            answers = worker.scorer.group_records(groups, records)
+            numbered = enumerate(zip(groups, answers, strict=True), first + shard_start)
+            scored = [
+                ScoredGroup(number, _with_version(group, step), records, step) for number, (group, records) in numbered
+            ]
+            empty = empty_memory(worker.engine.environment)
+            self.scored |= {item.number: item for item in gather_groups(worker.world, scored, self.task, empty)}
+            self.next_number = first + self.step_size
+        self.wait_seconds = worker.scoring_seconds
+        return self._choose()
 
     def commit(self, step: int) -> dict[str, float]:
         """Remove the groups of a step that was learned and return the metrics of its staleness."""
@@ -100,7 +117,7 @@ class GroupSource:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the result of `state`; groups that were under way start anew."""
         empty = empty_memory(self.worker.engine.environment)
-        groups = [decode_group(text, self.task(group_number(text)), empty) for text in state["groups"]]
+        groups = [decode_group(text, self.task, empty) for text in state["groups"]]
         self.scored = {scored.number: scored for scored in groups}
         self._learned, self.next_number = state["learned"], state["next"]
         self.unfinished = list(state["unfinished"])
@@ -123,33 +140,6 @@ class GroupSource:
         """Return the groups of a step: those of the oldest weights."""
         self._taken = sorted(self.scored.values(), key=lambda scored: (scored.oldest, scored.number))[: self.step_size]
         return self._taken
-
-
-class LocalSource(GroupSource):
-    """Sample in this process, a whole step at a time, `staleness` steps before it is learned from."""
-
-    def take(self, step: int) -> list[ScoredGroup[Any]]:
-        """Sample what the queue lacks with the current weights and return the groups of the step."""
-        self.worker.scoring_seconds = 0.0
-        while self.next_number < min((step + self.staleness + 1) * self.step_size, self.limit):
-            self._sample_step(self.next_number // self.step_size, step)
-        self.wait_seconds = self.worker.scoring_seconds
-        return self._choose()
-
-    def _sample_step(self, index: int, version: int) -> None:
-        """Sample the groups of step `index` with the weights of step `version`."""
-        worker, first = self.worker, index * self.step_size
-        shard_start, _ = worker.world.shard(range(self.step_size))
-        groups, records = worker.score(worker.sample(self.tasks.batch(first), index))
-        scored = [
-            ScoredGroup(number, _with_version(group, version), answers, version)
-            for number, (group, answers) in enumerate(
-                zip(groups, worker.scorer.group_records(groups, records), strict=True), first + shard_start
-            )
-        ]
-        empty = empty_memory(worker.engine.environment)
-        self.scored |= {item.number: item for item in gather_groups(worker.world, scored, self.task, empty)}
-        self.next_number = first + self.step_size
 
 
 class ServerSource(GroupSource):
@@ -345,7 +335,7 @@ def make_source(
     if not config.sampling.staleness:
         return None
     if not isinstance(sampler, VllmPolicy):
-        return LocalSource(config, tasks, worker)
+        return GroupSource(config, tasks, worker)
     if worker.world.size > 1:
         raise ConfigError(
             f"sampling.staleness: {worker.world.size} processes cannot learn beside a server yet: set staleness=0, or "
@@ -367,13 +357,9 @@ def _oldest_step(episodes: Sequence[RunningEpisode]) -> int | None:
 
 def _with_version(group: TrajectoryGroup[AnyTask], version: int) -> TrajectoryGroup[AnyTask]:
     """Return the group with the step of its weights in every completion."""
-    trajectories = tuple(
-        replace(
-            trajectory,
-            turns=tuple(
-                replace(turn, completion=replace(turn.completion, weights_step=version)) for turn in trajectory.turns
-            ),
-        )
-        for trajectory in group.trajectories
-    )
-    return replace(group, trajectories=trajectories)
+    trajectories = []
+    for trajectory in group.trajectories:
+        completions = [replace(turn.completion, weights_step=version) for turn in trajectory.turns]
+        turns = zip(trajectory.turns, completions, strict=True)
+        trajectories.append(replace(trajectory, turns=tuple(replace(turn, completion=new) for turn, new in turns)))
+    return replace(group, trajectories=tuple(trajectories))

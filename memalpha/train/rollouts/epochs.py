@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from random import Random
 from typing import Any, Protocol, TypeVar
@@ -76,27 +76,17 @@ def describe_repetitions(contents: Sequence[str], noun: str) -> list[str]:
     )
 
 
-def fingerprint_tasks(tasks: Iterable[Task | TextTask]) -> str:
-    """Return a hash of tasks in order, their ids and all else included."""
-    digest = hashlib.sha256()
-    for task in tasks:
-        text = json.dumps(task.model_dump(), default=lambda value: type(value).__name__)
-        digest.update(f"{text}\n".encode())
-    return digest.hexdigest()[:16]
-
-
-def split_last(items: Sequence[T], most: int, *, least: int = 1) -> tuple[list[T], list[T]]:
+def split_last(items: Sequence[T], most: int) -> tuple[list[T], list[T]]:
     """Split off the last fifth of a list, to validate or evaluate on.
 
     Args:
         items: Items in order.
-        most: Limit of the part that is split off; 0 splits off nothing.
-        least: Size of the part where a fifth is less.
+        most: Limit of the part that is split off, which has an item at least; 0 splits off nothing.
 
     Returns:
         First part, last part.
     """
-    cut = len(items) - min(most, max(least, len(items) // 5))
+    cut = len(items) - min(most, max(1, len(items) // 5))
     return list(items[:cut]), list(items[cut:])
 
 
@@ -146,6 +136,57 @@ class TrainingTasks(Protocol[AnyTask]):
             records: Records of all its attempts.
         """
         return {}
+
+
+class FileTasks(TrainingTasks[AnyTask]):
+    """Tasks of a list, reshuffled every epoch, with those that validate and those that are held out.
+
+    Attributes:
+        config: Settings of the run.
+        file_tasks: Tasks of the list that are trained on; [] for generated ones.
+        levels: The same by level, with a curriculum.
+        validation: Tasks that validate.
+        held_out: Tasks that are evaluated before and after.
+        notes: What to tell of the list.
+    """
+
+    validation: list[AnyTask]
+    held_out: list[AnyTask]
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.file_tasks: list[AnyTask] = []
+        self.levels: Mapping[str, list[AnyTask]] = {}
+        self.notes: list[str] = []
+
+    def batch(self, position: int) -> list[AnyTask]:
+        indices, seed = range(position, position + self.config.tasks_per_step), str(self.config.seed)
+        return [shuffled_item(self.file_tasks, index, seed) for index in indices]
+
+    def tasks_of_level(self, level: str, first: int, count: int) -> list[AnyTask]:
+        """Return training tasks of one level.
+
+        Args:
+            level: Name of the level.
+            first: Index of the first task in the level's endless stream.
+            count: Number of tasks.
+        """
+        seed = f"{self.config.seed}|{level}"
+        return [shuffled_item(self.levels[level], first + offset, seed) for offset in range(count)]
+
+    @property
+    def known_tasks(self) -> list[AnyTask]:
+        """Tasks that are known now: those of the list (or the first batch), validation and held-out tasks."""
+        return [*(self.file_tasks or self.batch(0)), *self.validation, *self.held_out]
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the tasks of the list, and of what validates and is held out."""
+        digest = hashlib.sha256()
+        for task in [*self.file_tasks, *self.validation, *self.held_out]:
+            text = json.dumps(task.model_dump(), default=lambda value: type(value).__name__)
+            digest.update(f"{text}\n".encode())
+        return digest.hexdigest()[:16]
 
 
 class Curriculum(TrainingTasks[AnyTask]):

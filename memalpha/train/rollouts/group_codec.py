@@ -11,6 +11,7 @@ import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import accumulate
 from typing import Any, Generic
 
 import numpy as np
@@ -52,10 +53,10 @@ class ScoredGroup(Generic[AnyTask]):
 
 def encode_group(scored: ScoredGroup[Any]) -> str:
     """Return a group of attempts as text; its task and the states of its trajectories are left out."""
-    return base64.b64encode(pack_group(scored)).decode()
+    return base64.b64encode(_pack_group(scored)).decode()
 
 
-def pack_group(scored: ScoredGroup[Any], *, with_messages: bool = False, level: int = -1) -> bytes:
+def _pack_group(scored: ScoredGroup[Any], *, with_messages: bool = False, level: int = -1) -> bytes:
     """Return a group of attempts as bytes; its task and the states of its trajectories are left out.
 
     Args:
@@ -63,22 +64,19 @@ def pack_group(scored: ScoredGroup[Any], *, with_messages: bool = False, level: 
         with_messages: Keep the states, which are messages of conversations.
         level: Level of the compression, as for zlib.
     """
-    trajectories = [
-        trajectory_fields(trajectory, with_messages=with_messages) for trajectory in scored.group.trajectories
-    ]
-    records = [[record.as_json() for record in answers] for answers in scored.records]
-    first = scored.group.trajectories[0] if scored.group.trajectories else None
+    trajectories = scored.group.trajectories
+    before = trajectories[0].before if trajectories else ()
     trunk = [
-        next(i for i, item in enumerate(scored.group.trajectories) if item.states[chunk] is state)
-        for chunk, state in enumerate(first.before[1:] if first else ())
+        next(i for i, item in enumerate(trajectories) if item.states[chunk] is state)
+        for chunk, state in enumerate(before[1:])
     ]
     value = {
         "number": scored.number,
         "oldest": scored.oldest,
         "task": scored.group.task.id,
-        "trajectories": trajectories,
-        "records": records,
-        "trunk": trunk if first and first.before else None,
+        "trajectories": [trajectory_fields(item, with_messages=with_messages) for item in trajectories],
+        "records": [[record.as_json() for record in answers] for answers in scored.records],
+        "trunk": trunk if before else None,
     }
     return pack(value, level)
 
@@ -117,27 +115,36 @@ def build_trajectory(fields: Mapping[str, Any], task: AnyTask, empty: MemoryStat
     """
     turns = tuple(_turn(turn) for turn in fields["turns"])
     messages = tuple(tuple(map(dict, state)) for state in fields.get("states", ()))
-    states = messages if empty is None else _replay(turns, empty)
-    return Trajectory(task, fields["rollout"], turns, states, _reward(fields["reward"]))
+    states = messages if empty is None else tuple(accumulate(turns, _apply, initial=empty))[1:]
+    if (reward := fields["reward"]) is not None:
+        reward = Reward(
+            turns=tuple(reward["turns"]),
+            components={name: tuple(values) for name, values in reward["components"].items()},
+            weights=reward["weights"],
+            total=reward["total"],
+            shared=frozenset(reward["shared"]),
+            calls=tuple(map(tuple, reward["calls"])),
+            call_sources=tuple(tuple(tuple(map(tuple, source)) for source in turn) for turn in reward["call_sources"]),
+        )
+    return Trajectory(task, fields["rollout"], turns, states, reward)
 
 
-def group_number(text: str) -> int:
-    """Return the number of an encoded group."""
-    return int(unpack(_decode(text))["number"])
-
-
-def decode_group(text: str, task: AnyTask, empty: MemoryState | None) -> ScoredGroup[AnyTask]:
+def decode_group(text: str, task: Callable[[int], AnyTask], empty: MemoryState | None) -> ScoredGroup[AnyTask]:
     """Return the group that `encode_group` wrote.
 
     Args:
         text: Result of `encode_group`.
-        task: Its task.
+        task: Returns the task of a number.
         empty: Memory before the first chunk; None for tasks without a memory, whose trajectories get no states.
 
     Raises:
         CheckpointError: The text is no group, or one of another task.
     """
-    return _build(unpack(_decode(text)), task, empty)
+    try:
+        data = base64.b64decode(text)
+    except ValueError as error:
+        raise CheckpointError(f"the checkpoint's queue cannot be read ({error}): delete the checkpoint") from error
+    return _build(unpack(data), task, empty)
 
 
 def gather_groups(
@@ -162,9 +169,9 @@ def gather_groups(
     """
     if world.size == 1:
         return list(scored)
-    packed = [pack_group(group, with_messages=with_messages, level=1) for group in scored]
+    packed = [_pack_group(group, with_messages=with_messages, level=1) for group in scored]
     values = [unpack(data) for data in world.gather_bytes(packed)]
-    return [_build(value, task(value["number"]), empty) for value in sorted(values, key=lambda value: value["number"])]
+    return [_build(value, task, empty) for value in sorted(values, key=lambda value: value["number"])]
 
 
 def empty_memory(environment: Any) -> MemoryState | None:
@@ -174,7 +181,10 @@ def empty_memory(environment: Any) -> MemoryState | None:
     )
 
 
-def _build(value: Mapping[str, Any], task: AnyTask, empty: MemoryState | None) -> ScoredGroup[AnyTask]:
+def _build(
+    value: Mapping[str, Any], task_of: Callable[[int], AnyTask], empty: MemoryState | None
+) -> ScoredGroup[AnyTask]:
+    task = task_of(int(value["number"]))
     if value["task"] != task.id:
         raise CheckpointError(
             f"the checkpoint's queue holds rollouts of task {value['task']!r}, where the data now has {task.id!r}: put "
@@ -184,17 +194,15 @@ def _build(value: Mapping[str, Any], task: AnyTask, empty: MemoryState | None) -
     trajectories = [
         build_trajectory(fields, task, empty if trunk is None else None) for fields in value["trajectories"]
     ]
-    if empty is not None and trunk is not None:
-        trajectories = _replay_trunk(trajectories, empty, trunk)
+    if empty is not None and trunk is not None:  # a chunk group: the rollout that went on after each chunk but the last
+        before, states = [empty], []
+        for chunk in range(len(trunk) + 1):
+            states.append([_apply(before[chunk], trajectory.turns[chunk]) for trajectory in trajectories])
+            before += [states[chunk][trunk[chunk]]] if chunk < len(trunk) else []
+        pairs = zip(trajectories, zip(*states, strict=True), strict=True)
+        trajectories = [replace(trajectory, states=after, before=tuple(before)) for trajectory, after in pairs]
     records = [[Record.from_json(record) for record in answers] for answers in value["records"]]
     return ScoredGroup(value["number"], TrajectoryGroup(task, tuple(trajectories)), records, value["oldest"])
-
-
-def _decode(text: str) -> bytes:
-    try:
-        return base64.b64decode(text)
-    except ValueError as error:
-        raise CheckpointError(f"the checkpoint's queue cannot be read ({error}): delete the checkpoint") from error
 
 
 def _as_json(value: Any) -> Any:
@@ -223,46 +231,7 @@ def _turn(value: Mapping[str, Any]) -> Turn:
     )
 
 
-def _reward(value: Mapping[str, Any] | None) -> Reward | None:
-    if value is None:
-        return None
-    return Reward(
-        turns=tuple(value["turns"]),
-        components={name: tuple(values) for name, values in value["components"].items()},
-        weights=value["weights"],
-        total=value["total"],
-        shared=frozenset(value["shared"]),
-        calls=tuple(map(tuple, value["calls"])),
-        call_sources=tuple(
-            tuple(tuple((id, number) for id, number in source) for source in turn) for turn in value["call_sources"]
-        ),
-    )
-
-
-def _replay(turns: Sequence[Turn], state: MemoryState) -> tuple[MemoryState, ...]:
-    states = []
-    for turn in turns:
-        state = _apply(turn, state)
-        states.append(state)
-    return tuple(states)
-
-
-def _replay_trunk(
-    trajectories: Sequence[Trajectory[Any]], empty: MemoryState, trunk: Sequence[int]
-) -> list[Trajectory[Any]]:
-    """Return the trajectories of a chunk group; `trunk` has the rollout that went on after each chunk but the last."""
-    before, states = [empty], []
-    for chunk in range(len(trunk) + 1):
-        states.append([_apply(trajectory.turns[chunk], before[chunk]) for trajectory in trajectories])
-        if chunk < len(trunk):
-            before.append(states[chunk][trunk[chunk]])
-    return [
-        replace(trajectory, states=after, before=tuple(before))
-        for trajectory, after in zip(trajectories, zip(*states, strict=True), strict=True)
-    ]
-
-
-def _apply(turn: Turn, state: MemoryState) -> MemoryState:
+def _apply(state: MemoryState, turn: Turn) -> MemoryState:
     for operation in turn.operations:
         state = state.apply(operation)
     return state

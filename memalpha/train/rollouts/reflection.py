@@ -19,6 +19,7 @@ answer unless `tell_answer` is set.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from memalpha.agent.parsing import after_thinking
@@ -26,7 +27,7 @@ from memalpha.agent.prompts import reflection_messages
 from memalpha.config import ERLSettings
 from memalpha.environments.engine import reflection_messages as text_reflection_messages
 from memalpha.environments.memory_writing import MemoryWriting
-from memalpha.errors import ConfigError, InvalidContent, RewardError
+from memalpha.errors import InvalidContent, RewardError
 from memalpha.policy.base import Policy
 from memalpha.policy.noise import noise_key
 from memalpha.policy.transformers import TransformersPolicy
@@ -41,7 +42,7 @@ from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import Category, MemorySchema
 from memalpha.store.state import MemoryState
 from memalpha.train.rollouts.worker import Reflecting, ReflectionCandidate
-from memalpha.types import Operation, Reward, SampleRequest, Task, TextTask, Trajectory, TrajectoryGroup
+from memalpha.types import Operation, SampleRequest, Task, TextTask, Trajectory, TrajectoryGroup
 
 FeedbackFunction = Callable[..., Any]
 
@@ -66,14 +67,11 @@ class TextReflection(Reflecting[TextTask]):
         self.scorer: TextScorer = scorer
         self.settings, self.count_tokens = settings, count_tokens
         self.feedback_func = feedback_func
-        self._embedder: Embedder | None = None
 
-    @property
+    @cached_property
     def embedder(self) -> Embedder:
         """Embedder for advice that is recalled by similarity; a text run embeds nothing else."""
-        if self._embedder is None:
-            self._embedder = load_embedder("static")
-        return self._embedder
+        return load_embedder("static")
 
     def feedback(
         self, attempts: Sequence[Trajectory[TextTask]], records: Sequence[Sequence[Record]], budget: int
@@ -85,7 +83,18 @@ class TextReflection(Reflecting[TextTask]):
             records: Scored answers of each attempt; unused, since text tasks have no questions.
             budget: Tokens of one description, at most.
         """
-        return [self._truncate(text, budget) for text in self._describe_failures(attempts)]
+        if self.feedback_func is None:
+            texts = [self._describe_failure(attempt) for attempt in attempts]
+        else:
+            tasks = [attempt.task for attempt in attempts]
+            replies = [attempt.turns[-1].completion.text for attempt in attempts]
+            prompts = [prompt_of(task) for task in tasks]
+            result = call_function(self.feedback_func, "feedback_func", prompts, replies, columns_of(tasks))
+            texts = list(result) if isinstance(result, list | tuple) else [result]
+            if len(texts) != len(attempts) or not all(isinstance(text, str) for text in texts):
+                gave = f"feedback_func gave {texts!r:.80} for {len(attempts)} replies"
+                raise RewardError(f"{gave}: a text each is needed")
+        return [_truncate(text, self.count_tokens, budget) for text in texts]
 
     def prompt(self, candidate: ReflectionCandidate, earlier: Sequence[str]) -> tuple[Mapping[str, str], ...]:
         """Return the prompt of a reflection: the last prompt and reply, the reward, feedback and earlier advice."""
@@ -98,55 +107,22 @@ class TextReflection(Reflecting[TextTask]):
     def without_advice(self, trajectory: Trajectory[TextTask]) -> list[SampleRequest]:
         return [SampleRequest(messages) for messages in trajectory.states]
 
-    def _describe_failures(self, attempts: Sequence[Trajectory[TextTask]]) -> list[str]:
-        tasks = [attempt.task for attempt in attempts]
-        if self.feedback_func is None:
-            return [self._describe_failure(attempt) for attempt in attempts]
-        replies = [attempt.turns[-1].completion.text for attempt in attempts]
-        prompts = [prompt_of(task) for task in tasks]
-        result = call_function(self.feedback_func, "feedback_func", prompts, replies, columns_of(tasks))
-        texts = list(result) if isinstance(result, list | tuple) else [result]
-        if len(texts) != len(attempts) or not all(isinstance(text, str) for text in texts):
-            raise RewardError(f"feedback_func gave {texts!r:.80} for {len(attempts)} replies: a text each is needed")
-        return texts
-
     def _describe_failure(self, attempt: Trajectory[TextTask]) -> str:
         """Describe what the reply misses, part by part."""
-        reward = attempt.reward
-        assert reward is not None
-        sentences = _describe_shortfalls(reward, _component_maxima(self.scorer.environment))
+        assert attempt.reward is not None
+        environment = self.scorer.environment
+        parts = environment.rewards if isinstance(environment, TextGeneration) else ()
+        maxima, sentences = {part.name: part.maximum for part in parts}, []
+        for name, values in attempt.reward.components.items():
+            value, maximum = values[0], maxima.get(name, 1.0)
+            if value <= 0 < maximum:
+                sentences.append(f"{name}: wrong.")
+            elif value < maximum:
+                sentences.append(f"{name}: {value:g} of {maximum:g}.")
         answer = attempt.task.columns.get("answer")
         if self.settings.tell_answer and sentences and answer is not None:
             sentences += [f"The answer is {answer}."]
         return " ".join(sentences)
-
-    def _truncate(self, text: str, budget: int) -> str:
-        # No tokenizer makes more tokens than bytes.
-        if len(text.encode()) <= budget or self.count_tokens(text) <= budget:
-            return text
-        return text.encode()[:budget].decode(errors="ignore")
-
-
-def _component_maxima(environment: Any) -> dict[str, float]:
-    return {part.name: part.maximum for part in environment.rewards} if isinstance(environment, TextGeneration) else {}
-
-
-def _describe_shortfalls(reward: Reward, maxima: Mapping[str, float]) -> list[str]:
-    sentences = []
-    for name, values in reward.components.items():
-        value, maximum = values[0], maxima.get(name, 1.0)
-        if value <= 0 < maximum:
-            sentences.append(f"{name}: wrong.")
-        elif value < maximum:
-            sentences.append(f"{name}: {value:g} of {maximum:g}.")
-    return sentences
-
-
-def check_feedback_function(function: Any) -> FeedbackFunction | None:
-    """Raise `ConfigError` if the feedback function is not callable; return it."""
-    if function is not None and not callable(function):
-        raise ConfigError(f"feedback_func: {function!r} is not callable")
-    return function
 
 
 REFLECTION_SCHEMA = MemorySchema(
@@ -164,11 +140,7 @@ class MemoryReflection(Reflecting[Task]):
     """
 
     def __init__(self, writing: MemoryWriting, scorer: MemoryScorer) -> None:
-        self.writing, self.scorer = writing, scorer
-
-    @property
-    def embedder(self) -> Embedder:
-        return self.writing.embedder
+        self.writing, self.scorer, self.embedder = writing, scorer, writing.embedder
 
     def feedback(self, attempts: Sequence[Trajectory], records: Sequence[Sequence[Record]], budget: int) -> list[str]:
         """Describe what went wrong in each attempt, in at most `budget` tokens.
@@ -211,8 +183,14 @@ def join_feedback(records: Sequence[Record], style: str, count_tokens: Callable[
         if not record.feedback or (joined and count_tokens(longer) > budget):
             continue
         joined = longer
+    return _truncate(joined, count_tokens, budget)
+
+
+def _truncate(text: str, count_tokens: Callable[[str], int], budget: int) -> str:
     # No tokenizer makes more tokens than bytes.
-    return joined if count_tokens(joined) <= budget else joined.encode()[:budget].decode(errors="ignore")
+    if len(text.encode()) <= budget or count_tokens(text) <= budget:
+        return text
+    return text.encode()[:budget].decode(errors="ignore")
 
 
 def reflection_requests(
@@ -238,17 +216,12 @@ def reflection_requests(
         step: Step number; keys the sampling noise.
     """
     requests = []
-
-    def too_long(messages: Sequence[Mapping[str, str]]) -> bool:
-        """Return True if prompt and reflection together exceed the policy's context."""
-        if not isinstance(policy, TransformersPolicy) or policy.positions is None:
-            return False
-        return len(policy.render(messages)) + tokens > policy.positions
-
+    local = policy if isinstance(policy, TransformersPolicy) else None
+    limit = None if local is None else local.positions
     for candidate, advice in zip(candidates, earlier, strict=True):
         remaining = list(advice)
         messages = prompt(candidate, remaining)
-        while remaining and too_long(messages):
+        while remaining and local and limit and len(local.render(messages)) + tokens > limit:
             del remaining[0]
             messages = prompt(candidate, remaining)
         key = noise_key(seed, step, candidate.task_index, candidate.attempt.rollout, 0, "reflection")

@@ -87,7 +87,11 @@ class WeightSync:
             return
         start = time.monotonic()
         is_first = not self._version
-        self._version = self._push()
+        self._count += 1
+        partial = world.run_on_main(lambda: self._prepare_folder(with_weights=not engine.is_sharded))
+        if engine.is_sharded:
+            engine.write_shards(partial)
+        self._version = world.run_on_main(lambda: self._load(partial))
         self.policy.model = self._version if self.has_adapters else world.run_on_main(self.policy.client.base_model)
         self.policy.version = engine.weights_step
         if is_first:
@@ -119,15 +123,6 @@ class WeightSync:
         gaps, self._gaps = self._gaps, []
         retries, self._retries = self.policy.client.retries - self._retries, self.policy.client.retries
         return {"sync_seconds": sum(seconds), "sync_gap": max(gaps, default=0.0), "sampler_retries": float(retries)}
-
-    def _push(self) -> str:
-        """Hand the weights over and return their name."""
-        world, is_sharded = self.engine.world, self.engine.is_sharded
-        self._count += 1
-        partial = world.run_on_main(lambda: self._prepare_folder(with_weights=not is_sharded))
-        if is_sharded:
-            self.engine.write_shards(partial)
-        return world.run_on_main(lambda: self._load(partial))
 
     def _prepare_folder(self, *, with_weights: bool) -> Path:
         """Make the folder that the weights are written to, under a name that no server loads."""
@@ -164,13 +159,11 @@ class WeightSync:
 
     def _sample_canary(self, temperature: float) -> list[TrainingSample]:
         """Return the server's completions of the canary's prompts as rows, the same in every process."""
-        return self.engine.world.run_on_main(lambda: self._rows_of_canary(temperature))
-
-    def _rows_of_canary(self, temperature: float) -> list[TrainingSample]:
         requests = [replace(prompt, temperature=temperature) for prompt in self.prompts]
         token_requests = self.policy.token_requests(requests)
-        completions: list[Completion] = self.policy.completions(
-            list(zip(requests, token_requests, strict=True)), self.policy.client.sample(token_requests)
+        pairs = list(zip(requests, token_requests, strict=True))
+        completions: list[Completion] = self.engine.world.run_on_main(
+            lambda: self.policy.completions(pairs, self.policy.client.sample(token_requests))
         )
         return [policy_gradient_sample(Turn(0, completion)) for completion in completions]
 

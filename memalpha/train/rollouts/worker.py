@@ -13,7 +13,6 @@ from memalpha.config import ERLSettings
 from memalpha.environments.engine import RolloutEngine, Start
 from memalpha.environments.memory_writing import ask_at_every_chunk, roll_out_chunks
 from memalpha.errors import RewardError
-from memalpha.policy.base import Policy
 from memalpha.qa.evaluate import RolloutScorer, ScoredGroups
 from memalpha.qa.report import Record
 from memalpha.store.embedding import Embedder
@@ -40,18 +39,15 @@ class ReflectionCandidate:
 
 
 class Reflecting(Protocol[AnyTask]):
-    """Feedback and prompts for algorithms that retry attempts (`train.rollouts.second_attempts`).
+    """Feedback and prompts for algorithms that retry attempts (`train.algorithms.erl`).
 
     Attributes:
         scorer: Says how accurate attempts are.
+        embedder: Embedder of advice that is recalled by similarity.
     """
 
     scorer: RolloutScorer[AnyTask]
-
-    @property
-    def embedder(self) -> Embedder:
-        """Embedder of advice that is recalled by similarity."""
-        ...
+    embedder: Embedder
 
     def candidates(
         self,
@@ -131,11 +127,6 @@ class RolloutWorker(Generic[AnyTask]):
     questions_per_task: int | None = None
     chunk_share: float = 0.0
     scoring_seconds: float = 0.0
-
-    @property
-    def policy(self) -> Policy:
-        """The trained policy."""
-        return self.engine.policy
 
     def collect_attempts(self, tasks: Sequence[AnyTask], step: int, first: int = 0) -> ScoredGroups[AnyTask]:
         """Sample `group_size` rollouts of each task; return all groups with rewards, and their records.
@@ -228,10 +219,6 @@ class RolloutWorker(Generic[AnyTask]):
         """Return True if a task of a step is sampled as a chunk group; these are spread evenly over the tasks."""
         before = self.chunk_share * (step * self.config.tasks_per_step + number)
         return int(before + self.chunk_share + 1e-9) > int(before + 1e-9)
-
-    def sample_retries(self, starts: Sequence[Start[AnyTask]], step: int) -> list[Trajectory[AnyTask]]:
-        """Sample second attempts, without scoring them."""
-        return self.engine.run(starts, self.config.sampling.temperature, self.config.seed, step, role="retry")
 
 
 def drop_unscored(groups: Sequence[TrajectoryGroup[AnyTask]]) -> list[TrajectoryGroup[AnyTask]]:

@@ -26,7 +26,6 @@ import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 from uuid import uuid4
 
@@ -150,62 +149,13 @@ def load_weights(path: Path, engine: BaseEngine) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically, as ASCII: model output may contain lone surrogates, which UTF-8 cannot encode."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, f"{json.dumps(value, indent=1)}\n".encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file atomically: an interrupted write leaves the file that was there."""
     temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Load a JSON object that `write_json` wrote.
-
-    Raises:
-        CheckpointError: The file is missing or holds no JSON object.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({error.strerror}): put it back to resume, or start again in another out"
-        ) from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not valid JSON ({error}): mend or delete it to resume") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} does not hold a JSON object: mend or delete it to resume")
-    return value
-
-
-def append_lines(path: Path, values: Iterable[Mapping[str, Any]]) -> None:
-    """Append one JSON line for each value (ASCII, as in `write_json`)."""
-    with path.open("a", encoding="utf-8") as file:
-        for value in values:
-            file.write(json.dumps(value) + "\n")
-
-
-def truncate_lines(path: Path, step: int) -> None:
-    """Remove lines of step `step` and later, and a last line that a kill left incomplete.
-
-    Raises:
-        CheckpointError: Another line is not a JSON object with a step.
-    """
-    if not path.exists():
-        return
-    lines = path.read_bytes().split(b"\n")  # bytes: an incomplete line may end within a character
-    while lines and not lines[-1]:
-        lines.pop()
-    kept_lines = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            line_step = int(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError) as error:
-            if number == len(lines):
-                break
-            raise CheckpointError(
-                f"{path}:{number}: not a line this run wrote (a JSON object with a step): mend or delete it to resume"
-            ) from error
-        if line_step < step:
-            kept_lines.append(line + b"\n")
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_bytes(b"".join(kept_lines))
+    temporary.write_bytes(data)
     temporary.replace(path)
 
 
@@ -253,10 +203,10 @@ class RunDirectory:
     def __enter__(self) -> RunDirectory:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
+    def __exit__(self, *error: object) -> None:
+        if self._lock_file is not None:
+            self._lock_file.close()
+            self._lock_file = None
 
     # ------------------------------------------------------------------------------------------------------- the lock
 
@@ -284,10 +234,9 @@ class RunDirectory:
                 directory began with other data.
             ConfigError: The directory cannot be created.
         """
-        self.lock()
-        self.world.run_on_main(lambda: self.check_settings(config))
         self.data = data
-        self.world.run_on_main(self._check_data)
+        self.world.run_on_main(self.lock)
+        self.world.run_on_main(lambda: self.check_settings(config))
 
     def begin_run(self) -> None:
         """Give the run an id of its own and record the fingerprint of its data."""
@@ -299,32 +248,13 @@ class RunDirectory:
             self.begin_run()
         return self.read_json(RUN_FILE)["id"]
 
-    def _check_data(self) -> None:
-        if not self.saved_steps() or not (self.path / RUN_FILE).exists():
-            return
-        recorded = self.read_json(RUN_FILE).get("data")
-        if None not in (recorded, self.data) and recorded != self.data:
-            raise CheckpointError(
-                f"{self.path} holds a run that began with other tasks (data or eval_data has changed since): put back "
-                "the files to resume it, or name another out to train on the new ones"
-            )
-
     def lock(self) -> None:
-        """Lock the directory for the processes of this run until `release`; create it if missing.
+        """Lock the directory, in the main process, until the context ends; create it if missing.
 
         Raises:
             CheckpointError: Another run holds the lock.
             ConfigError: The directory cannot be created.
         """
-        self.world.run_on_main(self._lock)
-
-    def release(self) -> None:
-        """Release the lock, if this run holds it."""
-        if self._lock_file is not None:
-            self._lock_file.close()
-            self._lock_file = None
-
-    def _lock(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             file = (self.path / ".lock").open("a")  # never deleted: two processes could lock two files
@@ -358,13 +288,14 @@ class RunDirectory:
         return settings
 
     def check_settings(self, config: LearnerConfig) -> None:
-        """Raise `CheckpointError` if the directory holds a run with other or unreadable settings."""
-        if not (self.path / "config.yaml").exists() or not self.saved_steps():
+        """Raise `CheckpointError` if the directory holds a run with other or unreadable settings, or other data."""
+        if not self.saved_steps():
             return
-        recorded = self.load_settings()
+        settings = json.loads(config.model_dump_json())
+        recorded = self.load_settings() if (self.path / "config.yaml").exists() else settings
         with suppress(ValidationError):  # a key that is newer than the run gets its default
             recorded = json.loads(type(config).model_validate(recorded).model_dump_json())
-        current = _flatten_settings(json.loads(config.model_dump_json()))
+        current = _flatten_settings(settings)
         groups = {key.partition(".")[0] for key in current}
         recorded = _flatten_settings({key: value for key, value in recorded.items() if key in groups})
         keys = {**current, **recorded}.keys() - CHANGEABLE_ON_RESUME
@@ -375,16 +306,20 @@ class RunDirectory:
                 f"{self.path} holds a run with other settings ({differences}): give the same ones to resume it, or "
                 "another out"
             )
+        recorded = self.read_json(RUN_FILE).get("data") if (self.path / RUN_FILE).exists() else None
+        if None not in (recorded, self.data) and recorded != self.data:
+            raise CheckpointError(
+                f"{self.path} holds a run that began with other tasks (data or eval_data has changed since): put back "
+                "the files to resume it, or name another out to train on the new ones"
+            )
 
     def write_settings(self, config: LearnerConfig) -> None:
         """Write `config.yaml` atomically.
 
         Call it after all checks, so that a refused run leaves the existing settings alone.
         """
-        temporary = self.path / ".config.yaml.part"
         settings = json.loads(config.model_dump_json())
-        temporary.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
-        temporary.replace(self.path / "config.yaml")
+        write_bytes(self.path / "config.yaml", yaml.safe_dump(settings, sort_keys=False).encode())
 
     # ---------------------------------------------------------------------------------------------------- checkpoints
 
@@ -415,24 +350,6 @@ class RunDirectory:
         path = self.checkpoint(step)
         write_checkpoint(path, policy, engine, {"step": step, **state}, card)
         return path
-
-    def write_card(self, step: int, card: str) -> None:
-        """Replace the model card of a checkpoint atomically (main process only)."""
-        path = self.checkpoint(step) / CARD_FILE
-        temporary = path.with_name(f".{CARD_FILE}.part")
-        temporary.write_text(card, encoding="utf-8", errors="backslashreplace")
-        temporary.replace(path)
-
-    def load_checkpoint(self, step: int, engine: BaseEngine) -> dict[str, Any]:
-        """Restore weights, optimizer and RNG after `step` steps and return the saved state."""
-        state = load_checkpoint(self.checkpoint(step), engine)
-        engine.weights_step = step
-        return state
-
-    def load_weights(self, step: int, engine: BaseEngine) -> None:
-        """Restore the weights after `step` steps."""
-        load_weights(self.checkpoint(step), engine)
-        engine.weights_step = step
 
     def prune_checkpoints(self, newest: int, also: Iterable[int] = ()) -> None:
         """Delete old checkpoints (main process only).
@@ -487,11 +404,36 @@ class RunDirectory:
     def append(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
         """Append JSON lines to the log file `name` (main process only)."""
         if self.world.is_main:
-            append_lines(self.path / name, lines)
+            with (self.path / name).open("a", encoding="utf-8") as file:  # ASCII, as in `write_json`
+                for line in lines:
+                    file.write(json.dumps(line) + "\n")
 
     def truncate(self, name: str, step: int) -> None:
-        """Remove the lines of step `step` and later from the log file `name`; see `checkpoint.truncate_lines`."""
-        truncate_lines(self.path / name, step)
+        """Remove lines of step `step` and later, and a last line that a kill left incomplete.
+
+        Raises:
+            CheckpointError: Another line is not a JSON object with a step.
+        """
+        path = self.path / name
+        if not path.exists():
+            return
+        lines = path.read_bytes().split(b"\n")  # bytes: an incomplete line may end within a character
+        while lines and not lines[-1]:
+            lines.pop()
+        kept_lines = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                line_step = int(json.loads(line)["step"])
+            except (ValueError, KeyError, TypeError) as error:
+                if number == len(lines):
+                    break
+                raise CheckpointError(
+                    f"{path}:{number}: not a line this run wrote (a JSON object with a step): mend or delete it to "
+                    "resume"
+                ) from error
+            if line_step < step:
+                kept_lines.append(line + b"\n")
+        write_bytes(path, b"".join(kept_lines))
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Load the JSON object in the file `name`.
@@ -499,21 +441,18 @@ class RunDirectory:
         Raises:
             CheckpointError: The file is missing or holds no JSON object.
         """
-        return read_json(self.path / name)
-
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write `summary.json` (main process only)."""
-        if self.world.is_main:
-            write_json(self.path / "summary.json", summary)
-
-    def write_stop(self, step: int, reason: str) -> None:
-        """Write `stopped.json`: the step and the reason of a run that cannot go on (main process only)."""
-        if self.world.is_main and self.path.is_dir():
-            write_json(self.path / STOP_FILE, {"step": step, "reason": reason})
-
-    def clear_stop(self) -> None:
-        """Remove `stopped.json` of an earlier start."""
-        (self.path / STOP_FILE).unlink(missing_ok=True)
+        path = self.path / name
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise CheckpointError(
+                f"{path} cannot be read ({error.strerror}): put it back to resume, or start again in another out"
+            ) from error
+        except ValueError as error:
+            raise CheckpointError(f"{path} is not valid JSON ({error}): mend or delete it to resume") from error
+        if not isinstance(value, dict):
+            raise CheckpointError(f"{path} does not hold a JSON object: mend or delete it to resume")
+        return value
 
     def load_finished_summary(self, stop: int) -> dict[str, Any] | None:
         """Load the summary of a run that has finished at step `stop`; None if it has not."""

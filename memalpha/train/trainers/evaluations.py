@@ -21,10 +21,10 @@ from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.evaluate import Evaluator
 from memalpha.qa.reader import load_reader
 from memalpha.qa.report import Record, Report
-from memalpha.train.trainers.directory import RunDirectory
+from memalpha.train.trainers.directory import RunDirectory, write_json
 from memalpha.train.trainers.progress import Display
 from memalpha.train.trainers.trainer import Evaluations
-from memalpha.types import Task, ToolResult, Trajectory
+from memalpha.types import Task, Trajectory
 
 M = TypeVar("M", TrainConfig, SFTConfig)
 
@@ -181,6 +181,8 @@ class TaskEvaluations(Evaluations):
         return report
 
 
+RESULT_FIELDS = ("ok", "code", "message", "entry_id", "category", "content", "before")
+"""Attributes of a call's result in `eval/example.json`."""
 EXAMPLES = 4
 """Conversations that a run records."""
 MAX_CHARACTERS = 200_000
@@ -222,10 +224,19 @@ def walk_trajectory(trajectory: Trajectory, records: Sequence[Record]) -> dict[s
         turns = [turn for turn in trajectory.turns if turn.chunk == chunk]
         steps.append(
             {
-                "calls": [_call_fields(result) for turn in turns for result in turn.results],
+                "calls": [
+                    {
+                        "name": result.call.name,
+                        "arguments": dict(result.call.arguments),
+                        "raw": result.call.raw,
+                        **{name: getattr(result, name) for name in RESULT_FIELDS},
+                    }
+                    for turn in turns
+                    for result in turn.results
+                ],
                 "core": state.core,
                 "memory": [
-                    {"id": entry.id, "category": entry.category, "content": entry.content, "timestamp": entry.timestamp}
+                    {name: getattr(entry, name) for name in ("id", "category", "content", "timestamp")}
                     for entry in state.list()
                 ],
             }
@@ -257,8 +268,15 @@ def write_examples(path: Path, examples: Sequence[tuple[Task, Systems]]) -> None
         path: File to write.
         examples: Tasks, each with trajectory and records by system name (`before`, `after`).
     """
-    first, *more = (_example(task, systems) for task, systems in examples)
-    _write(path, {**first, "more": more} if more else first)
+    first, *more = (
+        {
+            "task": task.id,
+            "chunks": [{"timestamp": chunk.timestamp, "text": chunk.render()} for chunk in task.chunks],
+            "systems": {name: walk_trajectory(trajectory, records) for name, (trajectory, records) in systems.items()},
+        }
+        for task, systems in examples
+    )
+    write_json(path, {**first, "more": more} if more else first)
 
 
 def add_walks(path: Path, system: str, walks: Mapping[str, tuple[Trajectory, Sequence[Record]]]) -> None:
@@ -273,34 +291,4 @@ def add_walks(path: Path, system: str, walks: Mapping[str, tuple[Trajectory, Seq
     for example in (value, *value.get("more", ())):
         if example["task"] in walks:
             example["systems"][system] = walk_trajectory(*walks[example["task"]])
-    _write(path, value)
-
-
-def _example(task: Task, systems: Systems) -> dict[str, Any]:
-    return {
-        "task": task.id,
-        "chunks": [{"timestamp": chunk.timestamp, "text": chunk.render()} for chunk in task.chunks],
-        "systems": {name: walk_trajectory(trajectory, records) for name, (trajectory, records) in systems.items()},
-    }
-
-
-def _write(path: Path, value: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")  # an interrupted write leaves the file that is there
-    part.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    part.replace(path)
-
-
-def _call_fields(result: ToolResult) -> dict[str, Any]:
-    return {
-        "name": result.call.name,
-        "arguments": dict(result.call.arguments),
-        "raw": result.call.raw,
-        "ok": result.ok,
-        "code": result.code,
-        "message": result.message,
-        "entry_id": result.entry_id,
-        "category": result.category,
-        "content": result.content,
-        "before": result.before,
-    }
+    write_json(path, value)

@@ -22,9 +22,8 @@ from memalpha.qa.report import Record, Report, summarize
 from memalpha.qa.systems.base import question_chunk
 from memalpha.store.embedding import load_embedder
 from memalpha.train.algorithms import build_algorithm
-from memalpha.train.algorithms.credit import CallCredit, CallSpans, credit_metrics
+from memalpha.train.algorithms.credit import CallCredit, CallSpans, CreditScorer, credit_metrics
 from memalpha.train.rollouts.ahead import make_source
-from memalpha.train.rollouts.credit_scorer import CreditScorer
 from memalpha.train.rollouts.epochs import Curriculum
 from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.rollouts.reflection import MemoryReflection
@@ -41,7 +40,7 @@ from memalpha.train.trainers.evaluations import (
 from memalpha.train.trainers.progress import Display
 from memalpha.train.trainers.rl import EarlyStop, ReinforcementStep, build_algorithm_engine
 from memalpha.train.trainers.start import load_start, settle_defaults
-from memalpha.train.trainers.trainer import Evaluations, Trainer
+from memalpha.train.trainers.trainer import Trainer
 from memalpha.types import Task, Trajectory
 
 BASELINES = {"append_only": "append-only", "oracle": "oracle"}
@@ -112,7 +111,7 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
         for name, kind in BASELINES.items()
     }
     scope = "tasks (training, validation, held-out)" if source.file_tasks else "tasks drawn so far"
-    evaluations = TaskEvaluations(
+    evaluations = MemoryEvaluations(
         Evaluator(rollouts, scorer, directory.world),
         source.validation,
         source.held_out,
@@ -120,17 +119,12 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
         display,
         notes=[*source.notes, *rewards.notes(source.known_tasks, scope)],
         stop_below=config.evaluation.stop_below,
+        baselines=baselines,
+        reader=reader,
+        stop_unreadable=config.sampling.stop_unreadable,
     )
     directory.claim(config, source.fingerprint)
-    return Trainer(
-        config=config,
-        directory=directory,
-        start=start,
-        engine=engine,
-        training_step=training_step,
-        evaluations=MemoryEvaluations(evaluations, baselines, reader, config.sampling.stop_unreadable),
-        display=display,
-    )
+    return Trainer(config, directory, start, engine, training_step, evaluations, display)
 
 
 def _attempt_metrics(
@@ -178,30 +172,33 @@ def _task_fields(task: Task) -> dict[str, Any]:
     }
 
 
-class MemoryEvaluations(Evaluations):
+class MemoryEvaluations(TaskEvaluations):
     """Evaluations on memory tasks, with two baselines before and example conversations.
 
     Args:
-        tasks: Evaluations of the trained policy.
+        args: Arguments of `TaskEvaluations`.
         baselines: Evaluators of scripted policies.
         reader: The reader.
         stop_unreadable: Stop before training if the reader cannot answer.
+        settings: Further settings of `TaskEvaluations`.
     """
 
     def __init__(
         self,
-        tasks: TaskEvaluations,
+        *args: Any,
         baselines: Mapping[str, Evaluator[Task]],
         reader: Reader,
-        stop_unreadable: bool = True,
+        stop_unreadable: bool,
+        **settings: Any,
     ) -> None:
-        self.tasks, self.baselines, self.reader, self.stop_unreadable = tasks, baselines, reader, stop_unreadable
-        self.folder = tasks.directory.path / "eval"
+        super().__init__(*args, **settings)
+        self.baselines, self.reader, self.stop_unreadable = baselines, reader, stop_unreadable
+        self.folder = self.directory.path / "eval"
 
     def before(self) -> None:
         """Evaluate the start weights and the baselines, and record example conversations."""
-        tasks, held_out, log = self.tasks, self.tasks.held_out, self.tasks.display.log
-        for note in tasks.notes:
+        held_out, log = self.held_out, self.display.log
+        for note in self.notes:
             log(note)
         missing = sum(not task.gold_operations for task in held_out)
         if missing:
@@ -210,8 +207,8 @@ class MemoryEvaluations(Evaluations):
                 "tasks carry no gold operations, from which the oracle's memory is made. A reader that cannot read the "
                 "notes would go unnoticed and limit all training: see docs/start/own-data.md"
             )
-        before = tasks.evaluate("before")
-        if tasks.directory.world.is_main:
+        before = self.evaluate("before")
+        if self.directory.world.is_main:
             examples = [
                 (held_out[index], {"before": (before.groups[index].trajectories[0], before.records)})
                 for index in choose_examples(held_out)
@@ -219,7 +216,7 @@ class MemoryEvaluations(Evaluations):
             write_examples(self.folder / "example.json", examples)
         reports: dict[str, Report] = {}
         if not missing:
-            reports = {name: tasks.evaluate(name, evaluator) for name, evaluator in self.baselines.items()}
+            reports = {name: self.evaluate(name, evaluator) for name, evaluator in self.baselines.items()}
         records = (record for report in (before, *reports.values()) for record in report.records)
         check_reader_answers(self.reader, records, stop_unreadable=self.stop_unreadable)
         if reports:
@@ -231,32 +228,19 @@ class MemoryEvaluations(Evaluations):
                     "docs/start/own-data.md"
                 )
 
-    def validate(self, step: int, metrics: dict[str, Any]) -> float | None:
-        """Return the accuracy on the validation tasks."""
-        return self.tasks.validate(step, metrics)
-
-    def check(self, step: int) -> None:
-        self.tasks.check(step)
-
-    def state(self) -> dict[str, Any]:
-        return self.tasks.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.tasks.restore(state)
-
     def summary(self) -> dict[str, Any]:
         """Evaluate the held-out tasks and return all evaluations."""
-        after = self.tasks.evaluate("after")
-        return self.tasks.directory.world.run_on_main(lambda: self._collect_evaluations(after))
+        after = self.evaluate("after")
+        return self.directory.world.run_on_main(lambda: self._collect_evaluations(after))
 
     def _collect_evaluations(self, after: Report) -> dict[str, Any]:
         """Complete the recorded conversations and return all evaluations."""
         walks = {group.task.id: (group.trajectories[0], after.records) for group in after.groups}
         add_walks(self.folder / "example.json", "after", walks)
         names = [name for name in self.baselines if (self.folder / f"{name}.json").exists()]
-        systems = {name: self.tasks.directory.read_json(f"eval/{name}.json") for name in ("before", "after", *names)}
+        systems = {name: self.directory.read_json(f"eval/{name}.json") for name in ("before", "after", *names)}
         return {
-            "tasks": len(self.tasks.held_out),
+            "tasks": len(self.held_out),
             "questions": len(after.records),
             "before": systems.pop("before"),
             "after": systems.pop("after"),

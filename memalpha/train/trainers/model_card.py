@@ -1,29 +1,34 @@
 """Model card of a checkpoint, `README.md`: base, data, command, results with intervals, limits and licence.
 
 Its head is what the model hub reads (`huggingface_hub.ModelCardData`). Paths are shortened to their last part, and the
-host is left out: a card is made to be published.
+host is left out: a card is made to be published. `push_run` publishes a run's best checkpoint with its card.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
+from httpx import TransportError
+from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCard, ModelCardData, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-from memalpha.config import LearnerConfig, RewardModelConfig
+from memalpha.config import LearnerConfig, RewardModelConfig, training_config
 from memalpha.config.training import RunConfig
+from memalpha.errors import CheckpointError, ConfigError, PolicyError
+from memalpha.hub import hub_reachable
 from memalpha.policy.base import NAMED_POLICIES, SHIPPED_POLICIES
+from memalpha.policy.load import adapter_chain
 from memalpha.qa.compare import load_records
-from memalpha.qa.report import Record
-from memalpha.qa.scoring.stats import Estimate, ScoredAnswer, compare_paired, estimate
+from memalpha.qa.scoring.stats import ScoredAnswer, compare_paired, estimate
 from memalpha.tasks.catalog import MODULES, get_data_set
+from memalpha.train.trainers.directory import CARD_FILE, VALUE_HEAD, RunDirectory
 
 SMOL_REPOSITORY = "HuggingFaceTB/SmolLM2-135M-Instruct"
 """Repository of smol's base on the model hub."""
@@ -51,16 +56,52 @@ def render_card(config: LearnerConfig, state: Values, summary: Values | None = N
         summary: Summary of the run if it chose this checkpoint, which the results are of; None: validations only.
         name: Name that loads the model; None: the run's directory.
     """
-    base, results = find_base(config.policy), summary or {}
+    base, results, data = find_base(config.policy), summary or {}, _data(config)
+    known = get_data_set(data) if data in MODULES else None
+    kind, usage = _kind_and_usage(config, name or str(_shorten(config.out)))
+    weights = "all weights" if config.lora is None else f"LoRA adapters of rank {config.lora.r}"
+    licences = (
+        "The base states no licence where it was loaded from: look it up, it binds this model, too."
+        if base.licence is None
+        else f"The weights are under the licence of their base: {base.licence}."
+    )
+    licences += (
+        " The licence of the training data is its owner's to say."
+        if known is None
+        else f" Training data `{data}`: {known.licence}."
+    )
     sections = {
-        "Use": _usage(config, name or str(_shorten(config.out))),
+        "Use": "\n".join(["```python", *usage, "```"]),
         "Results": "\n".join(_results(config, state, results)),
         "Training": _training(config, state, base),
         "What it cannot do": "\n".join(f"- {limit}" for limit in _limits(config, results)),
-        "Licence": _licence(config, base),
+        "Licence": licences,
     }
-    head = _head(config, results, base, name).to_yaml()
-    parts = [f"---\n{head}\n---", f"# {name or config.out.name}", _introduction(config, state, base)]
+    hub_id = known.source.removeprefix("hub:") if known is not None and known.source.startswith("hub:") else None
+    after, evaluations = results.get("after") or {}, None
+    if "accuracy" in after:
+        evaluations = [
+            EvalResult(
+                task_type="text-generation",
+                dataset_type=hub_id or Path(data or "tasks").name,
+                dataset_name=f"held-out tasks of {_data_label(config)}",
+                metric_type=after.get("metric", "accuracy"),
+                metric_name="accuracy",
+                metric_value=round(after["accuracy"], 4),
+            )
+        ]
+    head = ModelCardData(
+        base_model=base.hub_id,
+        license=base.licence,
+        library_name="transformers" if config.lora is None else "peft",
+        pipeline_tag=None if isinstance(config, RewardModelConfig) else "text-generation",
+        tags=["memalpha", _method(config), *(["agent-memory"] if isinstance(config, RunConfig) else [])],
+        datasets=None if hub_id is None else [hub_id],
+        model_name=(name or config.out.name) if evaluations else None,
+        eval_results=evaluations,
+    )
+    trained = f"Trained from {base.label} with memalpha ({_method(config)}, {weights}), step {state['step']}."
+    parts = [f"---\n{head.to_yaml()}\n---", f"# {name or config.out.name}", f"{kind}.\n\n{trained}"]
     return "\n\n".join([*parts, *(f"## {title}\n\n{text}" for title, text in sections.items())]) + "\n"
 
 
@@ -89,67 +130,30 @@ def _card_data(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _head(config: LearnerConfig, results: Values, base: Base, name: str | None) -> ModelCardData:
-    data_set, after = _data_set_id(config), results.get("after") or {}
-    evaluations = None
-    if "accuracy" in after:
-        evaluated = data_set or Path(_data(config) or "tasks").name
-        evaluations = [
-            EvalResult(
-                task_type="text-generation",
-                dataset_type=evaluated,
-                dataset_name=f"held-out tasks of {_data_label(config)}",
-                metric_type=after.get("metric", "accuracy"),
-                metric_name="accuracy",
-                metric_value=round(after["accuracy"], 4),
-            )
-        ]
-    return ModelCardData(
-        base_model=base.hub_id,
-        license=base.licence,
-        library_name="transformers" if config.lora is None else "peft",
-        pipeline_tag=None if isinstance(config, RewardModelConfig) else "text-generation",
-        tags=["memalpha", _method(config), *(["agent-memory"] if isinstance(config, RunConfig) else [])],
-        datasets=None if data_set is None else [data_set],
-        model_name=(name or config.out.name) if evaluations else None,
-        eval_results=evaluations,
-    )
-
-
-def _introduction(config: LearnerConfig, state: Values, base: Base) -> str:
-    kind = "A policy that answers prompts"
+def _kind_and_usage(config: LearnerConfig, name: str) -> tuple[str, list[str]]:
+    """Return what kind of model a run makes, and lines of Python that use it."""
     if isinstance(config, RunConfig):
-        kind = (
+        return (
             "A memory writer: it reads a conversation chunk by chunk and keeps a categorized memory with tool calls "
             "(insert, update, delete), from which questions are answered later"
-        )
-    elif isinstance(config, RewardModelConfig):
-        kind = "A reward model that scores replies to prompts"
-    weights = "all weights" if config.lora is None else f"LoRA adapters of rank {config.lora.r}"
-    return f"{kind}.\n\nTrained from {base.label} with memalpha ({_method(config)}, {weights}), step {state['step']}."
-
-
-def _usage(config: LearnerConfig, name: str) -> str:
-    if isinstance(config, RunConfig):
-        lines = [
+        ), [
             "from memalpha import MemoryAgent, MemoryStore",
             "",
             f'agent = MemoryAgent("{name}", MemoryStore.open("memory.db"))',
             'agent.read("Ana: I moved to Porto last week.", timestamp="2025-01-10")',
             'print(agent.ask("Where does Ana live?").text)',
         ]
-    elif isinstance(config, RewardModelConfig):
-        lines = [
+    if isinstance(config, RewardModelConfig):
+        return "A reward model that scores replies to prompts", [
             "from memalpha import load_reward_model",
             "",
             f'print(load_reward_model("{name}").score(["What is 2 + 2?"], ["4"]))',
         ]
-    else:
-        package, kind = ("transformers", "AutoModelForCausalLM")
-        if config.lora is not None:
-            package, kind = ("peft", "AutoPeftModelForCausalLM")
-        lines = [f"from {package} import {kind}", "", f'model = {kind}.from_pretrained("{name}")']
-    return "\n".join(["```python", *lines, "```"])
+    package, kind = ("transformers", "AutoModelForCausalLM")
+    if config.lora is not None:
+        package, kind = ("peft", "AutoPeftModelForCausalLM")
+    usage = [f"from {package} import {kind}", "", f'model = {kind}.from_pretrained("{name}")']
+    return "A policy that answers prompts", usage
 
 
 def _results(config: LearnerConfig, state: Values, results: Values) -> Iterator[str]:
@@ -162,49 +166,48 @@ def _results(config: LearnerConfig, state: Values, results: Values) -> Iterator[
         yield "| held out | before | after |\n|---|---|---|"
         yield from (f"| {name.replace('_', ' ')} | {before[name]:.3f} | {after[name]:.3f} |" for name in names)
     else:
-        yield f"Step {state['step']} of a run; {_validations(state)} Held-out results come at the end of a run."
-
-
-def _validations(state: Values) -> str:
-    start, best = state.get("start_validation") or {}, state.get("best")
-    texts = [f"{name.replace('_', ' ')} {value:.3f} at the start" for name, value in start.items()]
-    if best:
-        texts.append(f"score {best['score']:.3f} at the best step so far ({best['step']})")
-    return f"{', '.join(texts)}." if texts else "nothing was validated."
+        start, best = state.get("start_validation") or {}, state.get("best")
+        texts = [f"{name.replace('_', ' ')} {value:.3f} at the start" for name, value in start.items()]
+        texts += [f"score {best['score']:.3f} at the best step so far ({best['step']})"] if best else []
+        validations = f"{', '.join(texts)}." if texts else "nothing was validated."
+        yield f"Step {state['step']} of a run; {validations} Held-out results come at the end of a run."
 
 
 def _accuracies(config: LearnerConfig, results: Values) -> Iterator[str]:
     folder = config.out / "eval"
     systems = {"before": results["before"], "after": results["after"], **results.get("baselines", {})}
-    rows = {name: _scored(folder / f"{name}.jsonl") for name in systems}
+    rows: dict[str, list[ScoredAnswer]] = {}
+    for name in systems:
+        records = load_records(path) if (path := folder / f"{name}.jsonl").is_file() else ()
+        rows[name] = [ScoredAnswer(record.task, record.ability, float(record.correct)) for record in records]
     tasks, questions = results.get("tasks"), results.get("questions")
     measured = "".join(f", {key} `{systems['after'][key]}`" for key in ("reader", "metric") if key in systems["after"])
     yield f"Accuracy on {questions} questions of {tasks} held-out tasks of {_data_label(config)}{measured}.\n"
     yield "| | accuracy | 95 % interval |\n|---|---|---|"
     for name, values in systems.items():
-        interval = _interval(estimate(rows[name])) if rows[name] else "-"
+        value, interval = estimate(rows[name]) if rows[name] else None, "-"
+        if value is not None:
+            bounds = value.interval
+            interval = f"{bounds[0]:.3f} to {bounds[1]:.3f}" if bounds else f"none: {value.clusters} conversations"
         yield f"| {name.replace('_', ' ')} | {values['accuracy']:.3f} | {interval} |"
     if rows["before"] and [row[:2] for row in rows["before"]] == [row[:2] for row in rows["after"]]:
         difference = compare_paired(rows["before"], rows["after"]).difference
-        yield f"\nDifference {difference.value:+.3f}, paired by question: {_verdict(difference)}."
-
-
-def _verdict(difference: Estimate) -> str:
-    if difference.interval is None:
-        return f"{difference.clusters} conversations are too few for an interval"
-    low, high = difference.interval
-    noise = " (no difference beyond noise)" if low <= 0 <= high else ""
-    return f"95 % interval {low:+.3f} to {high:+.3f}{noise}"
-
-
-def _interval(value: Estimate) -> str:
-    if value.interval is None:
-        return f"none: {value.clusters} conversations"
-    return f"{value.interval[0]:.3f} to {value.interval[1]:.3f}"
+        verdict = f"{difference.clusters} conversations are too few for an interval"
+        if difference.interval is not None:
+            low, high = difference.interval
+            noise = " (no difference beyond noise)" if low <= 0 <= high else ""
+            verdict = f"95 % interval {low:+.3f} to {high:+.3f}{noise}"
+        yield f"\nDifference {difference.value:+.3f}, paired by question: {verdict}."
 
 
 def _training(config: LearnerConfig, state: Values, base: Base) -> str:
-    metrics, start = _lines(config.out / "metrics.jsonl"), (_lines(config.out / "starts.jsonl") or [{}])[-1]
+    metrics, starts = (
+        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+        for path in (config.out / "metrics.jsonl", config.out / "starts.jsonl")
+    )
+    recorded, software = starts[-1] if starts else {}, state.get("software") or {}
+    memalpha = f"memalpha {software.get('version')}"
+    memalpha += f" (commit {software['commit']})" if software.get("commit") else ""
     done = [line for line in metrics if line["step"] < state["step"]]
     kinds = {"sampled": "sampled_tokens", "trained": "tokens"}
     sums = {word: sum(line.get(key, 0) for line in done) for word, key in kinds.items()}
@@ -217,10 +220,12 @@ def _training(config: LearnerConfig, state: Values, base: Base) -> str:
         "learning rate": f"{config.optimizer.learning_rate:g}" if config.optimizer.learning_rate else "default",
         "seed": str(config.seed),
         "minutes": f"{state.get('minutes', 0):.1f}",
-        "software": _software(state.get("software") or {}),
+        "software": ", ".join([memalpha, *(f"{name} {version(name)}" for name in ("torch", "transformers", "peft"))]),
     }
     table = "\n".join(["| | |\n|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())])
-    return f"```bash\n{_command(start.get('command', ''))}\n```\n\n{table}\n\nAll settings: `config.yaml` of the run."
+    return (
+        f"```bash\n{_command(recorded.get('command', ''))}\n```\n\n{table}\n\nAll settings: `config.yaml` of the run."
+    )
 
 
 def _limits(config: LearnerConfig, results: Values) -> Iterator[str]:
@@ -243,17 +248,6 @@ def _limits(config: LearnerConfig, results: Values) -> Iterator[str]:
         yield f"{after['stale_rate']:.0%} of the questions on what changed get an outdated answer."
 
 
-def _licence(config: LearnerConfig, base: Base) -> str:
-    weights = (
-        "The base states no licence where it was loaded from: look it up, it binds this model, too."
-        if base.licence is None
-        else f"The weights are under the licence of their base: {base.licence}."
-    )
-    if (data := _data(config)) in MODULES:
-        return f"{weights} Training data `{data}`: {get_data_set(data).licence}."
-    return f"{weights} The licence of the training data is its owner's to say."
-
-
 def _method(config: LearnerConfig) -> str:
     return "reward model" if isinstance(config, RewardModelConfig) else dict(config)["algorithm"]
 
@@ -268,13 +262,6 @@ def _data_label(config: LearnerConfig) -> str:
     if not data:
         return "tasks given in Python"
     return f"the set `{data}`" if data in MODULES else f"`{_shorten(Path(data))}`"
-
-
-def _data_set_id(config: LearnerConfig) -> str | None:
-    """Return the hub id of the training data, None if it is not from there."""
-    data = _data(config)
-    source = get_data_set(data).source if data in MODULES else ""
-    return source.removeprefix("hub:") if source.startswith("hub:") else None
 
 
 def _command(recorded: str) -> str:
@@ -293,19 +280,60 @@ def _shorten(path: Path) -> Path:
     return Path(path.name) if path.is_absolute() else path
 
 
-def _software(recorded: Values) -> str:
-    memalpha = f"memalpha {recorded.get('version')}"
-    if recorded.get("commit"):
-        memalpha += f" (commit {recorded['commit']})"
-    return ", ".join([memalpha, *(f"{name} {version(name)}" for name in ("torch", "transformers", "peft"))])
+RESUME_ONLY = ("optimizer", "state.json", VALUE_HEAD, CARD_FILE, ".")
+"""Beginnings of the names of files that only resuming needs; the card is made anew."""
 
 
-def _scored(path: Path) -> list[ScoredAnswer]:
-    records: Sequence[Record] = load_records(path) if path.is_file() else ()
-    return [ScoredAnswer(record.task, record.ability, float(record.correct)) for record in records]
+def push_run(run: str | Path, repository: str, *, private: bool = False) -> tuple[str, list[str]]:
+    """Upload the best checkpoint of a run in one commit, without what only resuming needs.
 
+    The repository is created if it is missing. Token and address of the hub come from its own client (`HF_TOKEN`,
+    `hf auth login`, `HF_ENDPOINT`).
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    Args:
+        run: Run directory.
+        repository: OWNER/NAME on the hub.
+        private: Make a new repository private.
+
+    Returns:
+        Address of the repository, names of the files.
+
+    Raises:
+        CheckpointError: `run` is no run directory.
+        ConfigError: The run has no checkpoint yet, its adapters' base is a folder here, or the name is invalid.
+        PolicyError: The hub cannot be reached, or refuses.
+    """
+    directory = RunDirectory(Path(run))
+    if not directory.load_settings():
+        raise CheckpointError(f"{run} holds no config.yaml: name the directory of a training run")
+    if "/" not in repository:
+        raise ConfigError(f"{repository!r} names no owner: give OWNER/NAME")
+    folder = directory.best_checkpoint()
+    base, *adapters = adapter_chain(folder)
+    if adapters and Path(base).is_dir():
+        raise ConfigError(
+            f"{folder} holds adapters of {base}, which nobody else has: write a merged model (memalpha merge {run} "
+            "FOLDER) and upload that folder (hf upload)"
+        )
+    if not hub_reachable():
+        raise PolicyError("the model hub cannot be reached from here: nothing was uploaded")
+    state = directory.read_json(f"checkpoints/{folder.name}/state.json")
+    summary = directory.read_json("summary.json") if (directory.path / "summary.json").is_file() else {}
+    chosen = summary if summary.get("best_step") == state["step"] else None
+    card = render_card(training_config(directory.path), state, chosen, name=repository)
+    files = sorted(path for path in folder.iterdir() if not path.name.startswith(RESUME_ONLY))
+    operations = [CommitOperationAdd(path.name, path) for path in files]
+    operations.append(CommitOperationAdd(CARD_FILE, card.encode("utf-8", "backslashreplace")))
+    api = HfApi()
+    try:
+        address = api.create_repo(repository, private=private, exist_ok=True)
+        api.create_commit(repository, operations, commit_message=f"{directory.path.name}, {folder.name}")
+    except HFValidationError as error:
+        raise ConfigError(f"{repository!r} is no name of a repository: {error}") from error
+    except HfHubHTTPError as error:
+        code = error.response.status_code
+        login = ": log in with `hf auth login`, or set HF_TOKEN to a token that may write" if code in (401, 403) else ""
+        raise PolicyError(f"the hub refused {repository} ({code}){login or f': {error}'}") from error
+    except (OSError, TransportError) as error:
+        raise PolicyError(f"the connection to the hub broke ({error}): the same command uploads again") from error
+    return str(address), [operation.path_in_repo for operation in operations]

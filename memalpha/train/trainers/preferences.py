@@ -23,10 +23,11 @@ checkpoints would also differ from those of all other runs here.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -63,33 +64,36 @@ from memalpha.train.trainers.trainer import Evaluations, Trainer, TrainingStep
 L = TypeVar("L")
 
 
-def pairs_trainer(config: PairsConfig, directory: RunDirectory, start: RunStart, learner: PairLearner[L]) -> Trainer:
+def pairs_trainer(
+    config: PairsConfig,
+    directory: RunDirectory,
+    start: RunStart,
+    learner: PairLearner[L],
+    read: Callable[[Path], list[L]],
+    fingerprint: Callable[[Sequence[L]], str],
+) -> Trainer:
     """Compose a run on a file of preferences.
 
     Args:
         config: Settings of the run.
         directory: Run directory; claimed here.
         start: Start policy.
-        learner: Reads the lines and learns from them.
+        learner: Learns from the lines.
+        read: Reads the lines of a file; raises `DataError` if training on one is impossible.
+        fingerprint: Returns a short hash of lines, independent of their file.
     """
     display = Display(quiet=not directory.world.is_main)
 
     def load() -> tuple[list[L], list[L]]:
-        training, held_out = load_lines(config, learner.read, learner.unit)
+        training, held_out = load_lines(config, read, learner.unit)
         display.log(f"{learner.describe(training)}, {len(held_out)} validation {learner.unit}s")
         return training, held_out
 
     directory.claim(config)
     training, held_out = directory.world.run_on_main(load)
-    return Trainer(
-        config=config,
-        directory=directory,
-        start=start,
-        engine=learner.engine,
-        training_step=PairStep(config, training, learner.fingerprint([*training, *held_out]), learner),
-        evaluations=PairEvaluations(held_out, learner),
-        display=display,
-    )
+    training_step = PairStep(config, training, fingerprint([*training, *held_out]), learner)
+    evaluations = PairEvaluations(held_out, learner)
+    return Trainer(config, directory, start, learner.engine, training_step, evaluations, display)
 
 
 def load_lines(config: PairsConfig, read: Callable[[Path], list[L]], unit: str) -> tuple[list[L], list[L]]:
@@ -116,8 +120,8 @@ def load_lines(config: PairsConfig, read: Callable[[Path], list[L]], unit: str) 
     return training, held_out
 
 
-class PairLearner(Protocol[L]):
-    """Learner that trains on lines and measures them.
+class PairLearner(ABC, Generic[L]):
+    """Learner that trains on lines and measures them. Implementations inherit the defaults.
 
     Attributes:
         unit: Name of a line in messages.
@@ -127,29 +131,21 @@ class PairLearner(Protocol[L]):
     unit: str
     engine: BaseEngine
 
-    def read(self, path: Path) -> list[L]:
-        """Read the lines of a file; raise `DataError` if training on one is impossible."""
-        ...
-
     def describe(self, training: Sequence[L]) -> str:
         """Return the number of training lines in words; raise `DataError` if they lack something."""
-        ...
-
-    def fingerprint(self, lines: Sequence[L]) -> str:
-        """Return a short hash of lines, independent of their file."""
-        ...
+        return f"{len(training)} training pairs"
 
     def prepare(self, lines: Sequence[L]) -> Any:
         """Return the lines as the engine takes them; changes no weights."""
-        ...
+        return list(lines)
 
+    @abstractmethod
     def update(self, batch: Any, rate: float) -> dict[str, Any]:
         """Take one optimizer step on prepared lines and return its metrics, with the number of `tokens`."""
-        ...
 
+    @abstractmethod
     def validation_metrics(self, batch: Any) -> dict[str, float]:
         """Return metrics of prepared held-out lines, including `validation_pair_loss`."""
-        ...
 
 
 class PairStep(TrainingStep, Generic[L]):
@@ -244,7 +240,10 @@ def preference_trainer(config: PreferenceConfig, directory: RunDirectory) -> Tra
     start, loss = load_start(config), LossSettings(ce_normalizer="unit")
     config = settle_defaults(config, start, Display(quiet=not directory.world.is_main))
     engine = build_engine(start.policy, config, loss, directory.world, reference=not config.dpo.reference_free)
-    return pairs_trainer(config, directory, start, PreferenceLearner(engine, config.dpo, start.policy))
+    learner = PreferenceLearner(engine, config.dpo)
+    return pairs_trainer(
+        config, directory, start, learner, lambda path: read_pairs(path, start.policy), pairs_fingerprint
+    )
 
 
 class PreferenceLearner(PairLearner[Pair]):
@@ -253,23 +252,13 @@ class PreferenceLearner(PairLearner[Pair]):
     Args:
         engine: Updates the weights.
         settings: Settings of the loss.
-        policy: Policy whose tokenizer encodes the pairs.
     """
 
     unit = "pair"
 
-    def __init__(self, engine: Engine, settings: DPOConfig, policy: TransformersPolicy) -> None:
+    def __init__(self, engine: Engine, settings: DPOConfig) -> None:
         self.engine: Engine = engine
-        self.settings, self.policy = settings, policy
-
-    def read(self, path: Path) -> list[Pair]:
-        return read_pairs(path, self.policy)
-
-    def describe(self, training: Sequence[Pair]) -> str:
-        return f"{len(training)} training pairs"
-
-    def fingerprint(self, lines: Sequence[Pair]) -> str:
-        return pairs_fingerprint(lines)
+        self.settings = settings
 
     def prepare(self, lines: Sequence[Pair]) -> list[TrainingSample]:
         """Return the rows of the pairs, with the reference's log-probs if the loss needs them."""
@@ -304,8 +293,12 @@ def reward_model_trainer(config: RewardModelConfig, directory: RunDirectory) -> 
     """Compose a run that trains a reward model on pairs, rated replies or both."""
     start = load_start(config)
     config = settle_defaults(config, start, Display(quiet=not directory.world.is_main))
-    engine = build_reward_engine(start.policy, config, directory.world)
-    return pairs_trainer(config, directory, start, RewardModelLearner(engine, config, start.policy))
+    learner = RewardModelLearner(build_reward_engine(start.policy, config, directory.world), config)
+
+    def read(path: Path) -> list[RewardExample]:
+        return read_reward_examples(path, start.policy, list(config.objectives))
+
+    return pairs_trainer(config, directory, start, learner, read, reward_examples_fingerprint)
 
 
 def build_reward_engine(policy: TransformersPolicy, config: RewardModelConfig, world: World) -> RewardEngine:
@@ -341,33 +334,28 @@ class RewardModelLearner(PairLearner[RewardExample]):
     Args:
         engine: Updates the weights.
         config: Names the objectives.
-        policy: Policy whose tokenizer encodes the replies.
     """
 
     unit = "line"
 
-    def __init__(self, engine: RewardEngine, config: RewardModelConfig, policy: TransformersPolicy) -> None:
+    def __init__(self, engine: RewardEngine, config: RewardModelConfig) -> None:
         self.engine: RewardEngine = engine
-        self.config, self.policy = config, policy
-
-    def read(self, path: Path) -> list[RewardExample]:
-        return read_reward_examples(path, self.policy, list(self.config.objectives))
+        self.config = config
 
     def describe(self, training: Sequence[RewardExample]) -> str:
         """Return the numbers of pairs and ratings; each of several objectives needs a training line."""
         objectives = self.config.objectives
+        covered: set[int] = set()
+        for example in training:
+            if isinstance(example, ComparedReplies):
+                covered |= {*range(len(objectives))} if example.objective is None else {example.objective}
+            else:
+                covered |= {*np.flatnonzero(~np.isnan(example.scores)).tolist()}
         for index, name in enumerate(objectives):
-            if len(objectives) > 1 and not any(_covers_objective(example, index) for example in training):
+            if len(objectives) > 1 and index not in covered:
                 raise DataError(f"data: no training line of {self.config.data} says anything of objective {name!r}")
         ratings = sum(not isinstance(example, ComparedReplies) for example in training)
         return f"{len(training) - ratings} training pairs" + (f" and {ratings} ratings" if ratings else "")
-
-    def fingerprint(self, lines: Sequence[RewardExample]) -> str:
-        return reward_examples_fingerprint(lines)
-
-    def prepare(self, lines: Sequence[RewardExample]) -> list[RewardExample]:
-        """Return the examples as they are."""
-        return list(lines)
 
     def update(self, batch: list[RewardExample], rate: float) -> dict[str, Any]:
         """Take one optimizer step and return the engine's metrics and `tokens`."""
@@ -379,10 +367,3 @@ class RewardModelLearner(PairLearner[RewardExample]):
         metrics = self.engine.compute_metrics(batch, self.engine.scores(batch))
         metrics = {f"validation_{'pair_loss' if name == 'loss' else name}": value for name, value in metrics.items()}
         return {name: value for name, value in metrics.items() if np.isfinite(value)}
-
-
-def _covers_objective(example: RewardExample, objective: int) -> bool:
-    """Return True if the output of `objective` (its index) is trained on this example."""
-    if isinstance(example, ComparedReplies):
-        return example.objective is None or example.objective == objective
-    return not np.isnan(example.scores[objective])

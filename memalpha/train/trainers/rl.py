@@ -37,7 +37,7 @@ from memalpha.train.rollouts.worker import RolloutWorker, drop_unscored
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.start import build_engine, check_sampling_dtype
 from memalpha.train.trainers.trainer import TrainingStep
-from memalpha.types import ToolResult, Trajectory, TrajectoryGroup
+from memalpha.types import ToolResult, Trajectory, TrajectoryGroup, Turn
 
 CHECKED_STEPS = 2
 """Steps after a start or a resume that are checked together."""
@@ -47,14 +47,6 @@ UNREADABLE = ("malformed", "unknown_tool")
 
 EXAMPLE_CHARACTERS = 160
 """Characters of a reply that a message shows."""
-
-
-class _Counts(NamedTuple):
-    """Counts of a step's attempts: replies, those cut off, readable calls."""
-
-    replies: int = 0
-    truncated: int = 0
-    readable: int = 0
 
 
 class EarlyStop:
@@ -68,8 +60,8 @@ class EarlyStop:
     def __init__(self, config: ReinforcementConfig, reader: PolicyReader | None = None) -> None:
         self.config, self.reader = config, reader
         self.steps: list[int] = []
-        self._counts, self._answers = _Counts(), AnswerCounts()
-        self._example = ""
+        self._turns: list[Turn] = []
+        self._records: list[Record] = []
 
     def check(self, step: int, attempts: Sequence[Trajectory[Any]], records: Sequence[Record]) -> None:
         """Count a step, and raise after the second one if nothing can be learnt.
@@ -86,62 +78,48 @@ class EarlyStop:
         if len(self.steps) == CHECKED_STEPS or not self.config.sampling.stop_unreadable:
             return
         self.steps.append(step)
-        turns = [turn for attempt in attempts for turn in attempt.turns]
-        step_counts = (
-            len(turns),
-            sum(turn.completion.stop_reason == "length" for turn in turns),
-            sum(result.code not in UNREADABLE for turn in turns for result in turn.results),
-        )
-        self._counts = _Counts(*(sum(pair) for pair in zip(self._counts, step_counts, strict=True)))
-        self._answers = self._answers.plus(AnswerCounts.of(records))
-        self._example = self._example or next((turn.completion.text for turn in turns), "")
-        if len(self.steps) == CHECKED_STEPS:
-            self._judge(self._counts)
-
-    @property
-    def _writes_memory(self) -> bool:
-        return isinstance(self.config, TrainConfig)
-
-    def _judge(self, counts: _Counts) -> None:
-        if counts.replies and counts.truncated > MAX_TRUNCATED * counts.replies:
-            self._stop(
-                f"{counts.truncated} of {counts.replies} replies were cut at {self._reply_limit} before their end",
-                self._reply_remedy(),
+        self._turns += [turn for attempt in attempts for turn in attempt.turns]
+        self._records += records
+        if len(self.steps) < CHECKED_STEPS:
+            return
+        fault = self._find_fault()
+        if fault is not None:
+            steps = " and ".join(map(str, self.steps))
+            replies = (turn.completion.text for turn in self._turns)
+            example = " ".join(next(filter(None, replies), "").split())[:EXAMPLE_CHARACTERS]
+            raise TrainingError(
+                f"stopped after steps {steps}: {fault[0]}. The first reply begins {example!r}. What to change, in a "
+                f"new out: {fault[1]}. If it is meant so (random weights), set sampling.stop_unreadable=false"
             )
-        if self._writes_memory and counts.replies and not counts.readable:
-            self._stop(
-                f"none of the writer's {counts.replies} replies holds a readable tool call, so nothing was remembered",
-                f"see `memalpha check-policy {self.config.policy}`, which says how this model must be asked; "
+        self._turns, self._records = [], []
+
+    def _find_fault(self) -> tuple[str, str] | None:
+        """Return why nothing can be learnt, and what to change; None if something can."""
+        config, replies = self.config, len(self._turns)
+        truncated = sum(turn.completion.stop_reason == "length" for turn in self._turns)
+        is_readable = any(result.code not in UNREADABLE for turn in self._turns for result in turn.results)
+        check = f"see `memalpha check-policy {config.policy}`"
+        if replies and truncated > MAX_TRUNCATED * replies:
+            if isinstance(config, TrainConfig):
+                limit = f"agent.max_new_tokens={config.agent.max_new_tokens}"
+                remedy = (
+                    "raise agent.max_new_tokens, turn thinking off (agent.thinking_tokens=0) or give it a budget "
+                    f"there, read smaller chunks, and {check}"
+                )
+            else:
+                limit = f"sampling.max_new_tokens={config.sampling.max_new_tokens}"  # type: ignore[attr-defined]
+                remedy = f"raise sampling.max_new_tokens, turn the model's thinking off, and {check}"
+            return f"{truncated} of {replies} replies were cut at {limit} before their end", remedy
+        if not isinstance(config, TrainConfig):
+            return None
+        if replies and not is_readable:
+            return (
+                f"none of the writer's {replies} replies holds a readable tool call, so nothing was remembered",
+                f"{check}, which says how this model must be asked; "
                 "agent.thinking_tokens=0 turns thinking off; or teach the calls first (`memalpha train sft`)",
             )
-        if self.reader is not None and isinstance(self.config, TrainConfig):
-            key = "reader" if self.config.reward.reader is None else "reward.reader"
-            if fault := find_reader_fault(self._answers, self.reader, key):
-                self._stop(*fault)
-
-    @property
-    def _reply_limit(self) -> str:
-        config: Any = self.config
-        if self._writes_memory:
-            return f"agent.max_new_tokens={config.agent.max_new_tokens}"
-        return f"sampling.max_new_tokens={config.sampling.max_new_tokens}"
-
-    def _reply_remedy(self) -> str:
-        check = f"see `memalpha check-policy {self.config.policy}`"
-        if not self._writes_memory:
-            return f"raise sampling.max_new_tokens, turn the model's thinking off, and {check}"
-        return (
-            "raise agent.max_new_tokens, turn thinking off (agent.thinking_tokens=0) or give it a budget there, read "
-            f"smaller chunks, and {check}"
-        )
-
-    def _stop(self, reason: str, remedy: str) -> None:
-        steps = " and ".join(map(str, self.steps))
-        example = " ".join(self._example.split())[:EXAMPLE_CHARACTERS]
-        raise TrainingError(
-            f"stopped after steps {steps}: {reason}. The first reply begins {example!r}. What to change, in a "
-            f"new out: {remedy}. If it is meant so (random weights), set sampling.stop_unreadable=false"
-        )
+        key = "reader" if config.reward.reader is None else "reward.reader"
+        return self.reader and find_reader_fault(AnswerCounts.of(self._records), self.reader, key)
 
 
 KL_ROWS = 8
@@ -245,7 +223,10 @@ class ReinforcementStep(TrainingStep):
     def prepare(self, step: int) -> Collected:
         """Sample and score the step's rollouts, or take them from the queue."""
         if self.source is not None:
-            return self._take_from(self.source, step)
+            scored = self.source.take(step)
+            groups = drop_unscored([item.group for item in scored])
+            records = [record for item in scored for answers in item.records for record in answers]
+            return Collected(groups, records, annotate(self.algorithm, groups, self.engine), len(scored))
         tasks = self.tasks.batch(self.position)
         self.worker.scoring_seconds = 0.0
         groups, records = self.algorithm.collect(self.worker, tasks, step)
@@ -303,13 +284,6 @@ class ReinforcementStep(TrainingStep):
         if self.source is not None:
             self.source.close()
 
-    def _take_from(self, source: GroupSource, step: int) -> Collected:
-        """Return the step's groups from the queue, annotated with the current weights."""
-        step_groups = source.take(step)
-        groups = drop_unscored([scored.group for scored in step_groups])
-        records = [record for scored in step_groups for answers in scored.records for record in answers]
-        return Collected(groups, records, annotate(self.algorithm, groups, self.engine), len(step_groups))
-
     def _update(self, samples: Sequence[TrainingSample], step: int) -> dict[str, Any]:
         """Run all optimizer steps on the samples of a step and return their metrics."""
         config = self.config
@@ -318,14 +292,21 @@ class ReinforcementStep(TrainingStep):
             samples, mismatch = self.engine.recompute_old_logprobs(
                 samples, config.loss.importance_cap, mode=config.loss.importance_sampling_mode
             )
-        scale = self._rate_scale()
+        target, peak, scale = config.optimizer.target_kl, config.optimizer.peak_rate, 1.0
+        if target is not None and self.kl_per_rate:
+            # The KL of an update grows with the square of its rate; the estimate of one step would be noisy.
+            scale = sqrt(target / self.kl_per_rate) / peak
+            scale = min(MAX_RATE_SCALE, max(1 / MAX_RATE_SCALE, scale))
         rate = scheduled_learning_rate(step, config) * scale
         update_kl = UpdateKL(self.engine, samples)
         stats: list[dict[str, float]] = []
         extra_losses: dict[str, float] = {}
         for update_index, (name, rows) in enumerate(self.algorithm.updates(samples).items()):
             update_stats: list[dict[str, float]] = []
-            units = _rows_by_unit(rows)
+            indices_by_unit: dict[str | int, list[int]] = {}  # rows of a unit share an optimizer step
+            for i, row in enumerate(rows):
+                indices_by_unit.setdefault(i if row.unit is None else row.unit, []).append(i)
+            units = list(indices_by_unit.values())
             for iteration in range(config.optimizer.num_iterations):
                 order = list(range(len(units)))
                 Random(f"{config.seed}|{step}|{iteration}" + f"|{update_index}" * (update_index > 0)).shuffle(order)
@@ -338,24 +319,18 @@ class ReinforcementStep(TrainingStep):
                 extra_losses[f"{name}_loss"] = sum(stats["loss"] for stats in update_stats) / len(update_stats)
             else:
                 stats = update_stats
-        metrics: dict[str, Any] = {**_update_metrics(stats, mismatch, samples), **extra_losses, **update_kl.metrics()}
-        if config.optimizer.target_kl is not None:
+        metrics: dict[str, Any] = {
+            **_update_metrics(stats, mismatch, samples),
+            **extra_losses,
+            "update_kl": update_kl.mean,
+        }
+        if target is not None:
             metrics["rate_scale"] = scale
-        if update_kl.values and rate:
+        if update_kl.mean is not None and rate:
             latest = update_kl.mean / rate**2
             earlier = latest if self.kl_per_rate is None else self.kl_per_rate
             self.kl_per_rate = KL_MEMORY * earlier + (1 - KL_MEMORY) * latest
         return metrics
-
-    def _rate_scale(self) -> float:
-        """Return the factor on the scheduled rate with which an update at the peak rate moves by `target_kl`.
-
-        The KL of an update grows with the square of its rate. The estimate of a step is noisy, so it is averaged.
-        """
-        target, peak = self.config.optimizer.target_kl, self.config.optimizer.peak_rate
-        if target is None or not self.kl_per_rate:
-            return 1.0
-        return min(MAX_RATE_SCALE, max(1 / MAX_RATE_SCALE, sqrt(target / self.kl_per_rate) / peak))
 
     def _rollout_metrics(
         self, groups: Sequence[TrajectoryGroup[Any]], records: Sequence[Record], tasks: int
@@ -531,9 +506,9 @@ class UpdateKL:
         self._before = engine.forward(self.rows) if self.rows else []
 
     @property
-    def mean(self) -> float:
-        """Mean of the step's updates."""
-        return sum(self.values) / len(self.values)
+    def mean(self) -> float | None:
+        """Mean of the step's updates; None for a step without a policy gradient."""
+        return sum(self.values) / len(self.values) if self.values else None
 
     def measure(self, has_changed: bool) -> None:
         """Measure the update that was just made; `has_changed` is False if it had no gradient."""
@@ -545,10 +520,6 @@ class UpdateKL:
         ).astype(np.float64)
         self.values.append(float((np.expm1(log_ratio) - log_ratio).mean()))
         self._before = after
-
-    def metrics(self) -> dict[str, float | None]:
-        """Return `update_kl`; None for a step without a policy gradient."""
-        return {"update_kl": self.mean if self.values else None}
 
 
 def is_flat(group: TrajectoryGroup[Any]) -> bool:
@@ -637,14 +608,6 @@ def _update_metrics(
         "tokens": sum(len(sample.completion_ids) for sample in samples),
         **counts,
     }
-
-
-def _rows_by_unit(samples: Sequence[TrainingSample]) -> list[list[int]]:
-    """Return the indices of rows that must share an optimizer step: those of a unit, or each row alone."""
-    indices_by_unit: dict[str | int, list[int]] = {}
-    for i, sample in enumerate(samples):
-        indices_by_unit.setdefault(i if sample.unit is None else sample.unit, []).append(i)
-    return list(indices_by_unit.values())
 
 
 def _turn_key(sample: TrainingSample) -> tuple[str, int, str, int]:

@@ -48,11 +48,10 @@ from memalpha.train.data.demonstrations import (
     reflection_demo_rows,
 )
 from memalpha.train.data.samples import TrainingSample, cross_entropy_sample
-from memalpha.train.inputs import check_gold, check_source, needs_gold
 from memalpha.train.learner.engine import Engine, scheduled_learning_rate
 from memalpha.train.learner.losses import LossSettings
 from memalpha.train.rollouts.epochs import schedule_steps, shuffled_item, split_last
-from memalpha.train.rollouts.memory_tasks import TaskSource
+from memalpha.train.rollouts.memory_tasks import TaskSource, check_gold, check_source, needs_gold
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.evaluations import FrozenPolicies, TaskEvaluations
@@ -98,24 +97,18 @@ class RejectionSampling:
         self.first_step = BEFORE_TRAINING
 
     def advance(self, step: int) -> dict[str, Any]:
-        """Sample the round that starts at `step`; a resumed run reads the rows of a round under way."""
+        """Sample the round that starts at `step`, keep its best rollouts as rows, and return metrics of the round.
+
+        A resumed run reads the rows of a round under way.
+        """
         config = self.config
         starts = [index * config.optimizer.schedule_steps // config.rounds for index in range(config.rounds)]
         number, round_start = max((index, start) for index, start in enumerate(starts) if start <= step)
-        if round_start == step:
-            return self._sample_round(number, step)
-        if self.first_step != round_start:
-            self.rows, _ = self.directory.world.run_on_main(lambda: _read_rows(self.directory, round_start))
-            self.first_step = round_start
-        return {}
-
-    def _sample_round(self, number: int, step: int) -> dict[str, Any]:
-        """Sample a round and keep its best rollouts as rows; return metrics of the round.
-
-        Args:
-            number: Index of the round.
-            step: First step of the round.
-        """
+        if round_start != step:
+            if self.first_step != round_start:
+                self.rows, _ = self.directory.world.run_on_main(lambda: _read_rows(self.directory, round_start))
+                self.first_step = round_start
+            return {}
         tasks = _round_tasks(self.config, self.source, number)
         rewards, best_count, rows, left_out = [], 0, [], 0
         for first in range(0, len(tasks), TASKS_PER_BATCH):
@@ -367,17 +360,10 @@ def sft_trainer(config: SFTConfig, directory: RunDirectory) -> Trainer:
             notes=scorer.rewards.notes(source.held_out, "held-out tasks"),
             stop_below=config.evaluation.stop_below,
         )
-    return Trainer(
-        config=config,
-        directory=directory,
-        start=start,
-        engine=engine,
-        training_step=ImitationStep(config, engine, rows, sampling),
-        evaluations=ImitationEvaluations(
-            engine, held_out, [content_tokens(policy, row, config.agent.reply_form) for row in held_out], tasks
-        ),
-        display=display,
-    )
+    content = [content_tokens(policy, row, config.agent.reply_form) for row in held_out]
+    training_step = ImitationStep(config, engine, rows, sampling)
+    evaluations = ImitationEvaluations(engine, held_out, content, tasks)
+    return Trainer(config, directory, start, engine, training_step, evaluations, display)
 
 
 class ImitationStep(TrainingStep):

@@ -48,14 +48,6 @@ class RunStart:
     time: float
 
 
-def check_device(name: str) -> None:
-    """Raise `ConfigError` if torch cannot use this device here."""
-    try:
-        torch.zeros(1, device=name).item()
-    except (RuntimeError, AssertionError, ValueError) as error:  # AssertionError: torch was built without it
-        raise ConfigError(f"device: {name!r} cannot be used here ({str(error).splitlines()[0]}): try cpu") from error
-
-
 def resolve_init_from(config: C) -> C:
     """Replace `init_from` by a checkpoint path in `policy`; a resumed run keeps the one it started from.
 

@@ -14,8 +14,6 @@ from memalpha.config.common import import_object
 from memalpha.environments.base import is_single_turn
 from memalpha.environments.engine import RolloutEngine
 from memalpha.errors import ConfigError, DataError
-from memalpha.policy.base import Policy
-from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.evaluate import Evaluator
 from memalpha.qa.report import Record
 from memalpha.rewards.evaluate import TextScorer, check_rewards, text_summary
@@ -23,7 +21,7 @@ from memalpha.train.algorithms import build_algorithm
 from memalpha.train.learner.distributed import World
 from memalpha.train.rollouts.ahead import make_source
 from memalpha.train.rollouts.epochs import Curriculum
-from memalpha.train.rollouts.reflection import FeedbackFunction, TextReflection, check_feedback_function
+from memalpha.train.rollouts.reflection import FeedbackFunction, TextReflection
 from memalpha.train.rollouts.text_tasks import PythonInputs, TextTaskSource, build_environment
 from memalpha.train.rollouts.weight_sync import connect_sampler, make_sampler
 from memalpha.train.rollouts.worker import RolloutWorker
@@ -56,11 +54,32 @@ def text_trainer(config: TextConfig, directory: RunDirectory, inputs: PythonInpu
     for note in source.notes:
         display.log(note)
     sampler = make_sampler(policy, config)
-    rollouts, evaluated = (_rollout_engine(sampler, environment, config) for _ in range(2))
+    rollouts, evaluated = (
+        RolloutEngine[TextTask](
+            sampler,
+            environment,
+            system_prompt=config.system_prompt,
+            max_new_tokens=config.sampling.max_new_tokens,
+            thinking_tokens=config.sampling.thinking_tokens,
+            chat_template_kwargs=config.sampling.chat_template_kwargs,
+            max_turns=config.max_turns,
+            retry_prompt=None if config.erl is None else config.erl.retry_prompt,
+        )
+        for _ in range(2)
+    )
     reflection = config.erl and TextReflection(scorer, config.erl, policy.count_tokens, feedback)
     worker = RolloutWorker(rollouts, scorer, config, world, reflection)
     algorithm = build_algorithm(config)
-    _check_prompt_lengths(source.known_tasks, policy, rollouts, config, algorithm.advice_tokens)
+    advice, limit = algorithm.advice_tokens, config.sampling.max_new_tokens
+    room = (policy.positions or 0) - limit - config.sampling.thinking_tokens - advice
+    for task in source.known_tasks if policy.positions is not None else ():
+        length = len(policy.render_request(rollouts.first_request(task)))
+        if length > room:
+            raise DataError(
+                f"data: the prompt of task {task.id!r} has {length} tokens, policy {policy.name!r} has room for "
+                f"{max(room, 0)} ({policy.positions} less max_new_tokens={limit}"
+                + (f" and {advice} of advice)" if advice else ")")
+            )
     tasks = source
     if config.curriculum is not None:
         tasks = Curriculum(config.curriculum, source.tasks_of_level, config.tasks_per_step, config.seed)
@@ -78,45 +97,27 @@ def text_trainer(config: TextConfig, directory: RunDirectory, inputs: PythonInpu
         source=make_source(config, tasks, worker, sampler),
         sampler_metrics=connect_sampler(sampler, engine, config, rollouts, source.batch, directory.path),
     )
+    evaluations = TaskEvaluations(
+        Evaluator(evaluated, scorer, world),
+        source.validation,
+        source.held_out,
+        directory,
+        display,
+        measures=("accuracy", "reward"),
+        score="accuracy" if scorer.can_succeed else "reward",
+        stop_below=config.evaluation.stop_below,
+    )
     directory.claim(config, source.fingerprint)
-    return Trainer(
-        config=config,
-        directory=directory,
-        start=start,
-        engine=engine,
-        training_step=training_step,
-        evaluations=TaskEvaluations(
-            Evaluator(evaluated, scorer, world),
-            source.validation,
-            source.held_out,
-            directory,
-            display,
-            measures=("accuracy", "reward"),
-            score="accuracy" if scorer.can_succeed else "reward",
-            stop_below=config.evaluation.stop_below,
-        ),
-        display=display,
-    )
-
-
-def _rollout_engine(policy: Policy, environment: Any, config: TextConfig) -> RolloutEngine[TextTask]:
-    return RolloutEngine(
-        policy,
-        environment,
-        system_prompt=config.system_prompt,
-        max_new_tokens=config.sampling.max_new_tokens,
-        thinking_tokens=config.sampling.thinking_tokens,
-        chat_template_kwargs=config.sampling.chat_template_kwargs,
-        max_turns=config.max_turns,
-        retry_prompt=None if config.erl is None else config.erl.retry_prompt,
-    )
+    return Trainer(config, directory, start, engine, training_step, evaluations, display)
 
 
 def _feedback_function(config: TextConfig, inputs: PythonInputs, scorer: TextScorer) -> FeedbackFunction | None:
     """Return the user's feedback function, if any; check that reflection is possible if the algorithm reflects."""
     path = config.erl.feedback_func if config.erl is not None else None
     imported = None if path is None else import_object(path, "feedback_func")
-    feedback = check_feedback_function(inputs.feedback_func or imported)
+    feedback = inputs.feedback_func or imported
+    if feedback is not None and not callable(feedback):
+        raise ConfigError(f"feedback_func: {feedback!r} is not callable")
     if feedback is not None and config.algorithm != "erl":
         raise ConfigError(f"feedback_func: has no effect with algorithm={config.algorithm}; leave it out")
     if config.algorithm == "erl" and not scorer.can_succeed:
@@ -125,28 +126,6 @@ def _feedback_function(config: TextConfig, inputs: PythonInputs, scorer: TextSco
             "is one (a reward model has no maximum): add a part that does, with weight 0 if it is not to count"
         )
     return feedback
-
-
-def _check_prompt_lengths(
-    tasks: Sequence[TextTask],
-    policy: TransformersPolicy,
-    rollouts: RolloutEngine[TextTask],
-    config: TextConfig,
-    advice: int,
-) -> None:
-    """Raise `DataError` if a task's prompt does not fit in the model with advice and a full reply."""
-    if policy.positions is None:
-        return
-    room = policy.positions - config.sampling.max_new_tokens - config.sampling.thinking_tokens - advice
-    advice_text = f" and {advice} of advice" if advice else ""
-    for task in tasks:
-        length = len(policy.render_request(rollouts.first_request(task)))
-        if length > room:
-            raise DataError(
-                f"data: the prompt of task {task.id!r} has {length} tokens, policy {policy.name!r} has room for "
-                f"{max(room, 0)} ({policy.positions} less "
-                f"max_new_tokens={config.sampling.max_new_tokens}{advice_text})"
-            )
 
 
 def _attempt_metrics(

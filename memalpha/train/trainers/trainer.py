@@ -33,11 +33,18 @@ from memalpha.errors import CheckpointError, PolicyError, TrainingError
 from memalpha.policy.load import absolute_policy_name
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.learner.model_state import BaseEngine
-from memalpha.train.trainers.directory import RunDirectory
+from memalpha.train.trainers.directory import (
+    CARD_FILE,
+    STOP_FILE,
+    RunDirectory,
+    load_checkpoint,
+    load_weights,
+    write_bytes,
+    write_json,
+)
 from memalpha.train.trainers.model_card import render_card
-from memalpha.train.trainers.progress import VALIDATION_METRICS, Display, format_validation
+from memalpha.train.trainers.progress import VALIDATION_METRICS, Callbacks, Display, format_validation, open_trackers
 from memalpha.train.trainers.start import RunStart
-from memalpha.train.trainers.tracking import Callbacks, open_trackers
 
 
 class TrainingStep(Protocol):
@@ -130,7 +137,6 @@ class Trainer:
 
     def __init__(
         self,
-        *,
         config: LearnerConfig,
         directory: RunDirectory,
         start: RunStart,
@@ -186,7 +192,8 @@ class Trainer:
                 self._handle_interrupt(is_coordinated=False)
                 raise
             except TrainingError as error:
-                directory.write_stop(self.step, str(error))
+                if self.world.is_main and out.is_dir():
+                    write_json(out / STOP_FILE, {"step": self.step, "reason": str(error)})
                 raise
             self._save()
             with self.training_step.paused():
@@ -213,7 +220,8 @@ class Trainer:
         if step > stop:
             raise CheckpointError(f"{out} is already at step {step}, beyond max_steps={stop}")
         self.is_consistent = False
-        state = self.directory.load_checkpoint(step, self.engine)
+        state = load_checkpoint(self.directory.checkpoint(step), self.engine)
+        self.engine.weights_step = step
         if state.get("started_from") != self.start.fingerprint:
             raise CheckpointError(
                 f"{out} started from other weights than policy={self.config.policy} holds now (a link such as "
@@ -232,24 +240,25 @@ class Trainer:
         """Truncate the logs to `step`, write the settings and repair the link to the best checkpoint."""
         for name in ("metrics.jsonl", *self.training_step.log_files):
             self.directory.truncate(name, step)
-        self.directory.clear_stop()
+        (self.directory.path / STOP_FILE).unlink(missing_ok=True)
         self.directory.write_settings(self.config)
-        self.directory.append("starts.jsonl", [{"step": step, **describe_start()}])
+        time_text = datetime.now(UTC).isoformat(timespec="seconds")
+        start = {"time": time_text, "host": platform.node(), "command": shlex.join(sys.argv), **software_version()}
+        self.directory.append("starts.jsonl", [{"step": step, **start}])
         if self.best:  # the link may point to the last step of a shorter run
             self.directory.link_best(self.best["step"])
 
     def _train_until(self, stop: int) -> None:
         first_step, start_time = self.step, time.monotonic()
         with (
-            open_trackers(self.config, self.step, self.world.is_main) as trackers,
+            open_trackers(self.config, self.step, self.world.is_main) as log_metrics,
             self.display.training_progress(self.step, stop, self.start_validation) as show_step,
         ):
             while self.step < stop and self.stopped_by is None:
                 # A single process may drop a prepared batch at any time; several processes must stop together.
                 with defer_interrupt(self.display.log, self.world) if self.is_distributed else nullcontext():
                     metrics = self._run_step(stop, start_time)
-                if trackers is not None:
-                    trackers.log(metrics)
+                log_metrics(metrics)
                 minutes_left = self.learning_minutes / (self.step - first_step) * (stop - self.step)
                 show_step(self.step, metrics, min(minutes_left, self._allowed_minutes_left()))
         if self.stopped_by == "callback":
@@ -274,14 +283,17 @@ class Trainer:
             self.is_consistent = False
             metrics = {"step": self.step, **self.training_step.train(batch, self.step)}
             metrics |= {"sample_seconds": batch_ready - step_start, "train_seconds": time.monotonic() - batch_ready}
-            metrics |= _tokens_per_second(metrics)
+            sources = {"sampled": ("sampled_tokens", "sample_seconds"), "trained": ("tokens", "train_seconds")}
+            for name, (tokens, seconds) in sources.items():
+                if tokens in metrics and metrics[seconds]:
+                    metrics[f"{name}_tokens_per_second"] = metrics[tokens] / metrics[seconds]
             self.step += 1
             self.engine.weights_step = self.step
             if self.step % self.config.evaluation.eval_steps == 0 or self.step == stop:
                 self._validate(metrics)
             self.directory.append("metrics.jsonl", [metrics])
             self.learning_minutes = (time.monotonic() - start_time) / 60
-            should_save, should_stop = self.world.run_on_main(lambda: self._end_step(metrics))
+            should_save, should_stop = self.world.run_on_main(lambda: self.callbacks.end_step(self.step, metrics))
             is_due = should_save or self.step % self.config.checkpoint.save_steps == 0
             if self.training_step.keeps_all_checkpoints or is_due or self._is_best():
                 self._save()
@@ -300,13 +312,6 @@ class Trainer:
             self.callbacks.state.global_step = self.step
             self.callbacks.call(event, **values)
 
-    def _end_step(self, metrics: Mapping[str, Any]) -> tuple[bool, bool]:
-        """Call the callbacks after a step; returns whether to save a checkpoint, and whether to stop."""
-        self.callbacks.state.global_step = self.step
-        control = self.callbacks.end_step(metrics)
-        should_save, control.should_save = control.should_save, False
-        return should_save, control.should_training_stop
-
     def _finish(self) -> dict[str, Any]:
         if self.final is None or self.final["step"] != self.step:
             self._validate({})
@@ -314,7 +319,8 @@ class Trainer:
         if self.best and self.final:
             best_step = _better_validation(self.best, self.final)["step"]
             self.directory.link_best(best_step)
-        self.directory.load_weights(best_step, self.engine)
+        load_weights(self.directory.checkpoint(best_step), self.engine)
+        self.engine.weights_step = best_step
         results = {**self.training_step.summary(), **self.evaluations.summary()}
         summary = {
             "seed": self.config.seed,
@@ -328,10 +334,11 @@ class Trainer:
             **({} if self.stopped_by is None else {"stopped_by": self.stopped_by}),
             **results,
         }
-        self.directory.write_summary(summary)
         if self.world.is_main:
+            write_json(self.directory.path / "summary.json", summary)
             state = self.directory.read_json(f"checkpoints/step-{best_step}/state.json")
-            self.directory.write_card(best_step, render_card(self.config, state, summary))
+            card = render_card(self.config, state, summary).encode(errors="backslashreplace")
+            write_bytes(self.directory.checkpoint(best_step) / CARD_FILE, card)
         self._call("on_train_end", summary=summary)
         return self.world.run_on_main(lambda: summary)
 
@@ -395,16 +402,6 @@ class Trainer:
             self.display.log(f"stopped before training began: the same command starts {out} again")
 
 
-def _tokens_per_second(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the speeds of sampling and training, for those token counts that the step has."""
-    sources = {"sampled": ("sampled_tokens", "sample_seconds"), "trained": ("tokens", "train_seconds")}
-    return {
-        f"{name}_tokens_per_second": metrics[tokens] / metrics[seconds]
-        for name, (tokens, seconds) in sources.items()
-        if tokens in metrics and metrics[seconds]
-    }
-
-
 def _better_validation(earlier: dict[str, Any] | None, later: dict[str, Any]) -> dict[str, Any]:
     """Return the validation with the higher score, `later` if both are equal."""
     return later if earlier is None or later["score"] >= earlier["score"] else earlier
@@ -450,12 +447,6 @@ def defer_interrupt(log: Callable[[str], None], world: World = SINGLE_PROCESS) -
             signal.signal(signal.SIGINT, previous_handler)
     if interrupted:
         raise KeyboardInterrupt
-
-
-def describe_start() -> dict[str, str | None]:
-    """Return the time, host, command and software of this process."""
-    time_text = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"time": time_text, "host": platform.node(), "command": shlex.join(sys.argv), **software_version()}
 
 
 def software_version() -> dict[str, str | None]:

@@ -24,6 +24,7 @@ from memalpha.store.schema import MEM_ALPHA
 from memalpha.store.state import MemoryState
 from memalpha.tasks.synthetic import worlds
 from memalpha.train.algorithms.credit import (
+    CreditScorer,
     StateAnswer,
     call_sources,
     centred_costs,
@@ -31,7 +32,6 @@ from memalpha.train.algorithms.credit import (
     route,
 )
 from memalpha.train.api import train
-from memalpha.train.rollouts.credit_scorer import CreditScorer
 from memalpha.types import (
     Chunk,
     Completion,

@@ -19,10 +19,10 @@ from memalpha.qa.memory_reward import MemoryReward
 from memalpha.store.embedding import HashEmbedder, load_embedder
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.algorithms import ALGORITHMS
+from memalpha.train.algorithms.erl import INTERNALIZED, run_second_attempts
 from memalpha.train.api import train
 from memalpha.train.learner.distributed import SINGLE_PROCESS
 from memalpha.train.rollouts.reflection import MemoryReflection, ReflectionMemory
-from memalpha.train.rollouts.second_attempts import INTERNALIZED, run_second_attempts
 from memalpha.train.rollouts.worker import RolloutWorker
 
 EASY = {"algorithm": 1, "reward_threshold": 0.01, "reflection_tokens": 8}

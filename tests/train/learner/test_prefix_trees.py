@@ -14,9 +14,8 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from memalpha.config import LoraConfig, RewardModelConfig
 from memalpha.errors import ConfigError
-from memalpha.train.data import prefix_trees
-from memalpha.train.data.prefix_trees import build_trees, split_tree_batches, tree_layout
-from memalpha.train.data.samples import cross_entropy_sample, pack
+from memalpha.train.data import samples as packing
+from memalpha.train.data.samples import build_trees, cross_entropy_sample, pack, split_tree_batches, tree_layout
 from memalpha.train.learner.distributed import SINGLE_PROCESS
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
@@ -80,7 +79,7 @@ def test_a_pass_builds_its_trees_once(monkeypatch):
     model, rows = sampled_rows(6)
     engine = Engine(model, config(share_prefixes=True))
     builds = []
-    monkeypatch.setattr(prefix_trees, "build_trees", lambda *arguments: builds.append(1) or build_trees(*arguments))
+    monkeypatch.setattr(packing, "build_trees", lambda *arguments: builds.append(1) or build_trees(*arguments))
     engine.forward_backward(engine.normalized(rows))
     assert len(builds) == 1
 

@@ -19,7 +19,7 @@ from memalpha.errors import CheckpointError, PolicyError
 from memalpha.policy.load import load_policy
 from memalpha.policy.model_files import weights_fingerprint
 from memalpha.train.api import train
-from memalpha.train.trainers.directory import RunDirectory, append_lines, truncate_lines, write_json
+from memalpha.train.trainers.directory import RunDirectory, write_json
 
 LINES = [{"step": 0, "text": "one\u2028line"}, {"step": 1, "text": "müde\x85"}, {"step": 2, "text": "\ud800"}]
 
@@ -30,13 +30,13 @@ def read(path: Path) -> list[dict]:
 
 def test_lines_are_cut_by_step_whatever_they_hold(tmp_path):
     path = tmp_path / "lines.jsonl"
-    append_lines(path, LINES)
-    truncate_lines(path, 2)
+    RunDirectory(tmp_path).append(path.name, LINES)
+    RunDirectory(tmp_path).truncate(path.name, 2)
     assert read(path) == LINES[:2]
     path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in LINES[:2]), encoding="utf-8")
-    truncate_lines(path, 5)
+    RunDirectory(tmp_path).truncate(path.name, 5)
     assert read(path) == LINES[:2], "as other writers may have put it: not ASCII"
-    truncate_lines(tmp_path / "missing.jsonl", 0)
+    RunDirectory(tmp_path).truncate("missing.jsonl", 0)
 
 
 def test_a_kill_may_leave_any_part_of_the_last_line(tmp_path):
@@ -45,7 +45,7 @@ def test_a_kill_may_leave_any_part_of_the_last_line(tmp_path):
     first = whole.index(b"\n") + 1
     for end in range(first, len(whole)):
         path.write_bytes(whole[:end])
-        truncate_lines(path, 9)
+        RunDirectory(tmp_path).truncate(path.name, 9)
         assert read(path) in (LINES[:1], LINES[:2])
         assert path.read_bytes().endswith(b"\n")
 
@@ -56,7 +56,7 @@ def test_a_bad_line_before_others_is_never_dropped_in_silence(tmp_path, bad):
     content = b'{"step": 0}\n' + bad + b'\n{"step": 1}\n'
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"lines\.jsonl:2: "):
-        truncate_lines(path, 9)
+        RunDirectory(tmp_path).truncate(path.name, 9)
     assert path.read_bytes() == content
 
 
@@ -102,8 +102,8 @@ def test_a_run_directory_is_held_by_one(tmp_path):
         first.lock()
         with pytest.raises(CheckpointError, match=r"in use by another.*another out"):
             second.lock()
-    second.lock()
-    second.release()
+    with second:
+        second.lock()
     first.lock()
 
 

@@ -15,8 +15,8 @@ from memalpha.errors import RewardError
 from memalpha.rewards.environments import TextGeneration
 from memalpha.rewards.evaluate import TextScorer
 from memalpha.train.algorithms import ALGORITHMS
+from memalpha.train.algorithms.erl import INTERNALIZED
 from memalpha.train.rollouts.reflection import TextReflection
-from memalpha.train.rollouts.second_attempts import INTERNALIZED
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.types import TextTask
 

@@ -167,7 +167,7 @@ def test_held_out_prompts_are_not_trained_on(text):
     twice = text_tasks(20) + [task.model_copy(update={"id": f"again-{task.id}"}) for task in text_tasks(20)]
     source = TextTaskSource(text(), twice)
     apart = {task.prompt for task in [*source.held_out, *source.validation]}
-    assert not apart & {task.prompt for task in source.training_tasks} and "repeat a prompt" in source.notes[0]
+    assert not apart & {task.prompt for task in source.file_tasks} and "repeat a prompt" in source.notes[0]
     assert {task.category for task in source.held_out} == set(LEVELS), "not the file's tail"
     with pytest.raises(ConfigError, match="eval_data: the prompt of task 't3' is also that of training task"):
         TextTaskSource(text(validation_tasks=0), text_tasks(20), text_tasks(1, 3))
@@ -186,8 +186,8 @@ def test_a_run_is_resumed_on_its_own_tasks_only(text):
 
 def test_growing_tasks_move_none_between_the_sets(text):
     before, after = (TextTaskSource(text(), text_tasks(count)) for count in (40, 60))
-    assert not {task.id for task in before.training_tasks} & {task.id for task in [*after.held_out, *after.validation]}
-    assert not {task.id for task in after.training_tasks} & {task.id for task in [*before.held_out, *before.validation]}
+    assert not {task.id for task in before.file_tasks} & {task.id for task in [*after.held_out, *after.validation]}
+    assert not {task.id for task in after.file_tasks} & {task.id for task in [*before.held_out, *before.validation]}
 
 
 def test_what_python_gives(text):

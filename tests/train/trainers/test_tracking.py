@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import memalpha
 from memalpha.errors import ConfigError
-from memalpha.train.trainers import tracking
+from memalpha.train.trainers import progress
 
 TINY = {
     "policy": "tiny-text",
@@ -66,7 +66,7 @@ def test_a_run_of_weights_and_biases_belongs_to_the_run_and_not_to_its_path(tmp_
 
 
 def test_a_missing_package_is_said_before_anything_is_done(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
+    monkeypatch.setattr(progress, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="report_to: wandb is not installed: pip install wandb"):
         memalpha.train("arithmetic", out=tmp_path / "run", report_to=["wandb"], **TINY)
     assert not (tmp_path / "run").exists()
