@@ -25,7 +25,6 @@ from memalpha.errors import ConfigError, DataError
 from memalpha.tasks.formats.jsonl import load_jsonl
 
 if TYPE_CHECKING:
-    from memalpha.agent.consolidate import Consolidation
     from memalpha.agent.policy_check import PolicyCheck
     from memalpha.store.checks.audit import Audit, Finding
     from memalpha.types import Chunk
@@ -113,7 +112,17 @@ def consolidate(
         result = consolidation.propose_consolidation(memory, model, config)
         if apply:
             result = consolidation.apply_consolidation(memory, result)
-    print_result(result, as_json, "\n".join(_format_consolidation(result)))
+    lines = []
+    for change in result.changes:
+        operation = change.operation
+        lines.append(f"{operation.id or 'core memory'}: {change.reason}")
+        lines.append(f"  - {change.before}")
+        lines += [] if operation.kind == "delete" else [f"  + {operation.content}"]
+    lines += [f"unsure: {line}" for line in result.unsure]
+    lines += [f"refused: {line}" for line in result.refused]
+    count = f"{len(result.changes)} change" + ("" if len(result.changes) == 1 else "s")
+    ending = "written; --undo takes them back" if result.applied else "proposed; --apply writes them"
+    print_result(result, as_json, "\n".join([*lines, f"{count} {ending}" if result.changes else "nothing to change"]))
 
 
 def doctor(
@@ -221,20 +230,6 @@ def _format_check(result: PolicyCheck) -> list[str]:
     }
     lines = [result.policy, *(f"  {name:<20} {value}" for name, value in rows.items() if value is not None)]
     return lines + [f"  note: {note}" for note in result.notes]
-
-
-def _format_consolidation(result: Consolidation) -> list[str]:
-    lines = []
-    for change in result.changes:
-        operation = change.operation
-        lines.append(f"{operation.id or 'core memory'}: {change.reason}")
-        lines.append(f"  - {change.before}")
-        lines += [] if operation.kind == "delete" else [f"  + {operation.content}"]
-    lines += [f"unsure: {line}" for line in result.unsure]
-    lines += [f"refused: {line}" for line in result.refused]
-    count = f"{len(result.changes)} change" + ("" if len(result.changes) == 1 else "s")
-    ending = "written; --undo takes them back" if result.applied else "proposed; --apply writes them"
-    return [*lines, f"{count} {ending}" if result.changes else "nothing to change"]
 
 
 def _format_finding(finding: Finding, limit: int) -> list[str]:

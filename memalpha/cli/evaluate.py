@@ -149,7 +149,10 @@ def compare(
     comparison = comparing.compare(systems, baseline=baseline, common=common, value=value.value, seed=seed)
     if out is not None:
         formats = {".csv": comparing.as_csv, ".md": comparing.as_markdown, ".json": _as_json}
-        _write_table(out, formats[out.suffix](comparison))
+        try:
+            out.write_text(formats[out.suffix](comparison), encoding="utf-8")
+        except OSError as error:
+            raise DataError(f"--out {out}: cannot be written: {error.strerror}") from error
     print_result(comparison.as_json(), as_json, comparing.as_text(comparison))
 
 
@@ -173,13 +176,6 @@ def _has_name(system: ComparedSystem, name: str) -> bool:
 
 def _as_json(comparison: Comparison) -> str:
     return json.dumps(comparison.as_json(), indent=1) + "\n"
-
-
-def _write_table(out: Path, text: str) -> None:
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"--out {out}: cannot be written: {error.strerror}") from error
 
 
 def check_judge(
@@ -212,10 +208,6 @@ def check_judge(
     items = judging.load_labels(labels)
     settings = merge(parse_overrides(overrides or []), {"judges": judge})
     result = judging.check_judge(judging.load_judge(build_config(JudgeConfig, settings, "--set")), items)
-    print_result(result, as_json, "\n".join(_format_judge(result)))
-
-
-def _format_judge(result: dict[str, Any]) -> list[str]:
     columns = ("accuracy", "kappa", "leniency")
 
     def format_row(name: str, metrics: dict[str, Any]) -> str:
@@ -232,4 +224,4 @@ def _format_judge(result: dict[str, Any]) -> list[str]:
             cost = "" if usage["cost"] is None else f", cost {usage['cost']:.4f}"
             tokens = f"{usage['prompt_tokens']} + {usage['completion_tokens']} tokens"
             lines.append(f"{name}: {usage['paid']} answers paid, {usage['cached']} from the cache, {tokens}{cost}")
-    return lines
+    print_result(result, as_json, "\n".join(lines))

@@ -592,24 +592,19 @@ def _system_metrics(records: Sequence[Record]) -> dict[str, Any]:
     for k in KS:
         figures[f"evidence_recall@{k}"] = _mean([record.scores[f"evidence_recall@{k}"] for record in with_recall])
     if {record.ability for record in records} <= set(LONGMEMEVAL_TYPES):
-        figures["longmemeval"] = _longmemeval(records)
+        table = longmemeval((record.question_id, record.ability, record.correct) for record in records)
+        scores_by_record = [record.scores for record in records if record.evidence_recall is not None and record.gold]
+        names = dict.fromkeys(
+            name for scores in scores_by_record for name in scores if name.startswith(("recall_", "ndcg_"))
+        )
+        means = {name: [scores[name] for scores in scores_by_record if name in scores] for name in names}
+        figures["longmemeval"] = {**table, "retrieval": {name: _mean(values) for name, values in means.items()}}
     figures["accuracy_interval"] = _interval(records)
     figures["macro"] = macro([_scored_answer(record) for record in records])
     figures["waterfall"] = [fall.as_json() for fall in waterfall(records)]
     figures["losses"] = dict(sorted(Counter(record.error_class for record in records if record.error_class).items()))
     figures["rules"] = dict(sorted(Counter(record.rule for record in records if record.rule).items()))
     return figures
-
-
-def _longmemeval(records: Sequence[Record]) -> dict[str, Any]:
-    """Return the benchmark's own table, and retrieval by session if the system names its turns."""
-    table = longmemeval((record.question_id, record.ability, record.correct) for record in records)
-    scores_by_record = [record.scores for record in records if record.evidence_recall is not None and record.gold]
-    names = dict.fromkeys(
-        name for scores in scores_by_record for name in scores if name.startswith(("recall_", "ndcg_"))
-    )
-    means = {name: [scores[name] for scores in scores_by_record if name in scores] for name in names}
-    return {**table, "retrieval": {name: _mean(values) for name, values in means.items()}}
 
 
 def _scored_answer(record: Record) -> ScoredAnswer:

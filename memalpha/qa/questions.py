@@ -266,7 +266,20 @@ def ask_tasks(
         results |= {(result.task, result.chunk, result.asker, result.digest): result for result in new}
     if progress is not None:
         progress(len(jobs), len(jobs))
-    return _drop_repeated([results[key] for key in keys])
+    asked: dict[str, list[tuple[str, str]]] = {}
+    unique = []
+    for result in [results[key] for key in keys]:
+        earlier = asked.setdefault(result.task, [])
+        kept, dropped = [], list(result.dropped)
+        for question in result.kept:
+            text, [answer] = question["question"], question["answers"]
+            if any(is_same(text, other) and is_same(answer, known) for other, known in earlier):
+                dropped.append({"question": text, "answer": answer, "reason": "asked before with the same answer"})
+            else:
+                earlier.append((text, answer))
+                kept.append(question)
+        unique.append(AskedChunk(result.task, result.chunk, result.asker, result.digest, kept, dropped))
+    return unique
 
 
 def _make_job(task: Task, chunk: Chunk) -> _Job:
@@ -311,24 +324,6 @@ def _last_chunk(draft: _Draft) -> int | None:
     job = draft.job
     last = job.last if draft.holds_later else job.chunk.index
     return None if last == len(job.task.chunks) - 1 else last
-
-
-def _drop_repeated(results: Sequence[AskedChunk]) -> list[AskedChunk]:
-    """Return the results, with questions that an earlier chunk of the task asks with the same answer dropped."""
-    asked: dict[str, list[tuple[str, str]]] = {}
-    unique = []
-    for result in results:
-        earlier = asked.setdefault(result.task, [])
-        kept, dropped = [], list(result.dropped)
-        for question in result.kept:
-            text, [answer] = question["question"], question["answers"]
-            if any(is_same(text, other) and is_same(answer, known) for other, known in earlier):
-                dropped.append({"question": text, "answer": answer, "reason": "asked before with the same answer"})
-            else:
-                earlier.append((text, answer))
-                kept.append(question)
-        unique.append(AskedChunk(result.task, result.chunk, result.asker, result.digest, kept, dropped))
-    return unique
 
 
 def _with_questions(task: Task, results: Sequence[AskedChunk]) -> Task:

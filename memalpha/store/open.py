@@ -76,7 +76,9 @@ def open_database(
         return {"schema": named_schema.to_json(), "embedder": embedder_record(chosen_embedder)}
 
     if read_only:
-        database = _open_read_only(path, clock)
+        if is_url(path) or str(path) == ":memory:":
+            raise StoreError("read_only: a store file is needed; in PostgreSQL, open as a role that may only SELECT")
+        database = ReadOnlyDatabase(str(path), clock=clock)
     else:
         backend = _import_postgres() if is_url(path) else SQLiteDatabase
         database = backend(str(path), create=create, durability=durability, clock=clock, initial_meta=initial_meta)
@@ -102,12 +104,6 @@ def _recorded_schema(database: Backend) -> MemorySchema:
         raise DamagedStore(
             f"{database.path}: its record of the schema cannot be read ({error!r}): go back to a copy"
         ) from error
-
-
-def _open_read_only(path: str | Path, clock: Clock) -> Backend:
-    if is_url(path) or str(path) == ":memory:":
-        raise StoreError("read_only: a store file is needed; in PostgreSQL, open as a role that may only SELECT")
-    return ReadOnlyDatabase(str(path), clock=clock)
 
 
 def is_writable(path: str | Path) -> bool:

@@ -179,7 +179,12 @@ class MemoryStore(Memory):
             store = cls(database, recorded_schema, recorded_embedder, namespace)
             store._max_content = max_content
             if not read_only:
-                store._finish_interrupted_work()
+                try:  # what a killed process left, without waiting for others
+                    if database.abandoned_copies():
+                        database.remove_abandoned_copies()
+                    store._scrub(wait=False)
+                except StoreError as error:
+                    warnings.warn(str(error), stacklevel=2)
             return store
         except BaseException:
             database.close()
@@ -856,7 +861,17 @@ class MemoryStore(Memory):
                 )
             item = pending[position]
             if accept:
-                self._check_unchanged(item)
+                operation, current = item.operation, None
+                if operation.kind == "core_update":
+                    current = self.core
+                elif operation.id is not None:
+                    with suppress(UnknownEntry):
+                        current = self.get(operation.id).content
+                if current != item.before:
+                    raise ReviewConflict(
+                        f"review {item.position}: what it would change was changed since: reject it, or write what is "
+                        "right"
+                    )
                 with suppress(DuplicateContent):  # the memory says so already
                     self._namespace.write(accepted_operation(item), vectors or None)
             decision = "accepted" if accept else "rejected"
@@ -897,7 +912,14 @@ class MemoryStore(Memory):
         entry_filter = self._filter(None, where)
         if where is not None and entry_filter is None:
             raise StoreError("erase: where is empty, so it holds for everything: erase_all() erases a namespace")
-        forks = self._forks(ids, entry_filter)
+        with self._database.transaction(write=False):
+            others = sorted({*self._database.namespaces()} - {self._namespace.name})
+        forks: list[str] = []
+        for start in range(0, len(others), _SHOWN_NAMESPACES):
+            names = others[start : start + _SHOWN_NAMESPACES]
+            with self._database.transaction(self._namespace.name, *names, write=False):
+                matching = [] if entry_filter is None else self._namespace.ids_matching(entry_filter)[0]
+                forks += self._namespace.log.forks([*ids, *matching], names)
         with self._transaction(write=True):
             unknown_ids = [id for id in ids if not self._was_used(id)]
             erasure = Erasure() if unknown_ids else self._erase(ids, entry_filter)
@@ -1099,18 +1121,6 @@ class MemoryStore(Memory):
                         stacklevel=stacklevel,
                     )
 
-    def _check_unchanged(self, item: Quarantined) -> None:
-        operation, current = item.operation, None
-        if operation.kind == "core_update":
-            current = self.core
-        elif operation.id is not None:
-            with suppress(UnknownEntry):
-                current = self.get(operation.id).content
-        if current != item.before:
-            raise ReviewConflict(
-                f"review {item.position}: what it would change was changed since: reject it, or write what is right"
-            )
-
     def _was_used(self, id: str) -> bool:
         """Return True if an entry ever had this id, or a quarantined operation has it."""
         is_entry = self._namespace.entries.latest_version(id) is not None
@@ -1126,18 +1136,6 @@ class MemoryStore(Memory):
         self._index.forget(all_ids, self._namespace.log.position)
         return erasure
 
-    def _forks(self, ids: Iterable[str], where: Filter | None) -> list[str]:
-        """Return the namespaces that are forks and have what is to be erased."""
-        with self._database.transaction(write=False):
-            others = sorted({*self._database.namespaces()} - {self._namespace.name})
-        forks: list[str] = []
-        for start in range(0, len(others), _SHOWN_NAMESPACES):
-            names = others[start : start + _SHOWN_NAMESPACES]
-            with self._database.transaction(self._namespace.name, *names, write=False):
-                matching = [] if where is None else self._namespace.ids_matching(where)[0]
-                forks += self._namespace.log.forks([*ids, *matching], names)
-        return forks
-
     def _scrub(self, erasure: Erasure | None = None, *, wait: bool = True) -> None:
         """Finish the rewriting that an erasure of any namespace has left due."""
         if not self.pending_scrub:
@@ -1148,15 +1146,6 @@ class MemoryStore(Memory):
         except ScrubPending as pending:
             pending.erasure = Erasure() if erasure is None else erasure
             raise
-
-    def _finish_interrupted_work(self) -> None:
-        """Go on with a pending scrub, and remove what killed processes left of files, without waiting for others."""
-        try:
-            if self._database.abandoned_copies():
-                self._database.remove_abandoned_copies()
-            self._scrub(wait=False)
-        except StoreError as error:
-            warnings.warn(str(error), stacklevel=3)
 
 
 @contextmanager

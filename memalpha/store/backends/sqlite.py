@@ -228,7 +228,10 @@ class TransactionalConnection(Backend, ForkAware):
                         connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
                         if write:
                             self._check_file()
-                        self._forget_ids_if_changed()
+                        version = self._pragma("data_version")
+                        if version != self._data_version:  # another connection may have dropped a namespace
+                            self.namespace_ids.clear()
+                            self._data_version = version
                         yield connection
                         self._check_atomic(())
                         self._resume_after_fork()  # the block may have forked: its child must not end the transaction
@@ -303,13 +306,6 @@ class TransactionalConnection(Backend, ForkAware):
     def _note_rollback(self) -> None:
         self.rollbacks += 1
         self.namespace_ids.clear()  # an id assigned in this transaction may be reused for another name
-
-    def _forget_ids_if_changed(self) -> None:
-        """Forget the ids of namespaces if another connection has written, which may have dropped one."""
-        version = self._pragma("data_version")
-        if version != self._data_version:
-            self.namespace_ids.clear()
-            self._data_version = version
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
@@ -446,25 +442,19 @@ class SQLiteDatabase(TransactionalConnection):
         if self._identity != self._read_identity():
             is_ours = self._pragma("data_version") == self._data_version
             self._connection.execute("ROLLBACK")
-            self._leave_file(is_ours)
+            # The log lies where that of the other file would, and whoever opens that one would apply it: its content
+            # is moved into the file that it belongs to, unless another connection has written to the log.
+            if is_ours:
+                with suppress(sqlite3.Error):
+                    self._connection.execute("PRAGMA busy_timeout = 0")
+                    self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            log = Path(f"{self._file}-wal")
+            if log.exists() and log.stat().st_size:  # closing would remove it: it may be that of the other file
+                LEFT_OPEN.append(self._connection)
+            else:
+                self._connection.close()
+            self._is_paused = True
             raise self._file_changed()
-
-    def _leave_file(self, is_log_ours: bool) -> None:
-        """Close the connection to a file that has another path now; the next transaction looks at the path again.
-
-        Its log lies where the other file's would, and whoever opens that one would apply it. So the log's content is
-        moved into the file that it belongs to, unless another connection has written to the log.
-        """
-        if is_log_ours:
-            with suppress(sqlite3.Error):
-                self._connection.execute("PRAGMA busy_timeout = 0")
-                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        log = Path(f"{self._file}-wal")
-        if log.exists() and log.stat().st_size:  # closing would remove it: it may be that of the other file
-            LEFT_OPEN.append(self._connection)
-        else:
-            self._connection.close()
-        self._is_paused = True
 
     def _file_changed(self) -> StoreError:
         event = "removed" if self._read_identity() is None else "replaced by another file"
@@ -770,17 +760,13 @@ class ReadOnlyDatabase(SQLiteDatabase):
             raise StoreError(f"{self.path} was opened read-only: open it without read_only to write")
         with self._lock:
             self._resume_after_fork()
-            if not self._connection.in_transaction:
-                self._reopen_if_changed()
+            if not self._connection.in_transaction and self._read_file_state() != self._file_state:
+                self._connection.close()
+                self._open()
             with super().transaction(*namespaces, write=write) as connection:
                 yield connection
             if not self._file_state[1] and self._read_file_state() != self._file_state:  # an immutable one is not
                 raise StoreError(f"{self.path} was written while it was read: try again")
-
-    def _reopen_if_changed(self) -> None:
-        if self._read_file_state() != self._file_state:
-            self._connection.close()
-            self._open()
 
     @contextmanager
     def expiry_transaction(self, namespace: str) -> Iterator[None]:

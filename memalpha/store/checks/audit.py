@@ -360,7 +360,9 @@ def find_stale(entries: Sequence[MemoryEntry], ended: Sequence[MemoryEntry], row
     for entry in entries:
         later = ended_later = None
         if (pair := slot_value(entry)) and pair[0] in live_slots:
-            since = _latest_date_of_value(entry, live_slots[pair[0]])
+            value = _normalized_value(entry)
+            dates = [_date(other) for other in live_slots[pair[0]] if _normalized_value(other) == value]
+            since = None if _date(entry) is None else max(date for date in dates if date is not None)
             later = _latest_other_value(entry, since, live_slots[pair[0]])
             outlasting = [version for version in ended_slots.get(pair[0], ()) if _ended_after(version, entry, rows)]
             ended_later = _latest_other_value(entry, since, outlasting)
@@ -413,16 +415,6 @@ def _normalized_value(entry: MemoryEntry) -> str:
 
 def _date(entry: MemoryEntry) -> float | None:
     return parse_time(entry.timestamp).timestamp() if entry.timestamp and is_iso_time(entry.timestamp) else None
-
-
-def _latest_date_of_value(entry: MemoryEntry, slot_entries: Iterable[MemoryEntry]) -> float | None:
-    """Return the latest date at which the slot's live entries state the entry's value.
-
-    An entry without a date has none, whatever the dates of the other entries.
-    """
-    value = _normalized_value(entry)
-    dates = [_date(other) for other in slot_entries if _normalized_value(other) == value]
-    return None if _date(entry) is None else max(date for date in dates if date is not None)
 
 
 def _latest_other_value(

@@ -268,7 +268,12 @@ class Corpus:
         k, route, where = options.k, options.route, options.filter
         if not queries or not k:
             return [[] for _ in queries]
-        self._tidy()
+        if len(self._removed) > 1024 + len(self._slots) or self._lexical.needs_settling:
+            self._lexical.settle(self._live)
+            self._passages.settle(self._live)
+            self._free += self._removed
+            self._removed.clear()
+            self._full_selection = None
         if route == "bm25":
             vectors = None
         else:
@@ -350,19 +355,6 @@ class Corpus:
             rows[described] = self.embedder.encode([self._descriptions[names[i]] for i in described])
             self._description_vectors = rows
         return inner_products(vector, self._description_vectors)[0]
-
-    def _tidy(self) -> None:
-        """Drop removed documents once they outnumber the others, and settle postings once many are new."""
-        if len(self._removed) > 1024 + len(self._slots) or self._lexical.needs_settling:
-            self._lexical.settle(self._live)
-            self._drop_removed()
-
-    def _drop_removed(self) -> None:
-        """Free the slots of removed documents, after the lexical index has dropped them."""
-        self._passages.settle(self._live)
-        self._free += self._removed
-        self._removed.clear()
-        self._full_selection = None
 
     def _embed(self) -> None:
         """Embed the documents that were added since the last search."""

@@ -127,7 +127,20 @@ def load_assistant_export(value: object, path: Path, size: int = CHUNK) -> list[
         location = f"{path}: [{number}]" if isinstance(value, list) else f"{path}"
         if not isinstance(conversation, Mapping):
             raise DataError(f"{location}: a conversation is an object, not {type(conversation).__name__}")
-        task = _build_task(conversation, location, size)
+        if "mapping" in conversation:
+            source, title, utterances = "chatgpt", conversation.get("title"), _read_chatgpt(conversation, location)
+            id = conversation.get("conversation_id") or conversation.get("id")
+            start = _from_unix(conversation.get("create_time"), f"{location}.create_time")
+        else:
+            source, title, utterances = "claude", conversation.get("name"), _read_claude(conversation, location)
+            id = conversation.get("uuid")
+            start = _from_iso(conversation.get("created_at"), f"{location}.created_at")
+        if not isinstance(id, str) or not id.strip():
+            name = "conversation_id" if source == "chatgpt" else "uuid"
+            raise DataError(f"{location}.{name}: is missing: every conversation needs an id")
+        chunks = pack_days(utterances, timestamp=start, size=size)
+        meta = {"source": source, **({"title": title} if isinstance(title, str) and title.strip() else {})}
+        task = Task(id=id, chunks=tuple(chunks), meta=meta) if chunks else None
         if task is None:
             continue
         if task.id in tasks:
@@ -136,24 +149,6 @@ def load_assistant_export(value: object, path: Path, size: int = CHUNK) -> list[
     if not tasks:
         raise DataError(f"{path}: no conversation has words of a user or an assistant: there is nothing to read")
     return list(tasks.values())
-
-
-def _build_task(conversation: Mapping[str, Any], location: str, size: int) -> Task | None:
-    """Return a conversation as a task; None if nobody says anything in it."""
-    if "mapping" in conversation:
-        source, title, utterances = "chatgpt", conversation.get("title"), _read_chatgpt(conversation, location)
-        id = conversation.get("conversation_id") or conversation.get("id")
-        start = _from_unix(conversation.get("create_time"), f"{location}.create_time")
-    else:
-        source, title, utterances = "claude", conversation.get("name"), _read_claude(conversation, location)
-        id = conversation.get("uuid")
-        start = _from_iso(conversation.get("created_at"), f"{location}.created_at")
-    if not isinstance(id, str) or not id.strip():
-        name = "conversation_id" if source == "chatgpt" else "uuid"
-        raise DataError(f"{location}.{name}: is missing: every conversation needs an id")
-    chunks = pack_days(utterances, timestamp=start, size=size)
-    meta = {"source": source, **({"title": title} if isinstance(title, str) and title.strip() else {})}
-    return Task(id=id, chunks=tuple(chunks), meta=meta) if chunks else None
 
 
 def _read_chatgpt(conversation: Mapping[str, Any], location: str) -> Iterator[_Utterance]:

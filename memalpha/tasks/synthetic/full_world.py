@@ -205,7 +205,26 @@ class _World:
             self.live.append(slot)
             self._tell(lines, slot)
             return
-        self._event(lines, day)
+        kinds = [kind for kind in phrases.FULL_EVENTS if len(self.happened[kind.key]) < self.room[kind.key]]
+        if not kinds:  # the longest streams run out of names
+            lines.add("user", self._filler())
+            return
+        kind = self.pick(kinds)
+        value = self.values.draw_other(kind.pool, self.happened[kind.key])
+        self.happened[kind.key].add(value.lower())
+        if self.rng.random() < 0.5:
+            ago = self.pick((0, 0, 0, 1, 2, 3, 4, 7))
+            when = phrases.DAYS_AGO[ago]
+        else:
+            ago = self.rng.randint(1, 7)
+            when = f"last {phrases.WEEKDAYS[(day - timedelta(days=ago)).weekday()]}"
+        event = _Event(kind, value, lines.chunk, day - timedelta(days=ago))
+        day_told = event.day.isoformat() if ago else None
+        operation = GoldOperation(
+            kind="insert", chunk=lines.chunk, category="episodic", content=event.content, timestamp=day_told
+        )
+        event.turn = lines.add("user", fill(self.pick(kind.states), value, when=when), operation)
+        self.events.append(event)
 
     def _changeable(self, chunk: int, *, retract: bool) -> Slot | None:
         """Return a live slot, stated in an earlier chunk, that has room for the change."""
@@ -236,28 +255,6 @@ class _World:
         text, operation = slot.say(self.rng, previous, version, CUE)
         version.turn = lines.add("user", text, operation)
         slot.versions.append(version)
-
-    def _event(self, lines: _Lines, day: date) -> None:
-        kinds = [kind for kind in phrases.FULL_EVENTS if len(self.happened[kind.key]) < self.room[kind.key]]
-        if not kinds:  # the longest streams run out of names
-            lines.add("user", self._filler())
-            return
-        kind = self.pick(kinds)
-        value = self.values.draw_other(kind.pool, self.happened[kind.key])
-        self.happened[kind.key].add(value.lower())
-        if self.rng.random() < 0.5:
-            ago = self.pick((0, 0, 0, 1, 2, 3, 4, 7))
-            when = phrases.DAYS_AGO[ago]
-        else:
-            ago = self.rng.randint(1, 7)
-            when = f"last {phrases.WEEKDAYS[(day - timedelta(days=ago)).weekday()]}"
-        event = _Event(kind, value, lines.chunk, day - timedelta(days=ago))
-        day_told = event.day.isoformat() if ago else None
-        operation = GoldOperation(
-            kind="insert", chunk=lines.chunk, category="episodic", content=event.content, timestamp=day_told
-        )
-        event.turn = lines.add("user", fill(self.pick(kind.states), value, when=when), operation)
-        self.events.append(event)
 
     def _trap(self) -> str:
         """Draw a sentence that names a value and states nothing.
