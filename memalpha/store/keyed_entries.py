@@ -59,12 +59,12 @@ class KeyedEntries:
         if not isinstance(store, MemoryStore):
             raise StoreError(f"a MemoryStore is needed, not {type(store).__name__}")
         self.store, self.kind = store, kind
-        store._known_fields.add(kind)  # there may be no entry yet
+        store.known_fields.add(kind)  # there may be no entry yet
         self.category = store.schema.check_category(category) if category else store.schema.default_category
 
     def now(self) -> datetime:
         """Return the time of the store's clock, which decides when its entries expire."""
-        return self.store._database.clock()
+        return self.store.database.clock()
 
     def searchable_part(self, text: str) -> str:
         """Return the beginning of a text that an entry can hold, for items that are whole in the metadata."""
@@ -75,7 +75,7 @@ class KeyedEntries:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Make all writes inside happen together or not at all."""
-        with self.store._namespace.transaction():
+        with self.store.rows.transaction():
             yield
 
     def entry_id(self, key: str) -> str:

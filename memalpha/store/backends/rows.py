@@ -56,7 +56,7 @@ class NamespaceScope:
     @property
     def statements(self) -> Any:
         """Executor of statements in the open transaction."""
-        return self.database._connection
+        return self.database.connection
 
     @property
     def namespace_id(self) -> int:

@@ -54,7 +54,7 @@ def move_file(temporary: Path, path: Path) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make a rename durable, where folders can be synced."""
-    if hasattr(os, "O_DIRECTORY"):
+    if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)

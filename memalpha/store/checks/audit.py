@@ -167,12 +167,12 @@ def audit(
         for chunk in chunks:
             check_type("source", chunk, Chunk)
         source = source[0], chunks
-    result = Audit(store._namespace.name)
-    with store._transaction():
-        position, entries = store._namespace.log.position, store._namespace.entries.live()
+    result = Audit(store.rows.name)
+    with store.read_transaction():
+        position, entries = store.rows.log.position, store.rows.entries.live()
         result.findings += find_contradictions(entries)
         result.findings += stale_findings(store)
-    vectors = store._embed(list(dict.fromkeys(entry.content for entry in entries)))
+    vectors = store.recorded_embedder.embed(list(dict.fromkeys(entry.content for entry in entries)), store.rows)
     rows = np.array([vectors[entry.content] for entry in entries], np.float32)
     result.findings += find_duplicates(entries, rows, near)
     result.retrieval = measure_retrieval(store, position, entries, queries, k)
@@ -187,8 +187,8 @@ def audit(
 
 def stale_findings(store: MemoryStore) -> list[Finding]:
     """Return the findings of kind `stale` alone."""
-    with store._transaction():
-        entries, namespace = store._namespace.entries.live(), store._namespace
+    with store.read_transaction():
+        entries, namespace = store.rows.entries.live(), store.rows
         ended = [version for version in namespace.entries.all_versions() if version.valid_to is not None]
         return find_stale(entries, ended, namespace)
 
@@ -202,8 +202,8 @@ def find_conflicts(store: MemoryStore, histories: Sequence[Sequence[MemoryEntry]
     """
     live = [version for versions in histories for version in versions if version.valid_to is None]
     ended = [version for versions in histories for version in versions if version.valid_to is not None]
-    with store._transaction():
-        return find_contradictions(live) + find_stale(live, ended, store._namespace)
+    with store.read_transaction():
+        return find_contradictions(live) + find_stale(live, ended, store.rows)
 
 
 CONTAINED = 0.85
@@ -566,7 +566,9 @@ def measure_coverage(
         origin_chunks = {(None, entry.chunk) for entry in source_entries}
         origins = {(entry.chunk, entry.turn) for entry in source_entries}
         by_origin = {number for number, (_, span) in enumerate(keyed) if (span.chunk, span.turn) in origins}
-    vectors = store._embed(list(dict.fromkeys([span.text for _, span in keyed] + [e.content for e in facts])))
+    vectors = store.recorded_embedder.embed(
+        list(dict.fromkeys([span.text for _, span in keyed] + [e.content for e in facts])), store.rows
+    )
     fact_rows = np.array([vectors[fact.content] for fact in facts])
     supported = {n for n, (_, span) in enumerate(keyed) if facts and (fact_rows @ vectors[span.text]).max() >= SUPPORT}
     chunk_keys = {key for key, _ in keyed}

@@ -69,8 +69,8 @@ def export_markdown(store: MemoryStore, path: str | Path) -> int:
 
     The file appears when complete.
     """
-    with store._transaction():
-        entries, core = store._namespace.entries.live(), store._namespace.log.core_at(store._namespace.log.position)
+    with store.read_transaction():
+        entries, core = store.rows.entries.live(), store.rows.log.core_at(store.rows.log.position)
     with atomic_writer(Path(path)) as file:
         file.write(render_markdown(store.schema, core, entries))
     return len(entries)
@@ -82,9 +82,11 @@ def import_markdown(store: MemoryStore, path: str | Path) -> int:
     Raises `DataError` naming file and line.
     """
     document = read_markdown(path)
-    vectors = store._embed(sorted({operation.content or "" for _, operation in document.entries}))
+    vectors = store.recorded_embedder.embed(
+        sorted({operation.content or "" for _, operation in document.entries}), store.rows
+    )
     with store._transaction(write=True):
-        return apply_document(store._namespace, path, document, vectors)
+        return apply_document(store.rows, path, document, vectors)
 
 
 def render_markdown(schema: MemorySchema, core: str, entries: Iterable[MemoryEntry]) -> str:
