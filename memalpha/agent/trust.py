@@ -93,7 +93,13 @@ class TrustJudge:
             reason = next(filter(None, reasons), "")
         deletes = sum(operation.kind == "delete" for operation in operations)
         if not reason and deletes:
-            reason = self._spend_deletes(deletes, self._config)
+            assert isinstance(self._store, MemoryStore)  # a rule needs one: `MemoryAgent` checks it
+            entries = self._store.count() + self._deletes  # when the read began
+            allowed = min(self._config.max_deletes, max(1, int(self._config.max_delete_share * entries)))
+            if self._deletes + deletes > allowed:
+                reason = f"one read may delete {allowed} entries"
+            else:
+                self._deletes += deletes
         return Verdict(author, reason)
 
     def _operations(self, tool: Tool | None) -> Sequence[Operation]:
@@ -122,16 +128,6 @@ class TrustJudge:
             if not is_same(label, speaker) and (is_assistant(label) or is_anonymous(label) or self._is_person(label)):
                 return f"{speaker!r} may not speak in the name of {label}"
         return f"{speaker!r} may not write marks of prompts and calls" if _MARKUP.search(content) else ""
-
-    def _spend_deletes(self, number: int, config: TrustConfig) -> str:
-        """Count deletes; return why they are too many for this read, "" if they are not."""
-        assert isinstance(self._store, MemoryStore)  # a rule needs one: `MemoryAgent` checks it
-        entries = self._store.count() + self._deletes  # when the read began
-        allowed = min(config.max_deletes, max(1, int(config.max_delete_share * entries)))
-        if self._deletes + number > allowed:
-            return f"one read may delete {allowed} entries"
-        self._deletes += number
-        return ""
 
     def _is_person(self, name: str) -> bool:
         """Return True for the owner, a speaker of the chunk, or the speaker of one of the entries nearest to a name."""

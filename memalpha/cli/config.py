@@ -64,7 +64,12 @@ def config(
         print_result(values, as_json, yaml.safe_dump(values, sort_keys=False).rstrip())
         return
     rows = {path: _describe(path, setting, loaded) for path, setting in settings_of(kind)}
-    print_result(rows, as_json, "\n".join(_format_row(path, row) for path, row in rows.items()))
+    lines = []
+    for path, row in rows.items():
+        value = format_value(row["value"]) if "value" in row else row["default"]
+        value = f", here {value}" if value != row["default"] else ""
+        lines.append(f"{path}: {row['type']} = {row['default']}{value}\n    {row['meaning']}")
+    print_result(rows, as_json, "\n".join(lines))
 
 
 def _load(name: str) -> tuple[type[BaseModel], BaseModel | None]:
@@ -86,12 +91,6 @@ def _describe(path: str, setting: Setting, loaded: BaseModel | None) -> dict[str
         row["value"] = value_of(loaded, path)
         row["value"] = row["value"].model_dump(mode="json") if isinstance(row["value"], BaseModel) else row["value"]
     return row
-
-
-def _format_row(path: str, row: dict[str, Any]) -> str:
-    value = format_value(row["value"]) if "value" in row else row["default"]
-    value = f", here {value}" if value != row["default"] else ""
-    return f"{path}: {row['type']} = {row['default']}{value}\n    {row['meaning']}"
 
 
 def _first_comment(name: str) -> str:

@@ -145,7 +145,12 @@ def compare(
 
     if out is not None and out.suffix not in (".json", ".csv", ".md"):
         raise DataError(f"--out {out}: write .json, .csv or .md")
-    systems = _choose_systems(comparing.load_systems(runs), runs, system or [])
+    systems = comparing.load_systems(runs)
+    for name in system or ():
+        if not any(_has_name(compared, name) for compared in systems):
+            raise DataError(f"--system {name}: there are {', '.join(compared.name for compared in systems)}")
+    if system:  # those of a run that has only one are compared, too
+        systems = [s for s in systems if s.name in runs or any(_has_name(s, name) for name in system)]
     comparison = comparing.compare(systems, baseline=baseline, common=common, value=value.value, seed=seed)
     if out is not None:
         formats = {".csv": comparing.as_csv, ".md": comparing.as_markdown, ".json": _as_json}
@@ -154,20 +159,6 @@ def compare(
         except OSError as error:
             raise DataError(f"--out {out}: cannot be written: {error.strerror}") from error
     print_result(comparison.as_json(), as_json, comparing.as_text(comparison))
-
-
-def _choose_systems(systems: list[ComparedSystem], runs: list[str], names: list[str]) -> list[ComparedSystem]:
-    """Return the systems with one of these names, and those of runs that have only one; without names, all.
-
-    Raises:
-        DataError: No run has a system of a name.
-    """
-    for name in names:
-        if not any(_has_name(system, name) for system in systems):
-            raise DataError(f"--system {name}: there are {', '.join(system.name for system in systems)}")
-    if not names:
-        return systems
-    return [system for system in systems if system.name in runs or any(_has_name(system, name) for name in names)]
 
 
 def _has_name(system: ComparedSystem, name: str) -> bool:

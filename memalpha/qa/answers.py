@@ -276,6 +276,8 @@ def build_record(
         correct: True if the score counts as right.
         rollout: Index of the rollout.
     """
+    # A wrong answer is stale if it gives a value that no longer holds (`meta["stale"]`, the former values).
+    is_lasting = question.meta.get("kind") not in CHANGED or correct or answer.abstained
     return Record(
         task=task.id,
         rollout=rollout,
@@ -287,7 +289,7 @@ def build_record(
         gold=question.answers,
         score=score,
         correct=correct,
-        stale=_is_stale(question, answer, correct),
+        stale=not is_lasting and any(contains(answer.text, str(old)) for old in question.meta.get("stale", ())),
         conflict=answer.conflict,
         abstained=is_refusal(answer, question.answers),
         truncated=answer.truncated,
@@ -295,13 +297,6 @@ def build_record(
         left_out=answer.left_out,
         **fields,
     )
-
-
-def _is_stale(question: Question, answer: Answer, correct: bool) -> bool:
-    """Return True if a wrong answer gives a value that no longer holds (`meta["stale"]`, the former values)."""
-    if question.meta.get("kind") not in CHANGED or correct or answer.abstained:
-        return False
-    return any(contains(answer.text, str(value)) for value in question.meta.get("stale", ()))
 
 
 def _refuse_disputed(

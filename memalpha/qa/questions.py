@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.agent.parsing import after_thinking
-from memalpha.agent.reader import Answer, Reader, Reading, check_answers
+from memalpha.agent.reader import Reader, Reading, check_answers
 from memalpha.agent.text_match import contains, is_same
 from memalpha.config import ReaderConfig
 from memalpha.errors import ConfigError, DataError
@@ -168,11 +168,11 @@ class Asker:
             passages = [passage for chunk in chunks_of(draft.job) for passage in turn_passages(chunk)]
             readings.append(Reading(draft.question, passages_as_hits(passages)))
         answers = check_answers(self.reader, len(readings), lambda: self.reader.read(readings))
-        return [self._is_right(draft, answer) for draft, answer in zip(drafts, answers, strict=True)]
-
-    def _is_right(self, draft: _Draft, answer: Answer) -> bool:
-        question = Question(id="draft", question=draft.question, answers=(draft.answer,))
-        return is_correct(question, score_question(question, answer, self.metric) or 0.0, self.metric)
+        is_right = []
+        for draft, answer in zip(drafts, answers, strict=True):
+            question = Question(id="draft", question=draft.question, answers=(draft.answer,))
+            is_right.append(is_correct(question, score_question(question, answer, self.metric) or 0.0, self.metric))
+        return is_right
 
     def _build(self, job: _Job, drafts: Sequence[_Draft]) -> AskedChunk:
         kept = [draft for draft in drafts if draft.reason is None]

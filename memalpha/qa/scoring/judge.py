@@ -378,7 +378,9 @@ class Judge:
         Raises:
             PolicyError: An endpoint fails.
         """
-        prompts_by_item = [[] if _is_empty_prediction(item) else prompts_of(item) for item in items]
+        prompts_by_item = [
+            [] if isinstance(item, Item) and not item.prediction.strip() else prompts_of(item) for item in items
+        ]
         unique = list({prompt.prompt: prompt for prompts in prompts_by_item for prompt in prompts}.values())
         with ThreadPoolExecutor(len(self.policies)) as pool:
             verdicts_by_policy = list(pool.map(lambda policy: self.verdicts(policy, unique), self.policies))
@@ -482,10 +484,6 @@ def _load_judge(text: str) -> Judge:
         chat_template_kwargs=config.chat_template_kwargs,
         frozen=True,
     )
-
-
-def _is_empty_prediction(item: Item | Write) -> bool:
-    return isinstance(item, Item) and not item.prediction.strip()
 
 
 def _messages(prompt: JudgePrompt, system: str, unreadable: str | None = None) -> tuple[Mapping[str, str], ...]:
@@ -739,7 +737,8 @@ def judge_step(
         items += [
             item_of(question, record.answer)
             for trajectory, records in pairs
-            for record, question in _without_conflicts(trajectory, records)
+            for record, question in zip(records, trajectory.task.questions, strict=True)
+            if not record.conflict
         ]
     if config.content == "judge":
         published = config.preset == "published"
@@ -756,9 +755,12 @@ def judge_step(
     contents: dict[int, tuple[ContentVerdicts, ...]] = {}
     if config.content == "judge":
         for trajectory, _ in pairs:
-            contents[id(trajectory)] = tuple(
-                _content_verdicts(trajectory, turn, published, scores) for turn in trajectory.turns
-            )
+            verdicts = []
+            for turn in trajectory.turns:
+                values = [next(scores) if write else None for write in _turn_writes(trajectory, turn, published)]
+                count = len(turn.results)
+                verdicts.append(ContentVerdicts(tuple(values[:count]), values[count] if len(values) > count else None))
+            contents[id(trajectory)] = tuple(verdicts)
     return grouped, contents
 
 
@@ -805,11 +807,6 @@ def judge_records(
     return judged, unjudged
 
 
-def _without_conflicts(trajectory: Trajectory, records: Sequence[Record]) -> list[tuple[Record, Question]]:
-    pairs = zip(records, trajectory.task.questions, strict=True)
-    return [(record, question) for record, question in pairs if not record.conflict]
-
-
 def _with_score(record: Record, score: float, metric: str = "judge") -> Record:
     correct = score > MAJORITY if metric == "judge" else score >= CORRECT_FROM[metric]
     return replace(record, score=score, correct=correct, stale=record.stale and not correct)
@@ -834,9 +831,3 @@ def _write(result: ToolResult, chunk: str, timestamp: str, published: bool) -> W
         result.before or "",
         timestamp,
     )
-
-
-def _content_verdicts(trajectory: Trajectory, turn: Turn, published: bool, scores: Any) -> ContentVerdicts:
-    values = [next(scores) if write else None for write in _turn_writes(trajectory, turn, published)]
-    count = len(turn.results)
-    return ContentVerdicts(tuple(values[:count]), values[count] if len(values) > count else None)

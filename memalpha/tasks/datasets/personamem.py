@@ -105,7 +105,12 @@ def histories(path: Path, variant: str | None = None) -> Iterator[Task]:
 
 
 def _context(id_: str, messages: list[Any], rows: list[tuple[str, dict[str, str]]], location: str) -> Task:
-    ends = {row_location: _history_length(row, len(messages), row_location) for row_location, row in rows}
+    ends: dict[str, int] = {}
+    for row_location, row in rows:
+        end = require_field(row, "end_index_in_shared_context", str, row_location).strip()
+        if not end.isdecimal() or not 1 <= int(end) <= len(messages):
+            raise DataError(f"{row_location}: end_index_in_shared_context {end!r} is outside 1..{len(messages)}")
+        ends[row_location] = int(end)
     builder = TaskBuilder()
     last: dict[int, int] = {}  # number of messages read → index of the last chunk
     turns: list[SpeakerTurn] = []
@@ -156,13 +161,6 @@ def _question(
         meta={"metric": "choice", "choices": choices, "choice": letter, **meta},
         **fields,
     )
-
-
-def _history_length(row: Mapping[str, str], count: int, location: str) -> int:
-    text = require_field(row, "end_index_in_shared_context", str, location).strip()
-    if not text.isdecimal() or not 1 <= int(text) <= count:
-        raise DataError(f"{location}: end_index_in_shared_context {text!r} is outside 1..{count}")
-    return int(text)
 
 
 def _history(messages: list[Any], rows: list[tuple[str, dict[str, str]]], file: Path, size: str) -> Task:
@@ -284,8 +282,7 @@ def _row(values: Mapping[str, str], number: int, location: str) -> _Row:
 
 def _snippet_task(row: _Row, ring: list[_Row], max_others: int, seed: int) -> Task:
     rng = Random(f"{seed} {row.number}")
-    count = rng.randint(1, max_others)
-    start = rng.randrange(len(ring))
+    count, start = rng.randint(1, max_others), rng.randrange(len(ring))
     chosen_rows: dict[tuple[tuple[str, str], ...], _Row] = {}
     for step in range(len(ring)):
         candidate = ring[(start + step) % len(ring)]
@@ -295,7 +292,7 @@ def _snippet_task(row: _Row, ring: list[_Row], max_others: int, seed: int) -> Ta
                 break
     if not chosen_rows:
         raise DataError(f"{row.location}: no other persona's snippet to mix in: the file has one persona only")
-    mixed = [row, *list(chosen_rows.values())]
+    mixed = [row, *chosen_rows.values()]
     rng.shuffle(mixed)
     builder = TaskBuilder()
     for index, (_, _, _, messages, _) in enumerate(mixed):

@@ -160,7 +160,10 @@ class _World:
                 self._turn(lines, day)
             self.spent += lines.characters
             self.operations += len(lines.operations)
-            questions = self._final_questions() if is_last else self._questions_now(index)
+            questions = self._final_questions() if is_last else []
+            # Now and then, ask for a value that holds at this moment of the stream.
+            if not is_last and self.stated and self.rng.random() <= min(1.0, 0.06 * self.operations / (index + 1)):
+                questions = [self.pick(self.stated).ask(self.rng)]
             chunk = Chunk(turns=tuple(lines.turns), timestamp=day.isoformat(), index=index)
             yield Session(chunk, tuple(lines.operations), tuple(questions))
             day += timedelta(days=rng.randint(0, 5))
@@ -281,12 +284,6 @@ class _World:
         return fill(self.pick(slot.attribute.distractors), value, name=slot.subject)
 
     # Questions
-
-    def _questions_now(self, chunk: int) -> list[Question]:
-        """Now and then, ask for a value that holds at this moment of the stream."""
-        if not self.stated or self.rng.random() > min(1.0, 0.06 * self.operations / (chunk + 1)):
-            return []
-        return [self.pick(self.stated).ask(self.rng)]
 
     def _final_questions(self) -> list[Question]:
         """Ask about every ability after the last session.
