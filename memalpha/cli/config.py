@@ -55,7 +55,10 @@ def config(
         ConfigError: There is no configuration of that name, or it does not fit.
     """
     if name is None and not keys:
-        first_lines = {shipped: _first_comment(shipped) for shipped in shipped_configs()}
+        presets, first_lines = resources.files("memalpha") / "config" / "presets", {}
+        for shipped in shipped_configs():
+            text = (presets / f"{shipped}.yaml").read_text(encoding="utf-8")
+            first_lines[shipped] = text.splitlines()[0].lstrip("# ")
         print_result(first_lines, as_json, "\n".join(f"{key:<14} {text}" for key, text in first_lines.items()))
         return
     kind, loaded = _load(name or "train")
@@ -91,8 +94,3 @@ def _describe(path: str, setting: Setting, loaded: BaseModel | None) -> dict[str
         row["value"] = value_of(loaded, path)
         row["value"] = row["value"].model_dump(mode="json") if isinstance(row["value"], BaseModel) else row["value"]
     return row
-
-
-def _first_comment(name: str) -> str:
-    text = (resources.files("memalpha") / "config" / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
-    return text.splitlines()[0].lstrip("# ")

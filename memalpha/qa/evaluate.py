@@ -558,7 +558,10 @@ class _SystemScorer:
         if answer.cited is not None:
             scores |= cited_scores(answer.cited, score, evidence_notes(task, question, answer.notes, item.passages))
         if recall is not None:
-            scores |= {f"evidence_recall@{k}": _recall_at(item, k) for k in KS}
+            evidence = set(question.evidence)
+            for k in KS:
+                shown = {turn for passage in item.passages[:k] for turn in passage.turns}
+                scores[f"evidence_recall@{k}"] = len(evidence & shown) / len(evidence)
         if question.answers:  # LongMemEval's retrieval leaves abstention out
             turns = (turn for passage in item.passages for turn in passage.turns)
             scores |= session_scores(turns, question.meta.get("answer_session_ids", ()))
@@ -618,9 +621,3 @@ def _interval(records: Sequence[Record]) -> tuple[float, float] | None:
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-def _recall_at(retrieval: Retrieval, k: int) -> float:
-    """Return the share of the evidence turns that the first `k` passages come from."""
-    evidence = set(retrieval.question.evidence)
-    return len(evidence & {turn for passage in retrieval.passages[:k] for turn in passage.turns}) / len(evidence)

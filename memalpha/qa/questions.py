@@ -231,7 +231,11 @@ def ask_file(
     tasks = [with_turn_ids(part) for task in load_tasks(data, **options) for part in _split(task, split)]
     with show_progress("chunks") as report:
         results = ask_tasks(tasks, asker, log, progress=lambda done, total: report("asking", done, total))
-    asked = [_with_questions(task, [result for result in results if result.task == task.id]) for task in tasks]
+    asked = []
+    for task in tasks:
+        made = [Question(**question) for result in results if result.task == task.id for question in result.kept]
+        fields = {name: value for name, value in task if name != "questions"}
+        asked.append(build_task("memalpha data ask", **fields, questions=(*task.questions, *made)))
     asked = [task for task in asked if task.questions]
     if asked:
         save_tasks(asked, out, held_out)
@@ -324,12 +328,6 @@ def _last_chunk(draft: _Draft) -> int | None:
     job = draft.job
     last = job.last if draft.holds_later else job.chunk.index
     return None if last == len(job.task.chunks) - 1 else last
-
-
-def _with_questions(task: Task, results: Sequence[AskedChunk]) -> Task:
-    made = [Question(**question) for result in results for question in result.kept]
-    fields = {name: value for name, value in task if name != "questions"}
-    return build_task("memalpha data ask", **fields, questions=(*task.questions, *made))
 
 
 def _split(task: Task, size: int | None) -> list[Task]:

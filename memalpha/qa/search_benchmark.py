@@ -39,7 +39,7 @@ from memalpha.store.embedding import load_embedder
 from memalpha.store.search.options import ROUTES, Route
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.load import load_evaluation_tasks
-from memalpha.types import MemoryEntry, Question, Task
+from memalpha.types import MemoryEntry, Task
 
 KS = (1, 5, 10, 20)
 DEPTH = 100
@@ -252,20 +252,16 @@ def _groups(task: Task, entry_ids: Mapping[str, str]) -> list[_Group]:
     groups: dict[int, list[EvidenceQuestion]] = defaultdict(list)
     for question in task.questions:
         if question.evidence:
-            gold = dict.fromkeys(_entry_id(task, question, turn, entry_ids) for turn in question.evidence)
+            if unknown := [turn for turn in question.evidence if turn not in entry_ids]:
+                raise DataError(
+                    f"task {task.id!r}, question {question.id!r}: its evidence {unknown[0]!r} is the id of no turn "
+                    "with words"
+                )
+            gold = dict.fromkeys(entry_ids[turn] for turn in question.evidence)
             groups[question_chunk(question, task)].append(
                 EvidenceQuestion(question.question, question.category or "all", tuple(gold))
             )
     return [_Group(last, questions) for last, questions in groups.items()]
-
-
-def _entry_id(task: Task, question: Question, turn: str, entry_ids: Mapping[str, str]) -> str:
-    try:
-        return entry_ids[turn]
-    except KeyError:
-        raise DataError(
-            f"task {task.id!r}, question {question.id!r}: its evidence {turn!r} is the id of no turn with words"
-        ) from None
 
 
 def _route_search(store: MemoryStore, method: str, last: int) -> Search:

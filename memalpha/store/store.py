@@ -926,7 +926,14 @@ class MemoryStore(Memory):
                 forks += self.rows.log.forks([*ids, *matching], names)
         with self._transaction(write=True):
             unknown_ids = [id for id in ids if not self._was_used(id)]
-            erasure = Erasure() if unknown_ids else self._erase(ids, entry_filter)
+            erasure = Erasure()
+            if not unknown_ids:
+                self._index.catch_up(self.rows.log.position)
+                matching, changes = ([], []) if entry_filter is None else self.rows.ids_matching(entry_filter)
+                all_ids = dict.fromkeys([*ids, *matching])
+                erasure = Erasure(self.rows.erase(all_ids, changes))
+                erasure.ids = tuple(all_ids)
+                self._index.forget(all_ids, self.rows.log.position)
         erasure.forks = tuple(forks)
         self._scrub(erasure)  # an unknown id may be that of an erasure that was not finished
         if unknown_ids:
@@ -1120,16 +1127,6 @@ class MemoryStore(Memory):
         """Return True if an entry ever had this id, or a quarantined operation has it."""
         is_entry = self.rows.entries.latest_version(id) is not None
         return is_entry or (is_storable(id) and self.rows.log.is_quarantined(id))
-
-    def _erase(self, ids: Iterable[str], where: Filter | None) -> Erasure:
-        """Erase entries in the open transaction, and in the index in memory."""
-        self._index.catch_up(self.rows.log.position)
-        matching, changes = ([], []) if where is None else self.rows.ids_matching(where)
-        all_ids = dict.fromkeys([*ids, *matching])
-        erasure = Erasure(self.rows.erase(all_ids, changes))
-        erasure.ids = tuple(all_ids)
-        self._index.forget(all_ids, self.rows.log.position)
-        return erasure
 
     def _scrub(self, erasure: Erasure | None = None, *, wait: bool = True) -> None:
         """Finish the rewriting that an erasure of any namespace has left due."""

@@ -214,7 +214,11 @@ class Streamed:
         context = system.context(query)
         if isinstance(context, str) or not isinstance(context, Iterable):
             raise ConfigError(f"system {self.name}: context() gives a list, not {type(context).__name__}")
-        passages = tuple(_as_passage(item, self.name) for item in context)
+        passages = [Passage(item) if isinstance(item, str) else item for item in context]
+        for passage in passages:
+            if not isinstance(passage, Passage):
+                kind = type(passage).__name__
+                raise ConfigError(f"system {self.name}: context() gives passages or texts, not {kind}")
         return cut_to_budget(passages, None if self.exempt else budget, turn_texts=turn_texts)[1]
 
     def _make_search(
@@ -320,14 +324,6 @@ class Oracle:
                 progress(number, len(tasks))
         used = [{passage.id: passage for item in items for passage in item.entries or ()} for items in by_task]
         return Retrievals(by_task, [passage_tokens(passages.values()) for passages in used])
-
-
-def _as_passage(item: Any, name: str) -> Passage:
-    if isinstance(item, str):
-        return Passage(item)
-    if not isinstance(item, Passage):
-        raise ConfigError(f"system {name}: context() gives passages or texts, not {type(item).__name__}")
-    return item
 
 
 # ------------------------------------------------------------------------------------------------------------ loading

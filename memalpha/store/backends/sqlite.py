@@ -407,7 +407,12 @@ class SQLiteDatabase(TransactionalConnection):
         if not Path(path).exists():
             initial_meta()  # may raise: call it before the file is created
             if path != ":memory:":
-                _create_private_file(Path(path))
+                try:  # only its owner can read it, and its log gets this mode
+                    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+                except FileExistsError:  # another process was faster
+                    pass
+                except OSError as error:
+                    raise StoreError(f"{Path(path)}: the file cannot be created ({error.strerror})") from error
         self._open(create, initial_meta)
         self.watch_forks()
 
@@ -590,7 +595,11 @@ class SQLiteDatabase(TransactionalConnection):
         query = "SELECT key FROM meta WHERE substr(key, 1, ?) = ? LIMIT ?"
         keys = self.connection.execute(query, (len(_COPY), _COPY, _MOST_COPIES)).fetchall()
         targets = (str(key).removeprefix(_COPY) for (key,) in keys)
-        return {target: abandoned_files(Path(target)) for target in targets if _is_local_path(target)}
+        return {  # only absolute paths on this machine: the file may come from somebody else
+            target: abandoned_files(Path(target))
+            for target in targets
+            if Path(target).is_absolute() and not target.startswith(("//", "\\\\"))
+        }
 
     def remove_abandoned_copies(self) -> None:
         with self.transaction():
@@ -671,22 +680,6 @@ def create_file(path: Path, meta: Mapping[str, str]) -> Iterator[SQLiteDatabase]
         finally:
             for file in files:
                 file.unlink(missing_ok=True)
-
-
-def _create_private_file(path: Path) -> None:
-    """Create an empty file that only its owner can read, unless another process is faster; its log gets this mode."""
-    with suppress(FileExistsError):
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        except OSError as error:
-            if isinstance(error, FileExistsError):
-                raise
-            raise StoreError(f"{path}: the file cannot be created ({error.strerror})") from error
-
-
-def _is_local_path(path: str) -> bool:
-    """Return True for an absolute path on this machine; a file may come from somebody else."""
-    return Path(path).is_absolute() and not path.startswith(("//", "\\\\"))
 
 
 def _check_path(path: Path, create: bool) -> None:

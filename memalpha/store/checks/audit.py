@@ -223,7 +223,7 @@ def find_duplicates(entries: Sequence[MemoryEntry], vectors: np.ndarray, near: f
     findings = []
     heads: list[int] = []  # index of one entry of each text, then of each set of words
     for reason, message, group_key in (
-        ("text", "the same but for case, spacing and closing marks", _text_key),
+        ("text", "the same but for case, spacing and closing marks", lambda content, index: plain(content)),
         ("words", "the same words", _words_key),
     ):
         groups: dict[object, list[int]] = {}
@@ -234,10 +234,6 @@ def find_duplicates(entries: Sequence[MemoryEntry], vectors: np.ndarray, near: f
                 findings.append(Finding("duplicate", reason, message, tuple(entries[index] for index in indices)))
         heads = [indices[0] for indices in groups.values()]
     return findings + _find_near(entries, vectors, sorted(heads), near)
-
-
-def _text_key(content: str, index: int) -> object:
-    return plain(content)
 
 
 def _words_key(content: str, index: int) -> object:

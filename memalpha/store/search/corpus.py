@@ -294,7 +294,14 @@ class Corpus:
             self._embed()
             vectors = self.embedder.encode(queries) if vectors is None else vectors
         coverages = query_coverages(self.embedder, queries) if options.needs_coverage else [1.0] * len(queries)
-        index = self._ready_index() if self._can_approximate(options) else None
+        index = None
+        if self._can_approximate(options):  # by the index of all vectors, built or brought up to date
+            if self._ann is None or self._ann.is_worn(len(self)):
+                self._ann = ApproximateIndex(self.vectors.rows, np.flatnonzero(self._live))
+            elif self._outside_ann:
+                slots = np.array(self._outside_ann)
+                self._ann.add(self.vectors.rows, slots[self._live[slots]])
+            index, self._outside_ann = self._ann, []
         whole = self._select(where)
         results: list[list[ScoredEntry]] = []
         for number, query in enumerate(queries):
@@ -314,16 +321,6 @@ class Corpus:
         has_neighbours = options.route == "soft" and bool(self.source_numbers)
         is_large = self.is_approximate and len(self) > ann.EXACT_LIMIT
         return is_large and not needs_all and not has_neighbours and options.k <= ann.MAX_RESULTS
-
-    def _ready_index(self) -> ApproximateIndex:
-        """Return the index of all vectors, built or brought up to date."""
-        if self._ann is None or self._ann.is_worn(len(self)):
-            self._ann = ApproximateIndex(self.vectors.rows, np.flatnonzero(self._live))
-        elif self._outside_ann:
-            slots = np.array(self._outside_ann)
-            self._ann.add(self.vectors.rows, slots[self._live[slots]])
-        self._outside_ann = []
-        return self._ann
 
     def copy(self, entries: Callable[[], Iterable[MemoryEntry]]) -> Corpus:
         """Return a copy that can be changed by itself and is searched exactly.
