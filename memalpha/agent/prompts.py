@@ -324,7 +324,18 @@ def observe(
     """
     check_timestamp(chunk.timestamp)
     if config.prompt == "mem-alpha":
-        return _observe_by_category(memory, chunk, config, count_tokens, task, advice)
+        by_category = {name: memory.list(name) for name in memory.schema.category_names}
+
+        def newest(number: int) -> list[MemoryEntry]:
+            return [entry for entries in by_category.values() for entry in entries[max(len(entries) - number, 0) :]]
+
+        number, core = config.view_recent, memory.core
+        if not _fits(core, newest(number), config, count_tokens):
+            core = _cut_core(core, config, count_tokens)
+        while number and not _fits(core, newest(number), config, count_tokens):
+            number //= 2
+        counts = {name: len(entries) for name, entries in by_category.items()}
+        return Observation(chunk, core, _view(newest(number)), task, advice, counts)
     recent, core = memory.recent(config.view_recent + 1), memory.core
     if len(recent) <= config.view_recent:
         entries = _oldest_first(memory, recent)
@@ -346,29 +357,6 @@ def observe(
     while ranked and not _fits(core, entries, config, count_tokens):
         entries.remove(ranked.pop())
     return Observation(chunk, core, _view(entries), task, advice)
-
-
-def _observe_by_category(
-    memory: Memory,
-    chunk: Chunk,
-    config: AgentConfig,
-    count_tokens: Callable[[str], int],
-    task: Task | None,
-    advice: str,
-) -> Observation:
-    """Build the view of the style `mem-alpha`: the last entries of each category; see `observe`."""
-    by_category = {name: memory.list(name) for name in memory.schema.category_names}
-
-    def newest(number: int) -> list[MemoryEntry]:
-        return [entry for entries in by_category.values() for entry in entries[max(len(entries) - number, 0) :]]
-
-    number, core = config.view_recent, memory.core
-    if not _fits(core, newest(number), config, count_tokens):
-        core = _cut_core(core, config, count_tokens)
-    while number and not _fits(core, newest(number), config, count_tokens):
-        number //= 2
-    counts = {name: len(entries) for name, entries in by_category.items()}
-    return Observation(chunk, core, _view(newest(number)), task, advice, counts)
 
 
 def _oldest_first(memory: Memory, entries: Sequence[MemoryEntry]) -> list[MemoryEntry]:

@@ -83,7 +83,12 @@ def open_database(
         backend = _import_postgres() if is_url(path) else SQLiteDatabase
         database = backend(str(path), create=create, durability=durability, clock=clock, initial_meta=initial_meta)
     try:
-        recorded_schema = _recorded_schema(database)
+        try:
+            recorded_schema = MemorySchema.from_json(database.meta["schema"])
+        except (KeyError, ValueError, TypeError, RecursionError, ConfigError) as error:
+            raise DamagedStore(
+                f"{database.path}: its record of the schema cannot be read ({error!r}): go back to a copy"
+            ) from error
         if schema is None:
             named_schema = recorded_schema
         elif not named_schema.is_compatible_with(recorded_schema):
@@ -95,15 +100,6 @@ def open_database(
     except BaseException:
         database.close()
         raise
-
-
-def _recorded_schema(database: Backend) -> MemorySchema:
-    try:
-        return MemorySchema.from_json(database.meta["schema"])
-    except (KeyError, ValueError, TypeError, RecursionError, ConfigError) as error:
-        raise DamagedStore(
-            f"{database.path}: its record of the schema cannot be read ({error!r}): go back to a copy"
-        ) from error
 
 
 def is_writable(path: str | Path) -> bool:

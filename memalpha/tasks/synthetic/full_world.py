@@ -302,7 +302,23 @@ class _World:
             for slot in rng.sample(slots, min(count, len(slots)))
         ]
         questions += [self._previous(slot) for slot in rng.sample(changed, min(count, len(changed)))]
-        questions += self._joins(count)
+        joins: list[Question] = []  # facts of somebody in a relation to the user, stated in different sessions
+        for relation in self.relations:
+            name = relation.value
+            if name is None:
+                continue
+            for attribute in phrases.PERSON_ATTRIBUTES:
+                slot = self.by_name[f"{name} {attribute.key}"]
+                if slot.value is None or slot.versions[-1].chunk == relation.versions[-1].chunk:
+                    continue
+                former = [self.by_name[f"{v.value} {attribute.key}"].value for v in relation.versions[:-1]]
+                stale = [version.value for version in slot.versions[:-1] if version.value]
+                stale += [value for value in former if value and value != slot.value]
+                key = relation.attribute.key
+                text = fill(self.pick(attribute.questions), name=f"my {key}")
+                evidence = (relation.versions[-1].turn, slot.versions[-1].turn)
+                joins.append(question(text, slot.name, "join", (slot.value,), evidence, stale, via=key))
+        questions += self.rng.sample(joins, min(count, len(joins)))
         questions += self._counts(count)
         questions += self._dates(count)
         rng.shuffle(questions)
@@ -318,29 +334,6 @@ class _World:
         stale_values = [version.value for version in versions if version.value and version is not before]
         answers, evidence = (before.value or "",), (before.turn, current.turn)
         return question(text, slot.name, "previous", answers, evidence, stale_values, before=current.value)
-
-    def _joins(self, limit: int) -> list[Question]:
-        """Ask for facts of a person who stands in a relation to the user.
-
-        Fact and relation were stated in different sessions.
-        """
-        questions: list[Question] = []
-        for relation in self.relations:
-            name = relation.value
-            if name is None:
-                continue
-            for attribute in phrases.PERSON_ATTRIBUTES:
-                slot = self.by_name[f"{name} {attribute.key}"]
-                if slot.value is None or slot.versions[-1].chunk == relation.versions[-1].chunk:
-                    continue
-                former = [self.by_name[f"{v.value} {attribute.key}"].value for v in relation.versions[:-1]]
-                stale = [version.value for version in slot.versions[:-1] if version.value]
-                stale += [value for value in former if value and value != slot.value]
-                key = relation.attribute.key
-                text = fill(self.pick(attribute.questions), name=f"my {key}")
-                evidence = (relation.versions[-1].turn, slot.versions[-1].turn)
-                questions.append(question(text, slot.name, "join", (slot.value,), evidence, stale, via=key))
-        return self.rng.sample(questions, min(limit, len(questions)))
 
     def _counts(self, limit: int) -> list[Question]:
         """Ask how many events of a kind happened, in all or in one month."""
