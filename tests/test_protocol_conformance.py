@@ -319,15 +319,15 @@ class TestBackend:
             before, n, is_done = [str(row) for row in store.log()], 0, False
             while not is_done:
                 n += 1
-                inner = store._database._connection
-                store._database._connection = _Connection(inner, n, self.ERRORS[n % 3])
+                inner = store.database.connection
+                store.database.connection = _Connection(inner, n, self.ERRORS[n % 3])
                 try:
                     self.CALLS[call](store)
-                    is_done = store._database._connection.left > 0
+                    is_done = store.database.connection.left > 0
                 except MemalphaError as error:
                     assert str(tmp_path) in str(error)
                 finally:
-                    store._database._connection = inner
+                    store.database.connection = inner
                 if not is_done:
                     assert [str(row) for row in store.log()] == before
             assert n > 2

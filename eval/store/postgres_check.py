@@ -54,7 +54,7 @@ def leaks(running: Server, schema: str) -> dict[str, Any]:
             store.insert("semantic", f"secret {index}: {SECRET}")
         store.core_update("secret core")
         store.namespace("mine").insert("semantic", "mine: one")
-        victim_namespace = store._namespace
+        victim_namespace = store.rows
         with victim_namespace.transaction(write=False):
             number = victim_namespace.scope.namespace_id
         before = store.state, list(store.log())
@@ -93,8 +93,8 @@ with MemoryStore.open(url, embedder="hash") as store:
     for index in range(number):
         scope = scopes[rng.random() < 0.5]
         text = f"{who} {index}: {rng.random()}"
-        print("means", scope._namespace.name, text, sep="\\t", flush=True)
-        print("did", scope._namespace.name, text, scope.insert("semantic", text).valid_from, sep="\\t", flush=True)
+        print("means", scope.rows.name, text, sep="\\t", flush=True)
+        print("did", scope.rows.name, text, scope.insert("semantic", text).valid_from, sep="\\t", flush=True)
 """
 
 

@@ -151,7 +151,11 @@ def apply_consolidation(store: MemoryStore, proposal: Consolidation) -> Consolid
     with store.transaction():
         position = store.snapshot()
         for change in proposal.changes:
-            operation = _marked(change, position)
+            operation, mark = change.operation, f"consolidation {position}: {change.reason}"
+            if operation.kind == "update":
+                operation = replace(operation, metadata={**(operation.metadata or {}), METADATA_KEY: mark})
+            else:
+                operation = replace(operation, source=mark)
             try:
                 current = store.core if operation.id is None else store.get(operation.id).content
                 if current != change.before:
@@ -219,14 +223,6 @@ class _Draft:
     def _change(self, operation: Operation, before: str, reason: str) -> None:
         self.memory.apply(operation)
         self.changes.append(ConsolidationChange(operation, before, reason))
-
-
-def _marked(change: ConsolidationChange, position: int) -> Operation:
-    """Return the operation of a change with its reason."""
-    mark = f"consolidation {position}: {change.reason}"
-    if change.operation.kind == "update":
-        return replace(change.operation, metadata={**(change.operation.metadata or {}), METADATA_KEY: mark})
-    return replace(change.operation, source=mark)
 
 
 def _start_of(operation: Operation) -> int | None:

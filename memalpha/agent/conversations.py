@@ -219,7 +219,12 @@ def _iterate_shard(path: Path, index: int, count: int) -> Iterator[ConversationL
         location = f"{path}:{number}"
         task = _task_id(raw)
         if task is None:
-            yield ConversationResult("", "failed", error=_invalid_line(raw, location))
+            try:
+                parse_task(raw, location)
+            except DataError as error:
+                yield ConversationResult("", "failed", error=str(error))
+            else:
+                raise AssertionError("a task without an id is not valid")
         elif shard_of(task, count) != index:
             continue
         elif task in task_ids:
@@ -237,14 +242,6 @@ def _task_id(raw: bytes) -> str | None:
         return None
     task = value.get("id") if isinstance(value, dict) else None
     return task if isinstance(task, str) and task else None
-
-
-def _invalid_line(raw: bytes, location: str) -> str:
-    try:
-        parse_task(raw, location)
-    except DataError as error:
-        return str(error)
-    raise AssertionError("a task without an id is not valid")
 
 
 def _open_store(settings: ReadingSettings, files: ExitStack, *, create: bool) -> tuple[Any, Any, Any]:

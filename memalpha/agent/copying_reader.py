@@ -98,7 +98,9 @@ def copy_answer(question: str, text: str, timestamp: str | None) -> str:
         text = text.removeprefix(f"{format_date(day)} ")  # as `rag` writes raw turns
     text = _SPEAKER.sub("", text, count=1) if _SPEAKER.match(text) else text
     if day is not None and question.lower().startswith("when"):
-        return _answer_when(question, text, day)
+        if _ASKS_FOR_CLOCK.match(question) and (clock := _CLOCK.search(text)):
+            return clock[0]
+        return _named_date(text, day) or _shifted_date(text, day) or format_date(day)
     question_words = set(words(question))
     sentences = [part for part in _SENTENCE_END.split(text) if part.strip()] or [text]
     best = max(sentences, key=lambda sentence: len(question_words & set(words(sentence))))
@@ -111,16 +113,6 @@ def copy_answer(question: str, text: str, timestamp: str | None) -> str:
         else:
             spans[-1].append(token)
     return " ".join(max(spans, key=len)) or best
-
-
-def _answer_when(question: str, text: str, day: date) -> str:
-    """Return the date of the event in `text`, which was written on `day`.
-
-    A date that the text names comes first, then the first known cue, which shifts the date, then `day` itself.
-    """
-    if _ASKS_FOR_CLOCK.match(question) and (clock := _CLOCK.search(text)):
-        return clock[0]
-    return _named_date(text, day) or _shifted_date(text, day) or format_date(day)
 
 
 def _named_date(text: str, day: date) -> str | None:

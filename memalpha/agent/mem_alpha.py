@@ -82,24 +82,19 @@ def parse_blocks(text: str) -> tuple[ToolCall, ...]:
                 marker = following
                 continue
             marker = following
-        call, position = _read_arguments(text, start, marker.end(), name)
-        calls.append(call)
-        marker = _MARKER.search(text, position)
+        first = skip_space(text, marker.end())
+        try:
+            if text[first : first + 1] not in ("{", '"', "'"):  # a bare word is no object, and may be the next marker
+                raise UnreadableJSON
+            arguments, end = decode_json(text, first)
+        except UnreadableJSON:
+            following = _MARKER.search(text, marker.end())
+            end = following.start() if following else len(text)
+            calls.append(malformed_call(text[start:end]))
+        else:
+            calls.append(read_call({"name": name, "arguments": arguments}, text[start:end]))
+        marker = _MARKER.search(text, end)
     return tuple(calls)
-
-
-def _read_arguments(text: str, start: int, position: int, name: str) -> tuple[ToolCall, int]:
-    """Return the call of the block at `start`, whose arguments begin at `position`, and the index after it."""
-    first = skip_space(text, position)
-    try:
-        if text[first : first + 1] not in ("{", '"', "'"):  # a bare word is no object, and may be the next marker
-            raise UnreadableJSON
-        arguments, end = decode_json(text, first)
-    except UnreadableJSON:
-        following = _MARKER.search(text, position)
-        end = following.start() if following else len(text)
-        return malformed_call(text[start:end]), end
-    return read_call({"name": name, "arguments": arguments}, text[start:end]), end
 
 
 def format_block(name: str, arguments: Mapping[str, Any]) -> str:

@@ -87,7 +87,19 @@ def check_policy(policy: Policy, config: AgentConfig | None = None, schema: Memo
     if hasattr(policy, "chat"):
         return _check_template(policy, config, schema)
     if is_endpoint(policy):
-        return _check_endpoint(policy, config, schema)
+        [reply] = sample_checked(policy, [build_request(Observation(_PROBE_CHUNK), config, schema)])
+        calls = parse_reply(reply.text, config.reply_form)
+        problems = []
+        if not any(call.error is None for call in calls):
+            cut = " (it was cut off)" if reply.stop_reason == "length" else ""
+            problems.append(
+                f"its reply to a chunk with two facts holds no readable call{cut}: {reply.text[:200]!r}; check the "
+                "server's tool parser, and turn thinking off with chat_template_kwargs={enable_thinking: false} or "
+                "raise max_new_tokens"
+            )
+        return PolicyCheck(
+            policy.name, "endpoint", None, not problems, "server", "server", problems=tuple(problems), notes=()
+        )
     return PolicyCheck(policy.name, "", True, True, "none", "hermes")
 
 
@@ -164,20 +176,3 @@ def _reads_back(policy: Any, config: AgentConfig, schema: MemorySchema) -> bool:
 
 def _ids(policy: Any, text: str) -> Sequence[int]:
     return policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-def _check_endpoint(policy: Any, config: AgentConfig, schema: MemorySchema) -> PolicyCheck:
-    """Ask an endpoint for one reply to a chunk that holds facts."""
-    [reply] = sample_checked(policy, [build_request(Observation(_PROBE_CHUNK), config, schema)])
-    calls = parse_reply(reply.text, config.reply_form)
-    problems = []
-    if not any(call.error is None for call in calls):
-        cut = " (it was cut off)" if reply.stop_reason == "length" else ""
-        problems.append(
-            f"its reply to a chunk with two facts holds no readable call{cut}: {reply.text[:200]!r}; check the "
-            "server's tool parser, and turn thinking off with chat_template_kwargs={enable_thinking: false} or raise "
-            "max_new_tokens"
-        )
-    return PolicyCheck(
-        policy.name, "endpoint", None, not problems, "server", "server", problems=tuple(problems), notes=()
-    )

@@ -239,7 +239,8 @@ def note_line(entry: MemoryEntry) -> str:
 
 def order_notes(hits: Sequence[Hit]) -> list[MemoryEntry]:
     """Return retrieved entries in reading order: oldest first, and demoted ones after the others."""
-    return [hit.entry for hit in sorted(hits, key=lambda hit: (DEMOTED in hit.explain, _age(hit.entry)))]
+    ordered = sorted(hits, key=lambda hit: (DEMOTED in hit.explain, hit.entry.timestamp or "", hit.entry.valid_from))
+    return [hit.entry for hit in ordered]
 
 
 def question_with_choices(question: Question) -> str:
@@ -247,10 +248,6 @@ def question_with_choices(question: Question) -> str:
     date, choices = question.meta.get("date"), question.meta.get("choices") or {}
     day = f"(asked on {date}) " if date else ""
     return "\n".join([f"{day}{question.question}", *(f"({letter}) {text}" for letter, text in choices.items())])
-
-
-def _age(entry: MemoryEntry) -> tuple[str, int]:
-    return entry.timestamp or "", entry.valid_from
 
 
 def prompted_config(config: AgentConfig, policy: Policy, schema: str | None = None) -> AgentConfig:
@@ -327,42 +324,39 @@ def observe(
     """
     check_timestamp(chunk.timestamp)
     if config.prompt == "mem-alpha":
-        return _observe_by_category(memory, chunk, config, count_tokens, task, advice)
+        by_category = {name: memory.list(name) for name in memory.schema.category_names}
+
+        def newest(number: int) -> list[MemoryEntry]:
+            return [entry for entries in by_category.values() for entry in entries[max(len(entries) - number, 0) :]]
+
+        number, core = config.view_recent, memory.core
+        if not _fits(core, newest(number), config, count_tokens):
+            core = _cut_core(core, config, count_tokens)
+        while number and not _fits(core, newest(number), config, count_tokens):
+            number //= 2
+        counts = {name: len(entries) for name, entries in by_category.items()}
+        return Observation(chunk, core, _view(newest(number)), task, advice, counts)
     recent, core = memory.recent(config.view_recent + 1), memory.core
     if len(recent) <= config.view_recent:
         entries = _oldest_first(memory, recent)
         if _fits(core, entries, config, count_tokens):
             return Observation(chunk, core, _view(entries), task, advice)
-    ranked = _ranked(memory, recent[: config.view_recent], chunk, config)
+    # Retrieved and recent entries alternately, best first, without duplicates.
+    recent = recent[: config.view_recent]
+    related = memory.search(chunk.render(), config.view_related) if config.view_related else []
+    by_id: dict[str, MemoryEntry] = {}
+    for number in range(max(len(related), len(recent))):
+        if number < len(related):
+            by_id.setdefault(related[number].entry.id, related[number].entry)
+        if number < len(recent):
+            by_id.setdefault(recent[number].id, recent[number])
+    ranked = list(by_id.values())
     if not _fits(core, ranked, config, count_tokens):
         core = _cut_core(core, config, count_tokens)
     entries = _oldest_first(memory, ranked)
     while ranked and not _fits(core, entries, config, count_tokens):
         entries.remove(ranked.pop())
     return Observation(chunk, core, _view(entries), task, advice)
-
-
-def _observe_by_category(
-    memory: Memory,
-    chunk: Chunk,
-    config: AgentConfig,
-    count_tokens: Callable[[str], int],
-    task: Task | None,
-    advice: str,
-) -> Observation:
-    """Build the view of the style `mem-alpha`: the last entries of each category; see `observe`."""
-    by_category = {name: memory.list(name) for name in memory.schema.category_names}
-
-    def newest(number: int) -> list[MemoryEntry]:
-        return [entry for entries in by_category.values() for entry in entries[max(len(entries) - number, 0) :]]
-
-    number, core = config.view_recent, memory.core
-    if not _fits(core, newest(number), config, count_tokens):
-        core = _cut_core(core, config, count_tokens)
-    while number and not _fits(core, newest(number), config, count_tokens):
-        number //= 2
-    counts = {name: len(entries) for name, entries in by_category.items()}
-    return Observation(chunk, core, _view(newest(number)), task, advice, counts)
 
 
 def _oldest_first(memory: Memory, entries: Sequence[MemoryEntry]) -> list[MemoryEntry]:
@@ -404,15 +398,3 @@ def _fits(core: str, entries: list[MemoryEntry], config: AgentConfig, count_toke
     text = render_view(core, _view(entries), config.prompt)
     # A text never has more tokens than bytes, so most views need no counting.
     return len(text.encode()) <= config.view_tokens or count_tokens(text) <= config.view_tokens
-
-
-def _ranked(memory: Memory, recent: list[MemoryEntry], chunk: Chunk, config: AgentConfig) -> list[MemoryEntry]:
-    """Return retrieved and recent entries alternately, best first, without duplicates."""
-    related = memory.search(chunk.render(), config.view_related) if config.view_related else []
-    ranked: dict[str, MemoryEntry] = {}
-    for number in range(max(len(related), len(recent))):
-        if number < len(related):
-            ranked.setdefault(related[number].entry.id, related[number].entry)
-        if number < len(recent):
-            ranked.setdefault(recent[number].id, recent[number])
-    return list(ranked.values())

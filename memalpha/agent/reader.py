@@ -405,7 +405,7 @@ class ExtractiveReader:
     def _answers(self, items: Sequence[Reading], memories: Sequence[Memory | None]) -> list[Answer]:
         answers = []
         for item, memory in zip(apply_conflict_rule(items, self.conflicts), memories, strict=True):
-            if not _is_count(item.question):
+            if not item.question.lower().startswith("how many"):
                 text = _extract(item.question, item.hits)
             else:
                 text = _count(item.question, [hit.entry for hit in item.hits] if memory is None else memory.list())
@@ -445,11 +445,6 @@ _STOP = frozenset(
 
 def _stems(text: str) -> set[str]:
     return {stem(word) for word in _WORD.findall(text.lower()) if word not in _STOP}
-
-
-def _is_count(question: str) -> bool:
-    """Return True if the question starts with "how many"."""
-    return question.lower().startswith("how many")
 
 
 def _count(question: str, entries: Iterable[MemoryEntry]) -> str:

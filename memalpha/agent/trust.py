@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, cast
@@ -93,7 +93,13 @@ class TrustJudge:
             reason = next(filter(None, reasons), "")
         deletes = sum(operation.kind == "delete" for operation in operations)
         if not reason and deletes:
-            reason = self._spend_deletes(deletes, self._config)
+            assert isinstance(self._store, MemoryStore)  # a rule needs one: `MemoryAgent` checks it
+            entries = self._store.count() + self._deletes  # when the read began
+            allowed = min(self._config.max_deletes, max(1, int(self._config.max_delete_share * entries)))
+            if self._deletes + deletes > allowed:
+                reason = f"one read may delete {allowed} entries"
+            else:
+                self._deletes += deletes
         return Verdict(author, reason)
 
     def _operations(self, tool: Tool | None) -> Sequence[Operation]:
@@ -118,20 +124,15 @@ class TrustJudge:
             if not is_same(speaker, entry.speaker):
                 return f"{speaker!r} may not change what {entry.speaker or self._owner!r} said"
         content = operation.content or ""
-        for label in _labels(content):
-            if not is_same(label, speaker) and (is_assistant(label) or is_anonymous(label) or self._is_person(label)):
-                return f"{speaker!r} may not speak in the name of {label}"
+        for line in content.splitlines():
+            label, rest = split_label(line)
+            while label:  # a line may name speakers one after another (`Eve: user: I ...`)
+                if not is_same(label, speaker) and (
+                    is_assistant(label) or is_anonymous(label) or self._is_person(label)
+                ):
+                    return f"{speaker!r} may not speak in the name of {label}"
+                label, rest = split_label(rest)
         return f"{speaker!r} may not write marks of prompts and calls" if _MARKUP.search(content) else ""
-
-    def _spend_deletes(self, number: int, config: TrustConfig) -> str:
-        """Count deletes; return why they are too many for this read, "" if they are not."""
-        assert isinstance(self._store, MemoryStore)  # a rule needs one: `MemoryAgent` checks it
-        entries = self._store.count() + self._deletes  # when the read began
-        allowed = min(config.max_deletes, max(1, int(config.max_delete_share * entries)))
-        if self._deletes + number > allowed:
-            return f"one read may delete {allowed} entries"
-        self._deletes += number
-        return ""
 
     def _is_person(self, name: str) -> bool:
         """Return True for the owner, a speaker of the chunk, or the speaker of one of the entries nearest to a name."""
@@ -145,15 +146,6 @@ def trusted_view(store: Memory, config: TrustConfig | None) -> Memory:
     if config is None or not isinstance(store, MemoryStore):
         return store
     return cast(Memory, AttributedMemory(store, config.owner))
-
-
-def _labels(content: str) -> Iterator[str]:
-    """Yield the speakers that the lines of a content name, also one after another (`Eve: user: I ...`)."""
-    for line in content.splitlines():
-        label, rest = split_label(line)
-        while label:
-            yield label
-            label, rest = split_label(rest)
 
 
 USER = "user"

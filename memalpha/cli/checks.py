@@ -25,10 +25,8 @@ from memalpha.errors import ConfigError, DataError
 from memalpha.tasks.formats.jsonl import load_jsonl
 
 if TYPE_CHECKING:
-    from memalpha.agent.consolidate import Consolidation
     from memalpha.agent.policy_check import PolicyCheck
-    from memalpha.store.checks.audit import Audit, Finding
-    from memalpha.types import Chunk
+    from memalpha.store.checks.audit import Audit
 
 
 def audit(
@@ -62,7 +60,13 @@ def audit(
     from memalpha.store.checks.audit import audit as audit_store
 
     questions = None if queries is None else _read_queries(queries)
-    origin = None if source is None else (str(source), _read_source(source))
+    origin = None
+    if source is not None:
+        origin = str(source), read_chunks(source, None)
+        if len({chunk.index for chunk in origin[1]}) < len(origin[1]):
+            raise DataError(
+                f"{source} holds several tasks, whose chunks have the same indices: pass a file with one task"
+            )
     with open_store(store, embedder, namespace or "default", reads=True) as memory:
         names = [namespace] if namespace is not None else memory.namespaces()
         reports = [
@@ -113,7 +117,17 @@ def consolidate(
         result = consolidation.propose_consolidation(memory, model, config)
         if apply:
             result = consolidation.apply_consolidation(memory, result)
-    print_result(result, as_json, "\n".join(_format_consolidation(result)))
+    lines = []
+    for change in result.changes:
+        operation = change.operation
+        lines.append(f"{operation.id or 'core memory'}: {change.reason}")
+        lines.append(f"  - {change.before}")
+        lines += [] if operation.kind == "delete" else [f"  + {operation.content}"]
+    lines += [f"unsure: {line}" for line in result.unsure]
+    lines += [f"refused: {line}" for line in result.refused]
+    count = f"{len(result.changes)} change" + ("" if len(result.changes) == 1 else "s")
+    ending = "written; --undo takes them back" if result.applied else "proposed; --apply writes them"
+    print_result(result, as_json, "\n".join([*lines, f"{count} {ending}" if result.changes else "nothing to change"]))
 
 
 def doctor(
@@ -182,19 +196,14 @@ def _read_queries(file: Path) -> list[str]:
     return queries
 
 
-def _read_source(file: Path) -> list[Chunk]:
-    """Return the chunks that `memalpha read` makes of a file; a task file must hold one task."""
-    chunks = read_chunks(file, None)
-    if len({chunk.index for chunk in chunks}) < len(chunks):
-        raise DataError(f"{file} holds several tasks, whose chunks have the same indices: pass a file with one task")
-    return chunks
-
-
 def _format_audit(report: Audit, limit: int) -> list[str]:
     counts = ", ".join(f"{count} {name}" for name, count in report.counts.items())
     lines = [f"namespace {report.namespace}: {counts}"]
     for finding in report.findings[:limit]:
-        lines += _format_finding(finding, limit)
+        lines.append(f"  {finding.kind} ({finding.reason}): {finding.message}")
+        lines += [f"    {format_entry(entry)}" for entry in finding.entries[:limit]]
+        if len(finding.entries) > limit:
+            lines.append(f"    ... {len(finding.entries) - limit} entries more")
     if len(report.findings) > limit:
         lines.append(f"  ... {len(report.findings) - limit} findings more: --limit")
     if report.retrieval is not None and report.counts["entries"]:
@@ -221,25 +230,3 @@ def _format_check(result: PolicyCheck) -> list[str]:
     }
     lines = [result.policy, *(f"  {name:<20} {value}" for name, value in rows.items() if value is not None)]
     return lines + [f"  note: {note}" for note in result.notes]
-
-
-def _format_consolidation(result: Consolidation) -> list[str]:
-    lines = []
-    for change in result.changes:
-        operation = change.operation
-        lines.append(f"{operation.id or 'core memory'}: {change.reason}")
-        lines.append(f"  - {change.before}")
-        lines += [] if operation.kind == "delete" else [f"  + {operation.content}"]
-    lines += [f"unsure: {line}" for line in result.unsure]
-    lines += [f"refused: {line}" for line in result.refused]
-    count = f"{len(result.changes)} change" + ("" if len(result.changes) == 1 else "s")
-    ending = "written; --undo takes them back" if result.applied else "proposed; --apply writes them"
-    return [*lines, f"{count} {ending}" if result.changes else "nothing to change"]
-
-
-def _format_finding(finding: Finding, limit: int) -> list[str]:
-    lines = [f"  {finding.kind} ({finding.reason}): {finding.message}"]
-    lines += [f"    {format_entry(entry)}" for entry in finding.entries[:limit]]
-    if len(finding.entries) > limit:
-        lines.append(f"    ... {len(finding.entries) - limit} entries more")
-    return lines

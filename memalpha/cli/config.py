@@ -55,7 +55,10 @@ def config(
         ConfigError: There is no configuration of that name, or it does not fit.
     """
     if name is None and not keys:
-        first_lines = {shipped: _first_comment(shipped) for shipped in shipped_configs()}
+        presets, first_lines = resources.files("memalpha") / "config" / "presets", {}
+        for shipped in shipped_configs():
+            text = (presets / f"{shipped}.yaml").read_text(encoding="utf-8")
+            first_lines[shipped] = text.splitlines()[0].lstrip("# ")
         print_result(first_lines, as_json, "\n".join(f"{key:<14} {text}" for key, text in first_lines.items()))
         return
     kind, loaded = _load(name or "train")
@@ -64,7 +67,12 @@ def config(
         print_result(values, as_json, yaml.safe_dump(values, sort_keys=False).rstrip())
         return
     rows = {path: _describe(path, setting, loaded) for path, setting in settings_of(kind)}
-    print_result(rows, as_json, "\n".join(_format_row(path, row) for path, row in rows.items()))
+    lines = []
+    for path, row in rows.items():
+        value = format_value(row["value"]) if "value" in row else row["default"]
+        value = f", here {value}" if value != row["default"] else ""
+        lines.append(f"{path}: {row['type']} = {row['default']}{value}\n    {row['meaning']}")
+    print_result(rows, as_json, "\n".join(lines))
 
 
 def _load(name: str) -> tuple[type[BaseModel], BaseModel | None]:
@@ -86,14 +94,3 @@ def _describe(path: str, setting: Setting, loaded: BaseModel | None) -> dict[str
         row["value"] = value_of(loaded, path)
         row["value"] = row["value"].model_dump(mode="json") if isinstance(row["value"], BaseModel) else row["value"]
     return row
-
-
-def _format_row(path: str, row: dict[str, Any]) -> str:
-    value = format_value(row["value"]) if "value" in row else row["default"]
-    value = f", here {value}" if value != row["default"] else ""
-    return f"{path}: {row['type']} = {row['default']}{value}\n    {row['meaning']}"
-
-
-def _first_comment(name: str) -> str:
-    text = (resources.files("memalpha") / "config" / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
-    return text.splitlines()[0].lstrip("# ")

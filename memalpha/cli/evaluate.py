@@ -145,26 +145,20 @@ def compare(
 
     if out is not None and out.suffix not in (".json", ".csv", ".md"):
         raise DataError(f"--out {out}: write .json, .csv or .md")
-    systems = _choose_systems(comparing.load_systems(runs), runs, system or [])
+    systems = comparing.load_systems(runs)
+    for name in system or ():
+        if not any(_has_name(compared, name) for compared in systems):
+            raise DataError(f"--system {name}: there are {', '.join(compared.name for compared in systems)}")
+    if system:  # those of a run that has only one are compared, too
+        systems = [s for s in systems if s.name in runs or any(_has_name(s, name) for name in system)]
     comparison = comparing.compare(systems, baseline=baseline, common=common, value=value.value, seed=seed)
     if out is not None:
         formats = {".csv": comparing.as_csv, ".md": comparing.as_markdown, ".json": _as_json}
-        _write_table(out, formats[out.suffix](comparison))
+        try:
+            out.write_text(formats[out.suffix](comparison), encoding="utf-8")
+        except OSError as error:
+            raise DataError(f"--out {out}: cannot be written: {error.strerror}") from error
     print_result(comparison.as_json(), as_json, comparing.as_text(comparison))
-
-
-def _choose_systems(systems: list[ComparedSystem], runs: list[str], names: list[str]) -> list[ComparedSystem]:
-    """Return the systems with one of these names, and those of runs that have only one; without names, all.
-
-    Raises:
-        DataError: No run has a system of a name.
-    """
-    for name in names:
-        if not any(_has_name(system, name) for system in systems):
-            raise DataError(f"--system {name}: there are {', '.join(system.name for system in systems)}")
-    if not names:
-        return systems
-    return [system for system in systems if system.name in runs or any(_has_name(system, name) for name in names)]
 
 
 def _has_name(system: ComparedSystem, name: str) -> bool:
@@ -173,13 +167,6 @@ def _has_name(system: ComparedSystem, name: str) -> bool:
 
 def _as_json(comparison: Comparison) -> str:
     return json.dumps(comparison.as_json(), indent=1) + "\n"
-
-
-def _write_table(out: Path, text: str) -> None:
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"--out {out}: cannot be written: {error.strerror}") from error
 
 
 def check_judge(
@@ -212,10 +199,6 @@ def check_judge(
     items = judging.load_labels(labels)
     settings = merge(parse_overrides(overrides or []), {"judges": judge})
     result = judging.check_judge(judging.load_judge(build_config(JudgeConfig, settings, "--set")), items)
-    print_result(result, as_json, "\n".join(_format_judge(result)))
-
-
-def _format_judge(result: dict[str, Any]) -> list[str]:
     columns = ("accuracy", "kappa", "leniency")
 
     def format_row(name: str, metrics: dict[str, Any]) -> str:
@@ -232,4 +215,4 @@ def _format_judge(result: dict[str, Any]) -> list[str]:
             cost = "" if usage["cost"] is None else f", cost {usage['cost']:.4f}"
             tokens = f"{usage['prompt_tokens']} + {usage['completion_tokens']} tokens"
             lines.append(f"{name}: {usage['paid']} answers paid, {usage['cached']} from the cache, {tokens}{cost}")
-    return lines
+    print_result(result, as_json, "\n".join(lines))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -24,8 +23,6 @@ from memalpha.cli.options import (
 from memalpha.errors import ScrubPending, StoreError
 
 if TYPE_CHECKING:
-    from memalpha.store.trust.quarantine import Quarantined
-    from memalpha.store.trust.revert import Revert
     from memalpha.types import MemoryEntry, Operation
 
 
@@ -159,10 +156,6 @@ def revert(
     with open_store(store, None, namespace, reads=dry_run) as memory:
         start = resolve_position(since, memory, "--since")
         report = memory.revert(source=source, speaker=speaker, key=key, since=start, dry_run=dry_run)
-    print_result(report, as_json, _format_revert(store, report))
-
-
-def _format_revert(store: str, report: Revert) -> str:
     lines = []
     for change in report.changes:
         name = change.id or "core"
@@ -173,7 +166,7 @@ def _format_revert(store: str, report: Revert) -> str:
     lines.append(f"{len(report.changes)} entries {verb}, {len(report.conflicts)} stay as they are")
     if report.applied and report.changes:
         lines.append(f"to take this back: memalpha undo {store} --to {report.position}")
-    return "\n".join(lines)
+    print_result(report, as_json, "\n".join(lines))
 
 
 def review(
@@ -204,10 +197,6 @@ def review(
         items = [memory.review(position, accept=is_accepted) for position, is_accepted in decisions.items()]
         if not decisions:
             items = memory.quarantined(pending=not everything)
-    print_result(items, as_json, _format_quarantined(items))
-
-
-def _format_quarantined(items: Sequence[Quarantined]) -> str:
     lines = []
     for item in items:
         operation = item.operation
@@ -215,7 +204,7 @@ def _format_quarantined(items: Sequence[Quarantined]) -> str:
         lines.append(f"{item.position:>6}  {item.decision or 'pending':<8}  {what}{_writer(operation)}")
         lines += [] if item.before is None else [f"        now: {item.before}"]
         lines.append(f"        why: {item.reason}")
-    return "\n".join(lines) or "nothing awaits a review"
+    print_result(items, as_json, "\n".join(lines) or "nothing awaits a review")
 
 
 def fork(

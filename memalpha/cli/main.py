@@ -189,7 +189,11 @@ def main() -> NoReturn:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # characters that the output's encoding lacks
     try:
-        _run_and_flush()
+        try:
+            app()
+        finally:
+            if sys.stdout is not None:  # closed
+                sys.stdout.flush()
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or error.filename is not None:
             raise
@@ -207,14 +211,6 @@ def main() -> NoReturn:
     except ValidationError as error:
         _exit_with_message("; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()))
     sys.exit(0)
-
-
-def _run_and_flush() -> None:
-    try:
-        app()
-    finally:
-        if sys.stdout is not None:  # closed
-            sys.stdout.flush()
 
 
 def _extra_of(module: str | None) -> str | None:

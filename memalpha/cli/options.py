@@ -274,7 +274,7 @@ def print_result(value: Any, as_json: bool, text: str) -> None:
 
         text = to_json(to_json_value(value), default=str)
         with suppress(LookupError):  # an encoding without some character: JSON has escapes for all of them
-            encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+            encoding = (sys.stdout and sys.stdout.encoding) or "utf-8"
             text = text.encode(encoding, "json-escape").decode(encoding)
     typer.echo(visible(text))
 

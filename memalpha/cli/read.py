@@ -162,6 +162,9 @@ def _read_conversations(
 
     if file.suffix != ".jsonl":
         raise ConfigError(f"{file}: --namespaces task needs a task file (.jsonl)")
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", "0/1" if shard is None else shard, re.ASCII)
+    if match is None:
+        raise ConfigError(f"--shard {shard}: give index and number, such as 0/8 for the first of eight")
     reporter = _ProgressReporter()
     summary = read_conversations(
         store,
@@ -170,7 +173,7 @@ def _read_conversations(
         config=config,
         schema=schema,
         embedder=embedder,
-        shard=_parse_shard(shard),
+        shard=(int(match[1]), int(match[2])),
         pool=pool,
         progress=reporter,
         max_errors=max_errors or MAX_ERRORS,
@@ -194,15 +197,6 @@ def _start_pool(address: str | None, store: str, workers: int | None) -> Pool | 
     if address != "ray" and "://" not in store:
         raise ConfigError(f"{store}: workers on other machines need a store that all reach: give postgresql://...")
     return RayPool(None if address == "ray" else address, workers)
-
-
-def _parse_shard(text: str | None) -> tuple[int, int]:
-    if text is None:
-        return 0, 1
-    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
-    if match is None:
-        raise ConfigError(f"--shard {text}: give index and number, such as 0/8 for the first of eight")
-    return int(match[1]), int(match[2])
 
 
 class _ProgressReporter:

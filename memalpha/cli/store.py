@@ -33,7 +33,6 @@ from memalpha.types import Operation
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from memalpha.store.search.options import Boost
 
 Source = Literal["jsonl", "markdown"]
 _MARKDOWN = (".md", ".markdown")
@@ -124,13 +123,20 @@ def search(
         StoreError: There is no store, or an option does not fit.
     """
     with open_store(store, embedder, namespace, reads=True) as memory:
+        from memalpha.store.search.options import Boost
+
+        terms = parse_json_object("--boost", boost)
+        names = [field.name for field in dataclasses.fields(Boost)]
+        for name in terms or ():
+            if name not in names:
+                raise StoreError(f"--boost: {name}: the terms are {', '.join(names)}")
         hits = memory.search(
             query,
             k,
             category=category,
             as_of=resolve_position(as_of, memory),
             where=parse_json_object("--where", where),
-            boost=_parse_boost(boost),
+            boost=None if terms is None else Boost(**terms),
             route=route,
             around=around,
             min_score=min_score,
@@ -140,17 +146,6 @@ def search(
     for hit in hits:
         lines += [f"{hit.score:6.3f}  {format_entry(hit.entry)}", *(f"        {span.content}" for span in hit.around)]
     print_result([to_json_value(hit) for hit in hits], as_json, "\n".join(lines))
-
-
-def _parse_boost(text: str | None) -> Boost | None:
-    from memalpha.store.search.options import Boost
-
-    terms = parse_json_object("--boost", text)
-    names = [field.name for field in dataclasses.fields(Boost)]
-    for name in terms or ():
-        if name not in names:
-            raise StoreError(f"--boost: {name}: the terms are {', '.join(names)}")
-    return None if terms is None else Boost(**terms)
 
 
 def ask(

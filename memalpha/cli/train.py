@@ -14,7 +14,6 @@ import typer
 import memalpha
 from memalpha.cli.options import PROCESS_RANK, AsJson, Overrides, print_result, write_page
 from memalpha.config import parse_overrides, training_config
-from memalpha.config.training import AnyTraining
 from memalpha.errors import ConfigError
 from memalpha.policy.smol.base_model import GGUF_SHA256, base_folder
 
@@ -72,7 +71,10 @@ def train(
     settings = training_config(config, parse_overrides(overrides or []))
     check_inputs(settings)  # before torch, which takes seconds to import
     if plan:
-        _print_plan(settings, as_json, gpu, processes)
+        from memalpha.train.plan import format_plan, plan_run
+
+        result = plan_run(settings, gpu=gpu, processes=processes)
+        print_result(result, as_json, format_plan(result))
         return
     if gpu is not None or processes is not None:
         raise ConfigError("--gpu and --processes belong to --plan; a run takes compute.device and accelerate launch")
@@ -81,13 +83,6 @@ def train(
         return  # the process of rank 0 reports
     page = write_page(settings.out)
     print_result(summary, as_json, f"{_format_summary(summary)}\npage: {page}")
-
-
-def _print_plan(settings: AnyTraining, as_json: bool, gpu: str | None, processes: int | None) -> None:
-    from memalpha.train.plan import format_plan, plan_run
-
-    result = plan_run(settings, gpu=gpu, processes=processes)
-    print_result(result, as_json, format_plan(result))
 
 
 def _format_summary(summary: Mapping[str, Any]) -> str:

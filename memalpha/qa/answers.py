@@ -199,7 +199,15 @@ def _ask_batch(questions: Sequence[tuple[Task, Retrieval]], reader: Reader) -> I
     ]
     answers = check_answers(reader, len(readings), lambda: reader.read(readings))
     for (task, item), found, answer in zip(questions, further, answers, strict=True):
-        seen = _as_seen(item, answer, found)
+        seen = item
+        if answer.left_out is not None or answer.searches:  # an agentic reader, or one of the whole memory
+            by_entry = {
+                (hit.entry.id, hit.entry.content): passage
+                for passages in (item.passages, item.entries or (), *found)
+                for hit, passage in zip(passages_as_hits(passages), passages, strict=True)
+            }
+            shown = tuple(by_entry[hit.entry.id, hit.entry.content] for hit in answer.hits)
+            seen = replace(item, passages=shown, tokens=passage_tokens(shown) + estimate_tokens(item.core))
         yield task, seen, _refuse_disputed(reader, item.question, answer, partial(_statements, seen))
 
 
@@ -227,19 +235,6 @@ def passages_as_hits(passages: Sequence[Passage], entries: dict[int, MemoryEntry
                 entries[id(passage)] = entry
         hits.append(Hit(entry, score=-float(index)))
     return tuple(hits)
-
-
-def _as_seen(item: Retrieval, answer: Answer, found: Sequence[Sequence[Passage]]) -> Retrieval:
-    """Return a retrieval with the passages that an agentic reader, or one of the whole memory, saw."""
-    if answer.left_out is None and not answer.searches:
-        return item
-    by_entry = {
-        (hit.entry.id, hit.entry.content): passage
-        for passages in (item.passages, item.entries or (), *found)
-        for hit, passage in zip(passages_as_hits(passages), passages, strict=True)
-    }
-    seen = tuple(by_entry[hit.entry.id, hit.entry.content] for hit in answer.hits)
-    return replace(item, passages=seen, tokens=passage_tokens(seen) + estimate_tokens(item.core))
 
 
 def _statements(item: Retrieval) -> list[str]:
@@ -276,6 +271,8 @@ def build_record(
         correct: True if the score counts as right.
         rollout: Index of the rollout.
     """
+    # A wrong answer is stale if it gives a value that no longer holds (`meta["stale"]`, the former values).
+    is_lasting = question.meta.get("kind") not in CHANGED or correct or answer.abstained
     return Record(
         task=task.id,
         rollout=rollout,
@@ -287,7 +284,7 @@ def build_record(
         gold=question.answers,
         score=score,
         correct=correct,
-        stale=_is_stale(question, answer, correct),
+        stale=not is_lasting and any(contains(answer.text, str(old)) for old in question.meta.get("stale", ())),
         conflict=answer.conflict,
         abstained=is_refusal(answer, question.answers),
         truncated=answer.truncated,
@@ -295,13 +292,6 @@ def build_record(
         left_out=answer.left_out,
         **fields,
     )
-
-
-def _is_stale(question: Question, answer: Answer, correct: bool) -> bool:
-    """Return True if a wrong answer gives a value that no longer holds (`meta["stale"]`, the former values)."""
-    if question.meta.get("kind") not in CHANGED or correct or answer.abstained:
-        return False
-    return any(contains(answer.text, str(value)) for value in question.meta.get("stale", ()))
 
 
 def _refuse_disputed(

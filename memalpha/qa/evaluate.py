@@ -558,7 +558,10 @@ class _SystemScorer:
         if answer.cited is not None:
             scores |= cited_scores(answer.cited, score, evidence_notes(task, question, answer.notes, item.passages))
         if recall is not None:
-            scores |= {f"evidence_recall@{k}": _recall_at(item, k) for k in KS}
+            evidence = set(question.evidence)
+            for k in KS:
+                shown = {turn for passage in item.passages[:k] for turn in passage.turns}
+                scores[f"evidence_recall@{k}"] = len(evidence & shown) / len(evidence)
         if question.answers:  # LongMemEval's retrieval leaves abstention out
             turns = (turn for passage in item.passages for turn in passage.turns)
             scores |= session_scores(turns, question.meta.get("answer_session_ids", ()))
@@ -592,24 +595,19 @@ def _system_metrics(records: Sequence[Record]) -> dict[str, Any]:
     for k in KS:
         figures[f"evidence_recall@{k}"] = _mean([record.scores[f"evidence_recall@{k}"] for record in with_recall])
     if {record.ability for record in records} <= set(LONGMEMEVAL_TYPES):
-        figures["longmemeval"] = _longmemeval(records)
+        table = longmemeval((record.question_id, record.ability, record.correct) for record in records)
+        scores_by_record = [record.scores for record in records if record.evidence_recall is not None and record.gold]
+        names = dict.fromkeys(
+            name for scores in scores_by_record for name in scores if name.startswith(("recall_", "ndcg_"))
+        )
+        means = {name: [scores[name] for scores in scores_by_record if name in scores] for name in names}
+        figures["longmemeval"] = {**table, "retrieval": {name: _mean(values) for name, values in means.items()}}
     figures["accuracy_interval"] = _interval(records)
     figures["macro"] = macro([_scored_answer(record) for record in records])
     figures["waterfall"] = [fall.as_json() for fall in waterfall(records)]
     figures["losses"] = dict(sorted(Counter(record.error_class for record in records if record.error_class).items()))
     figures["rules"] = dict(sorted(Counter(record.rule for record in records if record.rule).items()))
     return figures
-
-
-def _longmemeval(records: Sequence[Record]) -> dict[str, Any]:
-    """Return the benchmark's own table, and retrieval by session if the system names its turns."""
-    table = longmemeval((record.question_id, record.ability, record.correct) for record in records)
-    scores_by_record = [record.scores for record in records if record.evidence_recall is not None and record.gold]
-    names = dict.fromkeys(
-        name for scores in scores_by_record for name in scores if name.startswith(("recall_", "ndcg_"))
-    )
-    means = {name: [scores[name] for scores in scores_by_record if name in scores] for name in names}
-    return {**table, "retrieval": {name: _mean(values) for name, values in means.items()}}
 
 
 def _scored_answer(record: Record) -> ScoredAnswer:
@@ -623,9 +621,3 @@ def _interval(records: Sequence[Record]) -> tuple[float, float] | None:
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-def _recall_at(retrieval: Retrieval, k: int) -> float:
-    """Return the share of the evidence turns that the first `k` passages come from."""
-    evidence = set(retrieval.question.evidence)
-    return len(evidence & {turn for passage in retrieval.passages[:k] for turn in passage.turns}) / len(evidence)

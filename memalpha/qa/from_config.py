@@ -296,29 +296,26 @@ def _loading_options(config: EvalConfig) -> dict[str, Any]:
 
 def load_config_tasks(config: EvalConfig) -> list[Task]:
     """Load the tasks of a configuration for every seed, cut to `chunk_tokens`."""
-    tasks = _load_whole_tasks(config)
-    return tasks if config.chunk_tokens is None else [rechunk(task, config.chunk_tokens) for task in tasks]
-
-
-def _load_whole_tasks(config: EvalConfig) -> list[Task]:
     if config.benchmark == "tasks":
         if config.data is None:
             raise ConfigError("data: name the task file (JSON Lines), for example data=mine.jsonl")
-        return load_evaluation_tasks(config.data, config.limit)
-    if config.benchmark not in MODULES:
+        tasks = load_evaluation_tasks(config.data, config.limit)
+    elif config.benchmark not in MODULES:
         raise ConfigError(f"benchmark: no data set {config.benchmark!r}: give tasks or one of {', '.join(MODULES)}")
-    options = dict(config.options)
-    if config.benchmark == "synthetic":
-        options["world"] = config.world
-    if config.benchmark == "babi":
-        options["streams_of"] = config.babi
-    return [
-        task
-        for seed in config.seeds
-        for task in load_tasks(
-            config.benchmark, config.limit, data=config.data, variant=config.variant, seed=seed, **options
-        )
-    ]
+    else:
+        options = dict(config.options)
+        if config.benchmark == "synthetic":
+            options["world"] = config.world
+        if config.benchmark == "babi":
+            options["streams_of"] = config.babi
+        tasks = [
+            task
+            for seed in config.seeds
+            for task in load_tasks(
+                config.benchmark, config.limit, data=config.data, variant=config.variant, seed=seed, **options
+            )
+        ]
+    return tasks if config.chunk_tokens is None else [rechunk(task, config.chunk_tokens) for task in tasks]
 
 
 def load_config_reader(config: EvalConfig, replies: AnswerCache | None = None) -> Reader:

@@ -103,7 +103,12 @@ def memory_pairs(tasks: Sequence[Task], each: int, *, seed: int = 0) -> list[Mem
     Raises:
         DataError: A task has no gold operations, or none that could be remembered wrongly.
     """
-    values = _values_by_slot(tasks)
+    by_slot: dict[Fact, dict[str, None]] = defaultdict(dict)
+    for task in tasks:
+        for operation in task.gold_operations:
+            if operation.kind in ("insert", "update") and operation.category and operation.content:
+                by_slot[_slot((operation.category, operation.content))][operation.content] = None
+    values = {slot: list(contents) for slot, contents in by_slot.items()}
     pairs = []
     for task in tasks:
         if not task.gold_operations:
@@ -114,7 +119,22 @@ def memory_pairs(tasks: Sequence[Task], each: int, *, seed: int = 0) -> list[Mem
         while len(kinds) < each:
             kinds += rng.sample(FAULTS, len(FAULTS))
         for first in kinds[:each]:
-            pairs.append(_make_pair(task, conversation, first, rng))
+            better = list(conversation.facts)
+            if rng.random() < FLAWED_SHARE:
+                for _ in range(rng.randint(1, MAX_FAULTS)):
+                    better = _ADD_FAULT[rng.choice(FAULTS)](better, conversation, rng) or better
+            start = FAULTS.index(first)
+            for fault in (*FAULTS[start:], *FAULTS[:start]):
+                worse, grade = better, 0
+                for _ in range(rng.randint(1, MAX_FAULTS)):
+                    if (changed := _ADD_FAULT[fault](worse, conversation, rng)) is not None:
+                        worse, grade = changed, grade + 1
+                if grade:
+                    break
+            else:
+                raise DataError(f"task {task.id!r}: its gold operations leave nothing that could be remembered wrongly")
+            texts = (memory_text(facts, conversation.core) for facts in (better, worse))
+            pairs.append(MemoryPair(task.id, fault, grade, conversation_messages(task), *texts))
     return pairs
 
 
@@ -163,26 +183,6 @@ class _ConversationFacts:
         turns = (turn for chunk in task.chunks for turn in chunk.turns or ())
         self.small_talk = [turn.text for turn in turns if turn.id not in stated_turns]
         self.categories = sorted({operation.category for operation in task.gold_operations if operation.category})
-
-
-def _make_pair(task: Task, conversation: _ConversationFacts, first: str, rng: Random) -> MemoryPair:
-    """Make a pair with faults of kind `first`, or of the next kind that the conversation allows."""
-    better = list(conversation.facts)
-    if rng.random() < FLAWED_SHARE:
-        for _ in range(rng.randint(1, MAX_FAULTS)):
-            better = _ADD_FAULT[rng.choice(FAULTS)](better, conversation, rng) or better
-    start = FAULTS.index(first)
-    for fault in (*FAULTS[start:], *FAULTS[:start]):
-        worse, grade = better, 0
-        for _ in range(rng.randint(1, MAX_FAULTS)):
-            if (changed := _ADD_FAULT[fault](worse, conversation, rng)) is not None:
-                worse, grade = changed, grade + 1
-        if grade:
-            break
-    else:
-        raise DataError(f"task {task.id!r}: its gold operations leave nothing that could be remembered wrongly")
-    texts = (memory_text(facts, conversation.core) for facts in (better, worse))
-    return MemoryPair(task.id, fault, grade, conversation_messages(task), *texts)
 
 
 def _missing(facts: list[Fact], conversation: _ConversationFacts, rng: Random) -> list[Fact] | None:
@@ -272,13 +272,3 @@ def _slot(fact: Fact) -> Fact:
     category, content = fact
     key, colon, _ = content.partition(": ")
     return category, key if colon else ""
-
-
-def _values_by_slot(tasks: Sequence[Task]) -> dict[Fact, list[str]]:
-    """Return all contents by slot, in order."""
-    by_slot: dict[Fact, dict[str, None]] = defaultdict(dict)
-    for task in tasks:
-        for operation in task.gold_operations:
-            if operation.kind in ("insert", "update") and operation.category and operation.content:
-                by_slot[_slot((operation.category, operation.content))][operation.content] = None
-    return {slot: list(contents) for slot, contents in by_slot.items()}

@@ -130,7 +130,10 @@ class MemoryReward:
         """
         task, turns, published = trajectory.task, trajectory.turns, self.config.preset == "published"
         if trajectory.before:  # each turn has a memory, and questions, of its own
-            r1 = _scores_by_chunk(task, records)
+            scores: list[list[float]] = [[] for _ in task.chunks]
+            for question, record in zip(task.questions, records, strict=True):
+                scores[question_chunk(question, task)].append(record.score)
+            r1 = [sum(values) / len(values) if values else 0.0 for values in scores]
             read_by_then = accumulate(self._chunk_sizes(task))
             r3 = [
                 self._compression(size, state)
@@ -191,14 +194,6 @@ class MemoryReward:
             return 0.0
         r3 = 1.0 - memory_tokens(state, self.count_tokens) / read_tokens
         return r3 if self.config.preset == "published" else max(0.0, r3)
-
-
-def _scores_by_chunk(task: Task, records: Sequence[Record]) -> list[float]:
-    """Return the mean score of the questions asked after each chunk; 0 where none is."""
-    scores: list[list[float]] = [[] for _ in task.chunks]
-    for question, record in zip(task.questions, records, strict=True):
-        scores[question_chunk(question, task)].append(record.score)
-    return [sum(values) / len(values) if values else 0.0 for values in scores]
 
 
 def _import_function(path: str, key: str) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.agent.parsing import after_thinking
-from memalpha.agent.reader import Answer, Reader, Reading, check_answers
+from memalpha.agent.reader import Reader, Reading, check_answers
 from memalpha.agent.text_match import contains, is_same
 from memalpha.config import ReaderConfig
 from memalpha.errors import ConfigError, DataError
@@ -168,11 +168,11 @@ class Asker:
             passages = [passage for chunk in chunks_of(draft.job) for passage in turn_passages(chunk)]
             readings.append(Reading(draft.question, passages_as_hits(passages)))
         answers = check_answers(self.reader, len(readings), lambda: self.reader.read(readings))
-        return [self._is_right(draft, answer) for draft, answer in zip(drafts, answers, strict=True)]
-
-    def _is_right(self, draft: _Draft, answer: Answer) -> bool:
-        question = Question(id="draft", question=draft.question, answers=(draft.answer,))
-        return is_correct(question, score_question(question, answer, self.metric) or 0.0, self.metric)
+        is_right = []
+        for draft, answer in zip(drafts, answers, strict=True):
+            question = Question(id="draft", question=draft.question, answers=(draft.answer,))
+            is_right.append(is_correct(question, score_question(question, answer, self.metric) or 0.0, self.metric))
+        return is_right
 
     def _build(self, job: _Job, drafts: Sequence[_Draft]) -> AskedChunk:
         kept = [draft for draft in drafts if draft.reason is None]
@@ -231,7 +231,11 @@ def ask_file(
     tasks = [with_turn_ids(part) for task in load_tasks(data, **options) for part in _split(task, split)]
     with show_progress("chunks") as report:
         results = ask_tasks(tasks, asker, log, progress=lambda done, total: report("asking", done, total))
-    asked = [_with_questions(task, [result for result in results if result.task == task.id]) for task in tasks]
+    asked = []
+    for task in tasks:
+        made = [Question(**question) for result in results if result.task == task.id for question in result.kept]
+        fields = {name: value for name, value in task if name != "questions"}
+        asked.append(build_task("memalpha data ask", **fields, questions=(*task.questions, *made)))
     asked = [task for task in asked if task.questions]
     if asked:
         save_tasks(asked, out, held_out)
@@ -266,7 +270,20 @@ def ask_tasks(
         results |= {(result.task, result.chunk, result.asker, result.digest): result for result in new}
     if progress is not None:
         progress(len(jobs), len(jobs))
-    return _drop_repeated([results[key] for key in keys])
+    asked: dict[str, list[tuple[str, str]]] = {}
+    unique = []
+    for result in [results[key] for key in keys]:
+        earlier = asked.setdefault(result.task, [])
+        kept, dropped = [], list(result.dropped)
+        for question in result.kept:
+            text, [answer] = question["question"], question["answers"]
+            if any(is_same(text, other) and is_same(answer, known) for other, known in earlier):
+                dropped.append({"question": text, "answer": answer, "reason": "asked before with the same answer"})
+            else:
+                earlier.append((text, answer))
+                kept.append(question)
+        unique.append(AskedChunk(result.task, result.chunk, result.asker, result.digest, kept, dropped))
+    return unique
 
 
 def _make_job(task: Task, chunk: Chunk) -> _Job:
@@ -311,30 +328,6 @@ def _last_chunk(draft: _Draft) -> int | None:
     job = draft.job
     last = job.last if draft.holds_later else job.chunk.index
     return None if last == len(job.task.chunks) - 1 else last
-
-
-def _drop_repeated(results: Sequence[AskedChunk]) -> list[AskedChunk]:
-    """Return the results, with questions that an earlier chunk of the task asks with the same answer dropped."""
-    asked: dict[str, list[tuple[str, str]]] = {}
-    unique = []
-    for result in results:
-        earlier = asked.setdefault(result.task, [])
-        kept, dropped = [], list(result.dropped)
-        for question in result.kept:
-            text, [answer] = question["question"], question["answers"]
-            if any(is_same(text, other) and is_same(answer, known) for other, known in earlier):
-                dropped.append({"question": text, "answer": answer, "reason": "asked before with the same answer"})
-            else:
-                earlier.append((text, answer))
-                kept.append(question)
-        unique.append(AskedChunk(result.task, result.chunk, result.asker, result.digest, kept, dropped))
-    return unique
-
-
-def _with_questions(task: Task, results: Sequence[AskedChunk]) -> Task:
-    made = [Question(**question) for result in results for question in result.kept]
-    fields = {name: value for name, value in task if name != "questions"}
-    return build_task("memalpha data ask", **fields, questions=(*task.questions, *made))
 
 
 def _split(task: Task, size: int | None) -> list[Task]:

@@ -39,7 +39,7 @@ from memalpha.store.embedding import load_embedder
 from memalpha.store.search.options import ROUTES, Route
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.load import load_evaluation_tasks
-from memalpha.types import MemoryEntry, Question, Task
+from memalpha.types import MemoryEntry, Task
 
 KS = (1, 5, 10, 20)
 DEPTH = 100
@@ -193,32 +193,27 @@ def format_search(result: Mapping[str, Any]) -> str:
     """Format the result of `run_search`: for each set a table of all questions, and recall@10 by type of question."""
     lines: list[str] = []
     for name in dict.fromkeys(row["set"] for row in result["retrieval"]):
-        lines += ["", *_format_set(name, [row for row in result["retrieval"] if row["set"] == name])]
+        rows = [row for row in result["retrieval"] if row["set"] == name]
+        width = max(len("embedder"), *(len(row["embedder"]) for row in rows))
+        lines += ["", f"{name}: {rows[0]['questions']} questions about {rows[0]['conversations']} conversations"]
+        lines.append(f"{'method':<8} {'embedder':<{width}}  recall@1  recall@10 (95 % interval)     mrr  tokens@10")
+        for row in rows:
+            interval = "" if row["interval"] is None else "{:.3f} to {:.3f}".format(*row["interval"])
+            lines.append(
+                f"{row['method']:<8} {row['embedder']:<{width}} {row['recall@1']:>9.3f} {row['recall@10']:>10.3f} "
+                f"{interval:<17} {row['mrr']:>6.3f} {row['tokens@10']:>10.0f}"
+            )
+        kinds = rows[0]["by_type"]
+        if len(kinds) > 1:
+            heads = [f"{kind} ({figures['questions']})" for kind, figures in kinds.items()]
+            lines += ["", f"{'recall@10':<8} {'':<{width - 1}} " + "  ".join(heads)]
+            for row in rows:
+                recalls = [row["by_type"][kind]["recall@10"] for kind in kinds]
+                cells = [f"{recall:>{len(head)}.3f}" for recall, head in zip(recalls, heads, strict=True)]
+                lines.append(f"{row['method']:<8} {row['embedder']:<{width}} " + "  ".join(cells))
     if result["questions_without_evidence"]:
         lines += ["", f"{result['questions_without_evidence']} questions name no evidence and are left out."]
     return "\n".join(lines[1:])
-
-
-def _format_set(name: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    width = max(len("embedder"), *(len(row["embedder"]) for row in rows))
-    lines = [f"{name}: {rows[0]['questions']} questions about {rows[0]['conversations']} conversations"]
-    lines.append(f"{'method':<8} {'embedder':<{width}}  recall@1  recall@10 (95 % interval)     mrr  tokens@10")
-    for row in rows:
-        interval = "" if row["interval"] is None else "{:.3f} to {:.3f}".format(*row["interval"])
-        lines.append(
-            f"{row['method']:<8} {row['embedder']:<{width}} {row['recall@1']:>9.3f} {row['recall@10']:>10.3f} "
-            f"{interval:<17} {row['mrr']:>6.3f} {row['tokens@10']:>10.0f}"
-        )
-    kinds = rows[0]["by_type"]
-    if len(kinds) > 1:
-        heads = [f"{kind} ({figures['questions']})" for kind, figures in kinds.items()]
-        lines += ["", f"{'recall@10':<8} {'':<{width - 1}} " + "  ".join(heads)]
-        for row in rows:
-            cells = [
-                f"{row['by_type'][kind]['recall@10']:>{len(head)}.3f}" for kind, head in zip(kinds, heads, strict=True)
-            ]
-            lines.append(f"{row['method']:<8} {row['embedder']:<{width}} " + "  ".join(cells))
-    return lines
 
 
 def measure_task(task: Task, embedder: str, methods: Sequence[str]) -> dict[str, list[EvidenceRanks]]:
@@ -257,20 +252,16 @@ def _groups(task: Task, entry_ids: Mapping[str, str]) -> list[_Group]:
     groups: dict[int, list[EvidenceQuestion]] = defaultdict(list)
     for question in task.questions:
         if question.evidence:
-            gold = dict.fromkeys(_entry_id(task, question, turn, entry_ids) for turn in question.evidence)
+            if unknown := [turn for turn in question.evidence if turn not in entry_ids]:
+                raise DataError(
+                    f"task {task.id!r}, question {question.id!r}: its evidence {unknown[0]!r} is the id of no turn "
+                    "with words"
+                )
+            gold = dict.fromkeys(entry_ids[turn] for turn in question.evidence)
             groups[question_chunk(question, task)].append(
                 EvidenceQuestion(question.question, question.category or "all", tuple(gold))
             )
     return [_Group(last, questions) for last, questions in groups.items()]
-
-
-def _entry_id(task: Task, question: Question, turn: str, entry_ids: Mapping[str, str]) -> str:
-    try:
-        return entry_ids[turn]
-    except KeyError:
-        raise DataError(
-            f"task {task.id!r}, question {question.id!r}: its evidence {turn!r} is the id of no turn with words"
-        ) from None
 
 
 def _route_search(store: MemoryStore, method: str, last: int) -> Search:

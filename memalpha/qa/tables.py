@@ -135,47 +135,29 @@ def warnings_of(reports: Sequence[Report]) -> list[str]:
     Args:
         reports: Reports of all systems; the summary of a report may be empty.
     """
-    return [*_ceiling_notes(reports), *_unjudged_notes(reports), *_truncated_notes(reports), *_left_out_notes(reports)]
-
-
-def _ceiling_notes(reports: Sequence[Report]) -> list[str]:
-    """Return which reader and metric to take where the reader fails on the evidence itself."""
-    summary = reports[0].summary
+    notes, summary = [], reports[0].summary
     ceiling, view = ceiling_of(reports) or (1.0, "")
-    if ceiling >= LOW_CEILING:
-        return []
-    is_floor = "(floor)" in summary["reader"]
-    reader = "a language model (reader.kind=policy reader.policy=MODEL)" if is_floor else "a stronger reader"
-    metric = " and a metric that takes other words for the same (metric=f1 or judge)" * (summary["metric"] == "exact")
-    return [
-        f"shown {view}, the reader is right in less than {LOW_CEILING:.0%} of the questions: most errors "
-        f"are its own. To compare memories, take {reader}{metric}"
-    ]
-
-
-def _unjudged_notes(reports: Sequence[Report]) -> list[str]:
-    """Return a note per system on answers without a verdict."""
-    return [
+    if ceiling < LOW_CEILING:
+        is_floor = "(floor)" in summary["reader"]
+        reader = "a language model (reader.kind=policy reader.policy=MODEL)" if is_floor else "a stronger reader"
+        metric = " and a metric that takes other words for the same (metric=f1 or judge)"
+        notes.append(
+            f"shown {view}, the reader is right in less than {LOW_CEILING:.0%} of the questions: most errors "
+            f"are its own. To compare memories, take {reader}{metric if summary['metric'] == 'exact' else ''}"
+        )
+    notes += [
         f"{report.name}: no judge gave a readable verdict on {unjudged:,} of {unjudged + len(report.records):,} "
         f"answers; they are in no figure and no denominator (eval/{file_stem(report.name)}.unjudged.json)"
         for report in reports
         if (unjudged := report.summary.get("unjudged"))
     ]
-
-
-def _truncated_notes(reports: Sequence[Report]) -> list[str]:
-    """Return a note per system on answers that the reader could not end."""
-    return [
+    notes += [
         f"{report.name}: {truncated:,} of {len(report.records):,} answers were cut at reader.max_new_tokens, "
         "which may make them wrong: raise it, or set reader.thinking_tokens for a model that thinks first"
         for report in reports
         if report.summary.get("reader_truncated") and (truncated := sum(record.truncated for record in report.records))
     ]
-
-
-def _left_out_notes(reports: Sequence[Report]) -> list[str]:
-    """Return a note per system whose memory did not fit a reader of the whole memory."""
-    return [
+    return notes + [
         f"{report.name}: at {len(counts):,} of {len(report.records):,} questions the oldest entries were left out, "
         f"{max(counts):,} at most: raise reader.context_tokens if the reader's context has room"
         for report in reports

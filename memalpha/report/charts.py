@@ -180,7 +180,16 @@ def line_chart(series: Sequence[Series], *, low: float | None = None, high: floa
             parts.append(_text(f"{tick:g}", x_of(tick), height - bottom + 15, "tick", "middle"))
     parts.append(_text("step", right, height - 3, "tick", "end"))
     for line in series:
-        parts.extend(_dots(line, x_of, y_of) if line.dots else [_path(line, x_of, y_of)])
+        if not line.dots:
+            parts.append(_path(line, x_of, y_of))
+            continue
+        for number, (x, y) in enumerate(line.points):
+            half = Z95 * line.errors[number] if line.errors else 0.0
+            if half:
+                path = f"M{x_of(x):.1f} {y_of(y - half):.1f}V{y_of(y + half):.1f}"
+                parts.append(_element("path", class_=f"bar k-{line.kind}", d=path))
+            title = f"{line.label}, step {x:g}: {y:.3f}" + (f" ± {half:.3f}" if half else "")
+            parts.append(_shape(line.kind, x_of(x), y_of(y), 4, title))
     labels = (
         f"{line.label} from {line.points[0][1]:.3g} to {line.points[-1][1]:.3g}" for line in series if line.points
     )
@@ -205,18 +214,6 @@ def _path(line: Series, x_of: Scale, y_of: Scale) -> str:
     path = "L".join(f"{x_of(x):.1f} {y_of(y):.1f}" for x, y in line.points)
     title = f"{line.label}: {line.points[0][1]:.3f} to {line.points[-1][1]:.3f}"
     return _element("path", _title(title), class_=f"line k-{line.kind}", d=f"M{path}")
-
-
-def _dots(line: Series, x_of: Scale, y_of: Scale) -> list[str]:
-    parts = []
-    for number, (x, y) in enumerate(line.points):
-        half = Z95 * line.errors[number] if line.errors else 0.0
-        if half:
-            path = f"M{x_of(x):.1f} {y_of(y - half):.1f}V{y_of(y + half):.1f}"
-            parts.append(_element("path", class_=f"bar k-{line.kind}", d=path))
-        title = f"{line.label}, step {x:g}: {y:.3f}" + (f" ± {half:.3f}" if half else "")
-        parts.append(_shape(line.kind, x_of(x), y_of(y), 4, title))
-    return parts
 
 
 def _shape(kind: str, x: float, y: float, size: float, title: str = "") -> str:

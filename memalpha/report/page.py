@@ -402,13 +402,8 @@ class Rollouts:
         """Return steps for a page that is a file: evenly spaced, at most `MAX_EMBEDDED` bytes."""
         steps = self.steps()
         while steps and sum(map(self._rollouts.size, steps)) > MAX_EMBEDDED:
-            steps = _every_second(steps)
+            steps = list(steps[::-1][::2][::-1]) if len(steps) > 1 else []
         return [self.read(step) for step in steps]
-
-
-def _every_second(steps: Sequence[int]) -> list[int]:
-    """Return the last step, and every second one before it; nothing of a single step."""
-    return list(steps[::-1][::2][::-1]) if len(steps) > 1 else []
 
 
 def _decoder(folder: Path) -> Any:

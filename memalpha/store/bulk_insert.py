@@ -150,7 +150,7 @@ def insert_facts(
         category, content, fields = fact
         key = fact_identity(namespace.schema, Operation("insert", None, category, content, **fields))
         if key not in entries:
-            new_facts.setdefault(key, fact._replace(fields={**writer, **fields}) if writer else fact)
+            new_facts.setdefault(key, CheckedFact(category, content, {**writer, **fields}))
         keys.append(key)
     ids = _free_ids(namespace, [content for _, content, _ in new_facts.values()], start)
     new_entries = []

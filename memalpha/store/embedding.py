@@ -43,6 +43,7 @@ INSTALL_HINT = (
 
 
 @runtime_checkable
+@runtime_checkable
 class Embedder(Protocol):
     """Protocol of embedders. A store file records `name` and `dim`, and checks them when it is opened."""
 
@@ -74,9 +75,16 @@ def first_faulty_row(vectors: np.ndarray) -> int | None:
 
 def check_embedder(embedder: object) -> None:
     """Raise `EmbedderError` unless an object has the name, dimension and method of an embedder."""
-    name, dim = getattr(embedder, "name", None), getattr(embedder, "dim", None)
-    is_named = isinstance(name, str) and name and "\0" not in name and not isinstance(embedder, type)
-    if not is_named or not isinstance(dim, int) or dim < 1 or not callable(getattr(embedder, "encode", None)):
+    if (
+        not isinstance(embedder, Embedder)
+        or isinstance(embedder, type)
+        or not isinstance(embedder.name, str)
+        or not embedder.name
+        or "\0" in embedder.name
+        or not isinstance(embedder.dim, int)
+        or embedder.dim < 1
+        or not callable(embedder.encode)
+    ):
         raise EmbedderError(
             f"embedder {brief_repr(embedder)}: a name, or an object with name (text), dim (from 1) and encode is needed"
         )

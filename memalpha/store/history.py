@@ -94,21 +94,16 @@ def redo(namespace: Namespace) -> Operation | None:
 def restore(namespace: Namespace, position: int) -> int:
     """Append operations that restore the facts and core memory of a position; return their number."""
     effective_position = namespace.log.effective_position(position)
-    operations = _restore_operations(namespace, position)
+    diff = diff_positions(namespace, namespace.log.position, position)
+    operations = [] if diff.core is None else [Operation("core_update", content=diff.core[1])]
+    operations += [Operation("delete", id=entry.id) for entry in diff.removed]
+    operations += [as_operation("update", entry) for _, entry in diff.changed]
+    operations += [as_operation("insert", entry) for entry in diff.added]
     if not operations and _last_effective(namespace, position) != _last_effective(namespace, namespace.log.position):
         operations = [Operation("core_update", content=namespace.log.core_at(position))]
     for number, operation in enumerate(operations, 1):
         namespace.write(operation, effective_position=effective_position if number == len(operations) else None)
     return len(operations)
-
-
-def _restore_operations(namespace: Namespace, position: int) -> list[Operation]:
-    """Return the operations that restore the facts and core memory of a position."""
-    diff = diff_positions(namespace, namespace.log.position, position)
-    operations = [] if diff.core is None else [Operation("core_update", content=diff.core[1])]
-    operations += [Operation("delete", id=entry.id) for entry in diff.removed]
-    operations += [as_operation("update", entry) for _, entry in diff.changed]
-    return operations + [as_operation("insert", entry) for entry in diff.added]
 
 
 def _last_effective(

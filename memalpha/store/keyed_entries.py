@@ -35,15 +35,6 @@ def original_text(entry: MemoryEntry) -> str:
     return before + entry.content + after
 
 
-def _original_metadata(text: str, content: str) -> dict[str, Any]:
-    """Return the metadata that `original_text` needs beside the content."""
-    if content != text:
-        return {"exact": {"text": text, "content": content.strip()}}
-    stripped = text.strip()
-    start = text.index(stripped)
-    return {} if stripped == text else {"outer": [text[:start], text[start + len(stripped) :]]}
-
-
 class KeyedEntries:
     """Entries of a store that have keys: those with `metadata[kind]`.
 
@@ -59,12 +50,12 @@ class KeyedEntries:
         if not isinstance(store, MemoryStore):
             raise StoreError(f"a MemoryStore is needed, not {type(store).__name__}")
         self.store, self.kind = store, kind
-        store._known_fields.add(kind)  # there may be no entry yet
+        store.known_fields.add(kind)  # there may be no entry yet
         self.category = store.schema.check_category(category) if category else store.schema.default_category
 
     def now(self) -> datetime:
         """Return the time of the store's clock, which decides when its entries expire."""
-        return self.store._database.clock()
+        return self.store.database.clock()
 
     def searchable_part(self, text: str) -> str:
         """Return the beginning of a text that an entry can hold, for items that are whole in the metadata."""
@@ -75,7 +66,7 @@ class KeyedEntries:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Make all writes inside happen together or not at all."""
-        with self.store._namespace.transaction():
+        with self.store.rows.transaction():
             yield
 
     def entry_id(self, key: str) -> str:
@@ -122,6 +113,12 @@ class KeyedEntries:
         """
         content = text.replace("\0", " ").encode("utf-8", "replace").decode()
         content = content if content.strip() else key
+        outer: dict[str, Any] = {}  # what `original_text` needs beside the content
+        if content != text:
+            outer = {"exact": {"text": text, "content": content.strip()}}
+        elif (stripped := text.strip()) != text:
+            start = text.index(stripped)
+            outer = {"outer": [text[:start], text[start + len(stripped) :]]}
         with self.transaction():
             id, current = self.entry_id(key), self.get(key)
             operation = Operation(
@@ -130,7 +127,7 @@ class KeyedEntries:
                 category=self.category,
                 content=content,
                 timestamp=timestamp or "",
-                metadata={self.kind: value, **_original_metadata(text, content)},
+                metadata={self.kind: value, **outer},
                 expires=expires or "",
                 source=source,
                 turn=turn,

@@ -432,25 +432,22 @@ class Memory(ABC):
         if unknown := fields.keys() - _FIELDS:
             raise TypeError(f"upsert() got an unexpected keyword argument {min(unknown)!r}")
         with self._exclusive():  # no other writer between reading the key and writing it
-            return self._upsert(key, content, category, **fields)
-
-    def _upsert(self, key: str, content: str, category: str | None, **fields: Any) -> MemoryEntry:
-        if category is not None:
-            self.schema.check_category(category)
-        try:
-            current = self.get(key)
-        except UnknownEntry:
-            category = category or self.schema.default_category
-            fields.pop("merge_metadata", None)  # there is nothing to merge with
-            entry = self.change(Operation("insert", id=key, category=category, content=content, **fields)).entry
-            assert entry is not None
-            return entry
-        if category not in (None, current.category):
-            raise StoreError(f"key {key!r} holds an entry of category {current.category!r}, not {category!r}")
-        try:
-            return self.update(key, content, **fields)
-        except DuplicateContent:  # it says exactly this already
-            return self.get(key)
+            if category is not None:
+                self.schema.check_category(category)
+            try:
+                current = self.get(key)
+            except UnknownEntry:
+                category = category or self.schema.default_category
+                fields.pop("merge_metadata", None)  # there is nothing to merge with
+                entry = self.change(Operation("insert", id=key, category=category, content=content, **fields)).entry
+                assert entry is not None
+                return entry
+            if category not in (None, current.category):
+                raise StoreError(f"key {key!r} holds an entry of category {current.category!r}, not {category!r}")
+            try:
+                return self.update(key, content, **fields)
+            except DuplicateContent:  # it says exactly this already
+                return self.get(key)
 
     def _exclusive(self) -> AbstractContextManager[Any]:
         """Return a block in which nobody else writes."""

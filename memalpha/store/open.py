@@ -76,12 +76,19 @@ def open_database(
         return {"schema": named_schema.to_json(), "embedder": embedder_record(chosen_embedder)}
 
     if read_only:
-        database = _open_read_only(path, clock)
+        if is_url(path) or str(path) == ":memory:":
+            raise StoreError("read_only: a store file is needed; in PostgreSQL, open as a role that may only SELECT")
+        database = ReadOnlyDatabase(str(path), clock=clock)
     else:
         backend = _import_postgres() if is_url(path) else SQLiteDatabase
         database = backend(str(path), create=create, durability=durability, clock=clock, initial_meta=initial_meta)
     try:
-        recorded_schema = _recorded_schema(database)
+        try:
+            recorded_schema = MemorySchema.from_json(database.meta["schema"])
+        except (KeyError, ValueError, TypeError, RecursionError, ConfigError) as error:
+            raise DamagedStore(
+                f"{database.path}: its record of the schema cannot be read ({error!r}): go back to a copy"
+            ) from error
         if schema is None:
             named_schema = recorded_schema
         elif not named_schema.is_compatible_with(recorded_schema):
@@ -93,21 +100,6 @@ def open_database(
     except BaseException:
         database.close()
         raise
-
-
-def _recorded_schema(database: Backend) -> MemorySchema:
-    try:
-        return MemorySchema.from_json(database.meta["schema"])
-    except (KeyError, ValueError, TypeError, RecursionError, ConfigError) as error:
-        raise DamagedStore(
-            f"{database.path}: its record of the schema cannot be read ({error!r}): go back to a copy"
-        ) from error
-
-
-def _open_read_only(path: str | Path, clock: Clock) -> Backend:
-    if is_url(path) or str(path) == ":memory:":
-        raise StoreError("read_only: a store file is needed; in PostgreSQL, open as a role that may only SELECT")
-    return ReadOnlyDatabase(str(path), clock=clock)
 
 
 def is_writable(path: str | Path) -> bool:

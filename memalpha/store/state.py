@@ -121,7 +121,8 @@ def plan(view: StateView, operation: Operation, position: int) -> Change:
     current = view.latest_version(operation.id) if isinstance(operation.id, str) else None
     if current is None or current.valid_to is not None:
         raise UnknownEntry(f"no live entry has the id {brief_repr(operation.id)}")
-    ended = _end_version(current, position)
+    # `replace` takes twice the time.
+    ended = make_entry(*entry_values(current), current.version, current.valid_from, position)
     if kind != "update":
         return Change(_complete_operation(operation, operation.id, current.category, None), ended)
     content = clean_content(operation.content)
@@ -377,11 +378,6 @@ def _make_version(operation: Operation, previous: MemoryEntry | None, position: 
         values[number] = values[number] or None
     version = previous.version + 1 if previous else 1
     return make_entry(operation.id, operation.category, operation.content, *values, version, position)
-
-
-def _end_version(entry: MemoryEntry, position: int) -> MemoryEntry:
-    """Return a version as it is after the operation that ended it. (`replace` takes twice the time.)"""
-    return make_entry(*entry_values(entry), entry.version, entry.valid_from, position)
 
 
 def _complete_operation(

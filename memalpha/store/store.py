@@ -49,7 +49,7 @@ from memalpha.store.fields import BLANKS, FILTERED
 from memalpha.store.filters import Filter, Where, filter_fields
 from memalpha.store.history import Diff
 from memalpha.store.indexing.namespace_index import NamespaceIndex, surrounding_spans
-from memalpha.store.indexing.stored_embedder import RecordedEmbedder, StoredEmbedder
+from memalpha.store.indexing.stored_embedder import RecordedEmbedder
 from memalpha.store.io.copy import back_up
 from memalpha.store.io.jsonl import apply_lines, read_jsonl, stored_contents, write_jsonl
 from memalpha.store.memory import Memory, refuse_other_keywords
@@ -106,14 +106,21 @@ class MemoryStore(Memory):
 
     `as_of` in `get`, `list`, `search` and `core_at` is a log position (`snapshot`) or an ISO time (UTC unless it says
     otherwise). It means the memory after all operations up to and including it.
+
+    Attributes:
+        database: The file, or the connections to the server.
+        rows: Log, entries and vectors of the namespace; use them inside a transaction.
+        recorded_embedder: The embedder that the store records.
+        known_fields: Metadata keys that filters may name without a warning.
+        max_content: Bytes (UTF-8) of a content at most.
     """
 
     def __init__(self, database: Backend, schema: MemorySchema, embedder: RecordedEmbedder, namespace: str) -> None:
-        self._database = database
-        self._embedder = embedder
-        self._namespace = open_namespace(database, namespace, schema)
-        self._max_content = MAX_CONTENT
-        self._known_fields: set[str] = set()  # metadata keys that filters may name without a warning
+        self.database = database
+        self.recorded_embedder = embedder
+        self.rows = open_namespace(database, namespace, schema)
+        self.max_content = MAX_CONTENT
+        self.known_fields: set[str] = set()
         self._is_scope = False
 
         @lru_cache(_MAX_INDEXES)  # for a request's `namespace(name)`, which would build its index anew
@@ -177,9 +184,14 @@ class MemoryStore(Memory):
         )
         try:
             store = cls(database, recorded_schema, recorded_embedder, namespace)
-            store._max_content = max_content
+            store.max_content = max_content
             if not read_only:
-                store._finish_interrupted_work()
+                try:  # what a killed process left, without waiting for others
+                    if database.abandoned_copies():
+                        database.remove_abandoned_copies()
+                    store._scrub(wait=False)
+                except StoreError as error:
+                    warnings.warn(str(error), stacklevel=2)
             return store
         except BaseException:
             database.close()
@@ -191,8 +203,8 @@ class MemoryStore(Memory):
         Closing a scope made by `namespace` does nothing: the opened store owns the connections.
         """
         if not self._is_scope:
-            self._database.refuse_in_transaction("close")
-            self._database.close()
+            self.database.refuse_in_transaction("close")
+            self.database.close()
 
     def __enter__(self) -> MemoryStore:
         return self
@@ -201,7 +213,7 @@ class MemoryStore(Memory):
         self.close()
 
     def __repr__(self) -> str:
-        return f"MemoryStore({self._database.path!r}, namespace={self._namespace.name!r})"
+        return f"MemoryStore({self.database.path!r}, namespace={self.rows.name!r})"
 
     def _repr_html_(self) -> str:
         entries = [(entry.category, entry.content, entry.timestamp) for entry in self.recent(_SHOWN_ENTRIES)]
@@ -211,25 +223,20 @@ class MemoryStore(Memory):
     @property
     def path(self) -> str:
         """Path of the file, ":memory:", or the URL without its password."""
-        return self._database.path
-
-    @property
-    def max_content(self) -> int:
-        """Bytes (UTF-8) of a content at most."""
-        return self._max_content
+        return self.database.path
 
     @property
     def schema(self) -> MemorySchema:
-        return self._namespace.schema
+        return self.rows.schema
 
     @property
     def namespace_name(self) -> str:
         """Name of the namespace."""
-        return self._namespace.name
+        return self.rows.name
 
     @property
     def embedder(self) -> str:
-        return self._embedder.name
+        return self.recorded_embedder.name
 
     def load_embedder(self) -> Embedder:
         """Return the embedder that searches use.
@@ -238,7 +245,7 @@ class MemoryStore(Memory):
             StoreError: The recorded name is not a shipped one, and `open` was given no embedder.
             EmbedderError: The embedder cannot be loaded.
         """
-        return self._embedder.load()
+        return self.recorded_embedder.load()
 
     def namespace(self, name: str) -> MemoryStore:
         """Return another namespace of the same store, with a log of its own.
@@ -247,14 +254,14 @@ class MemoryStore(Memory):
         last, so that every request can have an object of its own.
         """
         scope = copy(self)
-        scope._namespace, scope._known_fields = open_namespace(self._database, name, self.schema), set()
+        scope.rows, scope.known_fields = open_namespace(self.database, name, self.schema), set()
         scope._index, scope._is_scope = self._index_of(name), True
         return scope
 
     def namespaces(self) -> list[str]:
         """Return the names of all namespaces that were ever written to."""
-        with self._database.transaction(write=False):
-            return self._database.namespaces()
+        with self.database.transaction(write=False):
+            return self.database.namespaces()
 
     def drop_namespace(self, name: str) -> int:
         """Delete a namespace of the store: its log, its entries and its name.
@@ -272,8 +279,8 @@ class MemoryStore(Memory):
             StoreError: There is no such namespace, or the role does not own a PostgreSQL store's tables.
             ScrubPending: It is deleted, but the file cannot be rewritten now, as in `erase`.
         """
-        self._database.refuse_in_transaction("drop_namespace")
-        namespace = open_namespace(self._database, name, self.schema)
+        self.database.refuse_in_transaction("drop_namespace")
+        namespace = open_namespace(self.database, name, self.schema)
         with namespace.transaction():
             if namespace.scope.namespace_id < 0:
                 raise StoreError(f"no namespace {brief_repr(name)}: `namespaces` lists them")
@@ -289,11 +296,11 @@ class MemoryStore(Memory):
     @property
     def state(self) -> MemoryState:
         with self._transaction():
-            position = self._namespace.log.position
-            entries = self._namespace.entries
+            position = self.rows.log.position
+            entries = self.rows.entries
             return MemoryState.from_entries(
                 self.schema,
-                self._namespace.log.core_at(position),
+                self.rows.log.core_at(position),
                 position,
                 entries.latest_versions(),
                 has_erasure=entries.has_erasure(),
@@ -303,11 +310,11 @@ class MemoryStore(Memory):
         """Return a live entry, or its version at `as_of`. Raises `UnknownEntry`."""
         entry = None
         if as_of is None:
-            with self._namespace.transaction(write=False):
-                entry = self._namespace.entries.version_at(id, None)
+            with self.rows.transaction(write=False):
+                entry = self.rows.entries.version_at(id, None)
         if as_of is not None or (entry is not None and entry.expires is not None):  # else the log's end does not matter
             with self._transaction():
-                entry = self._namespace.entries.version_at(id, self._namespace.log.resolve_as_of(as_of))
+                entry = self.rows.entries.version_at(id, self.rows.log.resolve_as_of(as_of))
         if entry is None:
             raise UnknownEntry(
                 f"no live entry has the id {brief_repr(id)}" + ("" if as_of is None else f" as of {as_of!r}")
@@ -317,7 +324,7 @@ class MemoryStore(Memory):
     def core_at(self, as_of: int | str | None) -> str:
         """Return the core memory text at `as_of` (None: now); "" without one."""
         with self._transaction():
-            return self._namespace.log.core_at(self._namespace.log.resolve_position(as_of))
+            return self.rows.log.core_at(self.rows.log.resolve_position(as_of))
 
     @refuse_other_keywords
     def list(
@@ -347,13 +354,13 @@ class MemoryStore(Memory):
         if limit is not None:
             check_count("limit", limit)
         with self._transaction() as log_end:
-            entries, first = self._namespace.entries, 0
+            entries, first = self.rows.entries, 0
             if after is not None:
                 try:
                     first = entries.creation_positions([after])[after]
                 except UnknownEntry as error:
                     raise UnknownEntry(f"after: {error}") from None
-            position = self._namespace.log.resolve_as_of(as_of)
+            position = self.rows.log.resolve_as_of(as_of)
             if where is None or entry_filter is None:
                 return entries.live(category, after=after, limit=limit, position=position)
             ids = None
@@ -377,8 +384,8 @@ class MemoryStore(Memory):
         """
         ids = list(dict.fromkeys(check_texts("ids", ids)))
         with self._transaction():
-            position = self._namespace.log.resolve_as_of(as_of)
-            entries = self._namespace.entries.versions_at([id for id in ids if is_text(id)], position)
+            position = self.rows.log.resolve_as_of(as_of)
+            entries = self.rows.entries.versions_at([id for id in ids if is_text(id)], position)
         return {id: entries[id] for id in ids if id in entries}
 
     def count(self, category: str | None = None, *, where: Where = None, as_of: int | str | None = None) -> int:
@@ -395,9 +402,9 @@ class MemoryStore(Memory):
         """
         entry_filter = self._filter(category, where)
         with self._transaction() as log_end:
-            position = self._namespace.log.resolve_as_of(as_of)
+            position = self.rows.log.resolve_as_of(as_of)
             if where is None or entry_filter is None:
-                return self._namespace.entries.count(category, position)
+                return self.rows.entries.count(category, position)
             count = self._index.count(log_end.position, entry_filter) if position is None else None
             return len(self.list(category, where=where, as_of=as_of)) if count is None else count
 
@@ -424,11 +431,11 @@ class MemoryStore(Memory):
     def recent(self, n: int) -> list[MemoryEntry]:
         check_count("n", n)
         with self._transaction() as log_end:
-            return self._namespace.recent(log_end.position, n)
+            return self.rows.recent(log_end.position, n)
 
     def created_at(self, ids: Sequence[str]) -> dict[str, int]:
         with self._transaction():
-            return self._namespace.entries.creation_positions(check_texts("ids", ids))
+            return self.rows.entries.creation_positions(check_texts("ids", ids))
 
     def find(self, category: str, content: str) -> MemoryEntry | None:
         """Return the live entry of the category with exactly this content, or None.
@@ -439,21 +446,21 @@ class MemoryStore(Memory):
         if not is_text(content):  # nothing can hold it
             return None
         with self._transaction():
-            return self._namespace.entries.find(category, content.strip())
+            return self.rows.entries.find(category, content.strip())
 
     def _search(self, queries: Sequence[str], options: SearchOptions) -> list[list[Hit]]:
-        query_vectors = options.query_vectors(len(queries), self._embedder.dim)
+        query_vectors = options.query_vectors(len(queries), self.recorded_embedder.dim)
         # A query is rarely a stored text, so skip the lookup of its vector.
         if query_vectors is None and len(queries) == 1 and options.route != "bm25":
-            query_vectors = self._embedder.load_checked().encode(queries)
+            query_vectors = self.recorded_embedder.load_checked().encode(queries)
         with self._transaction() as log_end:
-            position = self._namespace.log.resolve_as_of(options.as_of)
+            position = self.rows.log.resolve_as_of(options.as_of)
             results = self._index.search(log_end.position, position, queries, options, query_vectors)
-            entries = self._namespace.entries.versions_at(list({hit.id for hits in results for hit in hits}), position)
+            entries = self.rows.entries.versions_at(list({hit.id for hits in results for hit in hits}), position)
             if not entries and options.k and options.as_of is None:
                 self._warn_of_unknown_fields(options.filter, stacklevel=6)
             tokens = options.around
-            context = {id: tuple(surrounding_spans(self._namespace, id, tokens, position)) for id in entries if tokens}
+            context = {id: tuple(surrounding_spans(self.rows, id, tokens, position)) for id in entries if tokens}
         return [[Hit(entries[id], score, parts, context.get(id, ())) for id, score, parts in hits] for hits in results]
 
     def around(self, id: str, tokens: int = 200, *, as_of: int | str | None = None) -> list[MemoryEntry]:
@@ -471,12 +478,12 @@ class MemoryStore(Memory):
         """
         check_count("tokens", tokens)
         with self._transaction():
-            return surrounding_spans(self._namespace, id, tokens, self._namespace.log.resolve_as_of(as_of))
+            return surrounding_spans(self.rows, id, tokens, self.rows.log.resolve_as_of(as_of))
 
     def history(self, id: str) -> list[MemoryEntry]:
         """Return all versions of an entry, oldest first, also of a deleted one. Raises `UnknownEntry`."""
         with self._transaction():
-            if versions := self._namespace.entries.history(id):
+            if versions := self.rows.entries.history(id):
                 return versions
         raise UnknownEntry(f"no entry ever had the id {brief_repr(id)}")
 
@@ -487,7 +494,7 @@ class MemoryStore(Memory):
         """
         ids = list(dict.fromkeys(check_texts("ids", ids)))
         with self._transaction():
-            versions = self._namespace.entries.histories(ids)
+            versions = self.rows.entries.histories(ids)
         return {id: versions[id] for id in ids if id in versions}
 
     def log(self, after: int = 0) -> Iterator[tuple[int, str, Operation]]:
@@ -498,7 +505,7 @@ class MemoryStore(Memory):
     def snapshot(self) -> int:
         """Return the current log position, for `restore` and `as_of`. It costs nothing and never expires."""
         with self._transaction():
-            return self._namespace.log.position
+            return self.rows.log.position
 
     def diff(self, a: int | str, b: int | str | None = None) -> Diff:
         """Return the entries added, changed and removed between `a` and `b` (now), and the core text.
@@ -507,7 +514,7 @@ class MemoryStore(Memory):
         """
         with self._transaction():
             return timeline.diff_positions(
-                self._namespace, self._namespace.log.resolve_position(a), self._namespace.log.resolve_position(b)
+                self.rows, self.rows.log.resolve_position(a), self.rows.log.resolve_position(b)
             )
 
     @contextmanager
@@ -529,13 +536,13 @@ class MemoryStore(Memory):
         Args:
             search: The block searches.
         """
-        with self._database.without_waiting() as is_ready:
+        with self.database.without_waiting() as is_ready:
             if is_ready:
-                with self._namespace.transaction(write=False):
-                    log_end = self._namespace.log.end()
+                with self.rows.transaction(write=False):
+                    log_end = self.rows.log.end()
                     is_ready = not self._has_expired_entries(log_end)
                     if search and is_ready:
-                        is_ready = self._embedder.is_cheap and self._index.is_warm(log_end.position)
+                        is_ready = self.recorded_embedder.is_cheap and self._index.is_warm(log_end.position)
             yield is_ready
 
     def change(self, operation: Operation) -> Change:
@@ -548,11 +555,11 @@ class MemoryStore(Memory):
             content = None
         vectors = None
         if content is not None:
-            check_content_size(content, self._max_content)
+            check_content_size(content, self.max_content)
             # Embed before taking the write lock, so that a slow embedder blocks no other process.
-            vectors = self._embed([content])
-        with self._namespace.transaction():
-            return self._namespace.write(operation, vectors, log_end=self._end_expired())
+            vectors = self.recorded_embedder.embed([content], self.rows)
+        with self.rows.transaction():
+            return self.rows.write(operation, vectors, log_end=self._end_expired())
 
     def insert_many(self, facts: Iterable[Fact], vectors: np.ndarray | None = None) -> list[MemoryEntry]:
         """Insert many facts, all or none, embedded in one batch.
@@ -568,17 +575,17 @@ class MemoryStore(Memory):
             StoreError: A fact or a vector is invalid; the message names its index.
             EmbedderError: The embedder returned vectors that cannot be stored.
         """
-        checked = validate_facts(facts, self.schema, self._max_content)
+        checked = validate_facts(facts, self.schema, self.max_content)
         if vectors is None:
             rows = self._vector_rows(checked)
         else:
             contents = [fact.content for fact in checked]
-            rows = vector_rows(contents, normalize_vectors(len(checked), vectors, self._embedder.dim))
+            rows = vector_rows(contents, normalize_vectors(len(checked), vectors, self.recorded_embedder.dim))
         with self._transaction(write=True) as log_end:
-            return insert_facts(self._namespace, log_end, checked, rows)
+            return insert_facts(self.rows, log_end, checked, rows)
 
     def apply_all(self, operations: Sequence[Operation]) -> tuple[Operation, ...]:
-        if len(operations) == 1 or self._database.is_atomic:
+        if len(operations) == 1 or self.database.is_atomic:
             return tuple(self.apply(operation) for operation in operations)
         with self.transaction():
             return tuple(self.apply(operation) for operation in operations)
@@ -591,13 +598,13 @@ class MemoryStore(Memory):
         for index, operation in enumerate(operations):
             outcomes.append(operation)
             try:
-                facts[index] = check_fact(as_fact(operation), self.schema, self._max_content)
+                facts[index] = check_fact(as_fact(operation), self.schema, self.max_content)
             except (InvalidContent, UnknownCategory) as error:
                 outcomes[index] = error
         rows = self._vector_rows(facts.values())
         with self._transaction(write=True) as log_end:
             position = log_end.position
-            entries = insert_facts(self._namespace, log_end, list(facts.values()), rows)
+            entries = insert_facts(self.rows, log_end, list(facts.values()), rows)
             for index, entry in zip(facts, entries, strict=True):
                 if entry.valid_from > position:  # positions of new entries follow each other
                     position = entry.valid_from
@@ -611,7 +618,7 @@ class MemoryStore(Memory):
     def _vector_rows(self, facts: Iterable[CheckedFact]) -> dict[str, tuple[bytes, bytes]]:
         """Return the stored rows of the embeddings of all contents, by content, embedded in one batch."""
         contents = list(dict.fromkeys(fact.content for fact in facts))
-        return vector_rows(contents, self._encode(contents))
+        return vector_rows(contents, self.recorded_embedder.encode(contents, self.rows))
 
     def add_many(self, contents: Iterable[str], *, category: str | None = None, **fields: Any) -> list[MemoryEntry]:
         """Store many facts in one category, all or none, as `insert_many` does.
@@ -653,16 +660,18 @@ class MemoryStore(Memory):
                 row = dict(update)
                 if row.get("content") is not None:
                     row["content"] = clean_content(row["content"])
-                    check_content_size(row["content"], self._max_content)
+                    check_content_size(row["content"], self.max_content)
                 check_timestamp(row.get("timestamp"))
                 rows.append(row)
-        vectors = self._embed(list(dict.fromkeys(row["content"] for row in rows if row.get("content") is not None)))
+        vectors = self.recorded_embedder.embed(
+            list(dict.fromkeys(row["content"] for row in rows if row.get("content") is not None)), self.rows
+        )
         entries = []
         with self._transaction(write=True):
             for index, row in enumerate(rows):
                 with _named("update", index):
                     operation = update_operation(self.get(row["id"]), **row)
-                    change = self._namespace.write(operation, vectors if operation.content in vectors else None)
+                    change = self.rows.write(operation, vectors if operation.content in vectors else None)
                     assert change.entry is not None
                     entries.append(change.entry)
         return entries
@@ -704,7 +713,7 @@ class MemoryStore(Memory):
             for index, id in enumerate(dict.fromkeys(ids)):
                 with _named("delete", index):
                     operation = Operation("delete", id=id, source=source, chunk=chunk, turn=turn)
-                    ended.append(self._namespace.write(operation).ended)
+                    ended.append(self.rows.write(operation).ended)
             return ended
 
     @contextmanager
@@ -719,9 +728,9 @@ class MemoryStore(Memory):
         Raises:
             StoreError: A transaction is open already, or the store is read-only.
         """
-        if self._database.is_atomic:
+        if self.database.is_atomic:
             raise StoreError("transaction: one is open already in this thread, and they do not nest")
-        with self._database.atomic(self._namespace.name):
+        with self.database.atomic(self.rows.name):
             yield
 
     @staticmethod
@@ -747,7 +756,7 @@ class MemoryStore(Memory):
         position.
         """
         with self._transaction(write=True):
-            return timeline.undo(self._namespace)
+            return timeline.undo(self.rows)
 
     def redo(self) -> Operation | None:
         """Redo the operation that the last `undo` took back. Call again to go further forward.
@@ -756,7 +765,7 @@ class MemoryStore(Memory):
         operation back counts as its undo. Redo reads the log, so it also works after reopening and importing.
         """
         with self._transaction(write=True):
-            return timeline.redo(self._namespace)
+            return timeline.redo(self.rows)
 
     def restore(self, position: int) -> int:
         """Restore the facts and core memory of a position by appending operations, in one transaction.
@@ -771,10 +780,10 @@ class MemoryStore(Memory):
             StoreError: The position is not in the log.
         """
         with self._transaction(write=True):
-            log_end = self._namespace.log.position
+            log_end = self.rows.log.position
             if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position <= log_end:
                 raise StoreError(f"position {brief_repr(position)} is not in the log: 0 to {log_end} are")
-            return timeline.restore(self._namespace, position)
+            return timeline.restore(self.rows, position)
 
     def revert(
         self,
@@ -815,9 +824,9 @@ class MemoryStore(Memory):
 
         check_flag("dry_run", dry_run)
         with self._transaction(write=not dry_run):
-            start = 0 if since is None else self._namespace.log.resolve_position(since)
+            start = 0 if since is None else self.rows.log.resolve_position(since)
             reason = f"revert: {', '.join(words)}"
-            return revert(self._namespace, is_selected, start, reason, now=self._database.now(), dry_run=dry_run)
+            return revert(self.rows, is_selected, start, reason, now=self.database.now(), dry_run=dry_run)
 
     def quarantined(self, *, pending: bool = True) -> list[Quarantined]:
         """Return the operations that a trust rule kept from the memory, oldest first.
@@ -827,7 +836,7 @@ class MemoryStore(Memory):
         """
         check_flag("pending", pending)
         with self._transaction():
-            return list_quarantined(self._namespace.log, pending=pending)
+            return list_quarantined(self.rows.log, pending=pending)
 
     def review(self, position: int, *, accept: bool) -> Quarantined:
         """Apply a quarantined operation, or reject it.
@@ -847,20 +856,30 @@ class MemoryStore(Memory):
         item = next((item for item in self.quarantined() if item.position == position), None)
         content = None if item is None else item.operation.content
         is_embedded = accept and item is not None and item.operation.kind in ("insert", "update")
-        vectors = self._embed([content]) if is_embedded and content is not None else {}
+        vectors = self.recorded_embedder.embed([content], self.rows) if is_embedded and content is not None else {}
         with self._transaction(write=True):
-            pending = {item.position: item for item in list_quarantined(self._namespace.log, pending=True)}
+            pending = {item.position: item for item in list_quarantined(self.rows.log, pending=True)}
             if position not in pending:
                 raise ReviewConflict(
                     f"review {brief_repr(position)}: nothing there awaits one: `quarantined` lists what does"
                 )
             item = pending[position]
             if accept:
-                self._check_unchanged(item)
+                operation, current = item.operation, None
+                if operation.kind == "core_update":
+                    current = self.core
+                elif operation.id is not None:
+                    with suppress(UnknownEntry):
+                        current = self.get(operation.id).content
+                if current != item.before:
+                    raise ReviewConflict(
+                        f"review {item.position}: what it would change was changed since: reject it, or write what is "
+                        "right"
+                    )
                 with suppress(DuplicateContent):  # the memory says so already
-                    self._namespace.write(accepted_operation(item), vectors or None)
+                    self.rows.write(accepted_operation(item), vectors or None)
             decision = "accepted" if accept else "rejected"
-            self._namespace.write(decision_operation(item, decision))
+            self.rows.write(decision_operation(item, decision))
             return replace(item, decision=decision)
 
     def erase(self, *ids: str, where: Where = None) -> Erasure:
@@ -892,15 +911,29 @@ class MemoryStore(Memory):
             StoreError: The filter is invalid or holds for everything; `erase_all` erases a namespace.
             ScrubPending: The entries are erased, but the file cannot be rewritten now. The next opening goes on.
         """
-        self._database.refuse_in_transaction("erase")
+        self.database.refuse_in_transaction("erase")
         check_texts("ids", ids)
         entry_filter = self._filter(None, where)
         if where is not None and entry_filter is None:
             raise StoreError("erase: where is empty, so it holds for everything: erase_all() erases a namespace")
-        forks = self._forks(ids, entry_filter)
+        with self.database.transaction(write=False):
+            others = sorted({*self.database.namespaces()} - {self.rows.name})
+        forks: list[str] = []
+        for start in range(0, len(others), _SHOWN_NAMESPACES):
+            names = others[start : start + _SHOWN_NAMESPACES]
+            with self.database.transaction(self.rows.name, *names, write=False):
+                matching = [] if entry_filter is None else self.rows.ids_matching(entry_filter)[0]
+                forks += self.rows.log.forks([*ids, *matching], names)
         with self._transaction(write=True):
             unknown_ids = [id for id in ids if not self._was_used(id)]
-            erasure = Erasure() if unknown_ids else self._erase(ids, entry_filter)
+            erasure = Erasure()
+            if not unknown_ids:
+                self._index.catch_up(self.rows.log.position)
+                matching, changes = ([], []) if entry_filter is None else self.rows.ids_matching(entry_filter)
+                all_ids = dict.fromkeys([*ids, *matching])
+                erasure = Erasure(self.rows.erase(all_ids, changes))
+                erasure.ids = tuple(all_ids)
+                self._index.forget(all_ids, self.rows.log.position)
         erasure.forks = tuple(forks)
         self._scrub(erasure)  # an unknown id may be that of an erasure that was not finished
         if unknown_ids:
@@ -913,9 +946,9 @@ class MemoryStore(Memory):
         Only the namespace's name and the stubs of its operations remain; `drop_namespace` removes these, too. Raises
         `ScrubPending` as `erase` does.
         """
-        self._database.refuse_in_transaction("erase_all")
+        self.database.refuse_in_transaction("erase_all")
         with self._transaction(write=True):
-            count = self._namespace.erase_all()
+            count = self.rows.erase_all()
         self._scrub()
         return count
 
@@ -924,17 +957,17 @@ class MemoryStore(Memory):
 
         Before the current text, past states then have no core memory. Raises `ScrubPending` as `erase` does.
         """
-        self._database.refuse_in_transaction("erase_core_history")
+        self.database.refuse_in_transaction("erase_core_history")
         with self._transaction(write=True):
-            count = self._namespace.erase_core_history()
+            count = self.rows.erase_core_history()
         self._scrub()
         return count
 
     @property
     def pending_scrub(self) -> bool:
         """True if content was erased whose bytes may still lie in the file. The next opening, or `erase()`, goes on."""
-        with self._database.transaction(write=False):
-            return self._database.is_scrub_due
+        with self.database.transaction(write=False):
+            return self.database.is_scrub_due
 
     def fork(
         self, namespace: str | None = None, *, path: str | Path | None = None, as_of: int | str | None = None
@@ -954,30 +987,30 @@ class MemoryStore(Memory):
         Raises:
             StoreError: The target exists already.
         """
-        self._database.refuse_in_transaction("fork")
+        self.database.refuse_in_transaction("fork")
         if path is None:
             if namespace is None:
                 raise StoreError("fork: give a namespace for a copy in this file, or a path for a new one")
             copy = self.namespace(namespace)
-            with self._database.transaction(self._namespace.name, namespace), self._transaction(write=True):
-                if copy._namespace.log.position:
+            with self.database.transaction(self.rows.name, namespace), self._transaction(write=True):
+                if copy.rows.log.position:
                     raise StoreError(f"namespace {namespace!r} has a log already: give another name")
-                self._namespace.copy_to(copy._namespace, self._namespace.log.resolve_position(as_of))
+                self.rows.copy_to(copy.rows, self.rows.log.resolve_position(as_of))
             return copy
-        name, database = self._namespace.name if namespace is None else namespace, self._database
+        name, database = self.rows.name if namespace is None else namespace, self.database
         with (
             copy_noted(database, path),
             self._transaction(),
             create_namespace(path, database.meta, name, self.schema) as target,
         ):
-            self._namespace.copy_to(target, self._namespace.log.resolve_position(as_of))
+            self.rows.copy_to(target, self.rows.log.resolve_position(as_of))
         return MemoryStore.open(
             path,
             self.schema,
-            self._embedder.requested,
+            self.recorded_embedder.requested,
             name,
             clock=database.clock,
-            max_content=self._max_content,
+            max_content=self.max_content,
         )
 
     def backup(self, path: str | Path) -> dict[str, int]:
@@ -995,10 +1028,10 @@ class MemoryStore(Memory):
         Raises:
             StoreError: The file exists already or cannot be written.
         """
-        self._database.refuse_in_transaction("backup")
+        self.database.refuse_in_transaction("backup")
         if is_url(path):
             raise StoreError(f"backup: a file path is needed, not {path!s:.40}; `memalpha copy` copies to a server")
-        return back_up(self._database, self.schema, path)
+        return back_up(self.database, self.schema, path)
 
     def export_jsonl(self, path: str | Path) -> int:
         """Write the namespace's log, one operation per line. The file appears when complete.
@@ -1006,7 +1039,7 @@ class MemoryStore(Memory):
         Returns the number of operations.
         """
         check_path("path", path)
-        return write_jsonl(Path(path), self.schema, self._namespace.name, self._log_rows(0))
+        return write_jsonl(Path(path), self.schema, self.rows.name, self._log_rows(0))
 
     def import_jsonl(self, path: str | Path) -> int:
         """Apply the operations of a JSON Lines file, all or none.
@@ -1024,10 +1057,10 @@ class MemoryStore(Memory):
         lines = read_jsonl(Path(path))
         contents = stored_contents(path, lines)
         for content in contents:
-            check_content_size(content, self._max_content)
-        vectors = self._embed(contents)
+            check_content_size(content, self.max_content)
+        vectors = self.recorded_embedder.embed(contents, self.rows)
         with self._transaction(write=True):
-            return apply_lines(self._namespace, path, lines, vectors)
+            return apply_lines(self.rows, path, lines, vectors)
 
     @contextmanager
     def _transaction(self, *, write: bool = False) -> Iterator[LogEnd]:
@@ -1036,50 +1069,41 @@ class MemoryStore(Memory):
         Expired entries are ended first, in the log too, at the time of their expiry.
         """
         if not write:
-            with self._namespace.transaction(write=False):
-                log_end = self._namespace.log.end()
+            with self.rows.transaction(write=False):
+                log_end = self.rows.log.end()
                 if not self._has_expired_entries(log_end):
                     yield log_end
                     return
-            with self._database.expiry_transaction(self._namespace.name):
+            with self.database.expiry_transaction(self.rows.name):
                 self._end_expired()
-        with self._namespace.transaction(write=write):
-            yield self._end_expired() if write else self._namespace.log.end()
+        with self.rows.transaction(write=write):
+            yield self._end_expired() if write else self.rows.log.end()
 
     def _has_expired_entries(self, log_end: LogEnd) -> bool:
         """Return True if a live entry has expired."""
         if log_end.next_expiry is None:
             return False
-        return log_end.next_expiry <= check_clock(self._database, log_end)
+        return log_end.next_expiry <= check_clock(self.database, log_end)
 
     def _end_expired(self) -> LogEnd:
         """End all expired entries and return the new end of the log.
 
         Call inside a writing transaction.
         """
-        log_end = self._namespace.log.end()
+        log_end = self.rows.log.end()
         if self._has_expired_entries(log_end):
-            timeline.expire_entries(self._namespace, self._namespace.entries.expired_by(self._database.now()))
-            log_end = self._namespace.log.end()
+            timeline.expire_entries(self.rows, self.rows.entries.expired_by(self.database.now()))
+            log_end = self.rows.log.end()
         return log_end
 
     def _exclusive(self) -> AbstractContextManager[LogEnd]:
         return self._transaction(write=True)
 
-    def _embed(self, contents: Sequence[str]) -> dict[str, np.ndarray]:
-        """Return the embeddings by content; stored ones are reused."""
-        return dict(zip(contents, self._encode(contents), strict=True))
-
-    def _encode(self, contents: Sequence[str]) -> np.ndarray:
-        """Return the embeddings of contents to store, float32 (n, dim); writing keeps one that is stored."""
-        embedder = self._embedder.load_checked()
-        return (embedder if self._embedder.is_cheap else StoredEmbedder(self._namespace, embedder)).encode(contents)
-
     def _log_rows(self, after: int) -> Iterator[tuple[int, str, int, Operation]]:
         """Iterate over log rows in pages, so that a reader who stops early holds no transaction open."""
         while True:
             with self._transaction():
-                page = self._namespace.log.page(after, _PAGE)
+                page = self.rows.log.page(after, _PAGE)
             yield from page
             if len(page) < _PAGE:
                 return
@@ -1088,75 +1112,32 @@ class MemoryStore(Memory):
     def _warn_of_unknown_fields(self, entry_filter: Filter | None, stacklevel: int) -> None:
         """Warn, once for each, of metadata keys in a filter without matches that no entry of the memory has."""
         fields = set() if entry_filter is None else filter_fields(entry_filter) - FILTERED
-        for field in fields if len(self._known_fields) < _MAX_KNOWN_FIELDS else ():
+        for field in fields if len(self.known_fields) < _MAX_KNOWN_FIELDS else ():
             path = field.removeprefix("metadata.").split(".")
-            if self._known_fields.isdisjoint((path[0], path[-1])) and self._namespace.entries.count(None, None):
-                self._known_fields.add(path[-1])
-                if not self._namespace.entries.has_metadata_key(path[-1]):
+            if self.known_fields.isdisjoint((path[0], path[-1])) and self.rows.entries.count(None, None):
+                self.known_fields.add(path[-1])
+                if not self.rows.entries.has_metadata_key(path[-1]):
                     warnings.warn(
                         f"where: no entry has the field {field!r}, so nothing equals it: is it spelt right?",
                         UnknownFieldWarning,
                         stacklevel=stacklevel,
                     )
 
-    def _check_unchanged(self, item: Quarantined) -> None:
-        operation, current = item.operation, None
-        if operation.kind == "core_update":
-            current = self.core
-        elif operation.id is not None:
-            with suppress(UnknownEntry):
-                current = self.get(operation.id).content
-        if current != item.before:
-            raise ReviewConflict(
-                f"review {item.position}: what it would change was changed since: reject it, or write what is right"
-            )
-
     def _was_used(self, id: str) -> bool:
         """Return True if an entry ever had this id, or a quarantined operation has it."""
-        is_entry = self._namespace.entries.latest_version(id) is not None
-        return is_entry or (is_storable(id) and self._namespace.log.is_quarantined(id))
-
-    def _erase(self, ids: Iterable[str], where: Filter | None) -> Erasure:
-        """Erase entries in the open transaction, and in the index in memory."""
-        self._index.catch_up(self._namespace.log.position)
-        matching, changes = ([], []) if where is None else self._namespace.ids_matching(where)
-        all_ids = dict.fromkeys([*ids, *matching])
-        erasure = Erasure(self._namespace.erase(all_ids, changes))
-        erasure.ids = tuple(all_ids)
-        self._index.forget(all_ids, self._namespace.log.position)
-        return erasure
-
-    def _forks(self, ids: Iterable[str], where: Filter | None) -> list[str]:
-        """Return the namespaces that are forks and have what is to be erased."""
-        with self._database.transaction(write=False):
-            others = sorted({*self._database.namespaces()} - {self._namespace.name})
-        forks: list[str] = []
-        for start in range(0, len(others), _SHOWN_NAMESPACES):
-            names = others[start : start + _SHOWN_NAMESPACES]
-            with self._database.transaction(self._namespace.name, *names, write=False):
-                matching = [] if where is None else self._namespace.ids_matching(where)[0]
-                forks += self._namespace.log.forks([*ids, *matching], names)
-        return forks
+        is_entry = self.rows.entries.latest_version(id) is not None
+        return is_entry or (is_storable(id) and self.rows.log.is_quarantined(id))
 
     def _scrub(self, erasure: Erasure | None = None, *, wait: bool = True) -> None:
         """Finish the rewriting that an erasure of any namespace has left due."""
         if not self.pending_scrub:
             return
-        self._database.remove_abandoned_copies()
+        self.database.remove_abandoned_copies()
         try:
-            self._database.scrub(wait=wait)
+            self.database.scrub(wait=wait)
         except ScrubPending as pending:
             pending.erasure = Erasure() if erasure is None else erasure
             raise
-
-    def _finish_interrupted_work(self) -> None:
-        """Go on with a pending scrub, and remove what killed processes left of files, without waiting for others."""
-        try:
-            if self._database.abandoned_copies():
-                self._database.remove_abandoned_copies()
-            self._scrub(wait=False)
-        except StoreError as error:
-            warnings.warn(str(error), stacklevel=3)
 
 
 @contextmanager

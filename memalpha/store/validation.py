@@ -87,15 +87,10 @@ def id_parts(content: str, position: int, *, has_erasure: bool = False) -> tuple
         words = [word for word in match.groups() if word] if match else []
     topic = "-".join(words)[:24].strip("-") or "m"
     suffix = hashlib.blake2b(f"{position}\0{content}".encode()).digest().translate(_CHARACTERS).decode()
-    return (f"{topic}#{_position_code(position)}.", suffix, 2) if has_erasure else (topic + "#", suffix, 1)
-
-
-def _position_code(position: int) -> str:
-    """Return a log position in the characters of ids."""
     code = _ALPHABET[position & 31]
     while position := position >> 5:
         code = _ALPHABET[position & 31] + code
-    return code
+    return (f"{topic}#{code}.", suffix, 2) if has_erasure else (topic + "#", suffix, 1)
 
 
 def clean_content(value: object) -> str:

@@ -78,7 +78,13 @@ def split_text(text: str, size: int = CHUNK, borders: Sequence[str] = BORDERS) -
     pieces: list[str] = []
     start = 0
     while start < len(text):
-        stop = len(text) if len(text) - start <= size else _find_border(text, start, start + size, borders)
+        stop = min(start + size, len(text))
+        window = text[start : stop + _AHEAD]  # the text after a border is part of its pattern
+        for border in borders if stop < len(text) else ():
+            ends = [match.end() for match in re.finditer(border, window) if match.end() <= size]
+            if ends and ends[-1] > size // 2:
+                stop = start + ends[-1]
+                break
         if piece := text[start:stop].strip():
             pieces.append(piece)
         start = stop
@@ -240,16 +246,3 @@ def _flatten(value: Any, location: str) -> Iterator[str]:
             yield str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
     elif value is not None:
         raise DataError(f"{location}: an answer is a text or a number, and this is {type(value).__name__}")
-
-
-def _find_border(text: str, start: int, stop: int, borders: Sequence[str]) -> int:
-    """Return the end of the piece that begins at `start`.
-
-    It is the last position of the best border past the piece's middle, else `stop`.
-    """
-    for border in borders:
-        window = text[start : stop + _AHEAD]  # the text after a border is part of its pattern
-        ends = [match.end() for match in re.finditer(border, window) if match.end() <= stop - start]
-        if ends and ends[-1] > (stop - start) // 2:
-            return start + ends[-1]
-    return stop

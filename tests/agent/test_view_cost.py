@@ -42,7 +42,7 @@ def count_work(memory: Memory) -> Iterator[list[int]]:
     def step() -> None:
         counts[1] += 1
 
-    connection = memory._database._connection if isinstance(memory, MemoryStore) else None
+    connection = memory.database.connection if isinstance(memory, MemoryStore) else None
     if connection is not None:
         connection.set_progress_handler(step, 1)
     sys.setprofile(profile)
@@ -89,12 +89,12 @@ def test_reading_a_chunk_is_one_write_and_one_embedding_whatever_the_memory_hold
             with pytest.MonkeyPatch.context() as patch, count_work(memory) as counts:
                 embedder, encode = load_embedder("hash"), load_embedder("hash").encode
                 patch.setattr(embedder, "encode", lambda batch, e=encode, t=texts: (t.append(len(batch)), e(batch))[1])
-                memory._database._connection.set_trace_callback(statements.append)
+                memory.database.connection.set_trace_callback(statements.append)
                 text = "\n".join(
                     f"{'Ana' if n % 2 else 'Bob'}: my news {n} of {lines} is {n * n}" for n in range(lines)
                 )
                 assert len(agent.read(text).operations) == lines
-            memory._database._connection.set_trace_callback(None)
+            memory.database.connection.set_trace_callback(None)
             assert texts == [lines]
             assert sum(statement.startswith("BEGIN IMMEDIATE") for statement in statements) == 1
             selects = sum(statement.startswith("SELECT") for statement in statements)

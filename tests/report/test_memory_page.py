@@ -278,7 +278,7 @@ def test_the_versions_of_all_entries_are_read_together(tmp_path: Path) -> None:
         with MemoryStore.open(tmp_path / f"{size}.db", embedder="hash") as store:
             store.insert_many([{"category": "semantic", "content": f"fact {number}"} for number in range(size)])
             statements: list[str] = []
-            store._database._connection.set_trace_callback(statements.append)
+            store.database.connection.set_trace_callback(statements.append)
             write_memory_page(store, tmp_path / f"{size}.html")
             counts.append(len(statements))
     assert counts[0] == counts[1] < 40

@@ -116,7 +116,7 @@ def test_what_cannot_be_undone_is_refused_inside(call: str, store: MemoryStore, 
 def test_a_transaction_that_sqlite_has_rolled_back_stores_nothing(is_caught: bool, store: MemoryStore) -> None:
     with pytest.raises(StoreError, match="rolled the transaction back"), store.transaction():
         store.insert("semantic", "before")
-        store._database._connection.execute("ROLLBACK")  # as SQLite does by itself when the disk is full
+        store.database.connection.execute("ROLLBACK")  # as SQLite does by itself when the disk is full
         with suppress(StoreError) if is_caught else nullcontext():
             store.insert("semantic", "after")
     assert len(store.list()) == 3 and store.insert("semantic", "later")
@@ -192,7 +192,7 @@ def test_a_filter_on_a_field_that_no_entry_has_is_named(store: MemoryStore) -> N
             read(where={"user": "nobody"})
             read(where={"n": 3})
             store.namespace("empty").list(where={"usr": "ana"})
-        store._known_fields.clear()
+        store.known_fields.clear()
 
 
 def test_contents_have_a_limit(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def new() -> MemoryStore:
 
 def rows_of(store: MemoryStore) -> list[list[tuple]]:
     """All that the file holds but times, and vectors in no order."""
-    with store._namespace.transaction(write=False) as rows:
+    with store.rows.transaction(write=False) as rows:
         operations = [row[:2] + row[3:] for row in rows.execute("SELECT * FROM operations ORDER BY ns, seq")]
         versions = rows.execute("SELECT * FROM versions ORDER BY ns, id, version").fetchall()
         return [operations, versions, rows.execute("SELECT * FROM vectors ORDER BY digest").fetchall()]
@@ -109,7 +109,7 @@ def test_given_vectors_are_the_stored_ones() -> None:
             return super().encode(texts)
 
     store = MemoryStore.open(":memory:", embedder=Deaf())
-    vectors = np.random.default_rng(0).normal(size=(300, store._embedder.dim))
+    vectors = np.random.default_rng(0).normal(size=(300, store.recorded_embedder.dim))
     entries = store.insert_many([{"category": "semantic", "content": f"fact {i}"} for i in range(300)], vectors)
     assert [entry.content for entry in entries] == [f"fact {i}" for i in range(300)]
     query = HashEmbedder().encode(["pet"])[0]
@@ -161,10 +161,10 @@ def test_a_batch_asks_the_database_a_few_times() -> None:
         store = new()
         store.insert_many([{"category": "semantic", "content": f"user: {number}"} for number in range(40)])
         statements: list[str] = []
-        store._database._connection.set_trace_callback(statements.append)
+        store.database.connection.set_trace_callback(statements.append)
         store.insert_many(
             [{"category": "semantic", "content": f"user: no. {number}"} for number in range(size)],
-            np.ones((size, store._embedder.dim)),
+            np.ones((size, store.recorded_embedder.dim)),
         )
         queries.append(sum(statement.startswith("SELECT") for statement in statements))
     assert queries[1] <= queries[0] + 2 <= 12, queries  # nothing is asked for each fact

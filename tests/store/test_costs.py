@@ -95,7 +95,7 @@ def counted(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Wo
 
         return decoded
 
-    connection = sample.store._database._connection
+    connection = sample.store.database.connection
     with monkeypatch.context() as patch:
         patch.setattr(row_module, "decode_entry", count(row_module.decode_entry))
         patch.setattr(row_module, "decode_entries", lambda page: list(map(row_module.decode_entry, page)))

@@ -38,8 +38,8 @@ def secrets_in(path: Path) -> list[str]:
 def filled(path: str | Path) -> tuple[MemoryStore, str]:
     """A store where one entry of many holds the secrets, has been changed, deleted, brought back and deleted again."""
     store = new(path, durability="normal")
-    if isinstance(store._database, SQLiteDatabase):
-        store._database._connection.execute("PRAGMA secure_delete = OFF")  # some builds of SQLite have it on
+    if isinstance(store.database, SQLiteDatabase):
+        store.database.connection.execute("PRAGMA secure_delete = OFF")  # some builds of SQLite have it on
     for index in range(30):
         store.insert("semantic", f"fact {index}: value {index}")
     long = "zyxomma zyxomma: Größenwahn " + "x" * 9000  # spills into pages of its own
@@ -200,8 +200,8 @@ def test_only_erasure_may_change_the_log(tmp_path: Path) -> None:
 def test_an_interrupted_erasure_is_finished_later(tmp_path: Path, finish) -> None:
     path = tmp_path / "a.db"
     store, id = filled(path)
-    with store._database.transaction():  # what a kill leaves between the transaction and the rewriting of the file
-        store._namespace.erase([id])
+    with store.database.transaction():  # what a kill leaves between the transaction and the rewriting of the file
+        store.rows.erase([id])
     store.close()
     assert secrets_in(path)
     [problem] = examine(path).problems
@@ -255,8 +255,8 @@ def test_an_erasure_without_room_is_pending_and_the_next_opening_goes_on(tmp_pat
 def test_opening_does_not_wait_for_a_reader(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     store, id = filled(path)
-    with store._database.transaction():
-        store._namespace.erase([id])
+    with store.database.transaction():
+        store.rows.erase([id])
     reader = sqlite3.connect(path, isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT count(*) FROM operations").fetchone()
@@ -286,7 +286,7 @@ def test_a_killed_copy_is_removed_when_its_source_is_opened(tmp_path: Path) -> N
         assert list(target.parent.iterdir()) == [] and examine(path).problems == []
     with store.fork(path=target) as fork:  # one at work is left alone: it is locked
         assert fork.list() == store.list()
-    assert store._database.abandoned_copies() == {}
+    assert store.database.abandoned_copies() == {}
 
 
 @pytest.mark.sqlite

@@ -72,7 +72,7 @@ def test_every_call_ends_expired_entries_first(tmp_path: Path) -> None:
         store.insert("semantic", "pet: cat", expires="2025-02-01")
         clock.set("2025-06-01")
         call(store)
-        with store._namespace.transaction(write=False) as rows:
+        with store.rows.transaction(write=False) as rows:
             kinds = [kind for (kind,) in rows.execute("SELECT kind FROM operations ORDER BY ns, seq")]
         assert kinds[:2] == ["insert", "expired"], name
 
@@ -180,7 +180,7 @@ def test_any_program(program: list) -> None:
             clock.time += timedelta(days=1)
         elif kind in ("undo", "redo"):
             getattr(store, kind)()
-        now = store._database.now()
+        now = store.database.now()
         assert all(entry.expires is None or entry.expires > now for entry in store.list())
         state = MemoryState.replay(store.schema, [done for _, _, done in store.log()])
         assert store.list() == state.list() and store.state == state

@@ -19,7 +19,7 @@ def test_a_fork_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     store.core_update("Ana")
     store.fork("other", as_of=1)
     store.fork(path=tmp_path / "b.db", as_of=1)
-    if isinstance(store._database, SQLiteDatabase):
+    if isinstance(store.database, SQLiteDatabase):
         assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".db") == ["a.db", "b.db"]
     with store.fork("mine", path=tmp_path / "c.db") as fork:
         assert fork.namespaces() == ["mine"] and fork.diff(0) == store.diff(0)
@@ -30,7 +30,7 @@ def test_a_fork_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         ({"path": tmp_path / "b.db"}, "already( exists)?: give another"),
         *(
             [({"path": tmp_path / "none" / "b.db"}, "does not exist")]
-            if isinstance(store._database, SQLiteDatabase)
+            if isinstance(store.database, SQLiteDatabase)
             else []
         ),
         ({"namespace": "new", "as_of": "soon"}, "as_of"),

@@ -46,7 +46,7 @@ def test_the_log_is_append_only(tmp_path) -> None:
 def test_durable_settings(tmp_path) -> None:
     for durability, synchronous in [("full", 2), ("full", 2), ("normal", 1)]:
         with new(tmp_path / "a.db", durability=durability) as store:
-            rows = store._database._connection
+            rows = store.database.connection
             assert rows.execute("PRAGMA journal_mode").fetchone() == ("wal",)
             assert rows.execute("PRAGMA synchronous").fetchone() == (synchronous,)
     with pytest.raises(StoreError, match="durability 'fast'"):

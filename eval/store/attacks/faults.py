@@ -60,7 +60,7 @@ def _transaction(store: MemoryStore, folder: Path) -> None:
 
 
 def _checkpoint(store: MemoryStore, folder: Path) -> None:
-    store._database._connection.execute("PRAGMA wal_autocheckpoint = 1")
+    store.database.connection.execute("PRAGMA wal_autocheckpoint = 1")
     store.add(TEXTS[0])
 
 

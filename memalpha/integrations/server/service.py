@@ -238,7 +238,7 @@ class MemoryService:
         self._write_pool = ThreadPoolExecutor(1, "memalpha-write")
         self._ask_pool = ThreadPoolExecutor(1, "memalpha-ask")
         self._read_pool = ThreadPoolExecutor(READ_THREADS, "memalpha-read")
-        self._availability = Availability(store._database.ping if store._database.is_remote else None)
+        self._availability = Availability(store.database.ping if store.database.is_remote else None)
         self._is_closing = False
         self.read_only = read_only
 

@@ -179,14 +179,34 @@ def prompts_of(item: Item | Write) -> list[JudgePrompt]:
     if isinstance(item, Write):
         return [_make_prompt(_write_rule(item), _write_parts(item), VALIDITY)]
     if item.rubric and item.benchmark == "beam" and item.category == _ORDERING:
-        return _event_prompts(item)
+        # BEAM's script asks of every pair of event and line whether they are the same, blank lines counted as events.
+        # Here a line is asked about once, and blank lines are skipped.
+        verdicts = {**{str(number): float(number) for number in range(1, len(item.rubric) + 1)}, "none": 0.0}
+        events = "\n".join(f"{number}. {event}" for number, event in enumerate(item.rubric, start=1))
+        lines = [line.strip() for line in item.prediction.splitlines() if line.strip()]
+        return [
+            _make_prompt(_RULES["event"], {**_question(item), "events": events, "line": line}, verdicts)
+            for line in lines
+        ]
     if item.rubric:
         return [
             _make_prompt(_RULES["point"], {**_question(item), "point": point, "answer": item.prediction}, RUBRIC_POINTS)
             for point in item.rubric
         ]
     if item.keypoints:
-        return _summary_prompts(item)
+        sentences = [text.strip() for text in _SENTENCE.split(item.prediction) if text.strip()]
+        reference = "\nor: ".join(item.gold) or "\n".join(item.keypoints)
+        return [
+            *(
+                _make_prompt(_RULES["keypoint"], {"summary": item.prediction, "key point": point}, STATED)
+                for point in item.keypoints
+            ),
+            *(
+                _make_prompt(_RULES["sentences"], {"reference": reference, "sentence": sentence}, SUPPORTED)
+                for sentence in sentences
+            ),
+            _make_prompt(_RULES["fluency"], {"summary": item.prediction}, FLUENT),
+        ]
     parts = _question(item)
     if not item.gold:
         parts |= {"remark": item.refused} if item.refused else {}
@@ -202,7 +222,11 @@ def score_of(prompts: Sequence[JudgePrompt], values: Sequence[float]) -> float:
     It is their mean; for a summary with key points `keypoint_f1`, for events in order the `tau` of `event_order`.
     """
     if _FIRST in prompts[0].verdicts:
-        return _order_score(values, len(prompts[0].verdicts) - 1)
+        names, numbers = [], set()  # the first line that tells an event counts, other lines are extra events
+        for line, number in enumerate(values):
+            names.append(f"event {number:.0f}" if number and number not in numbers else f"line {line}")
+            numbers.add(number)
+        return event_order([f"event {number}" for number in range(1, len(prompts[0].verdicts))], names)["tau"]
     if not any(prompt.verdicts is FLUENT for prompt in prompts):
         return sum(values) / len(values)
     pairs = list(zip(prompts, values, strict=True))
@@ -213,46 +237,6 @@ def score_of(prompts: Sequence[JudgePrompt], values: Sequence[float]) -> float:
 
 _ORDERING = "event_ordering"
 _FIRST = "1"
-
-
-def _event_prompts(item: Item) -> list[JudgePrompt]:
-    """Build a prompt per line of the answer.
-
-    BEAM's script asks of every pair of event and line whether they are the same, and counts blank lines as events. Here
-    a line is asked about once, and blank lines are skipped.
-    """
-    verdicts = {**{str(number): float(number) for number in range(1, len(item.rubric) + 1)}, "none": 0.0}
-    events = "\n".join(f"{number}. {event}" for number, event in enumerate(item.rubric, start=1))
-    lines = [line.strip() for line in item.prediction.splitlines() if line.strip()]
-    return [
-        _make_prompt(_RULES["event"], {**_question(item), "events": events, "line": line}, verdicts) for line in lines
-    ]
-
-
-def _order_score(events_by_line: Sequence[float], event_count: int) -> float:
-    """Return tau of the events by line; the first line that tells an event counts, other lines are extra events."""
-    names, numbers = [], set()
-    for line, number in enumerate(events_by_line):
-        names.append(f"event {number:.0f}" if number and number not in numbers else f"line {line}")
-        numbers.add(number)
-    return event_order([f"event {number}" for number in range(1, event_count + 1)], names)["tau"]
-
-
-def _summary_prompts(item: Item) -> list[JudgePrompt]:
-    """Build a prompt per key point, per sentence, and one for fluency, last."""
-    sentences = [text.strip() for text in _SENTENCE.split(item.prediction) if text.strip()]
-    reference = "\nor: ".join(item.gold) or "\n".join(item.keypoints)
-    return [
-        *(
-            _make_prompt(_RULES["keypoint"], {"summary": item.prediction, "key point": point}, STATED)
-            for point in item.keypoints
-        ),
-        *(
-            _make_prompt(_RULES["sentences"], {"reference": reference, "sentence": sentence}, SUPPORTED)
-            for sentence in sentences
-        ),
-        _make_prompt(_RULES["fluency"], {"summary": item.prediction}, FLUENT),
-    ]
 
 
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
@@ -394,7 +378,9 @@ class Judge:
         Raises:
             PolicyError: An endpoint fails.
         """
-        prompts_by_item = [[] if _is_empty_prediction(item) else prompts_of(item) for item in items]
+        prompts_by_item = [
+            [] if isinstance(item, Item) and not item.prediction.strip() else prompts_of(item) for item in items
+        ]
         unique = list({prompt.prompt: prompt for prompts in prompts_by_item for prompt in prompts}.values())
         with ThreadPoolExecutor(len(self.policies)) as pool:
             verdicts_by_policy = list(pool.map(lambda policy: self.verdicts(policy, unique), self.policies))
@@ -500,10 +486,6 @@ def _load_judge(text: str) -> Judge:
     )
 
 
-def _is_empty_prediction(item: Item | Write) -> bool:
-    return isinstance(item, Item) and not item.prediction.strip()
-
-
 def _messages(prompt: JudgePrompt, system: str, unreadable: str | None = None) -> tuple[Mapping[str, str], ...]:
     first = ({"role": "system", "content": system}, {"role": "user", "content": prompt.prompt})
     if unreadable is None:
@@ -540,15 +522,7 @@ def read_verdict(reply: str, words: Mapping[str, float] | Iterable[str]) -> str 
         scored = {score: word for word, score in words.items()}
         by_folded = {truth: scored[score] for truth, score in _TRUTH.items()} | by_folded
     text = reply[after_thinking(reply) :]
-    fields = _verdict_fields(text)
-    candidates = (_NAMED_VERDICT.findall(text) if fields is None else fields) or [text]
-    folded = {_WRAPPING.sub("", str(value)).casefold() if isinstance(value, str | int) else "" for value in candidates}
-    return by_folded.get(folded.pop()) if len(folded) == 1 else None
-
-
-def _verdict_fields(text: str) -> list[Any] | None:
-    """Return the values of "verdict" in the outermost JSON objects of a text; None without such an object."""
-    values, position, is_json = [], text.find("{"), False
+    fields, position, is_json = [], text.find("{"), False  # "verdict" in the outermost JSON objects
     while position >= 0:
         try:
             value, end = _DECODER.raw_decode(text, position)
@@ -557,9 +531,11 @@ def _verdict_fields(text: str) -> list[Any] | None:
         else:
             is_json = is_json or isinstance(value, dict)
             if isinstance(value, dict):
-                values += [value[name] for name in value if name.casefold() == "verdict"]
+                fields += [value[name] for name in value if name.casefold() == "verdict"]
         position = text.find("{", end)
-    return values if is_json else None
+    candidates = (fields if is_json else _NAMED_VERDICT.findall(text)) or [text]
+    folded = {_WRAPPING.sub("", str(value)).casefold() if isinstance(value, str | int) else "" for value in candidates}
+    return by_folded.get(folded.pop()) if len(folded) == 1 else None
 
 
 # -------------------------------------------------------------------------------------------------- known labels
@@ -759,9 +735,10 @@ def judge_step(
     items: list[Item | Write] = []
     if config.metric == "judge":
         items += [
-            _judge_item(record, question)
+            item_of(question, record.answer)
             for trajectory, records in pairs
-            for record, question in _without_conflicts(trajectory, records)
+            for record, question in zip(records, trajectory.task.questions, strict=True)
+            if not record.conflict
         ]
     if config.content == "judge":
         published = config.preset == "published"
@@ -778,9 +755,12 @@ def judge_step(
     contents: dict[int, tuple[ContentVerdicts, ...]] = {}
     if config.content == "judge":
         for trajectory, _ in pairs:
-            contents[id(trajectory)] = tuple(
-                _content_verdicts(trajectory, turn, published, scores) for turn in trajectory.turns
-            )
+            verdicts = []
+            for turn in trajectory.turns:
+                values = [next(scores) if write else None for write in _turn_writes(trajectory, turn, published)]
+                count = len(turn.results)
+                verdicts.append(ContentVerdicts(tuple(values[:count]), values[count] if len(values) > count else None))
+            contents[id(trajectory)] = tuple(verdicts)
     return grouped, contents
 
 
@@ -827,15 +807,6 @@ def judge_records(
     return judged, unjudged
 
 
-def _without_conflicts(trajectory: Trajectory, records: Sequence[Record]) -> list[tuple[Record, Question]]:
-    pairs = zip(records, trajectory.task.questions, strict=True)
-    return [(record, question) for record, question in pairs if not record.conflict]
-
-
-def _judge_item(record: Record, question: Question) -> Item:
-    return item_of(question, record.answer)
-
-
 def _with_score(record: Record, score: float, metric: str = "judge") -> Record:
     correct = score > MAJORITY if metric == "judge" else score >= CORRECT_FROM[metric]
     return replace(record, score=score, correct=correct, stale=record.stale and not correct)
@@ -860,9 +831,3 @@ def _write(result: ToolResult, chunk: str, timestamp: str, published: bool) -> W
         result.before or "",
         timestamp,
     )
-
-
-def _content_verdicts(trajectory: Trajectory, turn: Turn, published: bool, scores: Any) -> ContentVerdicts:
-    values = [next(scores) if write else None for write in _turn_writes(trajectory, turn, published)]
-    count = len(turn.results)
-    return ContentVerdicts(tuple(values[:count]), values[count] if len(values) > count else None)

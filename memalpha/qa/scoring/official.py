@@ -246,7 +246,10 @@ def choice_score(
     Raises:
         DataError: The gold answer is not a letter.
     """
-    gold_letter = _letter(gold)
+    match = re.match(r"\s*\(?\s*([a-z])\s*(?:\)|$)", gold.lower())
+    if match is None:
+        raise DataError(f'choice: the gold answer is {gold!r}, not a letter as in "(c)"')
+    gold_letter = match[1]
     text = prediction.strip()
     if "<final_answer>" in text:
         text = text.split("<final_answer>")[-1].strip()
@@ -269,13 +272,6 @@ def _letters_with_text(text: str, options: Mapping[str, str] | None) -> set[str]
         for letter, rest in _WITH_TEXT.findall(text)
         if options is None or normalize_text(rest).startswith(normalize_text(options.get(letter, "\0")))
     }
-
-
-def _letter(gold: str) -> str:
-    match = re.match(r"\s*\(?\s*([a-z])\s*(?:\)|$)", gold.lower())
-    if match is None:
-        raise DataError(f'choice: the gold answer is {gold!r}, not a letter as in "(c)"')
-    return match[1]
 
 
 def _any_letters(text: str) -> set[str]:
@@ -321,22 +317,17 @@ def event_order(reference: Sequence[str], predicted: Sequence[str]) -> dict[str,
     reference_ranks, predicted_ranks = (
         {item: rank for rank, item in enumerate(order)} for order in (reference, predicted)
     )
-    tau = _tau_b(
-        [reference_ranks.get(item, len(union)) for item in union],
-        [predicted_ranks.get(item, len(union)) for item in union],
-    )
-    scaled = 0.0 if tau is None else (tau + 1) / 2
-    return {"precision": precision, "recall": recall, "f1": f1, "tau": scaled, "score": scaled * f1}
-
-
-def _tau_b(first: Sequence[int], second: Sequence[int]) -> float | None:
+    first = [reference_ranks.get(item, len(union)) for item in union]
+    second = [predicted_ranks.get(item, len(union)) for item in union]
     pairs = [(i, j) for j in range(len(first)) for i in range(j)]
     signs = [
         ((first[i] > first[j]) - (first[i] < first[j]), (second[i] > second[j]) - (second[i] < second[j]))
         for i, j in pairs
     ]
     untied = [sum(sign[side] != 0 for sign in signs) for side in (0, 1)]
-    return sum(a * b for a, b in signs) / math.sqrt(untied[0] * untied[1]) if all(untied) else None
+    tau = sum(a * b for a, b in signs) / math.sqrt(untied[0] * untied[1]) if all(untied) else None
+    scaled = 0.0 if tau is None else (tau + 1) / 2
+    return {"precision": precision, "recall": recall, "f1": f1, "tau": scaled, "score": scaled * f1}
 
 
 # ---------------------------------------------------------------------------------------------------------- Mem-alpha

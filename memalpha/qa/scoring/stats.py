@@ -190,7 +190,16 @@ class _Spread(NamedTuple):
 
 
 def _bootstrap(rows: Sequence[ScoredAnswer], is_macro: bool, seed: int, resamples: int) -> tuple[_Spread | None, int]:
-    sums, counts = _sums_and_counts(rows, is_macro)
+    rows_of: dict[str, int] = {}  # in order of appearance
+    columns: dict[str, int] = {}
+    for row in rows:
+        rows_of.setdefault(row.cluster, len(rows_of))
+        columns.setdefault(row.group if is_macro else "", len(columns))
+    sums, counts = np.zeros((2, len(rows_of), len(columns)))
+    for row in rows:
+        cell = rows_of[row.cluster], columns[row.group if is_macro else ""]
+        sums[cell] += row.value
+        counts[cell] += 1
     clusters = len(sums)
     if clusters < 2:
         return None, clusters
@@ -211,21 +220,6 @@ def _resample_counts(clusters: int, seed: int, resamples: int) -> np.ndarray:
         size = min(_BLOCK, resamples - start)
         draws[start : start + size] = rng.multinomial(clusters, [1 / clusters] * clusters, size=size)
     return draws
-
-
-def _sums_and_counts(rows: Sequence[ScoredAnswer], is_macro: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return sums and counts [C, G] in order of appearance; one column unless `is_macro`."""
-    rows_of: dict[str, int] = {}
-    columns: dict[str, int] = {}
-    for row in rows:
-        rows_of.setdefault(row.cluster, len(rows_of))
-        columns.setdefault(row.group if is_macro else "", len(columns))
-    sums, counts = np.zeros((2, len(rows_of), len(columns)))
-    for row in rows:
-        cell = rows_of[row.cluster], columns[row.group if is_macro else ""]
-        sums[cell] += row.value
-        counts[cell] += 1
-    return sums, counts
 
 
 def _means(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -214,7 +214,11 @@ class Streamed:
         context = system.context(query)
         if isinstance(context, str) or not isinstance(context, Iterable):
             raise ConfigError(f"system {self.name}: context() gives a list, not {type(context).__name__}")
-        passages = tuple(_as_passage(item, self.name) for item in context)
+        passages = [Passage(item) if isinstance(item, str) else item for item in context]
+        for passage in passages:
+            if not isinstance(passage, Passage):
+                kind = type(passage).__name__
+                raise ConfigError(f"system {self.name}: context() gives passages or texts, not {kind}")
         return cut_to_budget(passages, None if self.exempt else budget, turn_texts=turn_texts)[1]
 
     def _make_search(
@@ -308,30 +312,18 @@ class Oracle:
                 for order, (chunk, passage) in enumerate(lines)
                 for turn in passage.turns
             }
-            by_task.append([self._retrieve_evidence(question, task, turns, settings) for question in task.questions])
+            items = []
+            for question in task.questions:
+                last = question_chunk(question, task)
+                evidence = tuple(turns[id][1] for id in question.evidence if id in turns and turns[id][0] <= last)
+                _, selected = cut_to_budget(evidence, settings.budget, turn_texts=turn_texts_of(task))
+                tokens, size = passage_tokens(selected), passage_tokens(evidence)
+                items.append(Retrieval(question, selected, tokens, size, entries=evidence, history=evidence))
+            by_task.append(items)
             if progress is not None:
                 progress(number, len(tasks))
         used = [{passage.id: passage for item in items for passage in item.entries or ()} for items in by_task]
         return Retrievals(by_task, [passage_tokens(passages.values()) for passages in used])
-
-    def _retrieve_evidence(
-        self, question: Question, task: Task, turns: Mapping[str, tuple[int, Passage]], settings: SystemSettings
-    ) -> Retrieval:
-        chunk_index = question_chunk(question, task)
-        passages = [turns[turn][1] for turn in question.evidence if turn in turns and turns[turn][0] <= chunk_index]
-        _, selected = cut_to_budget(passages, settings.budget, turn_texts=turn_texts_of(task))
-        evidence = tuple(passages)
-        return Retrieval(
-            question, selected, passage_tokens(selected), passage_tokens(evidence), entries=evidence, history=evidence
-        )
-
-
-def _as_passage(item: Any, name: str) -> Passage:
-    if isinstance(item, str):
-        return Passage(item)
-    if not isinstance(item, Passage):
-        raise ConfigError(f"system {name}: context() gives passages or texts, not {type(item).__name__}")
-    return item
 
 
 # ------------------------------------------------------------------------------------------------------------ loading

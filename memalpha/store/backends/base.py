@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
@@ -29,7 +30,7 @@ def system_clock() -> datetime:
 
 def time_since_boot() -> float:
     """Return seconds that no setting of the clock changes, those of a suspended machine included."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
 
 
 class Cursor(Protocol):
@@ -59,11 +60,12 @@ class Backend(ABC):
         rollbacks: Number of transactions and operations that were undone; what was read in them may not exist.
         losses: Number of lost connections to a server; what was read may be gone from the one that takes its place.
         namespace_ids: Ids of namespaces by name, as the current transaction sees them.
+        connection: Executor of the statements of the open transaction.
     """
 
     is_remote = False
     namespace_ids: MutableMapping[str, int]
-    _connection: Any  # executes the statements of the open transaction
+    connection: Any
 
     def __init__(self, path: str, durability: Durability, clock: Clock) -> None:
         if not isinstance(durability, str) or durability not in get_args(Durability):
@@ -150,7 +152,7 @@ class Backend(ABC):
 
     def namespaces(self) -> list[str]:
         """Return the names of all written namespaces that may be seen. Raises `DamagedStore`."""
-        names = [name for (name,) in self._connection.execute("SELECT name FROM namespaces ORDER BY name")]
+        names = [name for (name,) in self.connection.execute("SELECT name FROM namespaces ORDER BY name")]
         for name in names:
             check_namespace_name(name)
         return names

@@ -111,10 +111,10 @@ class Namespace:
         if entry is not None and entry.version > 1:
             created = self.entries.creation_positions([entry.id])[entry.id]
         row = (ns, position, time, effective_position, completed.kind, *operation_values(completed))
-        self._insert_rows(row, change, created, vector)
+        self.insert_rows(row, change, created, vector)
         return change
 
-    def _insert_rows(self, operation: tuple[Any, ...], change: Change, created: int, vector: bytes | None) -> None:
+    def insert_rows(self, operation: tuple[Any, ...], change: Change, created: int, vector: bytes | None) -> None:
         """Insert the rows of a change: its operation, the version it ended and the version it made."""
         self.log.append(operation)
         if change.ended is not None:

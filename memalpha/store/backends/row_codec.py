@@ -141,7 +141,11 @@ def decode_entry(row: tuple[Any, ...]) -> MemoryEntry:
         DamagedStore: A column holds what no store writes; the message names the entry and the column.
     """
     if tuple(map(type, row)) not in _sound_types or not _is_finite(row, 0):
-        _check_types(row)
+        for name, value in zip(_VERSION_COLUMN_TYPES, row, strict=True):
+            if not isinstance(value, _VERSION_COLUMN_TYPES[name]):
+                raise _damaged(row[0], f"its {name} is {type(value).__name__}")
+        _check_numbers(row[0], row)
+        _sound_types.add(tuple(map(type, row)))
     id, category, content = row[:3]
     if not (id and category and content):
         raise _damaged(id, "its id, category or content is empty")
@@ -228,15 +232,6 @@ def _decode_metadata(id: object, text: str) -> dict[str, Any]:
     if not isinstance(metadata, dict):
         raise _damaged(id, f"its metadata is no mapping but {type(metadata).__name__}")
     return metadata
-
-
-def _check_types(row: tuple[Any, ...]) -> None:
-    """Raise `DamagedStore` for a row with a value of a wrong type, else remember its types as sound."""
-    for name, value in zip(_VERSION_COLUMN_TYPES, row, strict=True):
-        if not isinstance(value, _VERSION_COLUMN_TYPES[name]):
-            raise _damaged(row[0], f"its {name} is {type(value).__name__}")
-    _check_numbers(row[0], row)
-    _sound_types.add(tuple(map(type, row)))
 
 
 def _check_numbers(name: object, values: Sequence[Any]) -> None:

@@ -56,7 +56,7 @@ class NamespaceScope:
     @property
     def statements(self) -> Any:
         """Executor of statements in the open transaction."""
-        return self.database._connection
+        return self.database.connection
 
     @property
     def namespace_id(self) -> int:
@@ -178,14 +178,11 @@ class OperationLog:
         if type(position) is not int or type(time) is not str:
             raise DamagedStore(f"the log's end is damaged (position {position!r:.40}): run `memalpha doctor`")
         if expiry is not None and type(expiry) is not str:
-            raise self._damaged_expiry()
+            (id,) = self._scope.first("SELECT id FROM versions WHERE ns = ? AND typeof(expires) = 'blob' LIMIT 1")
+            raise DamagedStore(
+                f"the stored row of {str(id)[:80]!r} is damaged: its expiry is no text: run `memalpha doctor`"
+            )
         return LogEnd(position, time, expiry)
-
-    def _damaged_expiry(self) -> DamagedStore:
-        (id,) = self._scope.first("SELECT id FROM versions WHERE ns = ? AND typeof(expires) = 'blob' LIMIT 1")
-        return DamagedStore(
-            f"the stored row of {str(id)[:80]!r} is damaged: its expiry is no text: run `memalpha doctor`"
-        )
 
     def effective_position(self, position: int) -> int:
         """Return the position whose facts the memory holds after a log row; 0 before the first."""

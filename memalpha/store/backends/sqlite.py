@@ -164,8 +164,8 @@ class TransactionalConnection(Backend, ForkAware):
         """Close the connection unless a transaction uses it; return True if this thread holds the lock."""
         if not self._lock.acquire(timeout=_FORK_WAIT):
             return False
-        if not self._is_paused and self.path != ":memory:" and not self._connection.in_transaction:
-            self._connection.close()
+        if not self._is_paused and self.path != ":memory:" and not self.connection.in_transaction:
+            self.connection.close()
             self._is_paused = True
         return True
 
@@ -179,7 +179,7 @@ class TransactionalConnection(Backend, ForkAware):
         self._lock = RLock()
         if not self._is_paused:
             self._is_unusable = True
-            LEFT_OPEN.append(self._connection)
+            LEFT_OPEN.append(self.connection)
 
     def _resume_after_fork(self) -> None:
         """Open the file anew after a fork. Raises `StoreError` where that cannot be done."""
@@ -201,7 +201,7 @@ class TransactionalConnection(Backend, ForkAware):
         """Raise `StoreError` if the file at the path is no longer the open one."""
 
     def _pragma(self, name: str) -> int:
-        return self._connection.execute(f"PRAGMA {name}").fetchone()[0]
+        return self.connection.execute(f"PRAGMA {name}").fetchone()[0]
 
     @contextmanager
     def transaction(self, *namespaces: str, write: bool = True) -> Iterator[sqlite3.Connection]:
@@ -212,7 +212,7 @@ class TransactionalConnection(Backend, ForkAware):
         """
         with self._lock:
             self._resume_after_fork()
-            connection = self._connection
+            connection = self.connection
             try:
                 self._check_atomic(namespaces)
                 if connection.in_transaction:
@@ -228,7 +228,10 @@ class TransactionalConnection(Backend, ForkAware):
                         connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
                         if write:
                             self._check_file()
-                        self._forget_ids_if_changed()
+                        version = self._pragma("data_version")
+                        if version != self._data_version:  # another connection may have dropped a namespace
+                            self.namespace_ids.clear()
+                            self._data_version = version
                         yield connection
                         self._check_atomic(())
                         self._resume_after_fork()  # the block may have forked: its child must not end the transaction
@@ -272,13 +275,13 @@ class TransactionalConnection(Backend, ForkAware):
 
     @property
     def is_writing(self) -> bool:
-        return self._connection.in_transaction and self._writes
+        return self.connection.in_transaction and self._writes
 
     def _check_atomic(self, namespaces: Sequence[str]) -> None:
         """Raise `StoreError` inside an `atomic` that SQLite has rolled back, or that is of other namespaces."""
         if self._atomic_namespaces is None:
             return
-        if not self._connection.in_transaction:
+        if not self.connection.in_transaction:
             raise StoreError(f"{self.path}: an error has rolled the transaction back: nothing of it was stored")
         foreign = set(namespaces).difference(self._atomic_namespaces)
         if foreign:
@@ -289,27 +292,20 @@ class TransactionalConnection(Backend, ForkAware):
     @contextmanager
     def _savepoint(self) -> Iterator[None]:
         """Undo the block alone if it fails."""
-        self._connection.execute("SAVEPOINT operation")
+        self.connection.execute("SAVEPOINT operation")
         try:
             yield
         except BaseException:
             self._note_rollback()
-            if self._connection.in_transaction:  # a full disk rolls back everything
-                self._connection.execute("ROLLBACK TO operation")
-                self._connection.execute("RELEASE operation")
+            if self.connection.in_transaction:  # a full disk rolls back everything
+                self.connection.execute("ROLLBACK TO operation")
+                self.connection.execute("RELEASE operation")
             raise
-        self._connection.execute("RELEASE operation")
+        self.connection.execute("RELEASE operation")
 
     def _note_rollback(self) -> None:
         self.rollbacks += 1
         self.namespace_ids.clear()  # an id assigned in this transaction may be reused for another name
-
-    def _forget_ids_if_changed(self) -> None:
-        """Forget the ids of namespaces if another connection has written, which may have dropped one."""
-        version = self._pragma("data_version")
-        if version != self._data_version:
-            self.namespace_ids.clear()
-            self._data_version = version
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
@@ -324,7 +320,7 @@ class TransactionalConnection(Backend, ForkAware):
             if "closed" not in str(error):
                 raise error
             raise StoreError(f"the store {self.path} is closed") from error
-        code = getattr(error, "sqlite_errorname", "")
+        code = vars(error).get("sqlite_errorname", "")
         if code == "SQLITE_INTERRUPT":
             raise DeadlineExceeded from error
         if code.startswith("SQLITE_NOTADB"):
@@ -411,7 +407,12 @@ class SQLiteDatabase(TransactionalConnection):
         if not Path(path).exists():
             initial_meta()  # may raise: call it before the file is created
             if path != ":memory:":
-                _create_private_file(Path(path))
+                try:  # only its owner can read it, and its log gets this mode
+                    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+                except FileExistsError:  # another process was faster
+                    pass
+                except OSError as error:
+                    raise StoreError(f"{Path(path)}: the file cannot be created ({error.strerror})") from error
         self._open(create, initial_meta)
         self.watch_forks()
 
@@ -420,14 +421,14 @@ class SQLiteDatabase(TransactionalConnection):
         if self._identity is not None and self._identity != self._read_identity():
             raise self._file_changed()
         with self._translated_errors():
-            self._connection = self._connect()
+            self.connection = self._connect()
         try:
             self._identity = self._read_identity()
             self._prepare(create, initial_meta)
             if self._durability == "normal":  # creating a file is always durable
-                self._connection.execute("PRAGMA synchronous = NORMAL")
+                self.connection.execute("PRAGMA synchronous = NORMAL")
         except BaseException:
-            self._connection.close()
+            self.connection.close()
             raise
 
     def _connect(self) -> sqlite3.Connection:
@@ -445,66 +446,60 @@ class SQLiteDatabase(TransactionalConnection):
     def _check_file(self) -> None:
         if self._identity != self._read_identity():
             is_ours = self._pragma("data_version") == self._data_version
-            self._connection.execute("ROLLBACK")
-            self._leave_file(is_ours)
+            self.connection.execute("ROLLBACK")
+            # The log lies where that of the other file would, and whoever opens that one would apply it: its content
+            # is moved into the file that it belongs to, unless another connection has written to the log.
+            if is_ours:
+                with suppress(sqlite3.Error):
+                    self.connection.execute("PRAGMA busy_timeout = 0")
+                    self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            log = Path(f"{self._file}-wal")
+            if log.exists() and log.stat().st_size:  # closing would remove it: it may be that of the other file
+                LEFT_OPEN.append(self.connection)
+            else:
+                self.connection.close()
+            self._is_paused = True
             raise self._file_changed()
-
-    def _leave_file(self, is_log_ours: bool) -> None:
-        """Close the connection to a file that has another path now; the next transaction looks at the path again.
-
-        Its log lies where the other file's would, and whoever opens that one would apply it. So the log's content is
-        moved into the file that it belongs to, unless another connection has written to the log.
-        """
-        if is_log_ours:
-            with suppress(sqlite3.Error):
-                self._connection.execute("PRAGMA busy_timeout = 0")
-                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        log = Path(f"{self._file}-wal")
-        if log.exists() and log.stat().st_size:  # closing would remove it: it may be that of the other file
-            LEFT_OPEN.append(self._connection)
-        else:
-            self._connection.close()
-        self._is_paused = True
 
     def _file_changed(self) -> StoreError:
         event = "removed" if self._read_identity() is None else "replaced by another file"
         return StoreError(f"{self.path} was {event} while it was open: nothing was written; open the store again")
 
     def _set_limits(self) -> None:
-        self._connection.execute("PRAGMA trusted_schema = OFF")  # what the file defines calls no risky function
-        self._connection.execute("PRAGMA cell_size_check = ON")
+        self.connection.execute("PRAGMA trusted_schema = OFF")  # what the file defines calls no risky function
+        self.connection.execute("PRAGMA cell_size_check = ON")
         for category, limit in _LIMITS.items():
-            self._connection.setlimit(category, limit)
+            self.connection.setlimit(category, limit)
 
     def _prepare(self, create: bool, initial_meta: Callable[[], dict[str, str]]) -> None:
         with self._translated_errors():
             self._set_limits()
-            self._connection.execute("PRAGMA synchronous = FULL")
-            self._connection.execute("PRAGMA fullfsync = ON")  # macOS: flush the drive's cache, too
-            self._connection.execute(f"PRAGMA cache_size = {-1024 * _CACHE_SIZE}")
+            self.connection.execute("PRAGMA synchronous = FULL")
+            self.connection.execute("PRAGMA fullfsync = ON")  # macOS: flush the drive's cache, too
+            self.connection.execute(f"PRAGMA cache_size = {-1024 * _CACHE_SIZE}")
             if self._is_new():
                 if not create:
                     raise StoreError(f"{self.path} is an empty database, not a memalpha store")
                 meta = initial_meta()
-                self._connection.execute(
+                self.connection.execute(
                     f"PRAGMA page_size = {_PAGE_SIZE}"
                 )  # takes effect only before the first page is written
                 self._use_wal()
                 with self.transaction():
                     if self._is_new():  # check again: another process may have been faster
                         for statement in split_statements(DDL):
-                            self._connection.execute(statement)
-                        self._connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
-                        self._connection.execute("INSERT INTO meta VALUES ('created', ?)", (self.now(),))
+                            self.connection.execute(statement)
+                        self.connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
+                        self.connection.execute("INSERT INTO meta VALUES ('created', ?)", (self.now(),))
             self._check_format()
-            self.meta: dict[str, str] = dict(self._connection.execute("SELECT key, value FROM meta"))
+            self.meta: dict[str, str] = dict(self.connection.execute("SELECT key, value FROM meta"))
 
     def _check_format(self) -> None:
         """Raise `StoreError` for another format and `DamagedStore` for foreign objects."""
         version = self._pragma("user_version")
         if version != FORMAT:
             raise StoreError(f"{self.path} has store format {version}, this memalpha reads {FORMAT}: upgrade memalpha")
-        foreign = foreign_objects(self._connection)
+        foreign = foreign_objects(self.connection)
         if not foreign or (self._inspect and not TABLES & foreign.keys()):
             return
         names = ", ".join(f"{kind} {name[:80]!r}" for name, kind in islice(foreign.items(), _MAX_LISTED))
@@ -520,7 +515,7 @@ class SQLiteDatabase(TransactionalConnection):
             application = self._pragma("application_id")
             if application == APPLICATION_ID:
                 return False
-            tables = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            tables = self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if application != 0 or tables:
             raise StoreError(f"{self.path} is an SQLite database, but not a memalpha store: give another path")
         return True
@@ -530,7 +525,7 @@ class SQLiteDatabase(TransactionalConnection):
         deadline = monotonic() + LOCK_TIMEOUT
         while True:
             try:
-                self._connection.execute("PRAGMA journal_mode = WAL")
+                self.connection.execute("PRAGMA journal_mode = WAL")
                 return
             except sqlite3.OperationalError as error:
                 if not error.sqlite_errorname.startswith("SQLITE_BUSY") or monotonic() > deadline:
@@ -538,30 +533,30 @@ class SQLiteDatabase(TransactionalConnection):
                 sleep(0.01)
 
     def mark_for_scrub(self) -> None:
-        self._connection.execute("INSERT OR REPLACE INTO meta VALUES ('scrub', 'due')")
+        self.connection.execute("INSERT OR REPLACE INTO meta VALUES ('scrub', 'due')")
 
     @property
     def is_scrub_due(self) -> bool:
-        return self._connection.execute("SELECT 1 FROM meta WHERE key = 'scrub'").fetchone() is not None
+        return self.connection.execute("SELECT 1 FROM meta WHERE key = 'scrub'").fetchone() is not None
 
     def scrub(self, *, wait: bool = True) -> None:
         with self._lock, self._translated_errors():
             self._resume_after_fork()
             if not self.is_scrub_due:
                 return
-            self._connection.execute(f"PRAGMA busy_timeout = {1000 * LOCK_TIMEOUT * wait:.0f}")
+            self.connection.execute(f"PRAGMA busy_timeout = {1000 * LOCK_TIMEOUT * wait:.0f}")
             try:
-                self._connection.execute("VACUUM")
-                if self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                self.connection.execute("VACUUM")
+                if self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
                     raise self._scrub_pending("other processes read the file, whose write-ahead log holds what was")
-                self._connection.execute("DELETE FROM meta WHERE key = 'scrub'")
+                self.connection.execute("DELETE FROM meta WHERE key = 'scrub'")
             except sqlite3.OperationalError as error:
                 raise self._scrub_pending(self._scrub_obstacle(error)) from error
             finally:
-                self._connection.execute(f"PRAGMA busy_timeout = {1000 * LOCK_TIMEOUT:.0f}")
+                self.connection.execute(f"PRAGMA busy_timeout = {1000 * LOCK_TIMEOUT:.0f}")
 
     def _scrub_obstacle(self, error: sqlite3.OperationalError) -> str:
-        code = getattr(error, "sqlite_errorname", "")
+        code = vars(error).get("sqlite_errorname", "")
         if code.startswith("SQLITE_BUSY"):
             return "another process has the file locked"
         size = self._pragma("page_count") * self._pragma("page_size") / 2**20
@@ -582,50 +577,54 @@ class SQLiteDatabase(TransactionalConnection):
         """Move the write-ahead log into the file. Closing does so too, but tells nobody if it fails."""
         with self._lock, self._translated_errors():
             self._resume_after_fork()
-            if self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+            if self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
                 raise StoreError(f"{self.path}: another process reads the file while it is made: try again")
 
     @contextmanager
     def note_copy(self, target: Path) -> Iterator[None]:
         key = _COPY + str(target.absolute())
         with self.transaction():
-            self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, '')", (key,))
+            self.connection.execute("INSERT OR REPLACE INTO meta VALUES (?, '')", (key,))
         try:
             yield
         finally:
             with self.transaction():
-                self._connection.execute("DELETE FROM meta WHERE key = ?", (key,))
+                self.connection.execute("DELETE FROM meta WHERE key = ?", (key,))
 
     def abandoned_copies(self) -> dict[str, list[Path]]:
         query = "SELECT key FROM meta WHERE substr(key, 1, ?) = ? LIMIT ?"
-        keys = self._connection.execute(query, (len(_COPY), _COPY, _MOST_COPIES)).fetchall()
+        keys = self.connection.execute(query, (len(_COPY), _COPY, _MOST_COPIES)).fetchall()
         targets = (str(key).removeprefix(_COPY) for (key,) in keys)
-        return {target: abandoned_files(Path(target)) for target in targets if _is_local_path(target)}
+        return {  # only absolute paths on this machine: the file may come from somebody else
+            target: abandoned_files(Path(target))
+            for target in targets
+            if Path(target).is_absolute() and not target.startswith(("//", "\\\\"))
+        }
 
     def remove_abandoned_copies(self) -> None:
         with self.transaction():
             for target in self.abandoned_copies():
                 remove_abandoned_files(Path(target))
                 if not any(Path(target).parent.glob(f".{glob.escape(Path(target).name)}.*.partial")):  # none is running
-                    self._connection.execute("DELETE FROM meta WHERE key = ?", (_COPY + target,))
+                    self.connection.execute("DELETE FROM meta WHERE key = ?", (_COPY + target,))
 
     @contextmanager
     def unlock_log(self) -> Iterator[None]:
-        self._connection.execute("DROP TRIGGER operations_last")
+        self.connection.execute("DROP TRIGGER operations_last")
         yield
-        self._connection.execute(definitions()["operations_last"][1])
+        self.connection.execute(definitions()["operations_last"][1])
 
     def read_damaged_text(self) -> None:
         """Decode text that is not UTF-8 with surrogate escapes from now on."""
-        self._connection.text_factory = lambda data: data.decode(errors="surrogateescape")
+        self.connection.text_factory = lambda data: data.decode(errors="surrogateescape")
 
     def integrity_errors(self) -> Iterator[str]:
-        for (message,) in self._connection.execute("PRAGMA integrity_check"):
+        for (message,) in self.connection.execute("PRAGMA integrity_check"):
             if message != "ok":
                 yield message
 
     def schema_mismatches(self) -> dict[str, str]:
-        recorded = dict(self._connection.execute("SELECT name, sql FROM sqlite_master"))
+        recorded = dict(self.connection.execute("SELECT name, sql FROM sqlite_master"))
         return {
             name: kind
             for name, (kind, expected) in definitions().items()
@@ -633,27 +632,27 @@ class SQLiteDatabase(TransactionalConnection):
         }
 
     def foreign_objects(self) -> dict[str, str]:
-        return foreign_objects(self._connection)
+        return foreign_objects(self.connection)
 
     def drop(self, name: str, kind: str) -> None:
         quoted = name.replace('"', '""')
-        self._connection.execute(f'DROP {kind} IF EXISTS "{quoted}"')
+        self.connection.execute(f'DROP {kind} IF EXISTS "{quoted}"')
 
     def recreate(self, name: str) -> None:
         kind, statement = definitions()[name]
-        self._connection.execute(f"DROP {kind} IF EXISTS {name}")
-        self._connection.execute(statement)
+        self.connection.execute(f"DROP {kind} IF EXISTS {name}")
+        self.connection.execute(statement)
 
     def count_orphans(self, table: str) -> int:
         query = f"SELECT count(*) FROM {table} WHERE ns NOT IN (SELECT ns FROM namespaces)"
-        return self._connection.execute(query).fetchone()[0]
+        return self.connection.execute(query).fetchone()[0]
 
     def delete_orphans(self, table: str) -> None:
-        self._connection.execute(f"DELETE FROM {table} WHERE ns NOT IN (SELECT ns FROM namespaces)")
+        self.connection.execute(f"DELETE FROM {table} WHERE ns NOT IN (SELECT ns FROM namespaces)")
 
     def close(self) -> None:
         with self._lock:
-            self._connection.close()
+            self.connection.close()
             self._is_paused = False
             self.unwatch_forks()
 
@@ -681,22 +680,6 @@ def create_file(path: Path, meta: Mapping[str, str]) -> Iterator[SQLiteDatabase]
         finally:
             for file in files:
                 file.unlink(missing_ok=True)
-
-
-def _create_private_file(path: Path) -> None:
-    """Create an empty file that only its owner can read, unless another process is faster; its log gets this mode."""
-    with suppress(FileExistsError):
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        except OSError as error:
-            if isinstance(error, FileExistsError):
-                raise
-            raise StoreError(f"{path}: the file cannot be created ({error.strerror})") from error
-
-
-def _is_local_path(path: str) -> bool:
-    """Return True for an absolute path on this machine; a file may come from somebody else."""
-    return Path(path).is_absolute() and not path.startswith(("//", "\\\\"))
 
 
 def _check_path(path: Path, create: bool) -> None:
@@ -762,7 +745,7 @@ class ReadOnlyDatabase(SQLiteDatabase):
             if self._is_new():
                 raise StoreError(f"{self.path} is an empty database, not a memalpha store")
             self._check_format()
-            self.meta = dict(self._connection.execute("SELECT key, value FROM meta"))
+            self.meta = dict(self.connection.execute("SELECT key, value FROM meta"))
 
     @contextmanager
     def transaction(self, *namespaces: str, write: bool = True) -> Iterator[sqlite3.Connection]:
@@ -770,17 +753,13 @@ class ReadOnlyDatabase(SQLiteDatabase):
             raise StoreError(f"{self.path} was opened read-only: open it without read_only to write")
         with self._lock:
             self._resume_after_fork()
-            if not self._connection.in_transaction:
-                self._reopen_if_changed()
+            if not self.connection.in_transaction and self._read_file_state() != self._file_state:
+                self.connection.close()
+                self._open()
             with super().transaction(*namespaces, write=write) as connection:
                 yield connection
             if not self._file_state[1] and self._read_file_state() != self._file_state:  # an immutable one is not
                 raise StoreError(f"{self.path} was written while it was read: try again")
-
-    def _reopen_if_changed(self) -> None:
-        if self._read_file_state() != self._file_state:
-            self._connection.close()
-            self._open()
 
     @contextmanager
     def expiry_transaction(self, namespace: str) -> Iterator[None]:
@@ -789,9 +768,9 @@ class ReadOnlyDatabase(SQLiteDatabase):
             if not self._is_private:
                 copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
                 with self._translated_errors():
-                    self._connection.backup(copy)
-                self._connection.close()
-                self._connection = copy
+                    self.connection.backup(copy)
+                self.connection.close()
+                self.connection = copy
             self._is_private = True
             with super().transaction(namespace):
                 yield

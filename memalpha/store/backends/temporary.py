@@ -54,7 +54,7 @@ def move_file(temporary: Path, path: Path) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make a rename durable, where folders can be synced."""
-    if hasattr(os, "O_DIRECTORY"):
+    if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -81,20 +81,16 @@ def remove_abandoned_files(path: Path) -> None:
             file.unlink(missing_ok=True)
 
 
-def _is_old(file: Path) -> bool:
-    try:
-        return file.stat().st_mtime < time() - _ABANDONED_AFTER
-    except OSError:  # another process has removed it
-        return False
-
-
 def is_abandoned(file: Path) -> bool:
     """Return True for a file of `locked_file` whose writer was killed."""
     try:
         if file.is_symlink() or not file.is_file():
             return False
         if fcntl is None:
-            return _is_old(file)
+            try:
+                return file.stat().st_mtime < time() - _ABANDONED_AFTER
+            except OSError:  # another process has removed it
+                return False
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

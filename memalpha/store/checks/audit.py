@@ -167,12 +167,12 @@ def audit(
         for chunk in chunks:
             check_type("source", chunk, Chunk)
         source = source[0], chunks
-    result = Audit(store._namespace.name)
-    with store._transaction():
-        position, entries = store._namespace.log.position, store._namespace.entries.live()
+    result = Audit(store.rows.name)
+    with store.read_transaction():
+        position, entries = store.rows.log.position, store.rows.entries.live()
         result.findings += find_contradictions(entries)
         result.findings += stale_findings(store)
-    vectors = store._embed(list(dict.fromkeys(entry.content for entry in entries)))
+    vectors = store.recorded_embedder.embed(list(dict.fromkeys(entry.content for entry in entries)), store.rows)
     rows = np.array([vectors[entry.content] for entry in entries], np.float32)
     result.findings += find_duplicates(entries, rows, near)
     result.retrieval = measure_retrieval(store, position, entries, queries, k)
@@ -187,8 +187,8 @@ def audit(
 
 def stale_findings(store: MemoryStore) -> list[Finding]:
     """Return the findings of kind `stale` alone."""
-    with store._transaction():
-        entries, namespace = store._namespace.entries.live(), store._namespace
+    with store.read_transaction():
+        entries, namespace = store.rows.entries.live(), store.rows
         ended = [version for version in namespace.entries.all_versions() if version.valid_to is not None]
         return find_stale(entries, ended, namespace)
 
@@ -202,8 +202,8 @@ def find_conflicts(store: MemoryStore, histories: Sequence[Sequence[MemoryEntry]
     """
     live = [version for versions in histories for version in versions if version.valid_to is None]
     ended = [version for versions in histories for version in versions if version.valid_to is not None]
-    with store._transaction():
-        return find_contradictions(live) + find_stale(live, ended, store._namespace)
+    with store.read_transaction():
+        return find_contradictions(live) + find_stale(live, ended, store.rows)
 
 
 CONTAINED = 0.85
@@ -223,7 +223,7 @@ def find_duplicates(entries: Sequence[MemoryEntry], vectors: np.ndarray, near: f
     findings = []
     heads: list[int] = []  # index of one entry of each text, then of each set of words
     for reason, message, group_key in (
-        ("text", "the same but for case, spacing and closing marks", _text_key),
+        ("text", "the same but for case, spacing and closing marks", lambda content, index: plain(content)),
         ("words", "the same words", _words_key),
     ):
         groups: dict[object, list[int]] = {}
@@ -234,10 +234,6 @@ def find_duplicates(entries: Sequence[MemoryEntry], vectors: np.ndarray, near: f
                 findings.append(Finding("duplicate", reason, message, tuple(entries[index] for index in indices)))
         heads = [indices[0] for indices in groups.values()]
     return findings + _find_near(entries, vectors, sorted(heads), near)
-
-
-def _text_key(content: str, index: int) -> object:
-    return plain(content)
 
 
 def _words_key(content: str, index: int) -> object:
@@ -360,7 +356,9 @@ def find_stale(entries: Sequence[MemoryEntry], ended: Sequence[MemoryEntry], row
     for entry in entries:
         later = ended_later = None
         if (pair := slot_value(entry)) and pair[0] in live_slots:
-            since = _latest_date_of_value(entry, live_slots[pair[0]])
+            value = _normalized_value(entry)
+            dates = [_date(other) for other in live_slots[pair[0]] if _normalized_value(other) == value]
+            since = None if _date(entry) is None else max(date for date in dates if date is not None)
             later = _latest_other_value(entry, since, live_slots[pair[0]])
             outlasting = [version for version in ended_slots.get(pair[0], ()) if _ended_after(version, entry, rows)]
             ended_later = _latest_other_value(entry, since, outlasting)
@@ -413,16 +411,6 @@ def _normalized_value(entry: MemoryEntry) -> str:
 
 def _date(entry: MemoryEntry) -> float | None:
     return parse_time(entry.timestamp).timestamp() if entry.timestamp and is_iso_time(entry.timestamp) else None
-
-
-def _latest_date_of_value(entry: MemoryEntry, slot_entries: Iterable[MemoryEntry]) -> float | None:
-    """Return the latest date at which the slot's live entries state the entry's value.
-
-    An entry without a date has none, whatever the dates of the other entries.
-    """
-    value = _normalized_value(entry)
-    dates = [_date(other) for other in slot_entries if _normalized_value(other) == value]
-    return None if _date(entry) is None else max(date for date in dates if date is not None)
 
 
 def _latest_other_value(
@@ -574,7 +562,9 @@ def measure_coverage(
         origin_chunks = {(None, entry.chunk) for entry in source_entries}
         origins = {(entry.chunk, entry.turn) for entry in source_entries}
         by_origin = {number for number, (_, span) in enumerate(keyed) if (span.chunk, span.turn) in origins}
-    vectors = store._embed(list(dict.fromkeys([span.text for _, span in keyed] + [e.content for e in facts])))
+    vectors = store.recorded_embedder.embed(
+        list(dict.fromkeys([span.text for _, span in keyed] + [e.content for e in facts])), store.rows
+    )
     fact_rows = np.array([vectors[fact.content] for fact in facts])
     supported = {n for n, (_, span) in enumerate(keyed) if facts and (fact_rows @ vectors[span.text]).max() >= SUPPORT}
     chunk_keys = {key for key, _ in keyed}

@@ -6,7 +6,6 @@ gives. Every content must have a vector, finite and equal to the embedder's. No 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -255,10 +254,14 @@ class _Examination:
         wrong = [key for key in contents if key in stored and key not in sound]
         embedded: dict[bytes, bytes] = {}
         try:
-            for key, vector in _embed_batches(contents, recorded.load_checked()):
-                embedded[key] = vector_blob(vector)
-                if key in sound and not _is_near(stored[key], vector):
-                    wrong.append(key)
+            embedder, keys = recorded.load_checked(), list(contents)
+            for start in range(0, len(keys), _BATCH):
+                batch = keys[start : start + _BATCH]
+                vectors = embedder.encode([contents[key] for key in batch])
+                for key, vector in zip(batch, vectors, strict=True):
+                    embedded[key] = vector_blob(vector)
+                    if key in sound and not _is_near(stored[key], vector):
+                        wrong.append(key)
         except (EmbedderError, StoreError) as error:
             self.health.notes.append(f"vectors of {rows.name} were not compared with the embedder's: {error}")
         for keys, what in ((left_over, "of no content that is stored"), (missing, "missing")):
@@ -290,10 +293,3 @@ def _is_sound(blob: object, dim: int) -> bool:
 
 def _is_near(blob: bytes, vector: np.ndarray) -> bool:
     return bool(np.abs(np.frombuffer(blob, "<f4") - vector).max(initial=0.0) <= _TOLERANCE)
-
-
-def _embed_batches(contents: dict[bytes, str], embedder: Embedder) -> Iterator[tuple[bytes, np.ndarray]]:
-    keys = list(contents)
-    for start in range(0, len(keys), _BATCH):
-        batch = keys[start : start + _BATCH]
-        yield from zip(batch, embedder.encode([contents[key] for key in batch]), strict=True)

@@ -83,6 +83,15 @@ class RecordedEmbedder:
             self._checked = CheckedEmbedder(self.load())
         return self._checked
 
+    def encode(self, contents: Sequence[str], rows: Namespace) -> np.ndarray:
+        """Return the embeddings of contents to store in `rows`, float32 (n, dim); stored ones are reused."""
+        embedder = self.load_checked()
+        return (embedder if self.is_cheap else StoredEmbedder(rows, embedder)).encode(contents)
+
+    def embed(self, contents: Sequence[str], rows: Namespace) -> dict[str, np.ndarray]:
+        """Return `encode` by content."""
+        return dict(zip(contents, self.encode(contents, rows), strict=True))
+
     def _resolve(self) -> Embedder:
         if self.requested is not None:
             return load_embedder(self.requested) if isinstance(self.requested, str) else self.requested

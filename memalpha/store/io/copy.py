@@ -84,19 +84,17 @@ def _copy_database(source: Backend, schema: MemorySchema, target: str | Path) ->
     ):
         if target_database.namespaces():
             raise StoreError(f"{target_database.path} holds namespaces already: give another with ?schema=NAME")
-        return {name: _copy_namespace(source, target_database, name, schema) for name in names}
-
-
-def _copy_namespace(source: Backend, target: Backend, name: str, schema: MemorySchema) -> int:
-    source_namespace, target_namespace = open_namespace(source, name, schema), open_namespace(target, name, schema)
-    position = source_namespace.log.position
-    try:
-        source_namespace.copy_to(target_namespace, position)
-    except StoreError as error:
-        raise type(error)(f"namespace {name!r}: {error}") from error
-    if target_namespace.log.fingerprint(position) != source_namespace.log.fingerprint(position):
-        raise StoreError(f"namespace {name!r}: the copy's log does not end as that of {source.path} does")
-    return position
+        positions: dict[str, int] = {}
+        for name in names:
+            original, copy = open_namespace(source, name, schema), open_namespace(target_database, name, schema)
+            position = positions[name] = original.log.position
+            try:
+                original.copy_to(copy, position)
+            except StoreError as error:
+                raise type(error)(f"namespace {name!r}: {error}") from error
+            if copy.log.fingerprint(position) != original.log.fingerprint(position):
+                raise StoreError(f"namespace {name!r}: the copy's log does not end as that of {source.path} does")
+        return positions
 
 
 def is_written(database: Backend, name: str, schema: MemorySchema) -> bool:

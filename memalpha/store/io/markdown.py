@@ -69,8 +69,8 @@ def export_markdown(store: MemoryStore, path: str | Path) -> int:
 
     The file appears when complete.
     """
-    with store._transaction():
-        entries, core = store._namespace.entries.live(), store._namespace.log.core_at(store._namespace.log.position)
+    with store.read_transaction():
+        entries, core = store.rows.entries.live(), store.rows.log.core_at(store.rows.log.position)
     with atomic_writer(Path(path)) as file:
         file.write(render_markdown(store.schema, core, entries))
     return len(entries)
@@ -82,9 +82,11 @@ def import_markdown(store: MemoryStore, path: str | Path) -> int:
     Raises `DataError` naming file and line.
     """
     document = read_markdown(path)
-    vectors = store._embed(sorted({operation.content or "" for _, operation in document.entries}))
+    vectors = store.recorded_embedder.embed(
+        sorted({operation.content or "" for _, operation in document.entries}), store.rows
+    )
     with store._transaction(write=True):
-        return apply_document(store._namespace, path, document, vectors)
+        return apply_document(store.rows, path, document, vectors)
 
 
 def render_markdown(schema: MemorySchema, core: str, entries: Iterable[MemoryEntry]) -> str:
@@ -130,8 +132,14 @@ def read_markdown(path: str | Path) -> MarkdownDocument:
             assert core is not None
             core.append(text[2:] if text.startswith("> ") else text[1:] if text.startswith(">") else text)
         elif text.startswith("- ") and section:
-            body = [text[2:], *_read_indented(lines)]
-            entries.append((number, _parse_entry(location, section, body)))
+            body, details = [text[2:], *_read_indented(lines)], {}
+            if len(body) > 1 and body[-1].startswith("`{") and body[-1].rstrip().endswith("}`"):
+                details = parse_fields(location, body.pop().strip().strip("`"), FIELDS)
+            with locate_errors(location):
+                check_timestamp(details.get("timestamp"))
+                content = clean_content("\n".join(map(_unescape, body)))
+            fields = {**new_defaults(), **details}
+            entries.append((number, Operation("insert", category=section, content=content, **fields)))
         elif text.strip() and section:
             raise DataError(
                 f"{location}: an entry begins with '- ', and its further lines with two blanks: {text[:60]!r}"
@@ -197,18 +205,6 @@ def _escape(line: str) -> str:
 
 def _unescape(line: str) -> str:
     return line[1:] if line.startswith("\\") and line[1:2] in _PUNCTUATION else line
-
-
-def _parse_entry(location: str, category: str, body: Sequence[str]) -> Operation:
-    """Return the insert that an item's lines describe."""
-    details = {}
-    if len(body) > 1 and body[-1].startswith("`{") and body[-1].rstrip().endswith("}`"):
-        *body, details_line = body
-        details = parse_fields(location, details_line.strip().strip("`"), FIELDS)
-    with locate_errors(location):
-        check_timestamp(details.get("timestamp"))
-        content = clean_content("\n".join(map(_unescape, body)))
-    return Operation("insert", category=category, content=content, **{**new_defaults(), **details})
 
 
 class _LineReader(Iterator[tuple[int, str]]):

@@ -91,6 +91,19 @@ class Corpus:
     New documents are embedded at the next search, in one batch. A search scores every document that passes its filter:
     exact at any size, some microseconds for a rollout's memory, about 10 ms for 1e5 entries. Removing marks a slot in
     constant time; a search that finds more marks than documents drops them first. Not safe for concurrent use.
+
+    Attributes:
+        embedder: Embedder of documents and queries.
+        groups: Group of each slot, int64 `(slots,)`.
+        group_numbers: Numbers of the groups by name.
+        spans: Source number (0: no span), chunk and position of each slot, int64 `(slots, 3)`.
+        marks: Which slots are spans that an assistant said, and which are spans that ask, bool `(slots, 2)`.
+        source_numbers: Numbers of the sources by name.
+        vectors: Vectors by slot.
+        prototypes: Mean directions of the groups.
+        lexical: Words by slot.
+        passages: Words of the passages of long documents.
+        is_approximate: True for a corpus that is searched by `ann` once it is large.
     """
 
     def __init__(
@@ -120,21 +133,21 @@ class Corpus:
         self._live = np.zeros(0, bool)
         self._orders = np.zeros(0, np.int64)
         self._created = np.zeros(0, np.int64)
-        self._groups = np.zeros(0, np.int64)
-        self._group_numbers: dict[str, int] = {}
+        self.groups = np.zeros(0, np.int64)
+        self.group_numbers: dict[str, int] = {}
         self._descriptions = dict(descriptions or {})
         self._description_vectors = np.zeros((0, embedder.dim), np.float32)  # of the first groups
-        self._spans = np.zeros((0, 3), np.int64)  # source number (0: no span), chunk, position
-        self._marks = np.zeros((0, 2), bool)  # spans that an assistant said; that ask
-        self._source_numbers: dict[str, int] = {}
-        self._vectors = VectorIndex(embedder.dim)
-        self._prototypes = Prototypes(embedder.dim)
+        self.spans = np.zeros((0, 3), np.int64)
+        self.marks = np.zeros((0, 2), bool)
+        self.source_numbers: dict[str, int] = {}
+        self.vectors = VectorIndex(embedder.dim)
+        self.prototypes = Prototypes(embedder.dim)
         self._pending: dict[str, str] = {}  # texts without a vector by id, in order
-        self._lexical = LexicalIndex()
-        self._passages = PassageIndex()
+        self.lexical = LexicalIndex()
+        self.passages = PassageIndex()
         self._columns = FilterColumns(entries)
         self._full_selection: Selection | None = None
-        self._is_approximate = approximate
+        self.is_approximate = approximate
         self._ann: ApproximateIndex | None = None
         self._outside_ann: list[int] = []  # slots filled since vectors were added to it
         self.add_many(documents)
@@ -193,23 +206,23 @@ class Corpus:
         for slot, id in zip(slots.tolist(), ids, strict=True):
             self._slots[id] = slot
             self._ids[slot] = id
-        numbers = self._group_numbers
-        self._groups[slots] = [numbers.setdefault(group, len(numbers)) for group in groups]
+        numbers = self.group_numbers
+        self.groups[slots] = [numbers.setdefault(group, len(numbers)) for group in groups]
         self._orders[slots] = orders
         self._created[slots] = created
-        if self._source_numbers:  # otherwise the zeros stay untouched and take no memory
-            self._spans[slots, 0] = 0
-            self._marks[slots] = False
+        if self.source_numbers:  # otherwise the zeros stay untouched and take no memory
+            self.spans[slots, 0] = 0
+            self.marks[slots] = False
         for slot, span, text in zip(slots.tolist(), spans, texts, strict=True):
             if span is not None:
-                number = self._source_numbers.setdefault(span.source, 1 + len(self._source_numbers))
-                self._spans[slot] = number, span.chunk, span.position
-                self._marks[slot] = is_assistants(text), is_question(text)
+                number = self.source_numbers.setdefault(span.source, 1 + len(self.source_numbers))
+                self.spans[slot] = number, span.chunk, span.position
+                self.marks[slot] = is_assistants(text), is_question(text)
         self._live[slots] = True
-        self._lexical.add(slots, texts)
-        is_long = self._lexical.lengths[slots] > WINDOW
+        self.lexical.add(slots, texts)
+        is_long = self.lexical.lengths[slots] > WINDOW
         if is_long.any():
-            self._passages.add(slots[is_long], [texts[index] for index in np.flatnonzero(is_long).tolist()])
+            self.passages.add(slots[is_long], [texts[index] for index in np.flatnonzero(is_long).tolist()])
         if vectors is None:
             self._pending.update(zip(ids, texts, strict=True))
         else:
@@ -221,8 +234,8 @@ class Corpus:
 
     def _set_vectors(self, slots: np.ndarray, vectors: np.ndarray) -> None:
         vectors = vectors.astype(np.float32, copy=False)
-        self._vectors.set(slots, vectors)
-        self._prototypes.change(self._groups[slots], vectors, 1.0)
+        self.vectors.set(slots, vectors)
+        self.prototypes.change(self.groups[slots], vectors, 1.0)
 
     def _allocate_slots(self, number: int) -> np.ndarray:
         """Return slots for new documents, int64 `(number,)`."""
@@ -235,9 +248,9 @@ class Corpus:
             self._live = np.concatenate([self._live, np.zeros(room, bool)])
             self._orders = np.concatenate([self._orders, np.zeros(room, np.int64)])
             self._created = np.concatenate([self._created, np.zeros(room, np.int64)])
-            self._groups = np.concatenate([self._groups, np.zeros(room, np.int64)])
-            self._spans = np.concatenate([self._spans, np.zeros((room, 3), np.int64)])
-            self._marks = np.concatenate([self._marks, np.zeros((room, 2), bool)])
+            self.groups = np.concatenate([self.groups, np.zeros(room, np.int64)])
+            self.spans = np.concatenate([self.spans, np.zeros((room, 3), np.int64)])
+            self.marks = np.concatenate([self.marks, np.zeros((room, 2), bool)])
         return np.array([*reused, *range(start, self._size)], np.int64)
 
     def remove(self, id: str) -> None:
@@ -246,8 +259,8 @@ class Corpus:
         if id in self._pending:
             del self._pending[id]
         else:
-            self._prototypes.change(self._groups[slot : slot + 1], self._vectors.rows[slot : slot + 1], -1.0)
-            self._vectors.remove(slot)
+            self.prototypes.change(self.groups[slot : slot + 1], self.vectors.rows[slot : slot + 1], -1.0)
+            self.vectors.remove(slot)
         self._live[slot] = False
         self._removed.append(slot)
         self._full_selection = None
@@ -268,14 +281,27 @@ class Corpus:
         k, route, where = options.k, options.route, options.filter
         if not queries or not k:
             return [[] for _ in queries]
-        self._tidy()
+        # Drop removed documents once they outnumber the others, and settle postings once many are new.
+        if len(self._removed) > 1024 + len(self._slots) or self.lexical.needs_settling:
+            self.lexical.settle(self._live)
+            self.passages.settle(self._live)
+            self._free += self._removed
+            self._removed.clear()
+            self._full_selection = None
         if route == "bm25":
             vectors = None
         else:
             self._embed()
             vectors = self.embedder.encode(queries) if vectors is None else vectors
         coverages = query_coverages(self.embedder, queries) if options.needs_coverage else [1.0] * len(queries)
-        index = self._ready_index() if self._can_approximate(options) else None
+        index = None
+        if self._can_approximate(options):  # by the index of all vectors, built or brought up to date
+            if self._ann is None or self._ann.is_worn(len(self)):
+                self._ann = ApproximateIndex(self.vectors.rows, np.flatnonzero(self._live))
+            elif self._outside_ann:
+                slots = np.array(self._outside_ann)
+                self._ann.add(self.vectors.rows, slots[self._live[slots]])
+            index, self._outside_ann = self._ann, []
         whole = self._select(where)
         results: list[list[ScoredEntry]] = []
         for number, query in enumerate(queries):
@@ -292,19 +318,9 @@ class Corpus:
 
     def _can_approximate(self, options: SearchOptions) -> bool:
         needs_all = options.exact or options.filter is not None or options.route in ("hard", "bm25")
-        has_neighbours = options.route == "soft" and bool(self._source_numbers)
-        is_large = self._is_approximate and len(self) > ann.EXACT_LIMIT
+        has_neighbours = options.route == "soft" and bool(self.source_numbers)
+        is_large = self.is_approximate and len(self) > ann.EXACT_LIMIT
         return is_large and not needs_all and not has_neighbours and options.k <= ann.MAX_RESULTS
-
-    def _ready_index(self) -> ApproximateIndex:
-        """Return the index of all vectors, built or brought up to date."""
-        if self._ann is None or self._ann.is_worn(len(self)):
-            self._ann = ApproximateIndex(self._vectors.rows, np.flatnonzero(self._live))
-        elif self._outside_ann:
-            slots = np.array(self._outside_ann)
-            self._ann.add(self._vectors.rows, slots[self._live[slots]])
-        self._outside_ann = []
-        return self._ann
 
     def copy(self, entries: Callable[[], Iterable[MemoryEntry]]) -> Corpus:
         """Return a copy that can be changed by itself and is searched exactly.
@@ -315,7 +331,7 @@ class Corpus:
         self._full_selection = None
         kept = {id(self.embedder): self.embedder, id(self._columns.entries): entries, id(self._ann): None}
         duplicate = copy.deepcopy(self, kept)
-        duplicate._is_approximate = False
+        duplicate.is_approximate = False
         return duplicate
 
     def matching_ids(self, where: Filter, after: int, limit: int | None) -> list[str]:
@@ -341,7 +357,7 @@ class Corpus:
 
         None where no group has a description.
         """
-        names = list(self._group_numbers)
+        names = list(self.group_numbers)
         if not any(name in self._descriptions for name in names):
             return None
         if len(self._description_vectors) < len(names):
@@ -350,19 +366,6 @@ class Corpus:
             rows[described] = self.embedder.encode([self._descriptions[names[i]] for i in described])
             self._description_vectors = rows
         return inner_products(vector, self._description_vectors)[0]
-
-    def _tidy(self) -> None:
-        """Drop removed documents once they outnumber the others, and settle postings once many are new."""
-        if len(self._removed) > 1024 + len(self._slots) or self._lexical.needs_settling:
-            self._lexical.settle(self._live)
-            self._drop_removed()
-
-    def _drop_removed(self) -> None:
-        """Free the slots of removed documents, after the lexical index has dropped them."""
-        self._passages.settle(self._live)
-        self._free += self._removed
-        self._removed.clear()
-        self._full_selection = None
 
     def _embed(self) -> None:
         """Embed the documents that were added since the last search."""

@@ -147,7 +147,15 @@ class _Column:
     def _fulfilling(self, condition: Condition) -> Sequence[int] | np.ndarray:
         """Return the numbers of the distinct values that fulfil a condition; for `$ne`, of those that do not."""
         if condition.operator == "$contains":
-            return self._containing(condition)
+            key = freeze(condition.operand)
+            verdicts = self._verdicts.pop(key, np.zeros(0, bool))
+            if len(verdicts) < len(self._values):
+                new_verdicts = [condition.holds(value) for value in self._values[len(verdicts) :]]
+                verdicts = np.concatenate([verdicts, np.array(new_verdicts, bool)])
+            self._verdicts[key] = verdicts  # in order of last use
+            if len(self._verdicts) > _MOST_VERDICTS:
+                del self._verdicts[next(iter(self._verdicts))]
+            return np.flatnonzero(verdicts)
         if condition.operator in ORDER:
             return self._within(condition, condition.operator, condition.operand)
         return [number for operand in condition.operands for number in self._equal(condition, operand)]
@@ -171,17 +179,6 @@ class _Column:
             )
             order.value_count = len(self._values)
         return order.within(operator, bound)
-
-    def _containing(self, condition: Condition) -> np.ndarray:
-        key = freeze(condition.operand)
-        verdicts = self._verdicts.pop(key, np.zeros(0, bool))
-        if len(verdicts) < len(self._values):
-            new_verdicts = [condition.holds(value) for value in self._values[len(verdicts) :]]
-            verdicts = np.concatenate([verdicts, np.array(new_verdicts, bool)])
-        self._verdicts[key] = verdicts  # in order of last use
-        if len(self._verdicts) > _MOST_VERDICTS:
-            del self._verdicts[next(iter(self._verdicts))]
-        return np.flatnonzero(verdicts)
 
 
 class _Order:

@@ -108,16 +108,16 @@ class Selection:
     score_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
 
     def __init__(self, corpus: Corpus, slots: np.ndarray, *, is_whole: bool) -> None:
-        groups = corpus._groups[slots]
+        groups = corpus.groups[slots]
         if not is_whole:
             order = np.argsort(groups, kind="stable")
             slots, groups = slots[order], groups[order]
-        self.slots, self.groups, self.size = slots, groups, len(corpus._group_numbers)
+        self.slots, self.groups, self.size = slots, groups, len(corpus.group_numbers)
         self._corpus, self._is_whole = corpus, is_whole
 
     @cached_property
     def _lexical(self) -> SelectedPostings:
-        return SelectedPostings(self._corpus._lexical, self.slots)
+        return SelectedPostings(self._corpus.lexical, self.slots)
 
     @cached_property
     def lengths(self) -> np.ndarray:
@@ -130,23 +130,23 @@ class Selection:
 
     def match_passages(self, query: Sequence[str]) -> PassageMatches | None:
         """Return the matches of a query's terms among passages of long documents; None if there are none."""
-        return self._corpus._passages.match(query, self._lexical.document_of_slot)
+        return self._corpus.passages.match(query, self._lexical.document_of_slot)
 
     def spans(self) -> np.ndarray | None:
         """Return source number (0: no span), chunk, position of each document, int64 `(n, 3)`; None without spans."""
-        return self._corpus._spans[self.slots] if self._corpus._source_numbers else None
+        return self._corpus.spans[self.slots] if self._corpus.source_numbers else None
 
     def marks(self) -> np.ndarray:
         """Return which documents are spans that an assistant said, and which are spans that ask, bool `(n, 2)`."""
-        return self._corpus._marks[self.slots]
+        return self._corpus.marks[self.slots]
 
     @cached_property
     def _should_gather(self) -> bool:
-        return not self._is_whole and self._corpus._vectors.should_gather(self.slots)
+        return not self._is_whole and self._corpus.vectors.should_gather(self.slots)
 
     @cached_property
     def _rows(self) -> np.ndarray:
-        return self._corpus._vectors.rows[self.slots]
+        return self._corpus.vectors.rows[self.slots]
 
     @cached_property
     def _prototypes(self) -> np.ndarray:
@@ -154,7 +154,7 @@ class Selection:
         sums = np.zeros((self.size, self._corpus.embedder.dim))
         for start in range(0, len(self.slots), BLOCK):
             block = slice(start, start + BLOCK)
-            rows = self._rows[block] if self._should_gather else self._corpus._vectors.rows[self.slots[block]]
+            rows = self._rows[block] if self._should_gather else self._corpus.vectors.rows[self.slots[block]]
             add_by_group(sums, self.groups[block], rows)
         return unit_directions(sums)
 
@@ -162,12 +162,12 @@ class Selection:
         """Return the inner products of a query's vector `(1, dim)` with the documents', float64 `(n,)`."""
         if self._should_gather:
             return inner_products(vector, self._rows)[0]
-        return self._corpus._vectors.scores(vector, self.slots)[0]
+        return self._corpus.vectors.scores(vector, self.slots)[0]
 
     def prototype_scores(self, vector: np.ndarray) -> np.ndarray:
         """Return the inner products of a query's vector `(1, dim)` with the prototypes of the first groups."""
         if self._is_whole:
-            return self._corpus._prototypes.scores(vector)[0]
+            return self._corpus.prototypes.scores(vector)[0]
         return inner_products(vector, self._prototypes)[0]
 
     def documents_at(self, slots: np.ndarray) -> np.ndarray:
@@ -182,11 +182,11 @@ class Selection:
 
     def slots_in_group(self, group: int) -> np.ndarray:
         """Return a mask of a group's slots, bool `(slots,)`."""
-        return self._corpus._groups == group
+        return self._corpus.groups == group
 
     def products(self, vector: np.ndarray, documents: np.ndarray) -> np.ndarray:
         """Return the inner products of a query's vector `(1, dim)` with those of some documents, float64 `(n,)`."""
-        return self._corpus._vectors.scores(vector, self.slots[documents])[0]
+        return self._corpus.vectors.scores(vector, self.slots[documents])[0]
 
     @cached_property
     def _neighbours(self) -> NeighbourBM25 | None:
@@ -214,7 +214,9 @@ class Selection:
         matches = self.match_terms(query)
         scores, idf = self._bm25.scores(matches)
         scored = self._with_passages(query, scores, idf, self._inverse_mean)
-        return scored if self._neighbours is not None else scored._replace(confidence=self._confidence(matches, idf))
+        if self._neighbours is not None:
+            return scored
+        return LexicalScores(scored.scores, scored.passages, confidence=self._confidence(matches, idf))
 
     def _confidence(self, matches: TermMatches | None, idf: np.ndarray) -> float:
         """Return the share by which words count: scaling makes the best match a 1 even where it shares a common word.
@@ -237,7 +239,8 @@ class Selection:
         scores, idf = self._neighbours.scores(matches)
         scored = self._with_passages(query, scores, idf, self._neighbours.inverse_mean)
         # A long entry is searched without its neighbours.
-        return scored._replace(own=np.where(np.isnan(scored.passages), own_scores, scored.scores))
+        own = np.where(np.isnan(scored.passages), own_scores, scored.scores)
+        return LexicalScores(scored.scores, scored.passages, own)
 
     def _with_passages(
         self, query: Sequence[str], scores: np.ndarray, idf: np.ndarray, inverse_mean: float

@@ -72,7 +72,9 @@ class NeighbourBM25:
         """
         order = np.lexsort((positions, chunks, sources))
         ordered_sources, ordered_lengths = sources[order], lengths[order]
-        lends = _eighth_power(NEAR / np.maximum(ordered_lengths, NEAR))
+        lends = NEAR / np.maximum(ordered_lengths, NEAR)
+        for _ in range(3):  # not `**`: the last digit must not depend on the index
+            lends = lends * lends
         lends[(ordered_sources == 0) | (ordered_lengths > WINDOW)] = 0.0
         first = np.diff(ordered_sources, prepend=-1) != 0
         # Runs of spans that lend lie on one line, with gaps between them and at both ends, so no words cross.
@@ -176,9 +178,3 @@ class NeighbourBM25:
             penalties = self._penalties[reached_documents]
             total[reached_documents] += idf[term] * reached_counts / (reached_counts + penalties)
         return total, idf
-
-
-def _eighth_power(values: np.ndarray) -> np.ndarray:
-    for _ in range(3):  # not `**`: the last digit must not depend on the index
-        values = values * values
-    return values

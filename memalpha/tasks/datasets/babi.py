@@ -174,7 +174,25 @@ class BabiStory:
         for name in self._last:
             self._things[name].is_person = True
             if match.re in (TAKE, DROP):
-                self._handle(name, match["thing"], line, is_taken=match.re is TAKE)
+                thing_name = match["thing"]
+                person, thing = self._things[name], self._things[thing_name]
+                if match.re is TAKE:
+                    if thing.holder is not None:
+                        raise UnreadableStatement(f"{name} takes the {thing_name}, which {thing.holder} holds")
+                    if person.location is None and thing.location is not None:
+                        self._move(name, thing.location, line)
+                    elif thing.location not in (None, person.location):
+                        raise UnreadableStatement(f"{name} takes the {thing_name}, which is elsewhere")
+                    thing.holder, thing.location, thing.statement_line = name, person.location, person.statement_line
+                    thing.location_history += [person.location] if person.location else []
+                    person.carried = [*person.carried, thing_name]
+                elif thing_name not in person.carried:
+                    raise UnreadableStatement(f"{name} puts down the {thing_name} without holding it")
+                else:
+                    thing.holder, person.carried = None, [item for item in person.carried if item != thing_name]
+                thing.handling_lines = [line]
+                person.handling_lines.append(line)
+                person.carried_history.append(_join_names(person.carried))
             elif match.re is IS and match["no"]:
                 self._move(name, None, line)
                 self._things[name].absent_from = match["place"]
@@ -212,27 +230,6 @@ class BabiStory:
         for thing in (self._things[moved] for moved in (name, *self._things[name].carried)):
             thing.location, thing.absent_from, thing.statement_line = location, None, line
             thing.location_history += [location] if location else []
-
-    def _handle(self, name: str, thing_name: str, line: int, *, is_taken: bool) -> None:
-        """Let a person take a thing, or put it down."""
-        person, thing = self._things[name], self._things[thing_name]
-        if is_taken:
-            if thing.holder is not None:
-                raise UnreadableStatement(f"{name} takes the {thing_name}, which {thing.holder} holds")
-            if person.location is None and thing.location is not None:
-                self._move(name, thing.location, line)
-            elif thing.location not in (None, person.location):
-                raise UnreadableStatement(f"{name} takes the {thing_name}, which is elsewhere")
-            thing.holder, thing.location, thing.statement_line = name, person.location, person.statement_line
-            thing.location_history += [person.location] if person.location else []
-            person.carried = [*person.carried, thing_name]
-        elif thing_name not in person.carried:
-            raise UnreadableStatement(f"{name} puts down the {thing_name} without holding it")
-        else:
-            thing.holder, person.carried = None, [item for item in person.carried if item != thing_name]
-        thing.handling_lines = [line]
-        person.handling_lines.append(line)
-        person.carried_history.append(_join_names(person.carried))
 
 
 def _match(text: str, patterns: Iterable[re.Pattern[str]], kind: str) -> re.Match[str]:
@@ -413,7 +410,16 @@ def weave(stream_stories: Sequence[Story], rng: Random, task_id: str) -> Task:
         rng: Source of randomness for names and order.
         task_id: Id of the task.
     """
-    names = _draw_names(stream_stories, rng)
+    pools = {kind: rng.sample(pool, len(pool)) for kind, pool in (("f", FEMALE), ("m", MALE), ("t", THINGS))}
+    names: list[dict[str, str]] = []
+    for story in stream_stories:
+        texts = [text for _, text in story.statements]
+        people = [word for word in re.findall(r"\w+", " ".join(texts)) if word in WOMEN + MEN]
+        kinds = {word: "f" if word in WOMEN else "m" for word in people}
+        kinds |= {match["thing"]: "t" for text in texts if (match := TAKE.fullmatch(text) or DROP.fullmatch(text))}
+        if any(list(kinds.values()).count(kind) > len(pool) for kind, pool in pools.items()):
+            raise DataError(f"babi: stories={len(stream_stories)} need more names of people or things than there are")
+        names.append({word: pools[kind].pop() for word, kind in kinds.items()})
     readers = [_StoryReader(*item) for item in zip(count(), stream_stories, names, strict=False)]
     chunks, questions, operations = list[Chunk](), list[Question](), list[GoldOperation]()
     while running := [reader for reader in readers if reader.pieces][:CONCURRENT_STORIES]:
@@ -430,21 +436,6 @@ def weave(stream_stories: Sequence[Story], rng: Random, task_id: str) -> Task:
     return Task(
         id=task_id, chunks=tuple(chunks), questions=tuple(questions), gold_operations=tuple(operations), meta=meta
     )
-
-
-def _draw_names(stream_stories: Sequence[Story], rng: Random) -> list[dict[str, str]]:
-    """Draw new names of people (in order of appearance) and things for each story; no two stories share one."""
-    pools = {kind: rng.sample(pool, len(pool)) for kind, pool in (("f", FEMALE), ("m", MALE), ("t", THINGS))}
-    names: list[dict[str, str]] = []
-    for story in stream_stories:
-        texts = [text for _, text in story.statements]
-        people = [word for word in re.findall(r"\w+", " ".join(texts)) if word in WOMEN + MEN]
-        kinds = {word: "f" if word in WOMEN else "m" for word in people}
-        kinds |= {match["thing"]: "t" for text in texts if (match := TAKE.fullmatch(text) or DROP.fullmatch(text))}
-        if any(list(kinds.values()).count(kind) > len(pool) for kind, pool in pools.items()):
-            raise DataError(f"babi: stories={len(stream_stories)} need more names of people or things than there are")
-        names.append({word: pools[kind].pop() for word, kind in kinds.items()})
-    return names
 
 
 class _StoryReader:

@@ -88,7 +88,13 @@ def load(
     if audit is None:
         return tasks
     source = find_file(Path(audit), "errors.json")
-    audit_entries = _load_audit(source)
+    audit_entries: dict[str, Mapping[str, Any]] = {}
+    for number, item in enumerate(require_items(read_json(source), "faults", str(source))):
+        location = f"{source}: [{number}]"
+        for key in ("question_id", "question", "error_type", "correct_answer"):
+            require_field(item, key, str, location)
+        require_strings(require_field(item, "correct_evidence", list, location), f"{location}: correct_evidence")
+        audit_entries[item["question_id"]] = item
     return [_apply_audit(task, audit_entries, faults, source) for task in tasks]
 
 
@@ -161,18 +167,6 @@ def _parse_observations(
                 cited = mend_evidence(require_strings(ids, f"{location}: observation.{key}: {fact[0]!r}"))
                 turns = [turn for turn in cited if turn in turn_ids]
                 yield {"text": fact[0], "speaker": speaker, "turns": turns, "chunk": chunk}
-
-
-def _load_audit(file: Path) -> dict[str, Mapping[str, Any]]:
-    """Load the entries of the audit by question id."""
-    entries: dict[str, Mapping[str, Any]] = {}
-    for number, item in enumerate(require_items(read_json(file), "faults", str(file))):
-        location = f"{file}: [{number}]"
-        for key in ("question_id", "question", "error_type", "correct_answer"):
-            require_field(item, key, str, location)
-        require_strings(require_field(item, "correct_evidence", list, location), f"{location}: correct_evidence")
-        entries[item["question_id"]] = item
-    return entries
 
 
 def _apply_audit(task: Task, audit: Mapping[str, Mapping[str, Any]], faults: Faults, source: Path) -> Task:

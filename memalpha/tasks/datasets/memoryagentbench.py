@@ -106,7 +106,10 @@ def _questions(
         raise DataError(f"{location}: {len(question_texts)} questions and {len(golds)} answers")
     titles = sorted(set(films.values()))
     keys = ("question_ids", "question_types", "question_dates", "haystack_sessions", "qa_pair_ids")
-    ids, types, dates, haystacks, pairs = (_per_question(meta, key, len(question_texts)) for key in keys)
+    count = len(question_texts)  # a field of another length gives None for each question
+    ids, types, dates, haystacks, pairs = (
+        value if isinstance(value := meta.get(key), list) and len(value) == count else [None] * count for key in keys
+    )
     for n, (question, gold) in enumerate(zip(question_texts, golds, strict=True)):
         answer_location = f"{location}: answers[{n}]"
         answers = parse_answers(gold, answer_location)
@@ -134,15 +137,6 @@ def _questions(
             evidence=tuple(dict.fromkeys(evidence)),
             meta=question_meta,
         )
-
-
-def _per_question(meta: Mapping[str, Any], key: str, count: int) -> list[Any]:
-    """Return a field with one item a question.
-
-    A field of another length gives None for each question.
-    """
-    value = meta.get(key)
-    return value if isinstance(value, list) and len(value) == count else [None] * count
 
 
 def _answering_texts(value: Any) -> Iterator[str]:

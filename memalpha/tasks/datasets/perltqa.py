@@ -115,7 +115,10 @@ def _questions(
         for n, item in enumerate(_question_items(section, f"{location}: {kind}")):
             item_location = f"{location}: {kind}: question {n}"
             meta: dict[str, Any] = {"metric": DATA.metric}
-            refs = _references(item.get("Reference Memory"))
+            value = item.get("Reference Memory")
+            if isinstance(value, str) and value.strip().startswith("["):
+                value = _python(value)
+            refs = [str(item) for item in value] if isinstance(value, list) else [str(value).strip()] if value else []
             evidence, _ = builder.resolve_evidence(id for ref in refs for id in turns_of.get(f"{kind} {ref}", ()))
             if unknown := [ref for ref in refs if f"{kind} {ref}" not in turns_of]:
                 meta["unknown_evidence"] = unknown
@@ -157,13 +160,6 @@ def _lines(value: Any) -> Iterator[str]:
             yield from _lines(item)
     elif isinstance(value, str):
         yield from (line for line in value.splitlines() if line.strip())
-
-
-def _references(value: Any) -> list[str]:
-    """Return memory ids of a text, a list, or a printed list."""
-    if isinstance(value, str) and value.strip().startswith("["):
-        value = _python(value)
-    return [str(item) for item in value] if isinstance(value, list) else [str(value).strip()] if value else []
 
 
 def _python(value: Any) -> Any:

@@ -105,7 +105,12 @@ def histories(path: Path, variant: str | None = None) -> Iterator[Task]:
 
 
 def _context(id_: str, messages: list[Any], rows: list[tuple[str, dict[str, str]]], location: str) -> Task:
-    ends = {row_location: _history_length(row, len(messages), row_location) for row_location, row in rows}
+    ends: dict[str, int] = {}
+    for row_location, row in rows:
+        end = require_field(row, "end_index_in_shared_context", str, row_location).strip()
+        if not end.isdecimal() or not 1 <= int(end) <= len(messages):
+            raise DataError(f"{row_location}: end_index_in_shared_context {end!r} is outside 1..{len(messages)}")
+        ends[row_location] = int(end)
     builder = TaskBuilder()
     last: dict[int, int] = {}  # number of messages read → index of the last chunk
     turns: list[SpeakerTurn] = []
@@ -121,7 +126,15 @@ def _context(id_: str, messages: list[Any], rows: list[tuple[str, dict[str, str]
     builder.add_session(turns)
     questions = []
     for row_location, row in rows:
-        choices = _choices(row, row_location)
+        options = _parse_literal(require_field(row, "all_options", str, row_location))
+        if not isinstance(options, list) or len(options) < 2:
+            raise DataError(f"{row_location}: all_options is no list of choices")
+        choices = {}
+        for n, option in enumerate(map(str, options)):
+            match = _LETTER.match(option)
+            choices[match[1].lower() if match else chr(ord("a") + n)] = option[match.end() if match else 0 :].strip()
+        if len(choices) != len(options):
+            raise DataError(f"{row_location}: all_options has a letter twice")
         letter = require_field(row, "correct_answer", str, row_location).strip("() \t").lower()
         if letter not in choices:
             raise DataError(f"{row_location}: correct_answer {row['correct_answer']!r} is none of {', '.join(choices)}")
@@ -148,27 +161,6 @@ def _question(
         meta={"metric": "choice", "choices": choices, "choice": letter, **meta},
         **fields,
     )
-
-
-def _history_length(row: Mapping[str, str], count: int, location: str) -> int:
-    text = require_field(row, "end_index_in_shared_context", str, location).strip()
-    if not text.isdecimal() or not 1 <= int(text) <= count:
-        raise DataError(f"{location}: end_index_in_shared_context {text!r} is outside 1..{count}")
-    return int(text)
-
-
-def _choices(row: Mapping[str, str], location: str) -> dict[str, str]:
-    """Return the options by letter, without the letter in front."""
-    options = _parse_literal(require_field(row, "all_options", str, location))
-    if not isinstance(options, list) or len(options) < 2:
-        raise DataError(f"{location}: all_options is no list of choices")
-    choices = {}
-    for n, option in enumerate(map(str, options)):
-        match = _LETTER.match(option)
-        choices[match[1].lower() if match else chr(ord("a") + n)] = option[match.end() if match else 0 :].strip()
-    if len(choices) != len(options):
-        raise DataError(f"{location}: all_options has a letter twice")
-    return choices
 
 
 def _history(messages: list[Any], rows: list[tuple[str, dict[str, str]]], file: Path, size: str) -> Task:
@@ -290,7 +282,17 @@ def _row(values: Mapping[str, str], number: int, location: str) -> _Row:
 
 def _snippet_task(row: _Row, ring: list[_Row], max_others: int, seed: int) -> Task:
     rng = Random(f"{seed} {row.number}")
-    mixed = [row, *_draw_other_rows(row, ring, rng.randint(1, max_others), rng.randrange(len(ring)))]
+    count, start = rng.randint(1, max_others), rng.randrange(len(ring))
+    chosen_rows: dict[tuple[tuple[str, str], ...], _Row] = {}
+    for step in range(len(ring)):
+        candidate = ring[(start + step) % len(ring)]
+        if candidate.persona != row.persona and candidate.messages != row.messages:
+            chosen_rows.setdefault(candidate.messages, candidate)
+            if len(chosen_rows) == count:
+                break
+    if not chosen_rows:
+        raise DataError(f"{row.location}: no other persona's snippet to mix in: the file has one persona only")
+    mixed = [row, *chosen_rows.values()]
     rng.shuffle(mixed)
     builder = TaskBuilder()
     for index, (_, _, _, messages, _) in enumerate(mixed):
@@ -303,20 +305,3 @@ def _snippet_task(row: _Row, ring: list[_Row], max_others: int, seed: int) -> Ta
     category, evidence = row.values.get("pref_type") or None, builder.resolve_evidence(related)[0]
     question = _question("q0", text, choices, letter, category, {"snippet": position}, evidence=evidence)
     return builder.build(f"row{row.number}", [question], row.location, meta={"persona_id": row.persona})
-
-
-def _draw_other_rows(row: _Row, ring: list[_Row], count: int, start: int) -> list[_Row]:
-    """Return the next `count` rows of other personas from index `start` on.
-
-    Each row has another snippet; there may be fewer rows.
-    """
-    chosen_rows: dict[tuple[tuple[str, str], ...], _Row] = {}
-    for step in range(len(ring)):
-        candidate = ring[(start + step) % len(ring)]
-        if candidate.persona != row.persona and candidate.messages != row.messages:
-            chosen_rows.setdefault(candidate.messages, candidate)
-            if len(chosen_rows) == count:
-                break
-    if not chosen_rows:
-        raise DataError(f"{row.location}: no other persona's snippet to mix in: the file has one persona only")
-    return list(chosen_rows.values())

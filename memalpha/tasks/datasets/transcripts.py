@@ -121,7 +121,17 @@ def load_qmsum(path: Path, variant: str | None = None, limit: int | None = None)
     Raises:
         DataError: A file does not fit; the message names file, line and field.
     """
-    return [_meeting(meeting, id, location) for id, location, meeting in islice(_meetings(path, variant), limit)]
+    tasks = []
+    for id, location, meeting in islice(_meetings(path, variant), limit):
+        builder = TaskBuilder()
+        builder.add_session(
+            read_turn(turn, f"t{n}", f"{location}: meeting_transcripts[{n}]", speaker="speaker", text="content")
+            for n, turn in enumerate(_objects(meeting, "meeting_transcripts", location))
+        )
+        queries = enumerate(_objects(meeting, "specific_query_list", location))
+        questions = [_query(query, n, builder, f"{location}: specific_query_list[{n}]") for n, query in queries]
+        tasks.append(builder.build(id, questions, location))
+    return tasks
 
 
 def _meetings(path: Path, variant: str | None) -> Iterator[tuple[str, str, Any]]:
@@ -142,18 +152,6 @@ def _meetings(path: Path, variant: str | None) -> Iterator[tuple[str, str, Any]]
         else:
             for number, (location, meeting) in enumerate(iter_json_lines(file)):
                 yield f"qmsum-{file.stem}-{number}", location, meeting
-
-
-def _meeting(meeting: Any, id: str, location: str) -> Task:
-    builder = TaskBuilder()
-    turns = enumerate(_objects(meeting, "meeting_transcripts", location))
-    builder.add_session(
-        read_turn(turn, f"t{n}", f"{location}: meeting_transcripts[{n}]", speaker="speaker", text="content")
-        for n, turn in turns
-    )
-    queries = enumerate(_objects(meeting, "specific_query_list", location))
-    questions = [_query(query, n, builder, f"{location}: specific_query_list[{n}]") for n, query in queries]
-    return builder.build(id, questions, location)
 
 
 def _objects(meeting: Any, key: str, location: str) -> list[Mapping[str, Any]]:

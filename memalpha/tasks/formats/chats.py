@@ -22,7 +22,7 @@ from memalpha.tasks.formats.files import require_field
 from memalpha.tasks.formats.messages import is_messages, load_messages, pack_days
 from memalpha.tasks.formats.whatsapp import NO_CHAT, is_whatsapp, load_whatsapp
 from memalpha.text_files import read_text
-from memalpha.types import Chunk, Task
+from memalpha.types import Task
 
 
 def load_chats(path: Path, dates: str | None = None) -> list[Task] | None:
@@ -90,12 +90,11 @@ def with_turn_ids(task: Task) -> Task:
     """Return the task with ids `chunk.turn` for its turns; a task of which a turn has an id stays as it is."""
     if any(turn.id for chunk in task.chunks for turn in chunk.turns):
         return task
-    return task.model_copy(update={"chunks": tuple(map(_number_turns, task.chunks))})
-
-
-def _number_turns(chunk: Chunk) -> Chunk:
-    turns = [turn.model_copy(update={"id": f"{chunk.index}.{n}"}) for n, turn in enumerate(chunk.turns)]
-    return chunk.model_copy(update={"turns": tuple(turns)})
+    chunks = []
+    for chunk in task.chunks:
+        turns = [turn.model_copy(update={"id": f"{chunk.index}.{n}"}) for n, turn in enumerate(chunk.turns)]
+        chunks.append(chunk.model_copy(update={"turns": tuple(turns)}))
+    return task.model_copy(update={"chunks": tuple(chunks)})
 
 
 _Utterance = tuple[str, str, str | None]
@@ -127,33 +126,26 @@ def load_assistant_export(value: object, path: Path, size: int = CHUNK) -> list[
         location = f"{path}: [{number}]" if isinstance(value, list) else f"{path}"
         if not isinstance(conversation, Mapping):
             raise DataError(f"{location}: a conversation is an object, not {type(conversation).__name__}")
-        task = _build_task(conversation, location, size)
-        if task is None:
-            continue
-        if task.id in tasks:
-            raise DataError(f"{location}: the id {task.id!r} occurs twice: ids are unique")
-        tasks[task.id] = task
+        if "mapping" in conversation:
+            source, title, utterances = "chatgpt", conversation.get("title"), _read_chatgpt(conversation, location)
+            id = conversation.get("conversation_id") or conversation.get("id")
+            start = _from_unix(conversation.get("create_time"), f"{location}.create_time")
+        else:
+            source, title, utterances = "claude", conversation.get("name"), _read_claude(conversation, location)
+            id = conversation.get("uuid")
+            start = _from_iso(conversation.get("created_at"), f"{location}.created_at")
+        if not isinstance(id, str) or not id.strip():
+            name = "conversation_id" if source == "chatgpt" else "uuid"
+            raise DataError(f"{location}.{name}: is missing: every conversation needs an id")
+        chunks = pack_days(utterances, timestamp=start, size=size)
+        meta = {"source": source, **({"title": title} if isinstance(title, str) and title.strip() else {})}
+        if chunks:
+            if id in tasks:
+                raise DataError(f"{location}: the id {id!r} occurs twice: ids are unique")
+            tasks[id] = Task(id=id, chunks=tuple(chunks), meta=meta)
     if not tasks:
         raise DataError(f"{path}: no conversation has words of a user or an assistant: there is nothing to read")
     return list(tasks.values())
-
-
-def _build_task(conversation: Mapping[str, Any], location: str, size: int) -> Task | None:
-    """Return a conversation as a task; None if nobody says anything in it."""
-    if "mapping" in conversation:
-        source, title, utterances = "chatgpt", conversation.get("title"), _read_chatgpt(conversation, location)
-        id = conversation.get("conversation_id") or conversation.get("id")
-        start = _from_unix(conversation.get("create_time"), f"{location}.create_time")
-    else:
-        source, title, utterances = "claude", conversation.get("name"), _read_claude(conversation, location)
-        id = conversation.get("uuid")
-        start = _from_iso(conversation.get("created_at"), f"{location}.created_at")
-    if not isinstance(id, str) or not id.strip():
-        name = "conversation_id" if source == "chatgpt" else "uuid"
-        raise DataError(f"{location}.{name}: is missing: every conversation needs an id")
-    chunks = pack_days(utterances, timestamp=start, size=size)
-    meta = {"source": source, **({"title": title} if isinstance(title, str) and title.strip() else {})}
-    return Task(id=id, chunks=tuple(chunks), meta=meta) if chunks else None
 
 
 def _read_chatgpt(conversation: Mapping[str, Any], location: str) -> Iterator[_Utterance]:

@@ -51,7 +51,28 @@ def load_csv(path: str | Path) -> list[Task]:
     chunks = questions.with_name("chunks.csv")
     if not chunks.is_file():
         raise DataError(f"{questions}: no column 'context', and no chunks.csv beside it: one of them is needed")
-    return _two_tables(_rows(chunks, ("text",)), question_rows, chunks, questions)
+    chunk_rows = _rows(chunks, ("text",))
+    if unknown := [name for name in chunk_rows[0][1] if name and name not in _CHUNK_COLUMNS]:
+        raise DataError(f"{chunks}: unknown column {unknown[0]!r}; known are {', '.join(_CHUNK_COLUMNS)}")
+    _refuse_columns(question_rows, _ONE_TABLE, "belongs into chunks.csv (timestamp) or a table by itself (context)")
+    if ("task" in chunk_rows[0][1]) != ("task" in question_rows[0][1]):
+        raise DataError(f"{questions}: 'task' is a column of both tables, or of none")
+    default_task = questions.parent.resolve().name
+    streams: dict[str, tuple[TaskBuilder, dict[str, int]]] = {}
+    for id, label, rows in _group_rows(chunk_rows, default_task):
+        builder, ends = streams.setdefault(id, (TaskBuilder(), {}))
+        location, first_row = rows[0]
+        if label in ends:
+            raise DataError(f"{location}: chunk: {label!r} has come before; the rows of a chunk follow each other")
+        _add_chunk(builder, rows, _time(first_row, location))
+        ends[label if label is not None else str(len(ends))] = builder.last_index
+    questions_of: dict[str, list[Question]] = {id: [] for id in streams}
+    for location, row in question_rows:
+        id = _task_id(row, location) if "task" in row else default_task
+        if id not in streams:
+            raise DataError(f"{location}: task: {id!r} has no chunk in {chunks}")
+        questions_of[id].append(_placed_question(row, location, len(questions_of[id]), *streams[id]))
+    return [builder.build(id, questions_of[id], str(questions)) for id, (builder, _) in streams.items()]
 
 
 def _one_table(question_rows: Sequence[Row], path: Path) -> list[Task]:
@@ -73,30 +94,6 @@ def _one_table(question_rows: Sequence[Row], path: Path) -> list[Task]:
         builder.build(id if has_task_column else f"{path.stem}-{number}", questions, str(path))
         for number, (id, (builder, questions)) in enumerate(tasks.items())
     ]
-
-
-def _two_tables(chunk_rows: Sequence[Row], question_rows: Sequence[Row], chunks: Path, path: Path) -> list[Task]:
-    if unknown := [name for name in chunk_rows[0][1] if name and name not in _CHUNK_COLUMNS]:
-        raise DataError(f"{chunks}: unknown column {unknown[0]!r}; known are {', '.join(_CHUNK_COLUMNS)}")
-    _refuse_columns(question_rows, _ONE_TABLE, "belongs into chunks.csv (timestamp) or a table by itself (context)")
-    if ("task" in chunk_rows[0][1]) != ("task" in question_rows[0][1]):
-        raise DataError(f"{path}: 'task' is a column of both tables, or of none")
-    default_task = path.parent.resolve().name
-    streams: dict[str, tuple[TaskBuilder, dict[str, int]]] = {}
-    for id, label, rows in _group_rows(chunk_rows, default_task):
-        builder, ends = streams.setdefault(id, (TaskBuilder(), {}))
-        location, first_row = rows[0]
-        if label in ends:
-            raise DataError(f"{location}: chunk: {label!r} has come before; the rows of a chunk follow each other")
-        _add_chunk(builder, rows, _time(first_row, location))
-        ends[label if label is not None else str(len(ends))] = builder.last_index
-    questions: dict[str, list[Question]] = {id: [] for id in streams}
-    for location, row in question_rows:
-        id = _task_id(row, location) if "task" in row else default_task
-        if id not in streams:
-            raise DataError(f"{location}: task: {id!r} has no chunk in {chunks}")
-        questions[id].append(_placed_question(row, location, len(questions[id]), *streams[id]))
-    return [builder.build(id, questions[id], str(path)) for id, (builder, _) in streams.items()]
 
 
 def _group_rows(chunk_rows: Sequence[Row], default_task: str) -> list[tuple[str, str | None, list[Row]]]:

@@ -150,7 +150,15 @@ def _resolve_times(messages: Sequence[_Message], path: Path, dates: str | None) 
         times: list[datetime] = []
         for message in messages:
             try:
-                times.append(_to_time(message, order))
+                first, second, third = message.date
+                if len(first) == 4:
+                    year, month, day = first, second, third
+                else:
+                    day, month = (first, second) if order == "day-first" else (second, first)
+                    year = third
+                if len(year) not in (2, 4):
+                    raise ValueError(year)
+                times.append(datetime(int(year) + 2000 * (len(year) == 2), int(month), int(day), *message.time))
             except ValueError:
                 problem = max(problem, (message.line, "/".join(message.date)))
                 break
@@ -167,16 +175,3 @@ def _resolve_times(messages: Sequence[_Message], path: Path, dates: str | None) 
         f"{path}: the dates may begin with the day or the month ({'/'.join(messages[0].date)} on line "
         f"{messages[0].line}): say which with memalpha data prepare FILE tasks.jsonl dates=day-first, or month-first"
     )
-
-
-def _to_time(message: _Message, order: str) -> datetime:
-    """Return the time of a message. Raises `ValueError` if there is no such date."""
-    first, second, third = message.date
-    if len(first) == 4:
-        year, month, day = first, second, third
-    else:
-        day, month = (first, second) if order == "day-first" else (second, first)
-        year = third
-    if len(year) not in (2, 4):
-        raise ValueError(year)
-    return datetime(int(year) + 2000 * (len(year) == 2), int(month), int(day), *message.time)

@@ -81,7 +81,14 @@ def generate(split: Split, seed: int, number: int, level: Level) -> TextTask:
     """
     rng = Random(f"arithmetic|{split}|{seed}|{number}|{level}")
     while True:
-        steps = _steps(rng, level)
+        steps = [Calculation(rng.randint(2, 9), "*", rng.randint(2, 9))] if level == "hard" else []
+        now = steps[0].result if steps else rng.randint(2, 40)
+        for _ in range(1 if level == "easy" else 2):
+            signs: list[Sign] = [*(("+",) if now < LARGEST else ()), *(("-",) if now > 2 else ())]
+            sign = rng.choice(signs)
+            largest_operand = LARGEST - now if sign == "+" else now - 1
+            steps.append(Calculation(now, sign, rng.randint(1, min(largest_operand, 30))))
+            now = steps[-1].result
         held_out = any(is_held_out(f"{step.left}{step.sign}{step.right}", HELD_OUT) for step in steps)
         if held_out == (split == "test"):
             break
@@ -128,22 +135,6 @@ def _first_mistake(reply: str, solution: str) -> str:
         if len(lines) < len(solution_lines)
         else f"{lines[len(solution_lines)]} is too much."
     )
-
-
-def _steps(rng: Random, level: Level) -> list[Calculation]:
-    """Draw the steps of a story whose numbers all lie within 1 and `LARGEST`."""
-    steps = []
-    if level == "hard":
-        steps = [Calculation(rng.randint(2, 9), "*", rng.randint(2, 9))]
-    now = steps[0].result if steps else rng.randint(2, 40)
-    for _ in range(1 if level == "easy" else 2):
-        signs: list[Sign] = [*(("+",) if now < LARGEST else ()), *(("-",) if now > 2 else ())]
-        sign = rng.choice(signs)
-        largest_operand = LARGEST - now if sign == "+" else now - 1
-        step = Calculation(now, sign, rng.randint(1, min(largest_operand, 30)))
-        steps.append(step)
-        now = step.result
-    return steps
 
 
 def _story(rng: Random, level: Level, steps: Sequence[Calculation]) -> str:

@@ -120,13 +120,6 @@ def build_task(
         DataError: The shape needs more values than a pool of the split has.
     """
     values = ValueSource(rng, split, pseudo)
-    plan = _plan(rng, shape, values)
-    chunks, operations = _write_chunks(rng, shape, values, plan)
-    questions = _draw_questions(rng, shape, plan, temporal)
-    return Task(id=task_id, chunks=chunks, questions=questions, gold_operations=operations)
-
-
-def _plan(rng: Random, shape: Shape, values: ValueSource) -> _Plan:
     day = EPOCH + timedelta(days=rng.randrange(1000))
     plan = _Plan([day])
     for _ in range(shape.chunks - 1):
@@ -153,7 +146,9 @@ def _plan(rng: Random, shape: Shape, values: ValueSource) -> _Plan:
         kind = main_kind if rng.random() < 0.75 else rng.choice(phrases.EVENTS)
         days_ago = int(rng.random() < shape.yesterday)
         plan.events.append(_Event(kind, values.draw(kind.pool), rng.randrange(telling), days_ago))
-    return plan
+    chunks, operations = _write_chunks(rng, shape, values, plan)
+    questions = _draw_questions(rng, shape, plan, temporal)
+    return Task(id=task_id, chunks=chunks, questions=questions, gold_operations=operations)
 
 
 def _write_chunks(

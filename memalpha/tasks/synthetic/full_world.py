@@ -160,7 +160,10 @@ class _World:
                 self._turn(lines, day)
             self.spent += lines.characters
             self.operations += len(lines.operations)
-            questions = self._final_questions() if is_last else self._questions_now(index)
+            questions = self._final_questions() if is_last else []
+            # Now and then, ask for a value that holds at this moment of the stream.
+            if not is_last and self.stated and self.rng.random() <= min(1.0, 0.06 * self.operations / (index + 1)):
+                questions = [self.pick(self.stated).ask(self.rng)]
             chunk = Chunk(turns=tuple(lines.turns), timestamp=day.isoformat(), index=index)
             yield Session(chunk, tuple(lines.operations), tuple(questions))
             day += timedelta(days=rng.randint(0, 5))
@@ -205,7 +208,26 @@ class _World:
             self.live.append(slot)
             self._tell(lines, slot)
             return
-        self._event(lines, day)
+        kinds = [kind for kind in phrases.FULL_EVENTS if len(self.happened[kind.key]) < self.room[kind.key]]
+        if not kinds:  # the longest streams run out of names
+            lines.add("user", self._filler())
+            return
+        kind = self.pick(kinds)
+        value = self.values.draw_other(kind.pool, self.happened[kind.key])
+        self.happened[kind.key].add(value.lower())
+        if self.rng.random() < 0.5:
+            ago = self.pick((0, 0, 0, 1, 2, 3, 4, 7))
+            when = phrases.DAYS_AGO[ago]
+        else:
+            ago = self.rng.randint(1, 7)
+            when = f"last {phrases.WEEKDAYS[(day - timedelta(days=ago)).weekday()]}"
+        event = _Event(kind, value, lines.chunk, day - timedelta(days=ago))
+        day_told = event.day.isoformat() if ago else None
+        operation = GoldOperation(
+            kind="insert", chunk=lines.chunk, category="episodic", content=event.content, timestamp=day_told
+        )
+        event.turn = lines.add("user", fill(self.pick(kind.states), value, when=when), operation)
+        self.events.append(event)
 
     def _changeable(self, chunk: int, *, retract: bool) -> Slot | None:
         """Return a live slot, stated in an earlier chunk, that has room for the change."""
@@ -237,28 +259,6 @@ class _World:
         version.turn = lines.add("user", text, operation)
         slot.versions.append(version)
 
-    def _event(self, lines: _Lines, day: date) -> None:
-        kinds = [kind for kind in phrases.FULL_EVENTS if len(self.happened[kind.key]) < self.room[kind.key]]
-        if not kinds:  # the longest streams run out of names
-            lines.add("user", self._filler())
-            return
-        kind = self.pick(kinds)
-        value = self.values.draw_other(kind.pool, self.happened[kind.key])
-        self.happened[kind.key].add(value.lower())
-        if self.rng.random() < 0.5:
-            ago = self.pick((0, 0, 0, 1, 2, 3, 4, 7))
-            when = phrases.DAYS_AGO[ago]
-        else:
-            ago = self.rng.randint(1, 7)
-            when = f"last {phrases.WEEKDAYS[(day - timedelta(days=ago)).weekday()]}"
-        event = _Event(kind, value, lines.chunk, day - timedelta(days=ago))
-        day_told = event.day.isoformat() if ago else None
-        operation = GoldOperation(
-            kind="insert", chunk=lines.chunk, category="episodic", content=event.content, timestamp=day_told
-        )
-        event.turn = lines.add("user", fill(self.pick(kind.states), value, when=when), operation)
-        self.events.append(event)
-
     def _trap(self) -> str:
         """Draw a sentence that names a value and states nothing.
 
@@ -285,12 +285,6 @@ class _World:
 
     # Questions
 
-    def _questions_now(self, chunk: int) -> list[Question]:
-        """Now and then, ask for a value that holds at this moment of the stream."""
-        if not self.stated or self.rng.random() > min(1.0, 0.06 * self.operations / (chunk + 1)):
-            return []
-        return [self.pick(self.stated).ask(self.rng)]
-
     def _final_questions(self) -> list[Question]:
         """Ask about every ability after the last session.
 
@@ -308,7 +302,23 @@ class _World:
             for slot in rng.sample(slots, min(count, len(slots)))
         ]
         questions += [self._previous(slot) for slot in rng.sample(changed, min(count, len(changed)))]
-        questions += self._joins(count)
+        joins: list[Question] = []  # facts of somebody in a relation to the user, stated in different sessions
+        for relation in self.relations:
+            name = relation.value
+            if name is None:
+                continue
+            for attribute in phrases.PERSON_ATTRIBUTES:
+                slot = self.by_name[f"{name} {attribute.key}"]
+                if slot.value is None or slot.versions[-1].chunk == relation.versions[-1].chunk:
+                    continue
+                former = [self.by_name[f"{v.value} {attribute.key}"].value for v in relation.versions[:-1]]
+                stale = [version.value for version in slot.versions[:-1] if version.value]
+                stale += [value for value in former if value and value != slot.value]
+                key = relation.attribute.key
+                text = fill(self.pick(attribute.questions), name=f"my {key}")
+                evidence = (relation.versions[-1].turn, slot.versions[-1].turn)
+                joins.append(question(text, slot.name, "join", (slot.value,), evidence, stale, via=key))
+        questions += self.rng.sample(joins, min(count, len(joins)))
         questions += self._counts(count)
         questions += self._dates(count)
         rng.shuffle(questions)
@@ -324,29 +334,6 @@ class _World:
         stale_values = [version.value for version in versions if version.value and version is not before]
         answers, evidence = (before.value or "",), (before.turn, current.turn)
         return question(text, slot.name, "previous", answers, evidence, stale_values, before=current.value)
-
-    def _joins(self, limit: int) -> list[Question]:
-        """Ask for facts of a person who stands in a relation to the user.
-
-        Fact and relation were stated in different sessions.
-        """
-        questions: list[Question] = []
-        for relation in self.relations:
-            name = relation.value
-            if name is None:
-                continue
-            for attribute in phrases.PERSON_ATTRIBUTES:
-                slot = self.by_name[f"{name} {attribute.key}"]
-                if slot.value is None or slot.versions[-1].chunk == relation.versions[-1].chunk:
-                    continue
-                former = [self.by_name[f"{v.value} {attribute.key}"].value for v in relation.versions[:-1]]
-                stale = [version.value for version in slot.versions[:-1] if version.value]
-                stale += [value for value in former if value and value != slot.value]
-                key = relation.attribute.key
-                text = fill(self.pick(attribute.questions), name=f"my {key}")
-                evidence = (relation.versions[-1].turn, slot.versions[-1].turn)
-                questions.append(question(text, slot.name, "join", (slot.value,), evidence, stale, via=key))
-        return self.rng.sample(questions, min(limit, len(questions)))
 
     def _counts(self, limit: int) -> list[Question]:
         """Ask how many events of a kind happened, in all or in one month."""

@@ -107,10 +107,17 @@ def generate(split: Split, seed: int, number: int, level: Level) -> TextTask:
         if is_held_out(f"{kind.description}|{k}") == (split == "test"):
             break
     description, code = kind.description.format(k=k, m=m), kind.code.format(k=k, m=m)
+    near = [k, k - 1, k + 1, -k, 0, 3 * k + 1]  # a slip (< for <=, max for min) shows around the constants
+    inputs: Sequence[Any] = (
+        [rng.sample(near, rng.randint(2, 5)) for _ in range(TESTS)]
+        if kind.argument == "xs"
+        else rng.sample(near, TESTS)
+    )
+    tests = [f"assert f({arguments!r}) == {kind.call(arguments, k, m)!r}" for arguments in inputs]
     return TextTask(
         id=f"programs-{split}-{seed}-{number}-{level}",
         prompt=f"Write a Python function f({kind.argument}) that returns {description}.",
-        columns={"tests": _tests(rng, kind, k, m), "level": level, "solution": program(kind.argument, code)},
+        columns={"tests": tests, "level": level, "solution": program(kind.argument, code)},
         category=level,
     )
 
@@ -118,17 +125,3 @@ def generate(split: Split, seed: int, number: int, level: Level) -> TextTask:
 def program(argument: str, expression: str) -> str:
     """Return a reply that defines `f` by an expression."""
     return f"```python\ndef f({argument}):\n    return {expression}\n```"
-
-
-def _tests(rng: Random, kind: ProblemKind, k: int, m: int) -> list[str]:
-    """Draw inputs around the constants and compute the outputs.
-
-    A slip (< for <=, max for min) shows there.
-    """
-    near = [k, k - 1, k + 1, -k, 0, 3 * k + 1]
-    inputs: Sequence[Any]
-    if kind.argument == "xs":
-        inputs = [rng.sample(near, rng.randint(2, 5)) for _ in range(TESTS)]
-    else:
-        inputs = rng.sample(near, TESTS)
-    return [f"assert f({arguments!r}) == {kind.call(arguments, k, m)!r}" for arguments in inputs]

@@ -115,7 +115,15 @@ class _StateWorld:
     def task(self, tokens: int, task_id: str) -> Task:
         rng = self.rng
         cause, ended = rng.choice((("employer", "job"), ("city", "sport")))
-        self._cascade(cause, ended)
+        facts = [_Fact(Slot(self.topics[key]), "cascade") for key in (cause, ended)]
+        self.facts += facts
+        for fact in facts:
+            self._say(fact, self.rng.randrange(self.chunks // 2), self.values.draw(fact.slot.attribute.pool))
+        late = self.rng.randrange(self.chunks // 2, self.chunks)
+        if cause == "city":
+            self._say(facts[0], late, self.values.draw("city"), "move", ended=facts[1])
+        else:
+            self._say(facts[0], late, None, "work", ended=facts[1])
         rest = [topic for topic in self.topics.values() if topic.key not in (cause, ended)]
         rng.shuffle(rest)
         situations = [situation for situation, count in _COUNTS.items() for _ in range(count)]
@@ -155,18 +163,6 @@ class _StateWorld:
             self._name_another(fact, late, *rng.choice(self.frames["poison"]))
         elif situation == "quoted":
             self._name_another(fact, late, "user", rng.choice(self.frames["quote"]))
-
-    def _cascade(self, cause: str, ended: str) -> None:
-        """Add a fact whose change ends another one, which its sentence does not name."""
-        facts = [_Fact(Slot(self.topics[key]), "cascade") for key in (cause, ended)]
-        self.facts += facts
-        for fact in facts:
-            self._say(fact, self.rng.randrange(self.chunks // 2), self.values.draw(fact.slot.attribute.pool))
-        late = self.rng.randrange(self.chunks // 2, self.chunks)
-        if cause == "city":
-            self._say(facts[0], late, self.values.draw("city"), "move", ended=facts[1])
-        else:
-            self._say(facts[0], late, None, "work", ended=facts[1])
 
     def _say(self, fact: _Fact, chunk: int, value: str | None, frame: str = "", ended: _Fact | None = None) -> None:
         """Add a line that gives a fact a value, or ends it; with `ended`, it ends that fact, too."""

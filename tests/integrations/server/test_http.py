@@ -228,7 +228,7 @@ def test_a_failing_store_gives_503(store, caplog):
 @pytest.mark.sqlite
 def test_a_locked_store_tells_clients_to_come_back(tmp_path):
     store = MemoryStore.open(tmp_path / "ana.db", embedder="hash")
-    store._database._connection.execute("PRAGMA busy_timeout = 20")
+    store.database.connection.execute("PRAGMA busy_timeout = 20")
     web, other = served(store), sqlite3.connect(tmp_path / "ana.db")
     other.execute("BEGIN IMMEDIATE")
     answer = web.post("/v1/entries", json={"category": "semantic", "content": "x"})

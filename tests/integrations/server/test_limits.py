@@ -274,7 +274,7 @@ def test_a_slow_statement_is_stopped_and_told(monkeypatch: pytest.MonkeyPatch) -
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
 
     def search(store: MemoryStore, *arguments: object, **options: object) -> list[object]:
-        with store._database.transaction(write=False) as connection:
+        with store.database.transaction(write=False) as connection:
             return connection.execute(endless).fetchall()
 
     monkeypatch.setattr(service_module, "READ_SECONDS", 0.2)

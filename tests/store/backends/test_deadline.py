@@ -32,7 +32,7 @@ def check_stops(store: MemoryStore, statement: str) -> None:
             with store._transaction(write=write):
                 if write:
                     store.update(fact.id, "city: Rome")
-                store._namespace.log._scope.statements.execute(statement).fetchall()
+                store.rows.log._scope.statements.execute(statement).fetchall()
         assert time.monotonic() - began < 30
     assert [entry.content for entry in store.list()] == ["city: Oslo"] and seconds_left() is None
     with deadline(60):
@@ -46,7 +46,7 @@ def check_stops(store: MemoryStore, statement: str) -> None:
 def test_an_index_is_built_beyond_the_deadline(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     # A search that is stopped while it builds the index would begin anew each time.
     store.insert_many({"category": "semantic", "content": f"fact {number}"} for number in range(50))
-    rows, search_rows, live = store._namespace, store._namespace.vectors.search_rows, store._namespace.entries.live
+    rows, search_rows, live = store.rows, store.rows.vectors.search_rows, store.rows.entries.live
 
     def search_rows_slowly(page: int) -> Iterator[list[tuple]]:
         time.sleep(0.3)

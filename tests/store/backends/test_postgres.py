@@ -110,7 +110,7 @@ def test_the_log_is_append_only_for_its_owner_too(postgres_url: str, postgres) -
             "UPDATE operations SET kind = 'erased'",
             "TRUNCATE operations",
         ):
-            with pytest.raises(StoreError, match="append-only"), store._namespace.transaction() as rows:
+            with pytest.raises(StoreError, match="append-only"), store.rows.transaction() as rows:
                 rows.execute(statement)
         assert len(list(store.log())) == 1
 
@@ -125,7 +125,7 @@ def test_writers_of_one_namespace_wait_for_each_other_only(postgres_url: str, mo
     with new(postgres_url) as store, new(postgres_url) as second:
         store.insert("semantic", "a")
         other = second.namespace("other")
-        with store._namespace.transaction():
+        with store.rows.transaction():
             other.insert("semantic", "b")
             assert second.list() == store.list()
             with pytest.raises(StoreError, match=r"kept it locked.*nothing was done: try again"):
@@ -152,7 +152,7 @@ def test_a_lost_connection(postgres_url: str, postgres) -> None:
             store.insert("semantic", "c")
         with (
             pytest.raises(StoreError, match="whether this was stored is not known"),
-            store._namespace.transaction() as rows,
+            store.rows.transaction() as rows,
         ):
             rows.execute("SELECT 1")
             end_connections()
@@ -161,9 +161,9 @@ def test_a_lost_connection(postgres_url: str, postgres) -> None:
 
 def test_a_transaction_is_limited_to_its_namespaces(postgres_url: str) -> None:
     with new(postgres_url) as store:
-        assert isinstance(store._database, PostgresDatabase)
+        assert isinstance(store.database, PostgresDatabase)
         other = store.namespace("other")
-        with store._namespace.transaction(), pytest.raises(AssertionError, match="not opened for"):
+        with store.rows.transaction(), pytest.raises(AssertionError, match="not opened for"):
             other.list()
 
 
@@ -171,7 +171,7 @@ def test_a_transaction_of_many_namespaces_takes_few_locks(postgres_url: str, mon
     monkeypatch.setattr("memalpha.store.backends.postgres.database._MAX_LISTED_NAMESPACES", 3)
     names = [f"user {n}" for n in range(8)]
     with new(postgres_url) as store:
-        with store._database.transaction(*names) as rows:
+        with store.database.transaction(*names) as rows:
             for name in names:
                 store.namespace(name).insert("semantic", f"of {name}")
             assert [[entry.content for entry in store.namespace(name).list()] for name in names] == [
@@ -180,7 +180,7 @@ def test_a_transaction_of_many_namespaces_takes_few_locks(postgres_url: str, mon
             lock_count = rows.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone()
             assert lock_count == (1,)
         assert store.namespaces() == names
-        with store._database.transaction(*names):
+        with store.database.transaction(*names):
             assert [store.namespace(name).snapshot() for name in names] == [1] * 8
 
 

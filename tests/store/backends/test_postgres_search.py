@@ -279,7 +279,7 @@ def test_nothing_depends_on_statistics_of_the_tables(postgres_url: str) -> None:
             (0, 100, lambda: store.insert("a", "one more")),
             (0, 100, lambda: store.update(store.list(limit=1)[0].id, "one other")),
         ):
-            with store._namespace.transaction() as connection:
+            with store.rows.transaction() as connection:
                 before = connection.execute(query).fetchone()[0]
                 call()
                 assert least <= connection.execute(query).fetchone()[0] - before <= most

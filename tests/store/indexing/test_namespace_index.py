@@ -61,7 +61,7 @@ def test_an_erasure_leaves_the_index_and_nothing_of_the_entry(path: Path, made: 
 def test_a_failed_erasure_leaves_the_index_right(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with MemoryStore.open(path) as store:
         right, id = answers(store), store.list()[0].id
-        monkeypatch.setattr(store._database, "mark_for_scrub", lambda: 1 / 0)
+        monkeypatch.setattr(store.database, "mark_for_scrub", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             store.erase(id)
         monkeypatch.undo()
@@ -86,7 +86,7 @@ def test_a_past_state_is_indexed_once(path: Path, made: list[int]) -> None:
         answers(store)
         made.clear()
         with pytest.MonkeyPatch.context() as patch:  # neither entries nor vectors are read again
-            patch.setattr(store._namespace.entries, "live", lambda **_: pytest.fail("read"))
+            patch.setattr(store.rows.entries, "live", lambda **_: pytest.fail("read"))
             for _ in range(2):
                 assert [past(store, where) for where in (None, *FILTERS)] == right
         assert len(made) == 1

@@ -89,7 +89,10 @@ class Connections(ForkAware):
         except StoreUnavailable as error:
             if isinstance(error.__cause__, psycopg.errors.ConnectionTimeout):
                 self._is_silent = True
-                self._end_connections()
+                # The threads that wait at these sockets get the error of a lost connection.
+                for connection in tuple(self._in_use):
+                    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as peer:
+                        peer.shutdown(socket.SHUT_RDWR)
             raise
         self._is_silent = False
 
@@ -101,7 +104,12 @@ class Connections(ForkAware):
             StoreError: All connections are in use for long.
         """
         if self._is_silent:
-            self._look_again()
+            if not self._looking.acquire(blocking=False):
+                raise StoreUnavailable(f"{self.path}: the server does not answer", "nothing was done")
+            try:
+                self.ping()
+            finally:
+                self._looking.release()
         for _ in range(LOCK_TIMEOUT // _POOL_WAIT):
             with suppress(PoolTimeout):
                 connection = self._pool.getconn(timeout=_POOL_WAIT)
@@ -121,17 +129,3 @@ class Connections(ForkAware):
     def close(self) -> None:
         """Close all connections; closing again does nothing."""
         self._pool.close()
-
-    def _look_again(self) -> None:
-        if not self._looking.acquire(blocking=False):
-            raise StoreUnavailable(f"{self.path}: the server does not answer", "nothing was done")
-        try:
-            self.ping()
-        finally:
-            self._looking.release()
-
-    def _end_connections(self) -> None:
-        """Shut the sockets in use: the threads that wait at them get the error of a lost connection."""
-        for connection in tuple(self._in_use):
-            with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as peer:
-                peer.shutdown(socket.SHUT_RDWR)

@@ -77,6 +77,10 @@ class Transaction:
     is_atomic: bool = False
 
 
+class _ThreadState(local):
+    transaction: Transaction | None = None
+
+
 class PostgresDatabase(Backend):
     """Schema of stores at `postgresql://user:password@host/database`, with `?schema=name` unless it is "memalpha".
 
@@ -101,7 +105,7 @@ class PostgresDatabase(Backend):
         self._durability = durability
         self._created: list[str] = []  # statements that drop what opening has created
         self._committed_ids: dict[str, int] = {}  # ids of namespaces by name, from committed transactions
-        self._local, self._is_open = local(), False
+        self._local, self._is_open = _ThreadState(), False
         self._connections = Connections(conninfo, self.path, _configure, connections)
         try:
             with self._connections.connect() as connection:
@@ -180,7 +184,7 @@ class PostgresDatabase(Backend):
         return self._current.namespace_ids
 
     @property
-    def _connection(self) -> PostgresStatements:
+    def connection(self) -> PostgresStatements:
         return self._current.statements
 
     def statements(self, name: str) -> PostgresStatements:
@@ -194,13 +198,8 @@ class PostgresDatabase(Backend):
 
     @property
     def _current(self) -> Transaction:
-        assert self._open_one is not None, "no transaction is open in this thread"
-        return self._open_one
-
-    @property
-    def _open_one(self) -> Transaction | None:
-        """Open transaction of this thread."""
-        return getattr(self._local, "transaction", None)
+        assert self._local.transaction is not None, "no transaction is open in this thread"
+        return self._local.transaction
 
     @contextmanager
     def transaction(self, *namespaces: str, write: bool = True) -> Iterator[PostgresStatements]:
@@ -209,7 +208,7 @@ class PostgresDatabase(Backend):
         It sees only the given `namespaces`; of many, only the one whose `statements` were requested last. Within
         another transaction of this thread it joins that one.
         """
-        current = self._open_one
+        current = self._local.transaction
         if current is not None:
             if write and not current.is_writing:
                 raise StoreError(CANNOT_WRITE)
@@ -262,11 +261,11 @@ class PostgresDatabase(Backend):
 
     @property
     def is_atomic(self) -> bool:
-        return self._open_one is not None and self._open_one.is_atomic
+        return self._local.transaction is not None and self._local.transaction.is_atomic
 
     @property
     def is_writing(self) -> bool:
-        return self._open_one is not None and self._open_one.is_writing
+        return self._local.transaction is not None and self._local.transaction.is_writing
 
     @contextmanager
     def _savepoint(self, transaction: Transaction) -> Iterator[None]:
@@ -362,12 +361,12 @@ class PostgresDatabase(Backend):
         """
         try:
             for table in ("operations", "versions"):
-                self._connection.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER")
+                self.connection.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER")
         except psycopg.errors.InsufficientPrivilege as error:
             raise StoreError(f"{self.path}: only the owner of the tables can {purpose}") from error
         yield
         for table in ("operations", "versions"):
-            self._connection.execute(f"ALTER TABLE {table} ENABLE TRIGGER USER")
+            self.connection.execute(f"ALTER TABLE {table} ENABLE TRIGGER USER")
 
     def drop_created(self) -> None:
         """Drop the tables that opening has created, if they hold no namespace. Failures are ignored."""
@@ -386,21 +385,21 @@ class PostgresDatabase(Backend):
             "AND relkind IN ('r', 'p') AND relname <> 'meta' AND NOT (relrowsecurity AND relforcerowsecurity) "
             "ORDER BY relname"
         )
-        for (table,) in self._connection.execute(query):
+        for (table,) in self.connection.execute(query):
             yield f"row-level security of the table {table} is switched off"
         query = "SELECT tgname FROM pg_trigger WHERE tgrelid = ?::regclass AND tgenabled = 'O'"
         for table, triggers, purpose in (
             ("operations", LOG_TRIGGERS, "keeps the log append-only"),
             ("versions", VERSION_TRIGGERS, "keeps the versions as the log has them"),
         ):
-            if {*triggers} - {name for (name,) in self._connection.execute(query, (table,))}:
+            if {*triggers} - {name for (name,) in self.connection.execute(query, (table,))}:
                 yield f"a trigger that {purpose} is missing or switched off"
 
     def warnings(self) -> list[str]:
         query = "SELECT rolsuper OR rolbypassrls, current_user FROM pg_roles WHERE rolname = current_user"
-        is_exempt, name = self._connection.execute(query).fetchone() or (False, "")
+        is_exempt, name = self.connection.execute(query).fetchone() or (False, "")
         warnings = [f"the role {name} bypasses row-level security: let applications use another"] if is_exempt else []
-        if self._connection.execute("SELECT current_setting('fsync')").fetchone() == ("off",):
+        if self.connection.execute("SELECT current_setting('fsync')").fetchone() == ("off",):
             warnings.append("the server's fsync is off: a power failure may take back or damage what was acknowledged")
         return warnings
 

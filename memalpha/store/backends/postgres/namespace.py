@@ -108,6 +108,6 @@ class PostgresNamespace(Namespace):
             )
         super().__init__(database, name, schema)
 
-    def _insert_rows(self, operation: tuple[Any, ...], change: Change, created: int, vector: bytes | None) -> None:
+    def insert_rows(self, operation: tuple[Any, ...], change: Change, created: int, vector: bytes | None) -> None:
         with self.database.statements(self.name).pipeline():  # one round trip
-            super()._insert_rows(operation, change, created, vector)
+            super().insert_rows(operation, change, created, vector)
