@@ -41,7 +41,7 @@ import httpx2 as httpx
 from memalpha.endpoint_calls import backoff, is_retryable, read_error
 from memalpha.forks import ForkAware
 from memalpha.policy.base import LOWEST_LOGPROB, first_invalid_logprob
-from memalpha.policy.endpoints.loop import LoopThread
+from memalpha.policy.loop import LoopThread
 
 
 class _LostRequest(Exception):
@@ -229,8 +229,10 @@ class VllmClient(ForkAware):
 
     def close(self) -> None:
         """Close the connections, which drops requests under way, and the thread."""
-        self._thread.cancel()
-        self._thread.close(None if self._http is None else self._http.aclose())
+        self._thread.give_up()
+        if self._http is not None:
+            self._thread.run(self._http.aclose())
+        self._thread.close()
 
     def _extension(self, method: str, *arguments: str) -> list[Any]:
         """Call a method of the worker extension in all workers and return their results."""
