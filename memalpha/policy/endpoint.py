@@ -31,6 +31,7 @@ from typing import Any
 import httpx2 as httpx
 
 from memalpha.config import EndpointConfig
+from memalpha.config.sampling import SamplerConfig
 from memalpha.endpoint_calls import backoff, is_retryable, parse_name, read_error, read_key, retry_after
 from memalpha.errors import PolicyError
 from memalpha.policy.hermes import CLOSE, END_THINK, OPEN, THINK
@@ -175,7 +176,7 @@ _QUOTA_ERRORS = ("insufficient_quota", "billing_hard_limit_reached")
 """Errors with status 429 that a retry does not resolve."""
 
 
-class _RetryableError(Exception):
+class RetryableError(Exception):
     """Failed try that may succeed if repeated, after `after` seconds at the earliest.
 
     `lost` is False if the server surely did not bill the try.
@@ -187,6 +188,60 @@ class _RetryableError(Exception):
         self.lost = lost
 
 
+class ServerThread(LoopThread):
+    """Loop in a thread with the connections to one server.
+
+    Args:
+        name: Name in error messages.
+        base: Address that paths are appended to.
+        config: Timeout of a request and number of concurrent ones.
+        key: Key that is sent as bearer token.
+        hint: Name of the setting of the timeout, for errors.
+
+    Attributes:
+        slots: Semaphore of the concurrent requests.
+    """
+
+    def __init__(
+        self, name: str, base: str, config: EndpointConfig | SamplerConfig, key: str | None = None, hint: str = ""
+    ) -> None:
+        self.base, self.server, self._key, self._hint = base, config, key, hint
+        self._rng = Random()
+        super().__init__(name)
+
+    def reset_in_child(self, state: object) -> None:
+        """Open connections anew; those of the parent stay referenced, so that nothing closes them."""
+        super().reset_in_child(state)
+        self._http: httpx.AsyncClient | None = None
+        self.slots = asyncio.Semaphore(self.server.concurrency)
+
+    async def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
+        """Send one try. Raises `RetryableError` if no complete response came back."""
+        if self._http is None:
+            headers = {"Content-Type": "application/json"}
+            headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.server.concurrency)
+            self._http = httpx.AsyncClient(headers=headers, timeout=None, limits=limits)
+        content = None if body is None else json.dumps(body).encode()
+        try:
+            async with asyncio.timeout(self.server.timeout):  # limits the whole response: a server may send it slowly
+                return await self._http.request(method, self.base + path, content=content)
+        except TimeoutError as error:
+            raise RetryableError(f"no answer within {self.server.timeout:g} s{self._hint}") from error
+        except httpx.ConnectError as error:
+            raise RetryableError(f"cannot be reached ({error})", lost=False) from error
+        except httpx.HTTPError as error:
+            raise RetryableError(f"the connection broke ({error or type(error).__name__})") from error
+        except (httpx.InvalidURL, UnicodeError) as error:
+            raise PolicyError(f"{self.name} is not the address of an endpoint: {error}") from error
+
+    def close(self) -> None:
+        """Close the connections and the thread."""
+        if self._http is not None:
+            self.run(self._http.aclose())
+        super().close()
+
+
 @dataclass(slots=True)
 class RequestBatch:
     """Requests of one `ask` or one queue. After their first error, nothing more is sent."""
@@ -194,7 +249,7 @@ class RequestBatch:
     error: PolicyError | None = None
 
 
-class EndpointClient(LoopThread):
+class EndpointClient(ServerThread):
     """Client of one model at one endpoint; `ask` works from any thread or event loop.
 
     It works in its own thread, which ends with `close` or with the last reference.
@@ -218,25 +273,22 @@ class EndpointClient(LoopThread):
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.config = config or EndpointConfig()
-        self.base, self.model = parse_name(name)
+        base, self.model = parse_name(name)
         key_variable = self.config.key_env or ("OPENAI_API_KEY" if name.startswith("openai:") else None)
         hint = " (or name it in endpoint.key_env)"
-        self._key = read_key(name, key_variable, hint) if key_variable is not None else None
+        key = read_key(name, key_variable, hint) if key_variable is not None else None
         self._clock, self._sleep = clock, sleep
         self.prices = self.config.prices.get(name)
         self.bill = Bill(*([0] * 9), *((0.0, 0.0) if self.prices else ()))
         self.cache = AnswerCache(self.config.cache) if self.config.cache is not None else None
         self._window = Window(self.config.requests_per_minute, self.config.tokens_per_minute)
         self._quiet_until = 0.0
-        self._rng = Random()
-        super().__init__(name)
+        super().__init__(name, base, self.config, key, " (endpoint.timeout)")
 
     def reset_in_child(self, state: object) -> None:
-        """Open connections anew; those of the parent stay referenced, so that nothing closes them."""
+        """Forget the requests of the parent, too."""
         super().reset_in_child(state)
         self._flying: dict[str, asyncio.Task[Reply]] = {}
-        self._http: httpx.AsyncClient | None = None
-        self._slots = asyncio.Semaphore(self.config.concurrency)
         self._queue = asyncio.Lock()
 
     # ------------------------------------------------------------------------------------------------ for callers
@@ -265,8 +317,6 @@ class EndpointClient(LoopThread):
 
     def close(self) -> None:
         """Close the thread, the connections and the cache; the client cannot be reused."""
-        if self._http is not None:
-            self.run(self._http.aclose())
         super().close()
         if self.cache is not None:
             self.cache.close()
@@ -312,7 +362,7 @@ class EndpointClient(LoopThread):
             task.exception()  # mark the exception as retrieved even if nobody awaits it
 
     async def _send_and_cache(self, key: str, body: Mapping[str, Any], batch: RequestBatch) -> Reply:
-        async with self._slots:
+        async with self.slots:
             try:
                 reply = await self._send_with_retries(body, batch)
                 if self.cache is not None:
@@ -336,9 +386,9 @@ class EndpointClient(LoopThread):
             usage = await self._wait_for_turn(prompt + max_new_tokens, batch)
             self.bill.tries += 1
             try:
-                response = await self._send("POST", "/chat/completions", body)
+                response = await self.send("POST", "/chat/completions", body)
                 reply = self._read(response, prompt, max_new_tokens)
-            except _RetryableError as error:
+            except RetryableError as error:
                 reason = str(error)
                 self.bill.lost += error.lost
                 if error.after is not None and error.after > self.config.max_wait:
@@ -372,30 +422,10 @@ class EndpointClient(LoopThread):
                     return self._window.take(now, tokens)
                 await self._sleep(seconds)
 
-    async def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
-        """Send one try. Raises `_RetryableError` if no complete response came back."""
-        if self._http is None:
-            headers = {"Content-Type": "application/json"}
-            headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.config.concurrency)
-            self._http = httpx.AsyncClient(headers=headers, timeout=None, limits=limits)
-        content = None if body is None else json.dumps(body).encode()
-        try:
-            async with asyncio.timeout(self.config.timeout):  # limits the whole response: a server may send it slowly
-                return await self._http.request(method, self.base + path, content=content)
-        except TimeoutError as error:
-            raise _RetryableError(f"no answer within {self.config.timeout:g} s (endpoint.timeout)") from error
-        except httpx.ConnectError as error:
-            raise _RetryableError(f"cannot be reached ({error})", lost=False) from error
-        except httpx.HTTPError as error:
-            raise _RetryableError(f"the connection broke ({error or type(error).__name__})") from error
-        except (httpx.InvalidURL, UnicodeError) as error:
-            raise PolicyError(f"{self.name} is not the address of an endpoint: {error}") from error
-
     def _read(self, response: httpx.Response, prompt: int, max_new_tokens: int) -> Reply:
         """Parse the reply of a response.
 
-        Raises `_RetryableError` if a retry may succeed, otherwise `PolicyError`.
+        Raises `RetryableError` if a retry may succeed, otherwise `PolicyError`.
         """
         status = response.status_code
         try:
@@ -423,12 +453,12 @@ class EndpointClient(LoopThread):
             )
         error_text = read_error(data, response.text, self._key)
         if status == 200:
-            raise _RetryableError(f"half an answer, or none: {error_text}" if error_text else "an empty answer")
+            raise RetryableError(f"half an answer, or none: {error_text}" if error_text else "an empty answer")
         reason = f"status {status}" + (f": {error_text}" if error_text else "")
         if any(word in error_text for word in _QUOTA_ERRORS):
             raise PolicyError(f"{self.name} refused: {reason}")
         if is_retryable(status):
-            raise _RetryableError(reason, retry_after(response.headers), lost=status >= 500)
+            raise RetryableError(reason, retry_after(response.headers), lost=status >= 500)
         if status in (401, 403):
             hint = "" if self._key else "; no key was sent: name its environment variable in endpoint.key_env"
             raise PolicyError(f"{self.name} does not take the key ({reason}){hint}")
@@ -437,8 +467,8 @@ class EndpointClient(LoopThread):
     async def _check(self) -> None:
         model_names: list[str] = []
         try:
-            response = await self._send("GET", "/models")
-        except _RetryableError as error:
+            response = await self.send("GET", "/models")
+        except RetryableError as error:
             raise PolicyError(f"{self.name}: the server {error}") from error
         if response.status_code in (401, 403):
             self._read(response, 0, 0)

@@ -252,13 +252,13 @@ def test_limits_per_minute_hold_for_tries():
     clock, sent = Clock(), []
     with HostileServer(fault=lambda prompt, nth: "500" if nth == 1 and int(prompt) % 3 == 0 else None) as server:
         client = client_of(server, clock=clock, requests_per_minute=7, tokens_per_minute=200, concurrency=4)
-        send = client._send
+        send = client.send
 
         async def spied(*call):
             sent.append(clock.now)
             return await send(*call)
 
-        client._send = spied
+        client.send = spied
         client.ask([ask(str(n)) for n in range(20)])
         client.close()
     assert len(sent) == 27
