@@ -22,7 +22,7 @@ import pytest
 from memalpha.agent.agent import MemoryAgent
 from memalpha.config import EndpointConfig
 from memalpha.errors import StoreError
-from memalpha.policy.endpoints.client import EndpointClient
+from memalpha.policy.endpoint import EndpointClient
 from memalpha.rewards.base import LOOP
 from memalpha.store.async_store import AsyncMemoryStore
 from memalpha.store.backends import sqlite as sqlite_transactions

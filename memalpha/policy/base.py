@@ -62,12 +62,12 @@ class BilledPolicy(Policy, Protocol):
     """Policy that counts what its calls cost, as one behind an endpoint does."""
 
     def statistics(self) -> dict[str, Any]:
-        """Return the usage so far (`policy.endpoints.client.Bill`)."""
+        """Return the usage so far (`policy.endpoint.Bill`)."""
         ...
 
 
 def is_endpoint(policy: Policy) -> bool:
-    """Return True for a policy behind an endpoint (`policy.endpoints.policy`), without importing its client."""
+    """Return True for a policy behind an endpoint (`policy.endpoint`), without importing its client."""
     return policy.name.startswith(ENDPOINT_PREFIXES)
 
 

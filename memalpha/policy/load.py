@@ -70,7 +70,7 @@ def load_policy(
 
         return ScriptedPolicy(text.removeprefix("scripted:"))
     if text.startswith(ENDPOINT_PREFIXES):
-        from memalpha.policy.endpoints.policy import EndpointPolicy
+        from memalpha.policy.endpoint import EndpointPolicy
 
         policy = EndpointPolicy(text, endpoint)
         policy.client.check()

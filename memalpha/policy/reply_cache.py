@@ -1,17 +1,20 @@
-"""Keep the replies of a frozen policy: in memory, sampled once in a run, or on disk, not sampled again after a stop."""
+"""Keep replies: those of a frozen policy in memory or on disk, and the paid answers of endpoints on disk."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import sqlite3
 from collections import OrderedDict
-from collections.abc import Sequence
-from threading import Lock
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock, RLock
 from typing import Any
 
+from memalpha.errors import PolicyError
 from memalpha.forks import ForkAware
 from memalpha.policy.base import Policy, SamplingQueue, is_endpoint, open_queue, sample_checked
-from memalpha.policy.endpoints.cache import AnswerCache
 from memalpha.types import Completion, SampleRequest
 
 MAX_REPLIES = 4096
@@ -92,6 +95,100 @@ class ReplyCache(ForkAware):
 def cache_frozen(policy: Policy) -> ReplyCache | None:
     """Return a cache for a frozen policy; None for an endpoint, which keeps its answers itself (`endpoint.cache`)."""
     return None if is_endpoint(policy) else ReplyCache(policy)
+
+
+_SCHEMA = "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, model TEXT NOT NULL, answer TEXT NOT NULL)"
+# An answer that is there stays: the update only makes SQLite return it.
+_PUT = "INSERT INTO answers VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET answer = answers.answer RETURNING answer"
+
+
+def answer_key(model: str, request: Mapping[str, Any]) -> str:
+    """Return the sha256 of the model's full name and the request body."""
+    return hashlib.sha256(json.dumps([model, request], sort_keys=True).encode()).hexdigest()
+
+
+class AnswerCache(ForkAware):
+    """Map keys to answers in one SQLite file, for any number of models and processes.
+
+    An answer returned by `put` survives a crash of the process, and of the machine unless it was made with
+    `cheap=True`.
+
+    Raises:
+        PolicyError: The file cannot be used.
+    """
+
+    def __init__(self, path: str | Path, *, cheap: bool = False) -> None:
+        self.path, self._is_cheap = Path(path), cheap
+        self.reset_in_child(None)
+        self._execute(_SCHEMA)
+        self.watch_forks()
+
+    def _open(self) -> sqlite3.Connection:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        db = sqlite3.connect(self.path, timeout=60.0, isolation_level=None, check_same_thread=False)
+        with suppress(sqlite3.OperationalError):  # SQLite does not wait here: another process is just doing the same
+            db.execute("PRAGMA journal_mode=WAL")
+        db.execute(f"PRAGMA synchronous={'NORMAL' if self._is_cheap else 'FULL'}")  # NORMAL: no wait for the disk
+        return db
+
+    def _execute(self, statement: str, *values: str) -> Any:
+        """Return the JSON value in the first column of a statement's first row; None without a row."""
+        try:
+            with self._lock:
+                if self._db is None:
+                    self._db = self._open()
+                rows = self._db.execute(statement, values).fetchall()
+            return json.loads(str(rows[0][0])) if rows else None
+        except (OSError, ValueError, sqlite3.Error) as error:
+            raise PolicyError(
+                f"cache {self.path} cannot be used ({error}): name another file, or remove a damaged one"
+            ) from error
+
+    def before_fork(self) -> bool:
+        """Close the connection, as SQLite allows none across a fork; return True if this thread holds the lock."""
+        is_held = self._lock.acquire(timeout=5)
+        if is_held and self._db is not None:
+            self._db.close()
+            self._db = None
+        return is_held
+
+    def after_fork(self, state: bool) -> None:
+        """Let the other threads go on."""
+        if state:
+            self._lock.release()
+
+    def reset_in_child(self, state: object) -> None:
+        """Take a new lock; the next call opens a connection."""
+        self._lock, self._db = RLock(), None
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """Return the answer stored under `key`, or None."""
+        return self._execute("SELECT answer FROM answers WHERE key = ?", key)
+
+    def put(self, key: str, model: str, answer: Mapping[str, Any]) -> dict[str, Any]:
+        """Store an answer and return the stored one.
+
+        Args:
+            key: key from `answer_key`.
+            model: full name of the model, stored with the answer.
+            answer: JSON-serializable answer.
+
+        Returns:
+            The stored answer; that of another process if it was first.
+
+        Raises:
+            PolicyError: if the file cannot be written or read.
+        """
+        return self._execute(_PUT, key, model, json.dumps(answer))
+
+    def __len__(self) -> int:
+        return self._execute("SELECT count(*) FROM answers")
+
+    def close(self) -> None:
+        """Close the file."""
+        self.unwatch_forks()
+        if self._db is not None:
+            self._db.close()
 
 
 class KeptReplies:

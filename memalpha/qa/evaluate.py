@@ -432,7 +432,7 @@ def run_systems(
 
 
 def _collect_bills(source: EvaluatedSystem | None, reader: Reader, judge: Judge | None) -> dict[str, dict[str, Any]]:
-    """Return the usage so far of endpoints and judges, by role and name; see `policy.endpoints.client.Bill`."""
+    """Return the usage so far of endpoints and judges, by role and name; see `policy.endpoint.Bill`."""
     bills: dict[str, dict[str, Any]] = {}
     for role, part in (("writer", source), ("reader", reader)):
         policy = part.policy if isinstance(part, UsesPolicy) else None

@@ -26,9 +26,8 @@ from memalpha.config.groups import LoadingConfig
 from memalpha.config.sampling import EvalSamplingConfig
 from memalpha.errors import ConfigError, did_you_mean
 from memalpha.policy.base import with_prompt_style
-from memalpha.policy.endpoints.cache import AnswerCache
 from memalpha.policy.load import load_policy
-from memalpha.policy.reply_cache import keep_replies
+from memalpha.policy.reply_cache import AnswerCache, keep_replies
 from memalpha.qa.evaluate import run_systems
 from memalpha.qa.memory_reward import check_categories
 from memalpha.qa.progress import show_progress

@@ -27,7 +27,7 @@ import numpy as np
 
 from memalpha.agent.parsing import after_thinking
 from memalpha.errors import ConfigError, MemalphaError, RewardError
-from memalpha.policy.endpoints.loop import LoopThread
+from memalpha.policy.loop import LoopThread
 from memalpha.types import LARGEST_REWARD, Reward
 
 UNSCORED: Any = object()

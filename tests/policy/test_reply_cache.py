@@ -12,10 +12,9 @@ from tiny import tiny_model, tiny_policy, tiny_tokenizer
 
 from memalpha.agent.reader import PolicyReader, default_reader
 from memalpha.config import AgentConfig, ReaderConfig
-from memalpha.policy.endpoints.cache import AnswerCache
-from memalpha.policy.endpoints.policy import EndpointPolicy
+from memalpha.policy.endpoint import EndpointPolicy
 from memalpha.policy.load import load_policy
-from memalpha.policy.reply_cache import ReplyCache, keep_replies
+from memalpha.policy.reply_cache import AnswerCache, ReplyCache, keep_replies
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.reader import load_reader
 from memalpha.qa.scoring.judge import Item, Judge

@@ -13,7 +13,7 @@ from memalpha.cli.main import app
 from memalpha.config import EvalConfig, load_config
 from memalpha.errors import ConfigError, EvaluationError
 from memalpha.policy.decoding import DecodingQueue
-from memalpha.policy.endpoints.cache import AnswerCache
+from memalpha.policy.reply_cache import AnswerCache
 from memalpha.qa import from_config
 from memalpha.qa.from_config import MARKER, REPLIES, run_evaluation
 from memalpha.qa.progress import SECONDS, line_progress

@@ -28,24 +28,17 @@ from memalpha.types import Completion, SampleRequest
 if TYPE_CHECKING:
     from memalpha.policy.transformers import TransformersPolicy
 import asyncio
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import httpx2 as httpx
 
 from memalpha.endpoint_calls import backoff, is_retryable, read_error
-from memalpha.forks import ForkAware
 from memalpha.policy.base import LOWEST_LOGPROB, first_invalid_logprob
-from memalpha.policy.endpoints.loop import LoopThread
-
-
-class _LostRequest(Exception):
-    """A try without a usable answer; another may have one."""
+from memalpha.policy.endpoint import RetryableError, ServerThread
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +128,7 @@ class TokenRequest:
         return SampledTokens(tuple(ids), tuple(map(float, logprobs)), has_end)
 
 
-class VllmClient(ForkAware):
+class VllmClient(ServerThread):
     """Client of one server; it works in its own thread, which ends with `close` or with the last reference.
 
     Args:
@@ -147,29 +140,18 @@ class VllmClient(ForkAware):
 
     def __init__(self, config: SamplerConfig) -> None:
         self.config = config
-        self.name = config.url.partition("#")[0]
         self.retries = 0
-        self._thread = LoopThread(self.name)
-        self._slots = asyncio.Semaphore(config.concurrency)
-        self._http: httpx.AsyncClient | None = None
-        self._inherited: tuple[object, ...] = ()
-        self._rng = Random()
-        self.watch_forks()
-
-    def reset_in_child(self, state: object) -> None:
-        """Open connections anew; those of the parent stay referenced, so that nothing closes them."""
-        self._inherited, self._http = (self._inherited, self._http), None
-        self._slots = asyncio.Semaphore(self.config.concurrency)
+        super().__init__(config.url.partition("#")[0], config.address, config)
 
     # ------------------------------------------------------------------------------------------------ completions
 
-    def start(self, request: TokenRequest) -> Future[SampledTokens]:
+    def submit(self, request: TokenRequest) -> Future[SampledTokens]:
         """Sample in the background; the future raises `PolicyError` after the last try."""
-        return self._thread.start(self._sample(request))
+        return self.start(self._sample(request))
 
     def sample(self, requests: Sequence[TokenRequest]) -> list[SampledTokens]:
         """Return one completion per request, in order. Raises `PolicyError` after the last try of one."""
-        futures = [self.start(request) for request in requests]
+        futures = [self.submit(request) for request in requests]
         try:
             return [future.result() for future in futures]
         finally:
@@ -229,8 +211,8 @@ class VllmClient(ForkAware):
 
     def close(self) -> None:
         """Close the connections, which drops requests under way, and the thread."""
-        self._thread.cancel()
-        self._thread.close(None if self._http is None else self._http.aclose())
+        self.give_up()
+        super().close()
 
     def _extension(self, method: str, *arguments: str) -> list[Any]:
         """Call a method of the worker extension in all workers and return their results."""
@@ -262,7 +244,7 @@ class VllmClient(ForkAware):
         Raises:
             PolicyError: The server refuses, or gives no answer.
         """
-        return self._thread.run(self._with_retries(lambda: self._control(method, path, body, hint, absent)))
+        return self.run(self._with_retries(lambda: self._control(method, path, body, hint, absent)))
 
     # ------------------------------------------------------------------------------------------------ in the loop
 
@@ -270,24 +252,24 @@ class VllmClient(ForkAware):
         body = request.body()
 
         async def attempt() -> SampledTokens:
-            response = await self._send("POST", "/v1/completions", body)
+            response = await self.send("POST", "/v1/completions", body)
             if response.status_code != 200:
                 reason = f"status {response.status_code}: {_error_text(response)}"
                 if is_retryable(response.status_code):
-                    raise _LostRequest(reason)
+                    raise RetryableError(reason)
                 raise PolicyError(f"{self.name} refused a request ({reason})")
             try:
                 return request.read(response.json())
             except ValueError as error:
-                raise _LostRequest(str(error)) from error
+                raise RetryableError(str(error)) from error
 
-        async with self._slots:
+        async with self.slots:
             return await self._with_retries(attempt)
 
     async def _control(
         self, method: str, path: str, body: Mapping[str, Any] | None, hint: str, absent: Sequence[int] = ()
     ) -> Any:
-        response = await self._send(method, path, body)
+        response = await self.send(method, path, body)
         if response.status_code in absent:
             return None
         if response.status_code != 200:
@@ -308,29 +290,12 @@ class VllmClient(ForkAware):
                 await asyncio.sleep(backoff(number - 1, self.config.max_wait, self._rng))
             try:
                 return await attempt()
-            except _LostRequest as error:
+            except RetryableError as error:
                 reason = str(error)
         raise PolicyError(
             f"{self.name} gave no answer in {self.config.retries + 1} tries, the last: {reason} (sampler.retries, "
             "sampler.timeout)"
         )
-
-    async def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> httpx.Response:
-        if self._http is None:
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.config.concurrency)
-            self._http = httpx.AsyncClient(timeout=None, limits=limits)
-        content = None if body is None else json.dumps(body).encode()
-        try:
-            async with asyncio.timeout(self.config.timeout):
-                return await self._http.request(
-                    method, self.config.address + path, content=content, headers={"Content-Type": "application/json"}
-                )
-        except TimeoutError as error:
-            raise _LostRequest(f"no answer within {self.config.timeout:g} s") from error
-        except httpx.ConnectError as error:
-            raise _LostRequest(f"cannot be reached ({error})") from error
-        except httpx.HTTPError as error:
-            raise _LostRequest(f"the connection broke ({error or type(error).__name__})") from error
 
 
 def _are_ids(values: Any) -> bool:
@@ -459,7 +424,7 @@ class VllmQueue:
         token_requests = self.policy.token_requests(requests)
         self._submitted += len(requests)
         for ticket, request, tokens in zip(tickets, requests, token_requests, strict=True):
-            future = self.policy.client.start(tokens)
+            future = self.policy.client.submit(tokens)
             self._flying[future] = ticket, request, tokens
             future.add_done_callback(self._ended.put)
         return tickets

@@ -35,9 +35,8 @@ from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.environments.memory_writing import memory_engine
 from memalpha.errors import ConfigError, EvaluationError, MemalphaError, did_you_mean
 from memalpha.policy.base import NAMED_POLICIES, RULE_POLICIES, Policy, with_prompt_style
-from memalpha.policy.endpoints.cache import AnswerCache
 from memalpha.policy.load import load_policy
-from memalpha.policy.reply_cache import keep_replies
+from memalpha.policy.reply_cache import AnswerCache, keep_replies
 from memalpha.qa.memory_reward import memory_tokens
 from memalpha.qa.report import estimate_tokens
 from memalpha.qa.systems.base import (

@@ -19,7 +19,7 @@ from hostile import FAULTS, HostileServer
 
 from memalpha.config import EndpointConfig
 from memalpha.errors import PolicyError
-from memalpha.policy.endpoints.client import EndpointClient, estimate_tokens
+from memalpha.policy.endpoint import EndpointClient, estimate_tokens
 
 
 class Clock:
@@ -252,13 +252,13 @@ def test_limits_per_minute_hold_for_tries():
     clock, sent = Clock(), []
     with HostileServer(fault=lambda prompt, nth: "500" if nth == 1 and int(prompt) % 3 == 0 else None) as server:
         client = client_of(server, clock=clock, requests_per_minute=7, tokens_per_minute=200, concurrency=4)
-        send = client._send
+        send = client.send
 
         async def spied(*call):
             sent.append(clock.now)
             return await send(*call)
 
-        client._send = spied
+        client.send = spied
         client.ask([ask(str(n)) for n in range(20)])
         client.close()
     assert len(sent) == 27
@@ -301,7 +301,7 @@ def test_a_file_that_is_no_cache_is_named(tmp_path):
 KILLED = """
 import sys
 from memalpha.config import EndpointConfig
-from memalpha.policy.endpoints.client import EndpointClient
+from memalpha.policy.endpoint import EndpointClient
 client = EndpointClient(sys.argv[1], EndpointConfig(cache=sys.argv[2], concurrency=4))
 client.ask([{"messages": [{"role": "user", "content": str(n)}], "max_tokens": 16} for n in range(30)])
 """
@@ -369,7 +369,7 @@ def test_asking_in_other_threads_can_be_given_up(tmp_path):
 
 RACING = """
 import sys
-from memalpha.policy.endpoints.cache import AnswerCache
+from memalpha.policy.reply_cache import AnswerCache
 sys.stdin.readline()
 cache = AnswerCache(sys.argv[1])
 print([cache.put(str(n), "m", {"by": sys.argv[2]})["by"] for n in range(20)])

@@ -24,8 +24,7 @@ from memalpha.agent.parsing import from_openai, parse_calls
 from memalpha.config import AgentConfig, EndpointConfig, ReaderConfig, WorldConfig
 from memalpha.errors import PolicyError
 from memalpha.policy.base import Policy, open_queue
-from memalpha.policy.endpoints.client import Reply
-from memalpha.policy.endpoints.policy import EndpointPolicy, EndpointQueue, completion_text
+from memalpha.policy.endpoint import EndpointPolicy, EndpointQueue, Reply, completion_text
 from memalpha.policy.load import load_policy
 from memalpha.qa.evaluate import evaluate
 from memalpha.qa.reader import load_reader
@@ -85,7 +84,7 @@ def test_a_queue_returns_answers_as_they_come(tmp_path):
         assert [found[ticket] for ticket in range(4)] == policy.sample([ask("slow"), ask("a"), ask("a"), ask("b")])
         bill = policy.statistics()
         assert bill["paid"] == 3 and bill["shared"] == 1 + 1 - bill["cached"] + 3
-        assert not policy.client._thread.waiting
+        assert not policy.client.waiting
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
@@ -113,7 +112,7 @@ def test_a_queues_error_ends_what_is_not_sent(tmp_path):
         assert set(server.seen) == {"good", "bad"}
         assert policy.sample([ask("good")])[0].text == "echo good"
         assert server.seen["good"] == 1, "it was cached"
-        assert not policy.client._thread.waiting
+        assert not policy.client.waiting
 
 
 @pytest.mark.parametrize("how", ["close", "give_up"])

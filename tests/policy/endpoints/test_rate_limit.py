@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memalpha.endpoint_calls import backoff, retry_after
-from memalpha.policy.endpoints.client import Window
+from memalpha.policy.endpoint import Window
 
 
 @given(

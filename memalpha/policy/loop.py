@@ -13,7 +13,7 @@ from memalpha.errors import PolicyError
 from memalpha.forks import ForkAware
 
 _PATIENCE = 10.0  # seconds for coroutines that end late; one that blocks keeps its thread
-_INHERITED: list[asyncio.AbstractEventLoop] = []  # loops of the parent, which closing would disturb
+_INHERITED: list[dict[str, Any]] = []  # loops and connections of the parent, which closing would disturb
 
 
 class LoopThread(ForkAware):
@@ -23,25 +23,27 @@ class LoopThread(ForkAware):
 
     Args:
         name: Name in error messages and of the thread.
+
+    Attributes:
+        waiting: Futures of what was started and has not ended.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.waiting: set[futures.Future[Any]] = set()
-        self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.reset_in_child(None)
         self.watch_forks()
 
     def reset_in_child(self, state: object) -> None:
-        """Forget lock, loop and thread of the parent."""
-        self._lock, self.waiting = threading.Lock(), set()
+        """Forget lock, loop and thread of the parent, which stay referenced, so that nothing closes them."""
         if self._loop is not None:
             self._stop.detach()
-            _INHERITED.append(self._loop)
-            self._loop = None
+            _INHERITED.append(vars(self).copy())
+        self._lock, self._loop = threading.Lock(), None
+        self.waiting: set[futures.Future[Any]] = set()
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine and return its result. Raises `PolicyError` if `cancel` ends it."""
+        """Run a coroutine and return its result. Raises `PolicyError` if `give_up` ends it."""
         future = self.start(work)
         try:
             return future.result()
@@ -55,49 +57,40 @@ class LoopThread(ForkAware):
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                thread = threading.Thread(target=self._loop.run_forever, name=f"memalpha {self.name}", daemon=True)
+                thread = threading.Thread(
+                    target=_run_loop, args=[self._loop], name=f"memalpha {self.name}", daemon=True
+                )
                 thread.start()
                 self._stop = weakref.finalize(self, _stop_loop, self._loop, thread)
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
             self.waiting.add(future)
-        future.add_done_callback(self._forget)
+        future.add_done_callback(self.waiting.discard)
         return future
 
-    def cancel(self) -> None:
-        """Cancel all that was started and has not ended."""
-        with self._lock:
-            waiting = list(self.waiting)
-        for future in waiting:
+    def give_up(self) -> None:
+        """Cancel all that was started and has not ended: a `run` of it raises `PolicyError`."""
+        for future in list(self.waiting):
             future.cancel()
 
-    def close(self, last: Coroutine[Any, Any, Any] | None = None) -> None:
-        """Run `last` in the loop, if it was ever started, and end the thread."""
+    def close(self) -> None:
+        """Cancel all work and end the thread; the next call starts a new one."""
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is not None:
-            if last is not None:
-                asyncio.run_coroutine_threadsafe(last, loop).result()
             self._stop()
-        elif last is not None:
-            last.close()
 
-    def _forget(self, future: futures.Future[Any]) -> None:
-        with self._lock:
-            self.waiting.discard(future)
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until it is stopped, and cancel its pending coroutines."""
+    loop.run_forever()
+    if pending := asyncio.all_tasks(loop):
+        for task in pending:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
+    loop.close()
 
 
 def _stop_loop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    """Stop a loop's thread and cancel its pending coroutines."""
-
-    async def give_up() -> None:
-        pending = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
-        loop.stop()
-
-    asyncio.run_coroutine_threadsafe(give_up(), loop)
+    loop.call_soon_threadsafe(loop.stop)
     if thread is not threading.current_thread():
         thread.join(_PATIENCE)
-        if not thread.is_alive():
-            loop.close()

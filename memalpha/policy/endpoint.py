@@ -1,4 +1,6 @@
-"""Client for OpenAI-compatible chat endpoints that stores every paid answer.
+"""Policy behind an OpenAI-compatible chat endpoint, and its client, which stores every paid answer.
+
+The policy returns text and tool calls without token ids, so it cannot be trained.
 
 All requests of a batch run concurrently, within the rate limits. Transient failures (429, 5xx, no answer, a truncated
 answer) are retried. An answer is on disk before it is used.
@@ -18,20 +20,26 @@ import json
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent import futures
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from math import inf
+from queue import SimpleQueue
 from random import Random
 from typing import Any
 
 import httpx2 as httpx
 
 from memalpha.config import EndpointConfig
+from memalpha.config.sampling import SamplerConfig
 from memalpha.endpoint_calls import backoff, is_retryable, parse_name, read_error, read_key, retry_after
 from memalpha.errors import PolicyError
-from memalpha.forks import ForkAware
-from memalpha.policy.endpoints.cache import AnswerCache, answer_key
-from memalpha.policy.endpoints.loop import LoopThread
+from memalpha.policy.hermes import CLOSE, END_THINK, OPEN, THINK
+from memalpha.policy.loop import LoopThread
+from memalpha.policy.noise import request_seed
+from memalpha.policy.plain_text import break_control_tokens
+from memalpha.policy.reply_cache import AnswerCache, answer_key
+from memalpha.types import Completion, SampleRequest
 
 MESSAGE_OVERHEAD = 8
 """Approximate number of tokens that a chat template adds to each message."""
@@ -151,16 +159,11 @@ class Window:
         """
         while self._spent and self._spent[0].at + MINUTE <= now:
             self._spent.popleft()
-        until = now
-        if self.requests is not None and len(self._spent) >= self.requests:
-            until = self._spent[len(self._spent) - self.requests].at + MINUTE
-        if self.tokens is not None:
-            excess = sum(spent.tokens for spent in self._spent) + tokens - self.tokens
-            for spent in self._spent:
-                if excess <= 0:
-                    break
-                excess -= spent.tokens
-                until = max(until, spent.at + MINUTE)
+        until, requests, total = now, len(self._spent), sum(spent.tokens for spent in self._spent) + tokens
+        for spent in self._spent:
+            if requests < (self.requests or inf) and total <= (self.tokens or inf):
+                break
+            until, requests, total = spent.at + MINUTE, requests - 1, total - spent.tokens
         return max(until - now, _MIN_WAIT) if until > now else 0.0
 
     def take(self, now: float, tokens: int) -> Usage:
@@ -173,7 +176,7 @@ _QUOTA_ERRORS = ("insufficient_quota", "billing_hard_limit_reached")
 """Errors with status 429 that a retry does not resolve."""
 
 
-class _RetryableError(Exception):
+class RetryableError(Exception):
     """Failed try that may succeed if repeated, after `after` seconds at the earliest.
 
     `lost` is False if the server surely did not bill the try.
@@ -185,6 +188,60 @@ class _RetryableError(Exception):
         self.lost = lost
 
 
+class ServerThread(LoopThread):
+    """Loop in a thread with the connections to one server.
+
+    Args:
+        name: Name in error messages.
+        base: Address that paths are appended to.
+        config: Timeout of a request and number of concurrent ones.
+        key: Key that is sent as bearer token.
+        hint: Name of the setting of the timeout, for errors.
+
+    Attributes:
+        slots: Semaphore of the concurrent requests.
+    """
+
+    def __init__(
+        self, name: str, base: str, config: EndpointConfig | SamplerConfig, key: str | None = None, hint: str = ""
+    ) -> None:
+        self.base, self.server, self._key, self._hint = base, config, key, hint
+        self._rng = Random()
+        super().__init__(name)
+
+    def reset_in_child(self, state: object) -> None:
+        """Open connections anew; those of the parent stay referenced, so that nothing closes them."""
+        super().reset_in_child(state)
+        self._http: httpx.AsyncClient | None = None
+        self.slots = asyncio.Semaphore(self.server.concurrency)
+
+    async def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
+        """Send one try. Raises `RetryableError` if no complete response came back."""
+        if self._http is None:
+            headers = {"Content-Type": "application/json"}
+            headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.server.concurrency)
+            self._http = httpx.AsyncClient(headers=headers, timeout=None, limits=limits)
+        content = None if body is None else json.dumps(body).encode()
+        try:
+            async with asyncio.timeout(self.server.timeout):  # limits the whole response: a server may send it slowly
+                return await self._http.request(method, self.base + path, content=content)
+        except TimeoutError as error:
+            raise RetryableError(f"no answer within {self.server.timeout:g} s{self._hint}") from error
+        except httpx.ConnectError as error:
+            raise RetryableError(f"cannot be reached ({error})", lost=False) from error
+        except httpx.HTTPError as error:
+            raise RetryableError(f"the connection broke ({error or type(error).__name__})") from error
+        except (httpx.InvalidURL, UnicodeError) as error:
+            raise PolicyError(f"{self.name} is not the address of an endpoint: {error}") from error
+
+    def close(self) -> None:
+        """Close the connections and the thread."""
+        if self._http is not None:
+            self.run(self._http.aclose())
+        super().close()
+
+
 @dataclass(slots=True)
 class RequestBatch:
     """Requests of one `ask` or one queue. After their first error, nothing more is sent."""
@@ -192,7 +249,7 @@ class RequestBatch:
     error: PolicyError | None = None
 
 
-class EndpointClient(ForkAware):
+class EndpointClient(ServerThread):
     """Client of one model at one endpoint; `ask` works from any thread or event loop.
 
     It works in its own thread, which ends with `close` or with the last reference.
@@ -215,34 +272,24 @@ class EndpointClient(ForkAware):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self.name = name
         self.config = config or EndpointConfig()
-        self.base, self.model = parse_name(name)
+        base, self.model = parse_name(name)
         key_variable = self.config.key_env or ("OPENAI_API_KEY" if name.startswith("openai:") else None)
         hint = " (or name it in endpoint.key_env)"
-        self._key = read_key(name, key_variable, hint) if key_variable is not None else None
+        key = read_key(name, key_variable, hint) if key_variable is not None else None
         self._clock, self._sleep = clock, sleep
         self.prices = self.config.prices.get(name)
         self.bill = Bill(*([0] * 9), *((0.0, 0.0) if self.prices else ()))
         self.cache = AnswerCache(self.config.cache) if self.config.cache is not None else None
         self._window = Window(self.config.requests_per_minute, self.config.tokens_per_minute)
         self._quiet_until = 0.0
-        self._rng = Random()
-        self._thread = LoopThread(name)
-        self._inherited: tuple[object, ...] = ()
-        self._reset()
-        self.watch_forks()
-
-    def _reset(self) -> None:
-        self._flying: dict[str, asyncio.Task[Reply]] = {}
-        self._http: httpx.AsyncClient | None = None
-        self._slots = asyncio.Semaphore(self.config.concurrency)
-        self._queue = asyncio.Lock()
+        super().__init__(name, base, self.config, key, " (endpoint.timeout)")
 
     def reset_in_child(self, state: object) -> None:
-        """Open connections anew; those of the parent stay referenced, so that nothing closes them."""
-        self._inherited = (self._inherited, self._flying, self._http)
-        self._reset()
+        """Forget the requests of the parent, too."""
+        super().reset_in_child(state)
+        self._flying: dict[str, asyncio.Task[Reply]] = {}
+        self._queue = asyncio.Lock()
 
     # ------------------------------------------------------------------------------------------------ for callers
 
@@ -252,32 +299,25 @@ class EndpointClient(ForkAware):
         A request is a chat-completion body without its `model`. Raises `PolicyError` if a request is refused or all its
         tries fail. Requests in flight are then awaited and cached.
         """
-        return self._thread.run(self._ask(requests)) if requests else []
+        return self.run(self._ask(requests)) if requests else []
 
-    def start(self, request: Mapping[str, Any], batch: RequestBatch) -> futures.Future[Reply]:
+    def submit(self, request: Mapping[str, Any], batch: RequestBatch) -> Future[Reply]:
         """Ask in the background; the future raises `PolicyError`, or `CancelledError` after `give_up`.
 
         An error of the request ends those of the same `batch` that are not yet sent.
         """
-        return self._thread.start(self._answer(request, batch))
+        return self.start(self._answer(request, batch))
 
     def check(self) -> None:
         """Raise `PolicyError` unless the server responds, accepts the key and has the model.
 
         The check is free if the server lists the model; otherwise it costs an answer of one token.
         """
-        self._thread.run(self._check())
-
-    def give_up(self) -> None:
-        """End every running `ask` with a `PolicyError`.
-
-        Nothing more is sent; requests in flight are finished and cached.
-        """
-        self._thread.cancel()
+        self.run(self._check())
 
     def close(self) -> None:
         """Close the thread, the connections and the cache; the client cannot be reused."""
-        self._thread.close(None if self._http is None else self._http.aclose())
+        super().close()
         if self.cache is not None:
             self.cache.close()
 
@@ -322,7 +362,7 @@ class EndpointClient(ForkAware):
             task.exception()  # mark the exception as retrieved even if nobody awaits it
 
     async def _send_and_cache(self, key: str, body: Mapping[str, Any], batch: RequestBatch) -> Reply:
-        async with self._slots:
+        async with self.slots:
             try:
                 reply = await self._send_with_retries(body, batch)
                 if self.cache is not None:
@@ -335,15 +375,20 @@ class EndpointClient(ForkAware):
     async def _send_with_retries(self, body: Mapping[str, Any], batch: RequestBatch) -> Reply:
         prompt = estimate_prompt_tokens(body)
         max_new_tokens = body.get("max_tokens") or body.get("max_completion_tokens") or 0
-        self._refuse_oversized(prompt + max_new_tokens)
+        limit = self.config.tokens_per_minute
+        if limit is not None and prompt + max_new_tokens > limit:
+            raise PolicyError(
+                f"{self.name}: one request takes {prompt + max_new_tokens} tokens (prompt and room to answer), "
+                f"endpoint.tokens_per_minute is {limit}: it can never be sent"
+            )
         reason = ""
         for attempt in range(self.config.retries + 1):
             usage = await self._wait_for_turn(prompt + max_new_tokens, batch)
             self.bill.tries += 1
             try:
-                response = await self._send("POST", "/chat/completions", body)
+                response = await self.send("POST", "/chat/completions", body)
                 reply = self._read(response, prompt, max_new_tokens)
-            except _RetryableError as error:
+            except RetryableError as error:
                 reason = str(error)
                 self.bill.lost += error.lost
                 if error.after is not None and error.after > self.config.max_wait:
@@ -365,14 +410,6 @@ class EndpointClient(ForkAware):
             hint = f"what was answered is kept in {self.cache.path}"
         raise PolicyError(f"{self.name} gave no answer in {attempt + 1} tries, the last: {reason} ({hint})")
 
-    def _refuse_oversized(self, tokens: int) -> None:
-        limit = self.config.tokens_per_minute
-        if limit is not None and tokens > limit:
-            raise PolicyError(
-                f"{self.name}: one request takes {tokens} tokens (prompt and room to answer), "
-                f"endpoint.tokens_per_minute is {limit}: it can never be sent"
-            )
-
     async def _wait_for_turn(self, tokens: int, batch: RequestBatch) -> Any:
         """Wait in line until the rate limits allow a try, and register it."""
         async with self._queue:
@@ -380,36 +417,15 @@ class EndpointClient(ForkAware):
                 if batch.error is not None:
                     raise batch.error
                 now = self._clock()
-                wait = max(self._quiet_until - now, self._window.wait(now, tokens))
-                if wait <= 0:
+                seconds = max(self._quiet_until - now, self._window.wait(now, tokens))
+                if seconds <= 0:
                     return self._window.take(now, tokens)
-                await self._sleep(wait)
-
-    async def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
-        """Send one try. Raises `_RetryableError` if no complete response came back."""
-        if self._http is None:
-            headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.config.concurrency)
-            self._http = httpx.AsyncClient(headers=headers, timeout=None, limits=limits)
-        content = None if body is None else json.dumps(body).encode()
-        try:
-            async with asyncio.timeout(self.config.timeout):  # limits the whole response: a server may send it slowly
-                return await self._http.request(
-                    method, self.base + path, content=content, headers={"Content-Type": "application/json"}
-                )
-        except TimeoutError as error:
-            raise _RetryableError(f"no answer within {self.config.timeout:g} s (endpoint.timeout)") from error
-        except httpx.ConnectError as error:
-            raise _RetryableError(f"cannot be reached ({error})", lost=False) from error
-        except httpx.HTTPError as error:
-            raise _RetryableError(f"the connection broke ({error or type(error).__name__})") from error
-        except (httpx.InvalidURL, UnicodeError) as error:
-            raise PolicyError(f"{self.name} is not the address of an endpoint: {error}") from error
+                await self._sleep(seconds)
 
     def _read(self, response: httpx.Response, prompt: int, max_new_tokens: int) -> Reply:
         """Parse the reply of a response.
 
-        Raises `_RetryableError` if a retry may succeed, otherwise `PolicyError`.
+        Raises `RetryableError` if a retry may succeed, otherwise `PolicyError`.
         """
         status = response.status_code
         try:
@@ -437,12 +453,12 @@ class EndpointClient(ForkAware):
             )
         error_text = read_error(data, response.text, self._key)
         if status == 200:
-            raise _RetryableError(f"half an answer, or none: {error_text}" if error_text else "an empty answer")
+            raise RetryableError(f"half an answer, or none: {error_text}" if error_text else "an empty answer")
         reason = f"status {status}" + (f": {error_text}" if error_text else "")
         if any(word in error_text for word in _QUOTA_ERRORS):
             raise PolicyError(f"{self.name} refused: {reason}")
         if is_retryable(status):
-            raise _RetryableError(reason, retry_after(response.headers), lost=status >= 500)
+            raise RetryableError(reason, retry_after(response.headers), lost=status >= 500)
         if status in (401, 403):
             hint = "" if self._key else "; no key was sent: name its environment variable in endpoint.key_env"
             raise PolicyError(f"{self.name} does not take the key ({reason}){hint}")
@@ -451,8 +467,8 @@ class EndpointClient(ForkAware):
     async def _check(self) -> None:
         model_names: list[str] = []
         try:
-            response = await self._send("GET", "/models")
-        except _RetryableError as error:
+            response = await self.send("GET", "/models")
+        except RetryableError as error:
             raise PolicyError(f"{self.name}: the server {error}") from error
         if response.status_code in (401, 403):
             self._read(response, 0, 0)
@@ -494,3 +510,154 @@ def _message(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
         texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") not in _THOUGHTS]
         return {**message, "content": "".join(text for text in texts if isinstance(text, str))}
     return message if content is None or isinstance(content, str) else None
+
+
+class EndpointPolicy:
+    """Sample from `http://host:port/v1#model` or `openai:MODEL`.
+
+    A request with a temperature sends a seed derived from its key, so that samples of one prompt differ and each is
+    cached. Servers may ignore the seed. Raises `PolicyError` like `EndpointClient`.
+    """
+
+    def __init__(self, name: str, config: EndpointConfig | None = None) -> None:
+        self.client = EndpointClient(name, config)
+        self.name = name
+        self._room = "max_completion_tokens" if name.startswith("openai:") else "max_tokens"
+
+    def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
+        """Return one completion per request, in order.
+
+        Raises `PolicyError` if the endpoint refuses or does not answer.
+        """
+        replies = self.client.ask([self.body(request) for request in requests])
+        return [make_completion(request, reply) for request, reply in zip(requests, replies, strict=True)]
+
+    def open_queue(self) -> EndpointQueue:
+        """Return a queue that sends each request when it is submitted."""
+        return EndpointQueue(self)
+
+    def count_tokens(self, text: str) -> int:
+        """Estimate the tokens of `text` as UTF-8 bytes / 4, without the endpoint's tokenizer."""
+        return estimate_tokens(text)
+
+    def statistics(self) -> dict[str, Any]:
+        """Return the usage so far (`Bill`)."""
+        return self.client.bill.as_json()
+
+    def body(self, request: SampleRequest) -> dict[str, Any]:
+        """Return the chat-completion body of a request."""
+        body: dict[str, Any] = {
+            "messages": [_as_text(message) for message in request.messages],
+            "temperature": request.temperature,
+            self._room: request.max_new_tokens + request.thinking_tokens,
+        }
+        if request.chat_template_kwargs:
+            body["chat_template_kwargs"] = dict(request.chat_template_kwargs)
+        if request.tools:
+            body["tools"] = [dict(tool) for tool in request.tools]
+        if request.temperature > 0 and request.key:
+            body["seed"] = request_seed(request.key)
+        return body
+
+
+class EndpointQueue:
+    """Requests at an endpoint; see `base.SamplingQueue`. Cache, limits, retries and errors are those of `sample`.
+
+    Args:
+        policy: policy whose client sends the requests.
+    """
+
+    def __init__(self, policy: EndpointPolicy) -> None:
+        self.policy = policy
+        self._submitted = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._batch = RequestBatch()
+        self._flying: dict[Future[Reply], tuple[int, SampleRequest]] = {}
+        self._ended: SimpleQueue[Future[Reply]] = SimpleQueue()
+
+    def submit(self, requests: Sequence[SampleRequest]) -> list[int]:
+        """Send requests, as the concurrency allows, and return their tickets."""
+        tickets = list(range(self._submitted, self._submitted + len(requests)))
+        self._submitted += len(requests)
+        for ticket, request in zip(tickets, requests, strict=True):
+            future = self.policy.client.submit(self.policy.body(request), self._batch)
+            self._flying[future] = ticket, request
+            future.add_done_callback(self._ended.put)
+        return tickets
+
+    def collect(self) -> list[tuple[int, Completion]]:
+        """Wait for an answer; return all that have come as (ticket, completion), by ticket.
+
+        Raises:
+            PolicyError: a request was refused, or all its tries failed; requests in flight are awaited and cached.
+        """
+        completions = []
+        try:
+            while self._flying and (not completions or not self._ended.empty()):
+                future = self._ended.get()
+                ticket, request = self._flying.pop(future)
+                completions.append((ticket, make_completion(request, future.result())))
+        except CancelledError:
+            self.close()
+            raise PolicyError(f"{self.policy.name}: stopped") from None
+        except PolicyError as error:
+            self._batch.error = self._batch.error or error
+            wait(self._flying)
+            error = self._batch.error
+            self._reset()
+            raise error from None
+        except BaseException:  # a Ctrl-C
+            self.close()
+            raise
+        return sorted(completions, key=lambda completion: completion[0])
+
+    def close(self) -> None:
+        """Drop all requests under way: those in flight are finished and cached, nothing more is sent."""
+        self._batch.error = self._batch.error or PolicyError(f"{self.policy.name}: stopped")
+        for future in self._flying:
+            future.cancel()
+        self._reset()
+
+
+def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message in which no user or tool spells out a control token of any family."""
+    if message["role"] in ("system", "assistant") or not isinstance(message.get("content"), str):
+        return dict(message)
+    return {**message, "content": break_control_tokens(message["content"])}
+
+
+def make_completion(request: SampleRequest, reply: Reply) -> Completion:
+    """Return the completion of a request that got this reply."""
+    return Completion(
+        completion_text(reply),
+        temperature=request.temperature,
+        stop_reason="length" if reply.finish_reason in ("length", "max_tokens") else "eos",
+    )
+
+
+def completion_text(reply: Reply) -> str:
+    """Return a reply as text, with structured calls as Hermes blocks for `agent.parsing`.
+
+    Thinking before structured calls is dropped: an unclosed `<think>` would hide them.
+    """
+    text = reply.message.get("content") or reply.message.get("refusal") or ""
+    calls = reply.message.get("tool_calls") or reply.message.get("function_call")
+    calls = [calls] if isinstance(calls, Mapping) else calls  # the legacy field, and servers that send a single call
+    if not isinstance(calls, list) or not calls:
+        return text
+    if END_THINK in text or text.lstrip().startswith(THINK):
+        text = text.rpartition(END_THINK)[2].lstrip() if END_THINK in text else ""
+    return "".join(([text.rstrip() + "\n"] if text.strip() else []) + [_block(call) for call in calls])
+
+
+def _block(call: Any) -> str:
+    body, function = call, call.get("function", call) if isinstance(call, Mapping) else None
+    if isinstance(function, Mapping):
+        arguments = function.get("arguments", function.get("parameters"))
+        with suppress(ValueError):  # keep the text: the tolerant parser reads it or reports it as malformed
+            while isinstance(arguments, str):
+                arguments = json.loads(arguments)
+        body = {"name": function.get("name"), "arguments": {} if arguments is None else arguments}
+    return f"{OPEN}\n{json.dumps(body, ensure_ascii=False)}\n{CLOSE}\n"

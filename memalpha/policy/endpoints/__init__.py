@@ -1,1 +1,0 @@
-"""Policies behind OpenAI-compatible servers."""
