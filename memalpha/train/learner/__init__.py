@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,6 +14,4 @@ __all__ = ["Learner"]
 def __getattr__(name: str) -> Any:
     if name != "Learner":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from memalpha.train.learner.async_engine import Learner
-
-    return Learner
+    return import_module("memalpha.train.learner.async_engine").Learner

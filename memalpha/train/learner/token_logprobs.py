@@ -22,11 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from memalpha.errors import ConfigError, PolicyError
 from memalpha.policy.kv_cache import has_plain_cache
-
-
-def unwrap_peft(model: Any) -> PreTrainedModel:
-    """Return the transformers model itself; a `PeftModel`'s adapters stay in its layers."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+from memalpha.policy.reward_model import unwrap_peft
 
 
 def find_trunk(model: Any) -> Any:
