@@ -89,10 +89,8 @@ class CallSpans:
         indices = np.full(len(ids), SHARED)
         text = self._decode(ids)
         starts = self._starts(ids, text)
-        first = 0
-        if turn.completion.text.lstrip().startswith(
-            THINK
-        ):  # the reply begins after the thought
+        first = 0  # where the reply begins, after a thought in the marks of the family
+        if turn.completion.text.lstrip().startswith(THINK):
             close = self._chat.thought_marks[1]
             position = text.find(close)
             first = len(text) if position < 0 else position + len(close)

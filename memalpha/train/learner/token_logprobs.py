@@ -170,7 +170,7 @@ def check_head(model: nn.Module) -> None:
 
 
 def check_trees(model: nn.Module) -> None:
-    """Check that the model computes two rows with a common prefix as one tree (`data.prefix_trees`).
+    """Check that the model computes two rows with a common prefix as one tree (`data.samples`).
 
     Other attention than sdpa, sliding windows and state-space layers cannot.
 
