@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,4 +13,6 @@ __all__ = ["Learner"]
 def __getattr__(name: str) -> Any:
     if name != "Learner":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return import_module("memalpha.train.learner.async_engine").Learner
+    from memalpha.train.learner.async_engine import Learner
+
+    return Learner
