@@ -89,7 +89,11 @@ class CallSpans:
         indices = np.full(len(ids), SHARED)
         text = self._decode(ids)
         starts = self._starts(ids, text)
-        first = self._thought_end(turn, text)
+        first = 0  # where the reply begins, after a thought in the marks of the family
+        if turn.completion.text.lstrip().startswith(THINK):
+            close = self._chat.thought_marks[1]
+            position = text.find(close)
+            first = len(text) if position < 0 else position + len(close)
         ends = self._call_ends(turn, text, first)
         if starts is not None and ends is not None:
             indices = np.searchsorted(ends, starts, side="right")
@@ -115,14 +119,6 @@ class CallSpans:
             if "".join(pieces) != text:
                 return None
         return [0, *np.cumsum([len(piece) for piece in pieces])[:-1].tolist()]
-
-    def _thought_end(self, turn: Turn, text: str) -> int:
-        """Return where the reply begins after a thought in the family's own marks."""
-        if not turn.completion.text.lstrip().startswith(THINK):
-            return 0
-        close = self._chat.thought_marks[1]
-        position = text.find(close)
-        return len(text) if position < 0 else position + len(close)
 
     def _call_ends(self, turn: Turn, text: str, first: int) -> list[int] | None:
         """Return where each call ends in the decoded ids; None if that cannot be told."""

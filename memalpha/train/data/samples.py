@@ -174,7 +174,7 @@ class MicroBatch:
 
     Right padding under a causal model needs no mask: no trained position sees what comes after it. Rollouts of a sharp
     policy often agree, so samples of equal tokens share one of the B rows; their advantages stay apart. Attributes
-    after `kl` are None if no sample has them. With `data.prefix_trees` a row holds the nodes of a tree.
+    after `kl` are None if no sample has them. With `compute.share_prefixes` a row holds the nodes of a tree.
 
     Attributes:
         input_ids: Token ids (B, L), each row without its last token.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from memalpha.errors import CheckpointError, ConfigError, MemalphaError
@@ -173,11 +174,9 @@ class World:
             warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 renamed an argument; older releases lack it
             return DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
 
-    @contextmanager
-    def accumulate(self, module: nn.Module, last: bool) -> Iterator[None]:
-        """Run one micro-batch's forward and backward pass; DDP exchanges gradients only in the `last` one."""
-        with module.no_sync() if isinstance(module, DistributedDataParallel) and not last else nullcontext():
-            yield
+    def accumulate(self, module: nn.Module, last: bool) -> AbstractContextManager[None]:
+        """Return the context of a micro-batch's passes; DDP exchanges gradients only in the `last` one."""
+        return module.no_sync() if isinstance(module, DistributedDataParallel) and not last else nullcontext()
 
 
 SINGLE_PROCESS = World()
@@ -242,7 +241,7 @@ def full_tensor(tensor: Any) -> torch.Tensor:
 
     Every process must call this.
     """
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def shard_like(tensor: torch.Tensor, like: Any) -> torch.Tensor:
@@ -250,11 +249,8 @@ def shard_like(tensor: torch.Tensor, like: Any) -> torch.Tensor:
 
     Every process must call this with the same values.
     """
-    if not hasattr(like, "full_tensor"):
-        return tensor.to(like.device)
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements)
+    moved = tensor.to(like.device)
+    return distribute_tensor(moved, like.device_mesh, like.placements) if isinstance(like, DTensor) else moved
 
 
 def save_sharded(tensors: Mapping[str, torch.Tensor], folder: Path, *, whole: bool = False) -> None:

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 from memalpha.config import LearnerConfig
 from memalpha.errors import TrainingError
 from memalpha.policy.model_files import count_parameters, hide_progress_bars, load_adapter
+from memalpha.policy.reward_model import unwrap_peft
 from memalpha.train.learner.distributed import (
     SINGLE_PROCESS,
     World,
@@ -31,7 +32,6 @@ from memalpha.train.learner.distributed import (
     saved_shapes,
     shard_like,
 )
-from memalpha.train.learner.token_logprobs import unwrap_peft
 
 
 class BaseEngine:

@@ -22,11 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from memalpha.errors import ConfigError, PolicyError
 from memalpha.policy.kv_cache import has_plain_cache
-
-
-def unwrap_peft(model: Any) -> PreTrainedModel:
-    """Return the transformers model itself; a `PeftModel`'s adapters stay in its layers."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+from memalpha.policy.reward_model import unwrap_peft
 
 
 def find_trunk(model: Any) -> Any:
@@ -174,7 +170,7 @@ def check_head(model: nn.Module) -> None:
 
 
 def check_trees(model: nn.Module) -> None:
-    """Check that the model computes two rows with a common prefix as one tree (`data.prefix_trees`).
+    """Check that the model computes two rows with a common prefix as one tree (`data.samples`).
 
     Other attention than sdpa, sliding windows and state-space layers cannot.
 
