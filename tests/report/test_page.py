@@ -237,7 +237,7 @@ def test_the_model_and_its_worlds_are_named(run: Path) -> None:
         "policy: <tiny>\nalgorithm: grpo\ndata: synthetic\nworld: {preset: demo}\neval_world: {preset: full}\n"
     )
     text = page_of(run).text
-    assert "<tiny> (774,400 parameters), trained by grpo on generated conversations of the demo world" in text
+    assert "<tiny> (774,400 parameters), trained by GRPO on generated conversations of the demo world" in text
     assert "tested on its held-out split of the full world" in text
     (run / "config.yaml").write_text("policy: tiny\ndata: mine.jsonl\neval_data: other.jsonl\n")
     assert "on mine.jsonl and tested on other.jsonl" in page_of(run).text
