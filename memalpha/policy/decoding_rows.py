@@ -227,7 +227,8 @@ class StepGraphs:
         else:
             held, graph = inputs.to(device), torch.cuda.CUDAGraph()
             pool = next((graph.pool() for graph, _, _ in self.graphs.values()), None)
-            with torch.cuda.graph(graph, pool=pool):
+            # Other threads may use the device meanwhile: another agent's policy, a reader.
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 logits = run(held)
             self.graphs[rows] = graph, held, logits
         graph.replay()
