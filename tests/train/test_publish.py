@@ -100,6 +100,17 @@ def test_what_cannot_be_pushed_is_refused_with_what_to_do(small, policy_path, tm
     assert not hub.files
 
 
+def test_a_connection_that_breaks_is_said(run, hub, monkeypatch):
+    """By whatever HTTP client this version of the hub's package has."""
+
+    def hang_up(path, body):
+        raise ConnectionAbortedError  # the handler ends without an answer
+
+    monkeypatch.setattr(hub, "answer", hang_up)
+    with pytest.raises(PolicyError, match=r"the connection to the hub broke .*: the same command uploads again"):
+        push_run(run, "ana/writer")
+
+
 def test_a_base_says_its_licence_and_where_it_is_from(run, tmp_path):
     copy = tmp_path / "base"
     shutil.copytree(run / "checkpoints" / "best", copy)

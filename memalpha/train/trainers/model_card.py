@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from httpx import TransportError
 from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCard, ModelCardData, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -32,6 +31,8 @@ from memalpha.train.trainers.directory import CARD_FILE, VALUE_HEAD, RunDirector
 
 SMOL_REPOSITORY = "HuggingFaceTB/SmolLM2-135M-Instruct"
 """Repository of smol's base on the model hub."""
+HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
+"""Error of the hub's HTTP client, which is another package from version 2 of huggingface_hub on."""
 SMALL_MODEL = 50_000_000
 """Models with fewer weights are said to know nothing beyond what they were trained on."""
 
@@ -334,6 +335,6 @@ def push_run(run: str | Path, repository: str, *, private: bool = False) -> tupl
         code = error.response.status_code
         login = ": log in with `hf auth login`, or set HF_TOKEN to a token that may write" if code in (401, 403) else ""
         raise PolicyError(f"the hub refused {repository} ({code}){login or f': {error}'}") from error
-    except (OSError, TransportError) as error:
+    except (OSError, HTTP_ERROR) as error:
         raise PolicyError(f"the connection to the hub broke ({error}): the same command uploads again") from error
     return str(address), [operation.path_in_repo for operation in operations]
