@@ -234,6 +234,8 @@ def check_inputs(config: AnyTraining) -> None:
                     raise DataError(f"{key}: {path} is empty")
         elif isinstance(config, RunConfig) and not Path(path).is_dir():
             load_tasks(path)  # raises: it says what the name could mean
+        elif Path(path).suffix == ".jsonl":
+            raise DataError(f"{key}: {path}: there is no such file: give the path of a JSON Lines file")
     if isinstance(config, SFTConfig):
         check_source(config.source, is_resuming=(config.out / "rows.jsonl").is_file())
         if config.data not in MODULES and needs_gold(config.source):
