@@ -216,7 +216,17 @@ class ServerThread(LoopThread):
         self.slots = asyncio.Semaphore(self.server.concurrency)
 
     async def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
-        """Send one try. Raises `RetryableError` if no complete response came back."""
+        """Send one try and return the response, whatever its status.
+
+        Args:
+            method: HTTP method.
+            path: Path behind the server's address.
+            body: JSON body; None sends none.
+
+        Raises:
+            RetryableError: No complete response came back.
+            PolicyError: The server's address is none.
+        """
         if self._http is None:
             headers = {"Content-Type": "application/json"}
             headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}

@@ -115,7 +115,14 @@ class Namespace:
         return change
 
     def insert_rows(self, operation: tuple[Any, ...], change: Change, created: int, vector: bytes | None) -> None:
-        """Insert the rows of a change: its operation, the version it ended and the version it made."""
+        """Insert the rows of a change: its operation, the version it ended and the version it made.
+
+        Args:
+            operation: The row of the log; its second column is the operation's position.
+            change: What the operation changed.
+            created: Position of the operation that first made the entry.
+            vector: Encoded vector of the content, if the namespace lacks it.
+        """
         self.log.append(operation)
         if change.ended is not None:
             self.entries.end_version(change.ended, operation[1])
