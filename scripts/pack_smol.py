@@ -47,6 +47,8 @@ from memalpha.policy.smol.base_model import (
 from memalpha.policy.transformers import TransformersPolicy
 
 MAX_BYTES = 12_000_000
+ROW_SIZES = {"view_tokens": 256, "max_new_tokens": 160, "chunk_tokens": 120}
+"""Sizes of the training rows: `MemoryAgent` uses them for this policy."""
 A, B = ".lora_A.weight", ".lora_B.weight"
 PREFIX = "base_model.model."
 FLOAT8, FLOAT8_PEAK = torch.float8_e4m3fn, 256.0
@@ -254,6 +256,7 @@ def pack(run: str | Path, out: Path, commands: list[str], rank: int | None = Non
         "gguf_sha256": GGUF_SHA256,
         "memalpha_prompt": policy.prompt,
         "memalpha_form": policy.form,
+        "memalpha_sizes": ROW_SIZES,
         "adapter_sha256": file_sha256(partial / ADAPTER_WEIGHTS),
         "rank": width,
         "packing_error": float(f"{error:.3g}"),

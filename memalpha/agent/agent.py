@@ -27,14 +27,14 @@ from memalpha.arguments import brief_repr, check_count, check_flag, check_functi
 from memalpha.config import AgentConfig, TrustConfig
 from memalpha.errors import ConfigError, DataError
 from memalpha.forks import ForkAware
-from memalpha.policy.base import Policy, count_checked, sample_checked
+from memalpha.policy.base import Policy, count_checked, sample_checked, trained_sizes
 from memalpha.policy.load import load_policy
 from memalpha.policy.scripted import ignores_memory
 from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema
 from memalpha.store.store import MemoryStore
 from memalpha.store.validation import check_text, check_timestamp, validate_fields
-from memalpha.tasks.chunking import split_text
+from memalpha.tasks.chunking import cut_chunk, split_text
 from memalpha.tasks.formats.messages import Messages, chunk_messages, is_messages
 from memalpha.types import (
     Chunk,
@@ -173,6 +173,8 @@ class MemoryAgent(ForkAware):
         self.tools = load_tools(self.config.tools)
         self.reader = reader or default_reader(self.policy, self.config)
         self.chunks_read = 0
+        chunk_tokens = trained_sizes(self.policy).get("chunk_tokens", MAX_CHUNK_CHARACTERS // 4)
+        self._chunk_characters = min(4 * chunk_tokens, MAX_CHUNK_CHARACTERS)
         self._turn = RLock()
         self._thread: ThreadPoolExecutor | None = None
         self.watch_forks()
@@ -192,8 +194,9 @@ class MemoryAgent(ForkAware):
     ) -> Turn:
         """Read one chunk: call the policy once and apply its tool calls.
 
-        Chat messages of several days, or of more than `MAX_CHUNK_CHARACTERS`, are several chunks. The turn then has the
-        calls, results, operations and problems of all of them, and the last completion.
+        Chat messages of several days, or of more than `MAX_CHUNK_CHARACTERS`, are several chunks. A policy that names
+        the size of chunks it was trained on (`chunk_tokens`) reads a longer one in parts. The turn then has the calls,
+        results, operations and problems of all of them, and the last completion.
 
         Args:
             chunk: a text, a `Chunk`, or chat messages: `[{"role": "user", "content": "..."}]`, with `name` and
@@ -213,10 +216,13 @@ class MemoryAgent(ForkAware):
             PolicyError: the policy did not answer; earlier chunks stay written.
         """
         origin = _check_origin(timestamp, source, speaker, metadata)
-        if isinstance(chunk, str | Chunk):
-            return self._read_chunk(chunk, timestamp, **origin)
         with self._turn:
-            turns = [self._read_chunk(part, None, **origin) for part in self._message_chunks(chunk, timestamp)]
+            if isinstance(chunk, str | Chunk):
+                turns = [self._read_chunk(part, timestamp, **origin) for part in self._parts(chunk)]
+            else:
+                turns = [self._read_chunk(part, None, **origin) for part in self._message_chunks(chunk, timestamp)]
+        if len(turns) == 1:
+            return turns[0]
         if not turns:
             raise DataError("messages: no words of a user or an assistant: there is nothing to read")
         return replace(
@@ -296,7 +302,7 @@ class MemoryAgent(ForkAware):
             empty = "the list of messages is empty: " if isinstance(messages, list) and not messages else ""
             needed = "a text, a Chunk or a list of chat messages is needed: [{'role': 'user', 'content': ...}]"
             raise DataError(empty + needed)
-        return chunk_messages(messages, timestamp=timestamp, size=MAX_CHUNK_CHARACTERS, first_index=self.chunks_read)
+        return chunk_messages(messages, timestamp=timestamp, size=self._chunk_characters, first_index=self.chunks_read)
 
     def stream(
         self,
@@ -325,8 +331,8 @@ class MemoryAgent(ForkAware):
         """
         origin = _check_origin(timestamp, source, speaker, metadata)
         del origin["speaker"]
-        for chunk in self._split(text, timestamp):
-            proposal = self.propose(chunk, timestamp=timestamp)
+        for part in (part for chunk in self._split(text, timestamp) for part in self._parts(chunk)):
+            proposal = self.propose(part, timestamp=timestamp)
             calls = parse_reply(proposal.completion.text, self.config.reply_form, self.tools)
             chunk = proposal.observation.chunk
             judge = TrustJudge(self.store, chunk, self.trust, speaker)
@@ -425,9 +431,18 @@ class MemoryAgent(ForkAware):
             async for operation in self.astream((chunk,), timestamp=timestamp, **origin):
                 yield operation
 
+    def _parts(self, chunk: Text) -> list[Text]:
+        """Cut a chunk that is longer than those that the policy was trained on."""
+        size = self._chunk_characters
+        if size == MAX_CHUNK_CHARACTERS:
+            return [chunk]
+        if isinstance(chunk, str):
+            return [*split_text(chunk, size)] if len(chunk) > size else [chunk]
+        return [*cut_chunk(chunk, size)]
+
     def _split(self, text: Text | Messages | Iterable[Text], timestamp: str | None) -> Iterable[Text]:
         if isinstance(text, str):
-            return split_text(text, MAX_CHUNK_CHARACTERS)
+            return split_text(text, self._chunk_characters)
         if isinstance(text, Chunk):
             return (text,)
         if is_messages(text):

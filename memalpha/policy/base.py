@@ -196,7 +196,7 @@ def count_checked(policy: Policy, text: str) -> int:
 
 
 def with_prompt_style(settings: S, policy: Policy) -> S:
-    """Return `settings` with the policy's prompt style and form of calls unless they set them explicitly.
+    """Return `settings` with the policy's prompt style, form of calls and sizes unless they set them explicitly.
 
     A style has defaults of its own for settings that are not set. Readers of `mem-alpha` policies are prompted as
     `full`: those policies were trained to write only.
@@ -209,7 +209,13 @@ def with_prompt_style(settings: S, policy: Policy) -> S:
         if "prompt" in settings.model_fields_set:
             return settings
         return settings.model_copy(update={"prompt": reader_style(style)})
-    values = {"prompt": style, "form": getattr(policy, "form", "native"), **settings.model_dump(exclude_unset=True)}
+    sizes = {key: value for key, value in trained_sizes(policy).items() if key in type(settings).model_fields}
+    values = {
+        "prompt": style,
+        "form": getattr(policy, "form", "native"),
+        **sizes,
+        **settings.model_dump(exclude_unset=True),
+    }
     if "form" not in settings.model_fields_set and values["prompt"] == "mem-alpha":
         del values["form"]
     if values.keys() == settings.model_fields_set:
@@ -217,6 +223,11 @@ def with_prompt_style(settings: S, policy: Policy) -> S:
     if values["prompt"] == "compact" and settings.instructions is not None:
         raise ConfigError(f"agent.instructions: policy {policy.name!r}: {HIDDEN_INSTRUCTIONS}")
     return build_config(type(settings), values, "agent")
+
+
+def trained_sizes(policy: Policy) -> dict[str, int]:
+    """Return the sizes in tokens that a policy was trained on, by name (`TransformersPolicy.sizes`)."""
+    return getattr(policy, "sizes", {})
 
 
 def reader_style(style: str) -> Literal["full", "compact"]:

@@ -39,6 +39,8 @@ STYLE_KEY = "memalpha_prompt"
 STYLES = ("full", "compact", "mem-alpha")
 FORM_KEY = "memalpha_form"
 FORMS = ("native", "hermes", "lines")
+SIZES_KEY = "memalpha_sizes"
+SIZES = ("view_tokens", "max_new_tokens", "chunk_tokens")
 KNOWN_STYLES = {"YuWangX/Memalpha-4B": "mem-alpha"}
 """Prompt styles of published checkpoints, whose files name none."""
 
@@ -48,6 +50,8 @@ class TransformersPolicy:
 
     `prompt` is the prompt style that the model was trained on, and `form` the form of its calls. They are read under
     "memalpha_prompt" and "memalpha_form" from config.json, then tokenizer_config.json; defaults: "full", "native".
+    "memalpha_sizes" may give `sizes` in tokens: "view_tokens" and "max_new_tokens" stand in for the defaults of
+    `AgentConfig`, and `MemoryAgent` reads chunks longer than "chunk_tokens" in parts.
 
     Args:
         model: causal language model; it is put into evaluation mode.
@@ -77,6 +81,7 @@ class TransformersPolicy:
         self.chat = ChatTemplate(tokenizer, name)
         self.prompt = _trained_on(STYLE_KEY, STYLES, model, tokenizer, name, KNOWN_STYLES.get(name, "full"))
         self.form = _trained_on(FORM_KEY, FORMS, model, tokenizer, name, "native")
+        self.sizes = _sizes(model, tokenizer, name)
         self.batch_tokens = batch_tokens
         self.batch_rows = batch_rows
         self.stop_repeats = False
@@ -338,7 +343,7 @@ def _with_files_of(folder: str | Path, model: Any, tokenizer: PreTrainedTokenize
     elif (template := Path(folder) / "chat_template.jinja").is_file():
         tokenizer.chat_template = template.read_text(encoding="utf-8")
     if (record := read_adapter_record(Path(folder))) is not None:
-        for key, value in ((STYLE_KEY, record.prompt), (FORM_KEY, record.form)):
+        for key, value in ((STYLE_KEY, record.prompt), (FORM_KEY, record.form), (SIZES_KEY, record.sizes)):
             setattr(model.config, key, value)
             tokenizer.init_kwargs[key] = value
     return TransformersPolicy(model, tokenizer, str(folder))
@@ -358,6 +363,20 @@ def _trained_on(
     if value not in choices:
         raise PolicyError(f"policy {name!r}: {key} {value!r} in its config.json is none of {', '.join(choices)}")
     return value
+
+
+def _sizes(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> dict[str, int]:
+    """Return the sizes that the model was trained on, from its configuration or the tokenizer's."""
+    sizes = getattr(model.config, SIZES_KEY, None) or tokenizer.init_kwargs.get(SIZES_KEY) or {}
+    is_valid = isinstance(sizes, dict) and all(
+        key in SIZES and type(value) is int and value > 0 for key, value in sizes.items()
+    )
+    if not is_valid:
+        raise PolicyError(
+            f"policy {name!r}: {SIZES_KEY} {sizes!r} in its config.json: an object with numbers of tokens under "
+            f"{', '.join(SIZES)} is needed"
+        )
+    return sizes
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> frozenset[int]:

@@ -64,6 +64,25 @@ def require_iso_time(text: Any, location: str) -> str:
     return time
 
 
+def cut_chunk(chunk: Chunk, size: int) -> list[Chunk]:
+    """Cut a chunk into chunks of at most `size` characters, with its timestamp and index.
+
+    Cuts are between turns. A longer turn is cut as `split_text` does, with its speaker and id on each part.
+
+    Args:
+        chunk: Chunk to cut.
+        size: Longest chunk in characters, without the speakers of its last turn.
+    """
+    if not chunk.turns:
+        return [chunk.model_copy(update={"text": part}) for part in split_text(chunk.text or "", size)]
+    turns = [
+        turn.model_copy(update={"text": part})
+        for turn in chunk.turns
+        for part in (split_text(turn.text, size) if len(turn.text) > size else (turn.text,))
+    ]
+    return [chunk.model_copy(update={"turns": part.turns}) for part in pack_turns(turns, size // 4)]
+
+
 def split_text(text: str, size: int = CHUNK, borders: Sequence[str] = BORDERS) -> list[str]:
     """Split a text into pieces of at most `size` characters.
 

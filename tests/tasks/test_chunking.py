@@ -13,6 +13,7 @@ from memalpha.errors import DataError
 from memalpha.tasks.chunking import (
     CHUNK,
     TaskBuilder,
+    cut_chunk,
     parse_answers,
     rechunk,
     require_iso_time,
@@ -69,6 +70,20 @@ def test_splitting_loses_only_white_space_within_the_limit(text, size):
     pieces = split_text(text, size)
     assert "".join("".join(pieces).split()) == "".join(text.split())
     assert all(piece and piece == piece.strip() and len(piece) <= size for piece in pieces)
+
+
+@given(st.lists(st.text(alphabet="ab. \n", min_size=1, max_size=90).filter(str.strip), min_size=1), st.integers(8, 60))
+def test_a_chunk_is_cut_between_turns_and_keeps_what_was_said(texts, size):
+    turns = tuple(SpeakerTurn(speaker="Al", text=text, id=f"t{number}") for number, text in enumerate(texts))
+    chunk = Chunk(turns=turns, timestamp="2025-01-10", index=7)
+    parts = cut_chunk(chunk, size)
+    assert {(part.timestamp, part.index) for part in parts} == {("2025-01-10", 7)}
+    for turn in turns:
+        pieces = [piece.text for part in parts for piece in part.turns if piece.id == turn.id]
+        assert "".join("".join(pieces).split()) == "".join(turn.text.split())
+        assert pieces == [turn.text] if len(turn.text) <= size else max(map(len, pieces)) <= size
+    room = [sum(len(turn.text) + 5 for turn in part.turns) for part in parts if len(part.turns) > 1]
+    assert all(length <= size for length in room)
 
 
 def test_a_text_is_split_at_the_best_border():

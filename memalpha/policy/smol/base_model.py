@@ -25,11 +25,12 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 class AdapterRecord(NamedTuple):
-    """SHA-256 of the base's GGUF file, prompt style and form of calls that an adapter was trained on."""
+    """SHA-256 of the base's GGUF file, prompt style, form of calls and sizes that an adapter was trained on."""
 
     gguf_sha256: str
     prompt: str
     form: str
+    sizes: dict[str, int]
 
 
 def base_folder() -> Path:
@@ -123,7 +124,12 @@ def read_adapter_record(folder: Path) -> AdapterRecord | None:
     if record is None:
         return None
     try:
-        return AdapterRecord(str(record["gguf_sha256"]), str(record["memalpha_prompt"]), str(record["memalpha_form"]))
+        return AdapterRecord(
+            str(record["gguf_sha256"]),
+            str(record["memalpha_prompt"]),
+            str(record["memalpha_form"]),
+            record.get("memalpha_sizes", {}),
+        )
     except KeyError as error:
         raise PolicyError(f"{folder / RECORD} lacks {error}: put it back") from error
 

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny import tiny_llama, tiny_tokenizer
 
+from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.policy_check import check_policy
 from memalpha.config import AgentConfig
 from memalpha.config.groups import LoadingConfig
@@ -21,8 +22,10 @@ from memalpha.policy.smol import base_model
 from memalpha.policy.smol.base_model import GGUF_SHA256, base_folder, write_base_record
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.systems.builtin import load_system
+from memalpha.store.store import MemoryStore
 from memalpha.train.api import train
 from memalpha.train.plan import ModelShape
+from memalpha.types import Chunk, SpeakerTurn
 
 IDS = torch.arange(24)[None] * 7 % 200
 RUN = {
@@ -73,7 +76,7 @@ def adapter(base, tmp_path, monkeypatch) -> Path:
     return folder
 
 
-def write_record(folder: Path, **changes: str) -> None:
+def write_record(folder: Path, **changes: object) -> None:
     record = {"gguf_sha256": GGUF_SHA256, "memalpha_prompt": "compact", "memalpha_form": "lines", **changes}
     (folder / "memalpha.json").write_text(json.dumps(record))
 
@@ -120,6 +123,20 @@ def test_the_adapter_is_merged_and_brings_its_prompt_style(adapter):
     assert (result.format, result.calls_read_back, result.problems) == ("lines", True, ())
 
 
+def test_an_agent_takes_the_sizes_of_the_rows_unless_it_is_given_others(adapter):
+    write_record(adapter, memalpha_sizes={"view_tokens": 90, "max_new_tokens": 4, "chunk_tokens": 20})
+    with MemoryStore.open(":memory:") as store:
+        agent = MemoryAgent("smol", store, AgentConfig(max_new_tokens=3))
+        assert (agent.config.view_tokens, agent.config.max_new_tokens) == (90, 3)
+        lines = tuple(SpeakerTurn(speaker="Ana", text=f"{number} " + "la " * 20) for number in range(3))
+        agent.read(Chunk(turns=lines, timestamp="2025-01-10"))
+        agent.read("short")
+        agent.read("One sentence. " * 12)
+        assert agent.chunks_read == 3 + 1 + 3
+        assert list(agent.stream([Chunk(text="One sentence. " * 6)])) == []
+        assert agent.chunks_read == 9
+
+
 def test_a_plan_reads_the_style_of_adapters(adapter):
     shape = ModelShape("smol", "float32", LoadingConfig())
     assert (shape.policy.prompt, shape.policy.form, shape.policy.name) == ("compact", "lines", "smol")
@@ -139,6 +156,9 @@ def test_another_base_is_refused_by_name(adapter, base, tmp_path):
         load_policy("smol")
     write_record(adapter, memalpha_form="haiku")
     with pytest.raises(PolicyError, match=r"memalpha_form 'haiku' .* is none of native, hermes, lines"):
+        load_policy("smol")
+    write_record(adapter, memalpha_sizes={"view_tokens": "256"})
+    with pytest.raises(PolicyError, match=r"memalpha_sizes .* numbers of tokens under view_tokens"):
         load_policy("smol")
     (adapter / "memalpha.json").write_text("{}")
     with pytest.raises(PolicyError, match=r"memalpha\.json lacks 'gguf_sha256'"):
