@@ -98,6 +98,8 @@ def train_on_preferences(
     *,
     policy: str | Path,
     out: str | Path,
+    on_step: OnStep | None = None,
+    callbacks: Iterable[TrainerCallback | type[TrainerCallback]] = (),
     **settings: Any,
 ) -> dict[str, Any]:
     """Make `chosen[i]` more likely and `rejected[i]` less likely as replies to `prompts[i]`.
@@ -111,6 +113,8 @@ def train_on_preferences(
         rejected: Worse replies, in the same formats.
         policy: Start policy: a shipped name, a path or a hub id.
         out: Run directory.
+        on_step: Called after every step with its metrics; see `train`.
+        callbacks: transformers' `TrainerCallback`s; see `train`.
         settings: Keys of `PreferenceConfig` (`dpo={"beta": 0.05}`, `learning_rate=5e-7`, `lora={}`, ...).
 
     Returns:
@@ -122,7 +126,8 @@ def train_on_preferences(
         CheckpointError: `out` holds another run.
     """
     pairs, values = (prompts, chosen, rejected), {**settings, "policy": policy, "out": out}
-    return _train_on_lists(preference_trainer, PreferenceConfig, "train_on_preferences", values, pairs)
+    hooks = Callbacks(callbacks, on_step)
+    return _train_on_lists(preference_trainer, PreferenceConfig, "train_on_preferences", values, pairs, hooks)
 
 
 def train_reward_model(
@@ -132,6 +137,8 @@ def train_reward_model(
     *,
     policy: str | Path,
     out: str | Path,
+    on_step: OnStep | None = None,
+    callbacks: Iterable[TrainerCallback | type[TrainerCallback]] = (),
     **settings: Any,
 ) -> dict[str, Any]:
     """Train a reward model that scores `chosen[i]` above `rejected[i]` as a reply to `prompts[i]`.
@@ -145,6 +152,8 @@ def train_reward_model(
         rejected: Worse replies, in the same formats.
         policy: Model to start from: a shipped name, a path or a hub id.
         out: Run directory.
+        on_step: Called after every step with its metrics; see `train`.
+        callbacks: transformers' `TrainerCallback`s; see `train`.
         settings: Keys of `RewardModelConfig` (`pooling="mean"`, `epochs=2`, `lora={}`, ...).
 
     Returns:
@@ -156,7 +165,8 @@ def train_reward_model(
         CheckpointError: `out` holds another run.
     """
     pairs, values = (prompts, chosen, rejected), {**settings, "policy": policy, "out": out}
-    return _train_on_lists(reward_model_trainer, RewardModelConfig, "train_reward_model", values, pairs)
+    hooks = Callbacks(callbacks, on_step)
+    return _train_on_lists(reward_model_trainer, RewardModelConfig, "train_reward_model", values, pairs, hooks)
 
 
 def _train_on_lists(
@@ -165,6 +175,7 @@ def _train_on_lists(
     caller: str,
     settings: Mapping[str, Any],
     pairs: tuple[Texts, Texts, Texts],
+    callbacks: Callbacks,
 ) -> dict[str, Any]:
     """Write pairs to the run directory and train on them."""
     for name in ("policy", "out"):
@@ -176,12 +187,10 @@ def _train_on_lists(
     with _machine_errors(config.out):
         config.out.mkdir(parents=True, exist_ok=True)
         write_pairs(config.data, *pairs, is_resuming=bool(directory.saved_steps()))
-    return _launch(build, config)
+    return _launch(build, config, callbacks)
 
 
-def _launch(
-    build: Callable[[C, RunDirectory], Trainer], config: C, callbacks: Callbacks | None = None
-) -> dict[str, Any]:
+def _launch(build: Callable[[C, RunDirectory], Trainer], config: C, callbacks: Callbacks) -> dict[str, Any]:
     """Check the run directory and device, join the other processes, compose the run and train.
 
     Args:

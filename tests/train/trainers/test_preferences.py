@@ -100,7 +100,9 @@ def test_lists_are_learnt_from_as_a_file_is(kind, train_on_lists, policy_path, t
     groups = ("optimizer", "evaluation", "checkpoint")
     same_settings = {group: getattr(settings, group).model_dump(exclude_unset=True) for group in groups}
     out = tmp_path / "lists"
-    summary = train_on_lists(PROMPTS, YES, NO, policy=policy_path, out=out, **same_settings)
+    lines = []
+    summary = train_on_lists(PROMPTS, YES, NO, policy=policy_path, out=out, on_step=lines.append, **same_settings)
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
     assert summary["pairs"] == 8 and same(weights(settings.out, 4), weights(out, 4))
     assert train_on_lists(PROMPTS, YES, NO, policy=policy_path, out=out, **same_settings) == summary
     with pytest.raises(CheckpointError, match="holds other pairs"):
