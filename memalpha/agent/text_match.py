@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from memalpha.store.values import normalize
+from memalpha.store.search.bm25 import words
+from memalpha.store.values import key_value, normalize
 
 MAX_REFUSAL_WORDS = 40
 """Words of the longest reply that can be a refusal."""
@@ -135,6 +136,28 @@ def contains(text: str, part: str) -> bool:
     """
     needle = normalize(part)
     return bool(needle) and f" {needle} " in f" {normalize(text)} "
+
+
+def is_copied(content: str, source: str) -> bool:
+    """Return True if a memory's content invents no value that `source` lacks.
+
+    Values are names and numbers: words with a digit, and capitalized ones but the first. Of a line `key: value` all
+    words but stop words count. Words are compared by their stems; dates such as 2025-01-12 may be worked out.
+
+    Args:
+        content: Content of an entry.
+        source: Text that it was written from.
+    """
+    known = set(words(source))
+    text = _ISO_DATE.sub(" ", content)
+    if pair := key_value(text):
+        return known.issuperset(words(pair[1]))
+    values = [word for word in text.split()[1:] if word[:1].isupper()] + _NUMBER.findall(text)
+    return known.issuperset(words(" ".join(values)))
+
+
+_ISO_DATE = re.compile(r"\b\d{4}-\d\d(?:-\d\d)?(?:T\d\d:\d\d)?\b")
+_NUMBER = re.compile(r"\S*\d\S*")
 
 
 def is_abstention(answer: str) -> bool:

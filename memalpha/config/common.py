@@ -339,9 +339,10 @@ class RewardConfig(Config):
         description="score of an answer for r1; question: each question's own metric, cited: that metric with the "
         "reply's form and evidence (qa.scoring.metrics; needs reader.cite)",
     )
-    content: Literal["gold", "judge"] = Field(
+    content: Literal["gold", "judge", "copied"] = Field(
         default="gold",
-        description="validity of a write, for r4: by the task's gold operations, or by the judge",
+        description="validity of a write, for r4: by the task's gold operations, by the judge, or (copied) if its "
+        "names, numbers and values stand in the chunk",
     )
     reader: ReaderConfig | None = Field(
         default=None, description="reader of the reward, if other than the run's, which evaluations use"

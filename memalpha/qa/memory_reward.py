@@ -9,8 +9,9 @@
 | model     | score of a reward model for the final memory (`reward.model`)                  | all turns        |
 | own names | functions of your own (`reward.functions`)                                     | all turns        |
 
-Gold operations decide validity in r4, or a judge that sees the chunk (`content=judge`). With `metric=judge` a judge
-scores r1 too. With neither gold operations nor a judge r4 has weight 0: validity is never assumed. `reward.accuracy`
+Gold operations decide validity in r4, or a judge that sees the chunk (`content=judge`), or the chunk's own words
+(`content=copied`): a write is valid if it invents no name, number or value. With `metric=judge` a judge scores r1 too.
+With no gold operations and neither of the others r4 has weight 0: validity is never assumed. `reward.accuracy`
 and `reward.calls` are the weights of r1 and r2.
 
 In a chunk group (`environments.memory_writing`) r1 and r3 belong to their turn. The questions are asked of the memory
@@ -33,6 +34,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from memalpha.agent.text_match import is_copied
 from memalpha.agent.tools import CHANGING_CODES
 from memalpha.arguments import check_count, is_finite_number
 from memalpha.config import MemoryFunction, RewardConfig
@@ -144,18 +146,22 @@ class MemoryReward:
             read_tokens = sum(self._chunk_sizes(task))
             r3 = [self._compression(read_tokens, state) for state in trajectory.states[-1:] or (None,)] * len(turns)
         r2 = [_published_call_share(turn) if published else _call_share(turn) for turn in turns]
-        r4 = [0.0] * len(turns)
-        if contents is not None:
+        r4, is_judged = [0.0] * len(turns), True
+        if self.config.content == "copied":
+            r4 = [_copied_share(turn, task.chunks[turn.chunk].render()) for turn in turns]
+        elif contents is not None:
             judge_turn = _published_judged_share if published else _judged_share
             r4 = [judge_turn(turn, content) for turn, content in zip(turns, contents, strict=True)]
         elif task.gold_operations:
             gold, judge = GoldFacts(task), _published_valid_share if published else _valid_share
             r4 = [judge(turn, gold, task, trajectory.states[index]) for index, turn in enumerate(turns)]
+        else:
+            is_judged = False
         weights = {
             "r1": self.config.accuracy,
             "r2": self.config.calls,
             "r3": self.config.beta,
-            "r4": self.config.gamma if contents is not None or task.gold_operations else 0.0,
+            "r4": self.config.gamma if is_judged else 0.0,
         }
         components = {"r1": tuple(r1), "r2": tuple(r2), "r3": tuple(r3), "r4": tuple(r4)}
         shared = set[str]() if trajectory.before else {"r1", "r3"}
@@ -181,7 +187,7 @@ class MemoryReward:
             scope: Words for what these tasks are, such as "held-out tasks".
         """
         missing = sum(not task.gold_operations for task in tasks)
-        if not missing or not self.config.gamma or self.config.content == "judge":
+        if not missing or not self.config.gamma or self.config.content != "gold":
             return []
         return [f"reward: r4 is off (weight 0) for {missing} of {len(tasks)} {scope}: they carry no gold operations"]
 
@@ -238,6 +244,16 @@ def _judged_share(turn: Turn, content: ContentVerdicts) -> float:
     if not verdicts:
         return content.nothing or 0.0
     return sum(verdicts) / len(verdicts)
+
+
+def _copied_share(turn: Turn, chunk: str) -> float:
+    """Return the share of writes that invent no value; 1 without a write. Duplicates are invalid."""
+    verdicts = [
+        result.code != "duplicate" and is_copied(result.content or "", f"{chunk}\n{result.before or ''}")
+        for result in turn.results
+        if result.code in ("inserted", "updated", "core_updated", "duplicate")
+    ]
+    return sum(verdicts) / len(verdicts) if verdicts else 1.0
 
 
 def _published_call_share(turn: Turn) -> float:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from memalpha.agent.apply import act
 from memalpha.agent.parsing import format_call
+from memalpha.agent.text_match import is_copied
 from memalpha.config import MemoryFunction, RewardConfig
 from memalpha.errors import RewardError
 from memalpha.qa.memory_reward import GoldFacts, MemoryReward
@@ -99,6 +100,36 @@ def test_a_perfect_writer_has_all_of_it():
     assert reward.components["r3"] == pytest.approx((1 - 2 / 90,) * 3)
     assert reward.weights == {"r1": 1.0, "r2": 1.0, "r3": 0.05, "r4": 0.1}
     assert reward.total == pytest.approx(1 + 1 + 0.05 * (1 - 2 / 90) + 0.1)
+
+
+COPIED = (
+    ("pet: Biscuit", "got a puppy, his name is Biscuit!", True),
+    ("pet: Rex", "got a puppy, his name is Biscuit!", False),
+    ("dentist: Tuesday, 8:50", "dentist on tuesday at 9:30, no wait, 8:50", True),
+    ("dentist: 8:55", "dentist on tuesday at 9:30, no wait, 8:50", False),
+    ("Ana moved to Porto on 2025-01-09.", "Ana: I moved to Porto yesterday.", True),
+    ("Ana moved to Braga.", "Ana: I moved to Porto yesterday.", False),
+    ("She runs 5 km a day", "i run 15 km a day", False),
+    ("Likes walks by the sea", "i love walking by the sea", True),
+)
+
+
+@pytest.mark.parametrize(("content", "source", "expected"), COPIED)
+def test_an_invented_value_is_no_copy(content, source, expected):
+    assert is_copied(content, source) == expected
+
+
+def test_copies_are_valid_without_gold_operations():
+    chunks = tuple(Chunk(text=text) for text in ("My city is Oslo, my pet a cat.", "Rome is my city now.", "Nice day."))
+    task = Task(id="t", chunks=chunks)
+    reward = MemoryReward(RewardConfig(content="copied"), len)
+    rollout = roll(
+        BOTH, [update("city: Oslo", "city: Rome"), insert("pet: cat"), insert("job: nurse")], [skip], task=task
+    )
+    scored = reward.reward(rollout, [])
+    assert scored.components["r4"] == pytest.approx((1.0, 1 / 3, 1.0)) and scored.weights["r4"] == 0.1
+    assert reward.notes([task]) == []
+    assert MemoryReward(RewardConfig(), len).reward(rollout, []).weights["r4"] == 0.0
 
 
 CITIES = ("Oslo", "Rome", "Lima")
