@@ -12,6 +12,9 @@ it: prompts in the compact style, completions in the line form. Equal options gi
 | babi | .07 | streams of bAbI's training stories |
 | passages | .08 | XQuAD (every second article), HotpotQA (even-numbered questions), FriendsQA (dev) |
 
+`--chats` makes rows of short natural chats (`smol.chats`, .70), the demo world (.12) and its paraphrases (.18), with
+which the adapter learnt on.
+
 `--focus` takes other shares (`FOCUS_SHARES`) and a tenth of reader rows. Three of four writer rows of its first three
 parts are what the writer found hard: four or more calls, or a change among four or more entries in view.
 
@@ -34,6 +37,7 @@ from itertools import count
 from pathlib import Path
 from random import Random
 
+from smol.chats import chat_rows, chat_tasks
 from smol.dialogues import dialogue_rows
 from smol.passages import load_passages, passage_rows
 from smol.rows import SmolRow
@@ -44,6 +48,8 @@ from memalpha.tasks.formats.jsonl import save_jsonl
 
 SHARES = {"demo": 0.20, "paraphrase": 0.44, "dialogue": 0.18, "full": 0.03, "babi": 0.07, "passages": 0.08}
 """Share of each part among all rows."""
+CHAT_SHARES = {"chats": 0.70, "demo": 0.12, "paraphrase": 0.18}
+"""Share of each part with `--chats`."""
 FOCUS_SHARES = {"demo": 0.24, "paraphrase": 0.52, "dialogue": 0.12, "full": 0.03, "babi": 0.03, "passages": 0.06}
 """Share of each part with `--focus`."""
 FOCUS_PARTS = ("demo", "paraphrase", "dialogue")
@@ -72,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data", type=Path, default=DATA, help="folder of xquad_en, hotpotqa_small and friendsqa")
     parser.add_argument("--focus", action="store_true", help="the mixture for a writer that has learnt the first one")
+    parser.add_argument("--chats", action="store_true", help="natural chats, for a writer that knows the other parts")
     parser.add_argument("--without-passages", action="store_true", help="leave the passages out")
     parser.add_argument("--tokenizer", help="folder of SmolLM2's tokenizer; default: 4 characters count as a token")
     arguments = parser.parse_args(argv)
@@ -79,14 +86,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("give one of --out, --held-out and --tasks")
     try:
         if arguments.held_out is not None:
-            save_jsonl(held_out_tasks(arguments.count, arguments.seed), arguments.held_out)
+            make = partial(chat_tasks, split="test") if arguments.chats else held_out_tasks
+            save_jsonl(make(arguments.count, arguments.seed), arguments.held_out)
             return 0
         if arguments.tasks is not None:
-            save_jsonl(reward_tasks(arguments.count, arguments.seed), arguments.tasks)
+            make = chat_tasks if arguments.chats else reward_tasks
+            save_jsonl(make(arguments.count, arguments.seed), arguments.tasks)
             return 0
         data = None if arguments.without_passages else arguments.data
         rows, statistics = make_rows(
-            arguments.count, arguments.seed, data, token_counter(arguments.tokenizer), focus=arguments.focus
+            arguments.count,
+            arguments.seed,
+            data,
+            token_counter(arguments.tokenizer),
+            focus=arguments.focus,
+            chats=arguments.chats,
         )
     except MemalphaError as error:
         print(error, file=sys.stderr)
@@ -111,7 +125,13 @@ def token_counter(folder: str | None) -> Callable[[str], int]:
 
 
 def make_rows(
-    total: int, seed: int, data: Path | None, count_tokens: Callable[[str], int], *, focus: bool = False
+    total: int,
+    seed: int,
+    data: Path | None,
+    count_tokens: Callable[[str], int],
+    *,
+    focus: bool = False,
+    chats: bool = False,
 ) -> tuple[list[SmolRow], str]:
     """Return shuffled rows in the declared mixture, and a Markdown table of what was made.
 
@@ -121,6 +141,7 @@ def make_rows(
         data: Folder of the passages; None leaves them out.
         count_tokens: Token counter for the limits.
         focus: Take the mixture of hard rows.
+        chats: Take the mixture of natural chats.
 
     Raises:
         DataError: A file of the passages is missing.
@@ -131,10 +152,11 @@ def make_rows(
         "dialogue": dialogue_rows,
         "full": full_rows,
         "babi": babi_rows,
+        "chats": chat_rows,
     }
     if data is not None:
         sources["passages"] = partial(passage_rows, load_passages(data))
-    shares = FOCUS_SHARES if focus else SHARES
+    shares = CHAT_SHARES if chats else FOCUS_SHARES if focus else SHARES
     weight = sum(shares.get(part, 0) for part in sources)
     rows: list[SmolRow] = []
     table = ["| part | rows | reader rows | prompt tokens | completion tokens | skips | too long | duplicates |"]
