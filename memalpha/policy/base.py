@@ -179,6 +179,15 @@ def open_queue(policy: Policy) -> SamplingQueue:
     return BatchQueue(policy) if open_method is None else open_method()
 
 
+def sample_with(queue: SamplingQueue, requests: Sequence[SampleRequest]) -> list[Completion]:
+    """Submit requests to a queue without others and return their completions, in order."""
+    tickets = queue.submit(requests)
+    completions: dict[int, Completion] = {}
+    while len(completions) < len(requests):
+        completions.update(queue.collect())
+    return [completions[ticket] for ticket in tickets]
+
+
 def count_checked(policy: Policy, text: str) -> int:
     """Return a policy's count of the tokens of a text.
 

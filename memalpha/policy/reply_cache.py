@@ -14,7 +14,7 @@ from typing import Any
 
 from memalpha.errors import PolicyError
 from memalpha.forks import ForkAware
-from memalpha.policy.base import Policy, SamplingQueue, is_endpoint, open_queue, sample_checked
+from memalpha.policy.base import Policy, SamplingQueue, is_endpoint, open_queue, sample_checked, sample_with
 from memalpha.types import Completion, SampleRequest
 
 MAX_REPLIES = 4096
@@ -217,12 +217,7 @@ class KeptReplies:
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
         """Return one completion per request, in order, without token ids."""
-        queue = self.open_queue()
-        queue.submit(requests)
-        completions: dict[int, Completion] = {}
-        while len(completions) < len(requests):
-            completions.update(queue.collect())
-        return [completions[ticket] for ticket in range(len(requests))]
+        return sample_with(self.open_queue(), requests)
 
     def open_queue(self) -> SamplingQueue:
         """Return a queue that gives kept replies first."""

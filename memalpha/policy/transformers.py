@@ -17,6 +17,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from memalpha.config.common import reply_form
 from memalpha.config.groups import LoadingConfig
 from memalpha.errors import PolicyError, PromptTooLong, install_command
+from memalpha.policy.base import sample_with
 from memalpha.policy.chat.template import ChatTemplate
 from memalpha.policy.decoding import PROMPT_END, CompletedIds, DecodingQueue, ThoughtEnd
 from memalpha.policy.decoding_rows import DecodingRows, PaddedRows, SlotRows
@@ -200,12 +201,8 @@ class TransformersPolicy:
 
         Temperature 0 decodes greedily; its log-probs are those at temperature 1.
         """
-        queue = TransformersPolicy.open_queue(self)  # whatever queue a caller has put in place of this method
-        queue.submit(requests)
-        completions: dict[int, Completion] = {}
-        while len(completions) < len(requests):
-            completions.update(queue.collect())
-        return [completions[ticket] for ticket in range(len(requests))]
+        # Not `self.open_queue`, in whose place a caller may have put another.
+        return sample_with(TransformersPolicy.open_queue(self), requests)
 
     def open_queue(self) -> DecodingQueue:
         """Return an empty queue; the weights must not change while it has requests under way."""

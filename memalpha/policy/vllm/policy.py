@@ -14,31 +14,28 @@ loopback or a private network only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import httpx2 as httpx
 
 from memalpha.config.sampling import SamplerConfig
+from memalpha.endpoint_calls import backoff, is_retryable, read_error
 from memalpha.errors import PolicyError
+from memalpha.policy.base import LOWEST_LOGPROB, first_invalid_logprob, sample_with
 from memalpha.policy.decoding import CompletedIds
+from memalpha.policy.endpoint import RetryableError, ServerThread
 from memalpha.policy.noise import request_seed
 from memalpha.types import Completion, SampleRequest
 
 if TYPE_CHECKING:
     from memalpha.policy.transformers import TransformersPolicy
-import asyncio
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-import httpx2 as httpx
-
-from memalpha.endpoint_calls import backoff, is_retryable, read_error
-from memalpha.policy.base import LOWEST_LOGPROB, first_invalid_logprob
-from memalpha.policy.endpoint import RetryableError, ServerThread
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,12 +347,7 @@ class VllmPolicy:
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
         """Return one completion per request, in order. Raises `PolicyError` if the server gives none."""
-        queue = self.open_queue()
-        queue.submit(requests)
-        completions: dict[int, Completion] = {}
-        while len(completions) < len(requests):
-            completions.update(queue.collect())
-        return [completions[ticket] for ticket in range(len(requests))]
+        return sample_with(self.open_queue(), requests)
 
     def open_queue(self) -> VllmQueue:
         """Return an empty queue, once the server has the current weights."""
