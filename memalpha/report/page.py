@@ -25,17 +25,19 @@ from markupsafe import Markup
 from memalpha import __version__
 from memalpha.config import EvalConfig
 from memalpha.errors import DataError
-from memalpha.report.charts import Z95, swatch
+from memalpha.report.charts import Z95, Series, line_chart, swatch
 from memalpha.report.evaluation import (
+    COLOURS,
     SHORT_LABELS,
     SYSTEMS,
     anchor,
     load_systems,
+    load_text_summaries,
     read_evaluation,
     read_results,
+    read_text_results,
     systems_of,
 )
-from memalpha.report.training import CURVES, draw_training, load_text_summaries, read_text_results, text_curves
 
 
 class RunPage:
@@ -165,6 +167,139 @@ def write_report(run: str | Path) -> Path:
     # A model may write half a surrogate pair.
     target.write_text(page.render(), encoding="utf-8", errors="backslashreplace")
     return target
+
+
+Curve = tuple[str, str, tuple[float | None, float | None], tuple[tuple[str, str, str], ...]]
+"""Title, caption, range of y, lines as (metric key, label, colour)."""
+
+CURVES: tuple[Curve, ...] = (
+    (
+        "Reward",
+        "Total reward of a step's rollouts: mean, smallest and largest.",
+        (None, None),
+        (("reward", "mean", "after"), ("reward_min", "smallest", "before"), ("reward_max", "largest", "before")),
+    ),
+    (
+        "Accuracy",
+        "Sampled rollouts on training tasks; points: greedy on validation tasks, with 95 % intervals.",
+        (0.0, 1.0),
+        (("accuracy", "training", "before"), ("validation_accuracy", "validation", "after")),
+    ),
+    (
+        "Cross-entropy",
+        "Per completion token, in nats: rows of each step; points: rows held out.",
+        (0.0, None),
+        (
+            ("train_loss", "training", "before"),
+            ("validation_loss", "validation", "after"),
+            ("validation_content_loss", "validation, contents", "extra"),
+        ),
+    ),
+    (
+        "Preferences",
+        "Share of pairs whose chosen side the model prefers; points: pairs held out.",
+        (0.0, 1.0),
+        (("accuracies", "training", "before"), ("validation_accuracies", "validation", "after")),
+    ),
+    (
+        "Parts of the reward",
+        "r1 answers, r2 valid calls, r3 compression, r4 content; means of a step.",
+        (None, 1.0),
+        (("r1", "r1", "after"), ("r2", "r2", "before"), ("r3", "r3", "append_only"), ("r4", "r4", "oracle")),
+    ),
+    ("Valid calls", "Share of tool calls that executed.", (None, 1.0), (("valid_calls", "valid calls", "after"),)),
+    (
+        "Updates and deletes",
+        "Their share of all calls that changed the memory.",
+        (0.0, None),
+        (("update_share", "update", "after"), ("delete_share", "delete", "append_only")),
+    ),
+    (
+        "Right updates and deletes",
+        "Share of the changes that the conversations ask for which were made to the right entry.",
+        (0.0, 1.0),
+        (("update_hit", "updates", "after"), ("delete_hit", "deletes", "append_only")),
+    ),
+    (
+        "Nothing to prefer",
+        "Share of groups whose rollouts all have equal rewards: they teach nothing.",
+        (0.0, 1.0),
+        (("flat", "flat groups", "before"),),
+    ),
+    (
+        "Size of a step",
+        "KL of an update, in nats per token: how far the policy moved.",
+        (0.0, None),
+        (("update_kl", "KL", "after"),),
+    ),
+    (
+        "Largest step",
+        "Largest change of a token's log-prob from the sampler's.",
+        (0.0, None),
+        (("old_max", "largest", "before"), ("old_p99", "99th percentile", "after")),
+    ),
+    (
+        "Speed",
+        "Tokens per second.",
+        (0.0, None),
+        (("sampled_tokens_per_second", "sampled", "after"), ("trained_tokens_per_second", "trained", "before")),
+    ),
+    ("Entropy", "Of the sampled tokens, in nats.", (0.0, None), (("entropy", "entropy", "extra"),)),
+    (
+        "Value function",
+        "Share of the returns' variance that it explains.",
+        (None, 1.0),
+        (("explained_variance", "explained variance", "after"),),
+    ),
+    ("Memory", "Mean tokens of the final memory.", (0.0, None), (("memory_tokens", "tokens", "oracle"),)),
+)
+
+
+def draw_training(metrics: Sequence[Mapping[str, Any]], curves: Sequence[Curve]) -> list[tuple[Any, ...]]:
+    """Return title, caption, chart and legend of each curve; a metric that is missing has none."""
+    figures = []
+    for title, about, (low, high), lines in curves:
+        series = []
+        for key, label, kind in lines:
+            steps = [line for line in metrics if isinstance(line.get(key), int | float)]
+            points = tuple((float(line["step"]), float(line[key])) for line in steps)
+            is_sparse = key.startswith("validation")
+            errors = tuple(float(line.get("validation_se") or 0.0) for line in steps) if is_sparse else ()
+            series += [Series(kind, label, points, errors, dots=is_sparse)] if points else []
+        if not series:
+            continue
+        top = None if high is None else max(high, *(y for line in series for _, y in line.points))
+        legend = [
+            (line.kind, f"{line.label} {line.points[0][1]:.2f} → {line.points[-1][1]:.2f}", not line.dots)
+            for line in series
+        ]
+        figures.append((title, about, line_chart(series, low=low, high=top), legend))
+    return figures
+
+
+def text_curves(metrics: Sequence[Mapping[str, Any]]) -> list[Curve]:
+    """Return the charts that only text runs have."""
+    keys = dict.fromkeys(key for line in metrics for key in line)
+    names = [key for key in keys if key.startswith("rewards/")]
+    # A chart has five colours; the table below lists all components.
+    lines = tuple((key, key.removeprefix("rewards/"), kind) for key, kind in zip(names, COLOURS, strict=False))
+    curves: list[Curve] = []
+    if len(names) > 1:
+        curves.append(("Rewards by component", "Means of a step's replies, before weights.", (None, None), lines))
+    curves.append(
+        ("Level", "Number of unlocked levels of the curriculum.", (0.0, None), (("unlocked", "levels", "oracle"),))
+    )
+    if "retry_accuracy" in keys:
+        curves.append(
+            (
+                "Second attempts",
+                "Share of right second attempts after feedback on a wrong first one: never a test accuracy.",
+                (0.0, 1.0),
+                (("accuracy", "first attempts", "before"), ("retry_accuracy", "second attempts", "extra")),
+            )
+        )
+    curves.append(("Length", "Tokens of a reply.", (0.0, None), (("reply_tokens", "tokens", "oracle"),)))
+    return curves
 
 
 def _curves(metrics: Sequence[Mapping[str, Any]], texts: Mapping[str, Any]) -> list[tuple[Any, ...]]:
@@ -388,11 +523,18 @@ class Rollouts:
             return []
         key = (task, rollout, role)
         turns = [turn for turn in self._turns.read(step) if (turn["task"], turn["rollout"], turn["role"]) == key]
-        decode = _decoder(self.folder)
+        tokenizer = None
+        if files := sorted((self.folder / "checkpoints").glob("*/tokenizer.json")):
+            from tokenizers import Tokenizer
+
+            tokenizer = Tokenizer.from_file(str(files[0]))
         return [
             {
                 "chunk": turn["chunk"],
-                "texts": [decode(id) for id in turn["completion_ids"]],
+                "texts": [
+                    tokenizer.decode([id], skip_special_tokens=False) if tokenizer else str(id)
+                    for id in turn["completion_ids"]
+                ],
                 "logprobs": [round(value, 4) for value in turn["logprobs"]],
             }
             for turn in turns
@@ -404,14 +546,3 @@ class Rollouts:
         while steps and sum(map(self._rollouts.size, steps)) > MAX_EMBEDDED:
             steps = list(steps[::-1][::2][::-1]) if len(steps) > 1 else []
         return [self.read(step) for step in steps]
-
-
-def _decoder(folder: Path) -> Any:
-    """Return a function from a token id to its text, by the tokenizer of a checkpoint."""
-    from tokenizers import Tokenizer
-
-    files = sorted((folder / "checkpoints").glob("*/tokenizer.json"))
-    if not files:
-        return str
-    tokenizer = Tokenizer.from_file(str(files[0]))
-    return lambda id: tokenizer.decode([id], skip_special_tokens=False)

@@ -233,22 +233,19 @@ def _entry_fields(*, with_defaults: bool) -> dict[str, Any]:
     return made
 
 
-class _NewFact(RequestModel):
-    category: Label
-    content: Content
+_NEW = {"category": (Label, ...), "content": (Content, ...), **_entry_fields(with_defaults=True)}
 
 
-class InsertRequest(create_model("_Insert", __base__=_NewFact, **_entry_fields(with_defaults=True))):
+class InsertRequest(create_model("_Insert", __base__=RequestModel, **_NEW)):
     """A fact to store."""
 
     source: Label = HTTP_SOURCE
 
 
-class _NewContent(RequestModel):
-    content: Content
+_CHANGED = {"content": (Content, ...), **_entry_fields(with_defaults=False)}
 
 
-class UpdateRequest(create_model("_Update", __base__=_NewContent, **_entry_fields(with_defaults=False))):
+class UpdateRequest(create_model("_Update", __base__=RequestModel, **_CHANGED)):
     """New content of an entry. Omitted fields stay, but new content clears an omitted timestamp."""
 
     source: Label = HTTP_SOURCE
