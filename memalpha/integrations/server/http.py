@@ -160,7 +160,8 @@ class Route:
         self._encoder = None if self.has_response else TypeAdapter(self.result)
         self._context = {name for name in ("service", "request", "content") if hints.pop(name, None) is not None}
         self._has_body = "body" in hints
-        self._query = None if takes_any_query else frozenset(hints) - {"id", "body"}
+        self._names = frozenset(hints) - {"id", "body"}
+        self._takes_any_query = takes_any_query
         defaults = {name: self.parameters[name].default for name in hints}
         fields: dict[str, Any] = {
             name: hint if defaults[name] is inspect.Parameter.empty else (hint, defaults[name])
@@ -194,16 +195,15 @@ class Route:
         """
         sent: dict[str, Any] = {"body": _parse_json(headers, content)} if self._has_body and content else {}
         query = QueryParams(scope["query_string"]) if scope["query_string"] else {}
-        for name in () if self._query is None else query.keys() - self._query:
+        for name in () if self._takes_any_query else query.keys() - self._names:
             raise ServiceError("invalid_arguments", f"query.{name}: there is no such parameter")
         values: dict[str, Any] = {}
         if self.right is not None:
             values["service"] = service.granted(scope[SCOPE], self.right)
         if self._arguments is not None:
-            fields = self._arguments.model_fields
-            sent |= {**{name: query[name] for name in query if name in fields}, **ids}
+            sent |= {**{name: query[name] for name in query if name in self._names}, **ids}
             try:
-                values |= dict(self._arguments.model_validate(sent, from_attributes=True))
+                values |= vars(self._arguments.model_validate(sent, from_attributes=True))
             except ValidationError as error:
                 raise ServiceError("invalid_arguments", _message(error, sent.get("body"))) from error
         if "request" in self._context:
