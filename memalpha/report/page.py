@@ -38,6 +38,7 @@ from memalpha.report.evaluation import (
     read_text_results,
     systems_of,
 )
+from memalpha.tasks.formats.files import load_shipped_yaml
 
 
 class RunPage:
@@ -82,6 +83,10 @@ class RunPage:
         if "before" in systems and "after" in systems:
             results = read_results(systems, evaluated)
         example = folder / "eval" / "example.json"
+        try:
+            config = yaml.safe_load(config_text)
+        except yaml.YAMLError:
+            config = None  # the page shows the results all the same
         context = {
             "title": f"memalpha: {evaluation['title'] if evaluation and not summary else folder.name}",
             "name": folder.name,
@@ -95,7 +100,7 @@ class RunPage:
             "text": read_text_results(folder / "eval", texts) if texts else None,
             "evaluation": evaluation,
             "anchor": anchor,
-            "config": _parse_config(config_text),
+            "config": config if isinstance(config, Mapping) else {},
             "config_text": config_text,
             **self._rollout_values(live=live),
         }
@@ -172,86 +177,9 @@ def write_report(run: str | Path) -> Path:
 Curve = tuple[str, str, tuple[float | None, float | None], tuple[tuple[str, str, str], ...]]
 """Title, caption, range of y, lines as (metric key, label, colour)."""
 
-CURVES: tuple[Curve, ...] = (
-    (
-        "Reward",
-        "Total reward of a step's rollouts: mean, smallest and largest.",
-        (None, None),
-        (("reward", "mean", "after"), ("reward_min", "smallest", "before"), ("reward_max", "largest", "before")),
-    ),
-    (
-        "Accuracy",
-        "Sampled rollouts on training tasks; points: greedy on validation tasks, with 95 % intervals.",
-        (0.0, 1.0),
-        (("accuracy", "training", "before"), ("validation_accuracy", "validation", "after")),
-    ),
-    (
-        "Cross-entropy",
-        "Per completion token, in nats: rows of each step; points: rows held out.",
-        (0.0, None),
-        (
-            ("train_loss", "training", "before"),
-            ("validation_loss", "validation", "after"),
-            ("validation_content_loss", "validation, contents", "extra"),
-        ),
-    ),
-    (
-        "Preferences",
-        "Share of pairs whose chosen side the model prefers; points: pairs held out.",
-        (0.0, 1.0),
-        (("accuracies", "training", "before"), ("validation_accuracies", "validation", "after")),
-    ),
-    (
-        "Parts of the reward",
-        "r1 answers, r2 valid calls, r3 compression, r4 content; means of a step.",
-        (None, 1.0),
-        (("r1", "r1", "after"), ("r2", "r2", "before"), ("r3", "r3", "append_only"), ("r4", "r4", "oracle")),
-    ),
-    ("Valid calls", "Share of tool calls that executed.", (None, 1.0), (("valid_calls", "valid calls", "after"),)),
-    (
-        "Updates and deletes",
-        "Their share of all calls that changed the memory.",
-        (0.0, None),
-        (("update_share", "update", "after"), ("delete_share", "delete", "append_only")),
-    ),
-    (
-        "Right updates and deletes",
-        "Share of the changes that the conversations ask for which were made to the right entry.",
-        (0.0, 1.0),
-        (("update_hit", "updates", "after"), ("delete_hit", "deletes", "append_only")),
-    ),
-    (
-        "Nothing to prefer",
-        "Share of groups whose rollouts all have equal rewards: they teach nothing.",
-        (0.0, 1.0),
-        (("flat", "flat groups", "before"),),
-    ),
-    (
-        "Size of a step",
-        "KL of an update, in nats per token: how far the policy moved.",
-        (0.0, None),
-        (("update_kl", "KL", "after"),),
-    ),
-    (
-        "Largest step",
-        "Largest change of a token's log-prob from the sampler's.",
-        (0.0, None),
-        (("old_max", "largest", "before"), ("old_p99", "99th percentile", "after")),
-    ),
-    (
-        "Speed",
-        "Tokens per second.",
-        (0.0, None),
-        (("sampled_tokens_per_second", "sampled", "after"), ("trained_tokens_per_second", "trained", "before")),
-    ),
-    ("Entropy", "Of the sampled tokens, in nats.", (0.0, None), (("entropy", "entropy", "extra"),)),
-    (
-        "Value function",
-        "Share of the returns' variance that it explains.",
-        (None, 1.0),
-        (("explained_variance", "explained variance", "after"),),
-    ),
-    ("Memory", "Mean tokens of the final memory.", (0.0, None), (("memory_tokens", "tokens", "oracle"),)),
+CURVES: tuple[Curve, ...] = tuple(
+    (chart["title"], chart["about"], tuple(chart["range"]), tuple(chart["lines"]))
+    for chart in load_shipped_yaml("training_charts.yaml")
 )
 
 
@@ -344,15 +272,6 @@ def _read_provenance(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _parse_config(text: str) -> Mapping[str, Any]:
-    """Return the configuration, {} if it is no YAML mapping: the page shows the results all the same."""
-    try:
-        config = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return {}
-    return config if isinstance(config, Mapping) else {}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
