@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from memalpha import __version__
 from memalpha.agent.tools import format_validation_error, tool_schemas
 from memalpha.errors import ConfigError, install_command
-from memalpha.integrations.server.auth import SCOPE, Right
+from memalpha.integrations.server.auth import SCOPE, Right, log
 from memalpha.integrations.server.schemas import (
     CallOutcome,
     ListRequest,
@@ -31,7 +31,7 @@ from memalpha.integrations.server.schemas import (
     ServiceError,
     compact_entry,
 )
-from memalpha.integrations.server.service import MemoryService, log
+from memalpha.integrations.server.service import MemoryService
 from memalpha.store.io.jsonl import to_json
 from memalpha.store.search.bm25 import words
 from memalpha.store.search.passages import split_passages
