@@ -133,7 +133,7 @@ class Route:
         right: Right | None = None,
         *,
         status: int = 200,
-        others: Collection[int] = (),
+        other_statuses: Collection[int] = (),
         takes_any_query: bool = False,
     ) -> None:
         """Read the function's signature.
@@ -144,12 +144,12 @@ class Route:
             call: A coroutine function. It returns a response or a value to encode, or a pair of a value and its status.
             right: The right that it uses; None if it asks for none, or by itself.
             status: Status of its answers.
-            others: Statuses of further answers (`_OTHER_ANSWERS`), for the description.
+            other_statuses: Statuses of further answers (`_OTHER_ANSWERS`), for the description.
             takes_any_query: Ignore parameters of the query that it does not have.
         """
         self.method, self.path, self.call = method, path, call
         self.right: Right | None = right
-        self.status, self.others = status, others
+        self.status, self.other_statuses = status, other_statuses
         self.pattern = compile_path(path)[0]
         self.parameters = inspect.signature(call).parameters
         self.hints = get_type_hints(call, include_extras=True)
@@ -252,13 +252,13 @@ def _route(method: str, path: str, right: Right, **options: Any) -> Callable[[Ca
     return add
 
 
-@_route("POST", "/read", "read-with-model", others=[502])
+@_route("POST", "/read", "read-with-model", other_statuses=[502])
 async def read(service: MemoryService, body: schemas.ReadRequest) -> schemas.ReadResponse:
     """Let the writer read a text, chunk by chunk, and return its tool calls."""
     return await service.read(body, source=HTTP_SOURCE)
 
 
-@_route("POST", "/ask", "read", others=[502])
+@_route("POST", "/ask", "read", other_statuses=[502])
 async def ask(service: MemoryService, body: schemas.AskRequest) -> schemas.AskResponse:
     """Answer a question from the memory alone."""
     answer = await service.ask(body.question, body.k, where=body.where)
@@ -272,7 +272,7 @@ async def search(service: MemoryService, body: schemas.FilteredSearchRequest) ->
     return schemas.SearchResponse(hits)
 
 
-@_route("GET", "/entries", "read", others=[404])
+@_route("GET", "/entries", "read", other_statuses=[404])
 async def list_entries(
     service: MemoryService,
     category: Label | None = None,
@@ -291,7 +291,7 @@ async def list_entries(
     return await service.page(schemas.ListRequest(category=category, limit=limit, after=after), as_of=as_of)
 
 
-@_route("POST", "/entries", "write", status=201, others=[200])
+@_route("POST", "/entries", "write", status=201, other_statuses=[200])
 async def insert(service: MemoryService, body: schemas.InsertRequest) -> tuple[MemoryEntry, int]:
     """Store a fact. What the memory states already, with the same metadata, is not stored again."""
 
@@ -304,25 +304,25 @@ async def insert(service: MemoryService, body: schemas.InsertRequest) -> tuple[M
     return await service.writing(insert)
 
 
-@_route("GET", "/entries/{id:path}", "read", others=[404])
+@_route("GET", "/entries/{id:path}", "read", other_statuses=[404])
 async def get(service: MemoryService, id: Label, as_of: Position | Time | None = None) -> MemoryEntry:
     """Return an entry of the current or a past state."""
     return await service.reading(lambda store: store.get(id, as_of=as_of), at_once=as_of is None)
 
 
-@_route("PATCH", "/entries/{id:path}", "write", others=[404, 409])
+@_route("PATCH", "/entries/{id:path}", "write", other_statuses=[404, 409])
 async def update(service: MemoryService, id: Label, body: schemas.UpdateRequest) -> MemoryEntry:
     """Replace the content of an entry; its id and history stay."""
     return await service.writing(lambda store: store.update(id, **body.model_dump()))
 
 
-@_route("DELETE", "/entries/{id:path}", "write", others=[404])
+@_route("DELETE", "/entries/{id:path}", "write", other_statuses=[404])
 async def delete(service: MemoryService, id: Label) -> MemoryEntry:
     """Delete an entry and return its last version; its history stays."""
     return await service.writing(lambda store: store.delete(id, source=HTTP_SOURCE))
 
 
-@_route("GET", "/history/{id:path}", "read", others=[404])
+@_route("GET", "/history/{id:path}", "read", other_statuses=[404])
 async def history(service: MemoryService, id: Label) -> schemas.HistoryResponse:
     """Return every version of an entry, deleted or not."""
     versions = await service.reading(lambda store: store.history(id))
@@ -330,7 +330,7 @@ async def history(service: MemoryService, id: Label) -> schemas.HistoryResponse:
     return schemas.HistoryResponse(versions)
 
 
-@_route("DELETE", "/history/{id:path}", "erase", others=[404])
+@_route("DELETE", "/history/{id:path}", "erase", other_statuses=[404])
 async def erase(service: MemoryService, id: Label) -> schemas.EraseResponse:
     """Erase an entry for good, live or deleted, with all of its past."""
     return await service.erase(id)
@@ -742,7 +742,7 @@ class HttpApp:
                     "model": schemas.ErrorResponse if status >= 400 else route.result,
                     "description": _OTHER_ANSWERS[status],
                 }
-                for status in route.others
+                for status in route.other_statuses
             }
             extra: dict[str, Any] = {"response_model": route.result}
             if route.has_response:
