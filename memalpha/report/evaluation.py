@@ -122,21 +122,14 @@ def _draw_scores(views: Sequence[Mapping[str, Any]], baseline: Mapping[str, Any]
     """
     first = views[0]
     empty = baseline["plain"].value if baseline else first["unanswerable_n"] / first["plain"].n
-    labels = [
-        title if len(title) <= MAX_LABEL else f"…{title[1 - MAX_LABEL :]}" for title in (v["title"] for v in views)
-    ]
-    apart = [
-        MarkRow(label, tuple(Mark(kind, name, view[name]) for kind, name, _ in APART))
-        for label, view in zip(labels, views, strict=True)
-    ]
+    together, apart = [], []
+    for view in views:
+        title = view["title"]
+        label = title if len(title) <= MAX_LABEL else f"…{title[1 - MAX_LABEL :]}"
+        together.append(MarkRow(label, (Mark("after", "score", view["plain"].value),)))
+        apart.append(MarkRow(label, tuple(Mark(kind, name, view[name]) for kind, name, _ in APART)))
     return {
-        "all": mark_rows(
-            [
-                MarkRow(label, (Mark("after", "score", view["plain"].value),))
-                for label, view in zip(labels, views, strict=True)
-            ],
-            line=("empty memory", empty),
-        ),
+        "all": mark_rows(together, line=("empty memory", empty)),
         "apart": mark_rows(apart) if 0 < first["unanswerable_n"] < first["plain"].n else "",
         "legend": APART,
         "empty": empty,

@@ -96,7 +96,7 @@ class RunPage:
             "systems": systems,
             "short_labels": SHORT_LABELS,
             "example": None if texts or (live and not summary) else _read_json(example),
-            "curves": _curves(metrics, texts),
+            "curves": draw_training(metrics, is_text=bool(texts)),
             "text": read_text_results(folder / "eval", texts) if texts else None,
             "evaluation": evaluation,
             "anchor": anchor,
@@ -113,7 +113,9 @@ class RunPage:
         metrics, texts = self._metrics(live=True), load_text_summaries(self.folder / "eval")
         if not metrics:
             return ""
-        return ENVIRONMENT.get_template("training.html").render(metrics=metrics, curves=_curves(metrics, texts))
+        return ENVIRONMENT.get_template("training.html").render(
+            metrics=metrics, curves=draw_training(metrics, is_text=bool(texts))
+        )
 
     def state(self) -> dict[str, Any]:
         """Return what a live page has to know: steps with rollouts, the last step in words, True if the run is over.
@@ -174,21 +176,31 @@ def write_report(run: str | Path) -> Path:
     return target
 
 
-Curve = tuple[str, str, tuple[float | None, float | None], tuple[tuple[str, str, str], ...]]
-"""Title, caption, range of y, lines as (metric key, label, colour)."""
-
-CURVES: tuple[Curve, ...] = tuple(
-    (chart["title"], chart["about"], tuple(chart["range"]), tuple(chart["lines"]))
-    for chart in load_shipped_yaml("training_charts.yaml")
-)
+CHARTS: Sequence[Mapping[str, Any]] = load_shipped_yaml("training_charts.yaml")
+FIRST_CHARTS = 3
+"""Charts before the one of a text run's rewards."""
 
 
-def draw_training(metrics: Sequence[Mapping[str, Any]], curves: Sequence[Curve]) -> list[tuple[Any, ...]]:
-    """Return title, caption, chart and legend of each curve; a metric that is missing has none."""
+def draw_training(metrics: Sequence[Mapping[str, Any]], *, is_text: bool) -> list[tuple[Any, ...]]:
+    """Return title, caption, chart and legend of each of `CHARTS`, but for those whose metrics are missing.
+
+    Args:
+        metrics: Lines of metrics.jsonl.
+        is_text: Take the charts that only text runs have, too.
+    """
+    keys = dict.fromkeys(key for line in metrics for key in line)
+    charts = [chart for chart in CHARTS if is_text or not chart.get("only_text")]
+    charts = [chart for chart in charts if "needs" not in chart or chart["needs"] in keys]
+    names = [key for key in keys if is_text and key.startswith("rewards/")]
+    if len(names) > 1:  # a chart has five colours; the table below lists all components
+        lines = [(key, key.removeprefix("rewards/"), kind) for key, kind in zip(names, COLOURS, strict=False)]
+        about = "Means of a step's replies, before weights."
+        rewards = {"title": "Rewards by component", "about": about, "range": (None, None), "lines": lines}
+        charts.insert(FIRST_CHARTS, rewards)
     figures = []
-    for title, about, (low, high), lines in curves:
+    for chart in charts:
         series = []
-        for key, label, kind in lines:
+        for key, label, kind in chart["lines"]:
             steps = [line for line in metrics if isinstance(line.get(key), int | float)]
             points = tuple((float(line["step"]), float(line[key])) for line in steps)
             is_sparse = key.startswith("validation")
@@ -196,42 +208,14 @@ def draw_training(metrics: Sequence[Mapping[str, Any]], curves: Sequence[Curve])
             series += [Series(kind, label, points, errors, dots=is_sparse)] if points else []
         if not series:
             continue
+        low, high = chart["range"]
         top = None if high is None else max(high, *(y for line in series for _, y in line.points))
         legend = [
             (line.kind, f"{line.label} {line.points[0][1]:.2f} → {line.points[-1][1]:.2f}", not line.dots)
             for line in series
         ]
-        figures.append((title, about, line_chart(series, low=low, high=top), legend))
+        figures.append((chart["title"], chart["about"], line_chart(series, low=low, high=top), legend))
     return figures
-
-
-def text_curves(metrics: Sequence[Mapping[str, Any]]) -> list[Curve]:
-    """Return the charts that only text runs have."""
-    keys = dict.fromkeys(key for line in metrics for key in line)
-    names = [key for key in keys if key.startswith("rewards/")]
-    # A chart has five colours; the table below lists all components.
-    lines = tuple((key, key.removeprefix("rewards/"), kind) for key, kind in zip(names, COLOURS, strict=False))
-    curves: list[Curve] = []
-    if len(names) > 1:
-        curves.append(("Rewards by component", "Means of a step's replies, before weights.", (None, None), lines))
-    curves.append(
-        ("Level", "Number of unlocked levels of the curriculum.", (0.0, None), (("unlocked", "levels", "oracle"),))
-    )
-    if "retry_accuracy" in keys:
-        curves.append(
-            (
-                "Second attempts",
-                "Share of right second attempts after feedback on a wrong first one: never a test accuracy.",
-                (0.0, 1.0),
-                (("accuracy", "first attempts", "before"), ("retry_accuracy", "second attempts", "extra")),
-            )
-        )
-    curves.append(("Length", "Tokens of a reply.", (0.0, None), (("reply_tokens", "tokens", "oracle"),)))
-    return curves
-
-
-def _curves(metrics: Sequence[Mapping[str, Any]], texts: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    return draw_training(metrics, [*CURVES[:3], *text_curves(metrics), *CURVES[3:]] if texts else CURVES)
 
 
 def _reproduction(folder: Path, summary: Mapping[str, Any], provenance: Mapping[str, Any]) -> dict[str, Any]:
