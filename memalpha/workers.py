@@ -23,7 +23,7 @@ from multiprocessing import util
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any, Protocol, TypeVar
 
-from memalpha.errors import MemalphaError, RewardError, WorkerError
+from memalpha.errors import ConfigError, MemalphaError, RewardError, WorkerError, install_command
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -114,6 +114,49 @@ class LocalPool:
         """End the processes and what they do."""
         self._pool.stop()
         self._pool.join()
+
+
+class RayPool:
+    """Worker processes of a Ray cluster, of one CPU each (extra `ray`).
+
+    The machines need memalpha, the policy's files under the same path, and a way to the store.
+
+    Args:
+        address: `ray://HOST:PORT` of a cluster; None takes `RAY_ADDRESS`, or starts Ray on this machine.
+        workers: Jobs done at the same time.
+
+    Raises:
+        ConfigError: Ray is not installed, or there is no cluster at the address.
+    """
+
+    def __init__(self, address: str | None = None, workers: int = 2) -> None:
+        try:
+            import ray  # pyright: ignore[reportMissingImports]
+            from ray.exceptions import RayError  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise ConfigError(f"workers on Ray need the package ray: {install_command('ray')}") from None
+        self._ray: Any = ray
+        self.workers, self.died = workers, (RayError,)
+        self._was_running = ray.is_initialized()
+        try:
+            if not self._was_running:
+                ray.init(address, log_to_driver=False)
+        except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
+            raise ConfigError(f"ray: no cluster at {address or 'RAY_ADDRESS'}: {error}") from error
+        self._calls: list[Any] = []
+
+    def schedule(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Call a function in one of the processes, which Ray keeps for the next call."""
+        call = self._ray.remote(num_cpus=1, max_retries=0)(function).remote(*args)
+        self._calls = [item for item in self._calls if item not in self._ray.wait(self._calls, timeout=0)[0]] + [call]
+        return call.future()
+
+    def stop(self) -> None:
+        """End what the processes do."""
+        for call in self._calls:
+            self._ray.cancel(call, force=True)
+        if not self._was_running:
+            self._ray.shutdown()
 
 
 def run_jobs(

@@ -22,15 +22,13 @@ PACKAGE = Path(__file__).parent.parent / "memalpha"
 
 # room → the rooms it may import from (besides itself)
 BASE = frozenset(
-    {"errors", "arguments", "frozen", "types", "config", "hub", "html_table", "workers", "endpoint_calls", "forks"}
-    | {"text_files"}
+    {"errors", "arguments", "frozen", "types", "config", "hub", "workers", "endpoint_calls", "forks"} | {"text_files"}
 )
 BELOW: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "frozen": frozenset(),
     "types": frozenset({"errors", "frozen"}),
     "hub": frozenset(),
-    "html_table": frozenset(),
     "forks": frozenset(),
     "text_files": frozenset({"errors"}),
     "arguments": frozenset({"errors"}),

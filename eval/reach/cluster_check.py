@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import make_parser, opening, save
 
 from memalpha.agent.conversations import ConversationResult, read_conversations
-from memalpha.integrations.ray_pool import RayPool
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.tasks.load import load_tasks
+from memalpha.workers import RayPool
 
 
 def find_workers() -> list[int]:

@@ -156,7 +156,7 @@ def read_conversations(
         schema: Categories of a new store.
         embedder: Embedder of a new store, or of an existing one that records a model.
         shard: Index and number of shards; only the conversations of this shard are read (`shard_of`).
-        pool: Processes that read: `LocalPool(workers)` of this machine, `integrations.ray_pool.RayPool` of a cluster;
+        pool: Processes that read: `LocalPool(workers)` of this machine, `workers.RayPool` of a cluster;
             None reads in this process.
         progress: Called with the result of each conversation of this shard, as it ends.
         max_errors: Failed conversations after which reading stops.

@@ -31,7 +31,7 @@ from memalpha.cli.options import (
 )
 from memalpha.config import AgentConfig
 from memalpha.errors import ConfigError, PolicyError, PromptTooLong
-from memalpha.workers import LocalPool, Pool
+from memalpha.workers import LocalPool, Pool, RayPool
 
 if TYPE_CHECKING:
     from memalpha.agent.conversations import ConversationResult, ReadingSummary
@@ -188,8 +188,6 @@ def _start_pool(address: str | None, store: str, workers: int | None) -> Pool | 
     """Return the processes that read: of a Ray cluster, of this machine, or None for this process."""
     if address is None:
         return LocalPool(workers) if workers is not None and workers > 1 else None
-    from memalpha.integrations.ray_pool import RayPool
-
     if address != "ray" and not address.startswith("ray://"):
         raise ConfigError(f"--on {address}: give ray://HOST:PORT of a cluster, or ray for this machine")
     if workers is None:

@@ -26,7 +26,7 @@ from memalpha.cli.options import (
 from memalpha.errors import ConfigError
 
 if TYPE_CHECKING:
-    from memalpha.integrations.server.keys import Key, KeyFile
+    from memalpha.integrations.server.auth import Key, KeyFile
 
 StoreName = Annotated[str, typer.Argument(metavar="STORE", help="The store that the keys are for; it is not opened.")]
 KeysFile = Annotated[
@@ -244,7 +244,7 @@ def find_keys(store: str, file: Path | None) -> KeyFile | None:
 
 
 def _open_keys(store: str, file: Path | None, *, create: bool = False) -> KeyFile:
-    from memalpha.integrations.server.keys import KeyFile
+    from memalpha.integrations.server.auth import KeyFile
 
     if file is None and ("://" in store or store == ":memory:"):
         raise ConfigError(

@@ -157,7 +157,7 @@ def watch(
         DataError: RUN is no run's directory.
         ConfigError: The port is taken, or a library is missing.
     """
-    from memalpha.integrations.server.watch import serve_page
+    from memalpha.integrations.server.run import serve_page
     from memalpha.report.page import RunPage
 
     page = RunPage(run)

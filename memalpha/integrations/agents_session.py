@@ -54,11 +54,26 @@ class MemorySession:
 
     async def pop_item(self) -> Any | None:
         """Remove the newest item and return it; None if there is none."""
-        return await asyncio.to_thread(self._pop)
+
+        def pop() -> Any | None:
+            with self._items.transaction():
+                last = _last(self._items.list())
+                if last is None:
+                    return None
+                self._items.delete(last.id)
+                return last.metadata["message"]
+
+        return await asyncio.to_thread(pop)
 
     async def clear_session(self) -> None:
         """Remove all items."""
-        await asyncio.to_thread(self._clear)
+
+        def clear() -> None:
+            with self._items.transaction():
+                for entry in self._items.list():
+                    self._items.delete(entry.id)
+
+        await asyncio.to_thread(clear)
 
     def _add(self, items: Sequence[Any]) -> None:
         with self._items.transaction():
@@ -74,19 +89,6 @@ class MemorySession:
                     source=self.session_id,
                     turn=key,
                 )
-
-    def _pop(self) -> Any | None:
-        with self._items.transaction():
-            last = _last(self._items.list())
-            if last is None:
-                return None
-            self._items.delete(last.id)
-            return last.metadata["message"]
-
-    def _clear(self) -> None:
-        with self._items.transaction():
-            for entry in self._items.list():
-                self._items.delete(entry.id)
 
 
 def _last(entries: Sequence[MemoryEntry]) -> MemoryEntry | None:

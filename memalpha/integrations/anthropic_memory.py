@@ -182,13 +182,11 @@ class MemoryTool:
         text = self._read(path)
         if text is None:
             raise CommandError(f"Error: The path {path} does not exist. Please provide a valid path.")
-        offsets = [offset for offset in range(len(text)) if text.startswith(old, offset)] if old else []
+        if not old:
+            raise CommandError("Error: `old_str` is empty")
+        offsets = [offset for offset in range(len(text)) if text.startswith(old, offset)]
         if not offsets:
-            raise CommandError(
-                f"No replacement was performed, old_str `{old}` did not appear verbatim in {path}."
-                if old
-                else "Error: `old_str` is empty"
-            )
+            raise CommandError(f"No replacement was performed, old_str `{old}` did not appear verbatim in {path}.")
         lines = [text.count("\n", 0, offset) + 1 for offset in offsets]
         if len(offsets) > 1:
             raise CommandError(

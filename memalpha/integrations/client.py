@@ -108,7 +108,17 @@ class _Request(Generic[T]):
     def parse(self, response: httpx2.Response) -> T:
         """Return the answer. Raises `ClientError` for a failure, and for an answer of something else."""
         if not response.is_success:
-            raise _to_error(response)
+            try:
+                fields = response.json()
+            except ValueError:  # of a proxy, not of memalpha
+                fields = None
+            code, message = "", f"the server answered {response.status_code}"
+            if isinstance(fields, dict) and isinstance(fields.get("message"), str):
+                code, message = str(fields.get("code", "")), fields["message"]
+            wait = response.headers.get("Retry-After", "")
+            retry_after = float(wait) if wait.isdecimal() else None
+            error_class = _ERRORS.get(response.status_code, ClientError)
+            raise error_class(message, code=code, status=response.status_code, retry_after=retry_after)
         try:
             return self.read_answer(response.content)
         except ValidationError as error:
@@ -136,20 +146,6 @@ class _Request(Generic[T]):
         if isinstance(failure, ClientError):
             raise failure
         raise ServerUnavailable(f"no answer from the server: {failure or type(failure).__name__}") from failure
-
-
-def _to_error(response: httpx2.Response) -> ClientError:
-    code, message = "", f"the server answered {response.status_code}"
-    try:
-        fields = response.json()
-    except ValueError:  # of a proxy, not of memalpha
-        fields = None
-    if isinstance(fields, dict) and isinstance(fields.get("message"), str):
-        code, message = str(fields.get("code", "")), fields["message"]
-    wait = response.headers.get("Retry-After", "")
-    retry_after = float(wait) if wait.isdecimal() else None
-    kind = _ERRORS.get(response.status_code, ClientError)
-    return kind(message, code=code, status=response.status_code, retry_after=retry_after)
 
 
 _read_answer = TypeAdapter(schemas.AskResponse).validate_json

@@ -96,7 +96,9 @@ class LangGraphStore(BaseStore):
                 puts[op.namespace, op.key] = op
                 results.append(None)
             elif isinstance(op, GetOp):
-                results.append(self._get(op))
+                entry = self._items.get(_key(op.namespace, op.key))
+                self._refresh([entry] if entry is not None and op.refresh_ttl else [])
+                results.append(None if entry is None else Item(**_fields(entry)))
             elif isinstance(op, SearchOp):
                 results.append(self._search(op))
             elif isinstance(op, ListNamespacesOp):
@@ -111,13 +113,6 @@ class LangGraphStore(BaseStore):
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """Run `batch` in a thread."""
         return await asyncio.to_thread(self.batch, list(ops))
-
-    def _get(self, op: GetOp) -> Item | None:
-        entry = self._items.get(_key(op.namespace, op.key))
-        if entry is None:
-            return None
-        self._refresh([entry] if op.refresh_ttl else [])
-        return Item(**_fields(entry))
 
     def _search(self, op: SearchOp) -> list[SearchItem]:
         if op.offset < 0 or op.limit < 0:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.errors import ConfigError
-from memalpha.html_table import html_table
 from memalpha.qa.memory_reward import conversation_tokens, count_changes_by_id, memory_tokens
 from memalpha.qa.scoring.judge import UnjudgedAnswer
+from memalpha.store.memory import html_table
 from memalpha.types import Trajectory, TrajectoryGroup
 
 

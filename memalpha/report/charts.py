@@ -124,15 +124,8 @@ def stacked_bars(bars: Sequence[Bar]) -> Markup:
     parts = []
     for tick in ticks(0.0, 1.0):
         parts.append(_element("line", class_="grid", x1=x_of(tick), x2=x_of(tick), y1=top, y2=height - bottom))
-        parts.append(
-            _text(
-                f"{tick:.0%}",
-                x_of(tick),
-                height - 5,
-                "tick",
-                "middle" if 0 < tick < 1 else ("end" if tick else "start"),
-            )
-        )
+        anchor = "middle" if 0 < tick < 1 else ("end" if tick else "start")
+        parts.append(_text(f"{tick:.0%}", x_of(tick), height - 5, "tick", anchor))
     for number, bar in enumerate(bars):
         y, start = top + number * (label + thick + gap), 0.0
         parts.append(_text(bar.label, left, y + 12, "row"))

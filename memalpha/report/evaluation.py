@@ -2,7 +2,8 @@
 
 Everything is computed from the records (`eval/*.jsonl`). Wrong answers are `<details>` with an anchor each, so the page
 needs no script. Of many in one class, the first are shown and the rest counted. Above them stand the results of a run:
-each system's accuracy, its difference with an interval, its most frequent error, and charts.
+each system's accuracy, its difference with an interval, its most frequent error, and charts. An evaluation on texts has
+accuracy by category, rewards by component, and some replies instead.
 """
 
 from __future__ import annotations
@@ -121,21 +122,14 @@ def _draw_scores(views: Sequence[Mapping[str, Any]], baseline: Mapping[str, Any]
     """
     first = views[0]
     empty = baseline["plain"].value if baseline else first["unanswerable_n"] / first["plain"].n
-    labels = [
-        title if len(title) <= MAX_LABEL else f"…{title[1 - MAX_LABEL :]}" for title in (v["title"] for v in views)
-    ]
-    apart = [
-        MarkRow(label, tuple(Mark(kind, name, view[name]) for kind, name, _ in APART))
-        for label, view in zip(labels, views, strict=True)
-    ]
+    together, apart = [], []
+    for view in views:
+        title = view["title"]
+        label = title if len(title) <= MAX_LABEL else f"…{title[1 - MAX_LABEL :]}"
+        together.append(MarkRow(label, (Mark("after", "score", view["plain"].value),)))
+        apart.append(MarkRow(label, tuple(Mark(kind, name, view[name]) for kind, name, _ in APART)))
     return {
-        "all": mark_rows(
-            [
-                MarkRow(label, (Mark("after", "score", view["plain"].value),))
-                for label, view in zip(labels, views, strict=True)
-            ],
-            line=("empty memory", empty),
-        ),
+        "all": mark_rows(together, line=("empty memory", empty)),
         "apart": mark_rows(apart) if 0 < first["unanswerable_n"] < first["plain"].n else "",
         "legend": APART,
         "empty": empty,
@@ -292,3 +286,87 @@ def draw_results(systems: Systems, empty_accuracy: float | None) -> dict[str, An
             ability: max((cell or {}).get("n", 0) for cell in cells.values()) for ability, cells in by_ability.items()
         },
     }
+
+
+MAX_TASKS = 16
+"""Tasks whose replies the page shows, at most."""
+
+COLOURS = ("after", "before", "append_only", "oracle", "extra")
+"""Colours of the lines of one chart, in order."""
+
+Summaries = Mapping[str, Mapping[str, Any]]
+
+
+def load_text_summaries(folder: Path) -> dict[str, dict[str, Any]]:
+    """Load the summaries of text evaluations in an `eval` folder by name, `before` and `after` first."""
+    summaries = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            summary = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            continue
+        if isinstance(summary, dict) and summary.get("task") == "text":
+            summaries[path.stem] = summary
+    order = sorted(summaries, key=lambda name: (name != "before", name != "after", name))
+    return {name: summaries[name] for name in order}
+
+
+def read_text_results(folder: Path, summaries: Summaries) -> dict[str, Any]:
+    """Return the charts, the table and some replies of text evaluations.
+
+    Args:
+        folder: Folder `eval` with the records.
+        summaries: Summaries by name, not empty.
+
+    Returns:
+        `accuracy` and `categories` (charts; "" with one category), `legend`, `rows` of the table (label, values by
+        system), `replies` (records by system, of each task shown), `task_count`.
+    """
+    names = list(summaries)
+    kinds = {name: name if name in COLOURS else COLOURS[index % len(COLOURS)] for index, name in enumerate(names)}
+
+    def marks(cells: Mapping[str, Mapping[str, Any] | None]) -> tuple[Mark, ...]:
+        return tuple(Mark(kinds[name], name, cell["accuracy"], cell.get("se")) for name, cell in cells.items() if cell)
+
+    systems = summaries.values()
+    categories = dict.fromkeys(key for values in systems for key in values["by_ability"])
+    by_category = [
+        MarkRow(category, marks({name: values["by_ability"].get(category) for name, values in summaries.items()}))
+        for category in categories
+    ]
+    components = dict.fromkeys(key for values in systems for key in values["rewards"])
+    rows = [(key, [values[key] for values in systems]) for key in ("accuracy", "reward")]
+    rows += [(f"… {name}", [values["rewards"].get(name) for values in systems]) for name in components]
+    rows += [(key.replace("_", " "), [values.get(key) for values in systems]) for key in ("reply_tokens", "truncated")]
+    replies, task_count = choose_replies(folder, names)
+    return {
+        "accuracy": mark_rows([MarkRow(name, marks({name: values})) for name, values in summaries.items()]),
+        "categories": mark_rows(by_category) if len(categories) > 1 else "",
+        "legend": [(kinds[name], name, False) for name in names],
+        "rows": rows,
+        "replies": replies,
+        "task_count": task_count,
+    }
+
+
+def choose_replies(folder: Path, names: Sequence[str]) -> tuple[list[dict[str, Record]], int]:
+    """Return every system's reply to some tasks, those that training changed first, and the number of tasks.
+
+    Args:
+        folder: Folder `eval` with the records.
+        names: Systems; those without records are left out.
+    """
+    paths = {name: path for name in names if (path := folder / f"{name}.jsonl").exists()}
+    by_task: dict[str, dict[str, Record]] = {}
+    for name, path in paths.items():
+        for record in load_records(path):
+            by_task.setdefault(record.task, {}).setdefault(name, record)
+    complete = [task for task in by_task.values() if len(task) == len(paths)] or list(by_task.values())
+    first, last = next(iter(paths), ""), next(reversed(paths), "")
+
+    def change(task: Mapping[str, Record]) -> int:
+        if first not in task or last not in task:
+            return 2
+        return {(False, True): 0, (True, False): 1}.get((task[first].correct, task[last].correct), 2)
+
+    return sorted(complete, key=change)[:MAX_TASKS], len(by_task)

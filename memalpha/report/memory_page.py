@@ -160,7 +160,16 @@ def write_memory_page(store: MemoryStore, file: str | Path) -> dict[str, Any]:
     """
     check_path("page", file)
     target = Path(file)
-    _refuse_other_files(target)
+    try:
+        with target.open("rb") as stream:
+            start = stream.read(15).lower()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        raise StoreError(f"{target}: the page cannot be written: {error.strerror or error}") from error
+    else:
+        if start != b"<!doctype html>":  # it may be the store itself
+            raise StoreError(f"{target} exists and is no HTML page: give another file name")
     history = read_history(store)
     page = _render(store, history)
     with atomic_writer(target) as stream:
@@ -205,19 +214,6 @@ def render_memory_page(
     served = {"is_served": True, "query": query, "hits": hits, "done": done, "failure": failure, "draft": draft}
     rights = {"token": token, "can_write": can_write, "can_review": can_review}
     return _render(store, read_history(store), **served, **rights)
-
-
-def _refuse_other_files(target: Path) -> None:
-    """Raise `StoreError` if the target exists and is no page: it may be the store itself."""
-    try:
-        if not target.exists():
-            return
-        with target.open("rb") as stream:
-            start = stream.read(15).lower()
-    except OSError as error:
-        raise StoreError(f"{target}: the page cannot be written: {error.strerror or error}") from error
-    if start != b"<!doctype html>":
-        raise StoreError(f"{target} exists and is no HTML page: give another file name")
 
 
 def _render(store: MemoryStore, history: History, **served: Any) -> str:

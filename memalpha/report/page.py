@@ -25,17 +25,20 @@ from markupsafe import Markup
 from memalpha import __version__
 from memalpha.config import EvalConfig
 from memalpha.errors import DataError
-from memalpha.report.charts import Z95, swatch
+from memalpha.report.charts import Z95, Series, line_chart, swatch
 from memalpha.report.evaluation import (
+    COLOURS,
     SHORT_LABELS,
     SYSTEMS,
     anchor,
     load_systems,
+    load_text_summaries,
     read_evaluation,
     read_results,
+    read_text_results,
     systems_of,
 )
-from memalpha.report.training import CURVES, draw_training, load_text_summaries, read_text_results, text_curves
+from memalpha.tasks.formats.files import load_shipped_yaml
 
 
 class RunPage:
@@ -80,6 +83,10 @@ class RunPage:
         if "before" in systems and "after" in systems:
             results = read_results(systems, evaluated)
         example = folder / "eval" / "example.json"
+        try:
+            config = yaml.safe_load(config_text)
+        except yaml.YAMLError:
+            config = None  # the page shows the results all the same
         context = {
             "title": f"memalpha: {evaluation['title'] if evaluation and not summary else folder.name}",
             "name": folder.name,
@@ -89,11 +96,11 @@ class RunPage:
             "systems": systems,
             "short_labels": SHORT_LABELS,
             "example": None if texts or (live and not summary) else _read_json(example),
-            "curves": _curves(metrics, texts),
+            "curves": draw_training(metrics, is_text=bool(texts)),
             "text": read_text_results(folder / "eval", texts) if texts else None,
             "evaluation": evaluation,
             "anchor": anchor,
-            "config": _parse_config(config_text),
+            "config": config if isinstance(config, Mapping) else {},
             "config_text": config_text,
             **self._rollout_values(live=live),
         }
@@ -106,7 +113,9 @@ class RunPage:
         metrics, texts = self._metrics(live=True), load_text_summaries(self.folder / "eval")
         if not metrics:
             return ""
-        return ENVIRONMENT.get_template("training.html").render(metrics=metrics, curves=_curves(metrics, texts))
+        return ENVIRONMENT.get_template("training.html").render(
+            metrics=metrics, curves=draw_training(metrics, is_text=bool(texts))
+        )
 
     def state(self) -> dict[str, Any]:
         """Return what a live page has to know: steps with rollouts, the last step in words, True if the run is over.
@@ -167,8 +176,46 @@ def write_report(run: str | Path) -> Path:
     return target
 
 
-def _curves(metrics: Sequence[Mapping[str, Any]], texts: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    return draw_training(metrics, [*CURVES[:3], *text_curves(metrics), *CURVES[3:]] if texts else CURVES)
+CHARTS: Sequence[Mapping[str, Any]] = load_shipped_yaml("training_charts.yaml")
+FIRST_CHARTS = 3
+"""Charts before the one of a text run's rewards."""
+
+
+def draw_training(metrics: Sequence[Mapping[str, Any]], *, is_text: bool) -> list[tuple[Any, ...]]:
+    """Return title, caption, chart and legend of each of `CHARTS`, but for those whose metrics are missing.
+
+    Args:
+        metrics: Lines of metrics.jsonl.
+        is_text: Take the charts that only text runs have, too.
+    """
+    keys = dict.fromkeys(key for line in metrics for key in line)
+    charts = [chart for chart in CHARTS if is_text or not chart.get("only_text")]
+    charts = [chart for chart in charts if "needs" not in chart or chart["needs"] in keys]
+    names = [key for key in keys if is_text and key.startswith("rewards/")]
+    if len(names) > 1:  # a chart has five colours; the table below lists all components
+        lines = [(key, key.removeprefix("rewards/"), kind) for key, kind in zip(names, COLOURS, strict=False)]
+        about = "Means of a step's replies, before weights."
+        rewards = {"title": "Rewards by component", "about": about, "range": (None, None), "lines": lines}
+        charts.insert(FIRST_CHARTS, rewards)
+    figures = []
+    for chart in charts:
+        series = []
+        for key, label, kind in chart["lines"]:
+            steps = [line for line in metrics if isinstance(line.get(key), int | float)]
+            points = tuple((float(line["step"]), float(line[key])) for line in steps)
+            is_sparse = key.startswith("validation")
+            errors = tuple(float(line.get("validation_se") or 0.0) for line in steps) if is_sparse else ()
+            series += [Series(kind, label, points, errors, dots=is_sparse)] if points else []
+        if not series:
+            continue
+        low, high = chart["range"]
+        top = None if high is None else max(high, *(y for line in series for _, y in line.points))
+        legend = [
+            (line.kind, f"{line.label} {line.points[0][1]:.2f} → {line.points[-1][1]:.2f}", not line.dots)
+            for line in series
+        ]
+        figures.append((chart["title"], chart["about"], line_chart(series, low=low, high=top), legend))
+    return figures
 
 
 def _reproduction(folder: Path, summary: Mapping[str, Any], provenance: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,15 +256,6 @@ def _read_provenance(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _parse_config(text: str) -> Mapping[str, Any]:
-    """Return the configuration, {} if it is no YAML mapping: the page shows the results all the same."""
-    try:
-        config = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return {}
-    return config if isinstance(config, Mapping) else {}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -388,11 +426,18 @@ class Rollouts:
             return []
         key = (task, rollout, role)
         turns = [turn for turn in self._turns.read(step) if (turn["task"], turn["rollout"], turn["role"]) == key]
-        decode = _decoder(self.folder)
+        tokenizer = None
+        if files := sorted((self.folder / "checkpoints").glob("*/tokenizer.json")):
+            from tokenizers import Tokenizer
+
+            tokenizer = Tokenizer.from_file(str(files[0]))
         return [
             {
                 "chunk": turn["chunk"],
-                "texts": [decode(id) for id in turn["completion_ids"]],
+                "texts": [
+                    tokenizer.decode([id], skip_special_tokens=False) if tokenizer else str(id)
+                    for id in turn["completion_ids"]
+                ],
                 "logprobs": [round(value, 4) for value in turn["logprobs"]],
             }
             for turn in turns
@@ -404,14 +449,3 @@ class Rollouts:
         while steps and sum(map(self._rollouts.size, steps)) > MAX_EMBEDDED:
             steps = list(steps[::-1][::2][::-1]) if len(steps) > 1 else []
         return [self.read(step) for step in steps]
-
-
-def _decoder(folder: Path) -> Any:
-    """Return a function from a token id to its text, by the tokenizer of a checkpoint."""
-    from tokenizers import Tokenizer
-
-    files = sorted((folder / "checkpoints").glob("*/tokenizer.json"))
-    if not files:
-        return str
-    tokenizer = Tokenizer.from_file(str(files[0]))
-    return lambda id: tokenizer.decode([id], skip_special_tokens=False)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import wraps
+from html import escape
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -22,7 +23,6 @@ from memalpha.errors import (
     UnknownCategory,
     UnknownEntry,
 )
-from memalpha.html_table import html_table
 from memalpha.store.embedding import Embedder, load_cross_encoder
 from memalpha.store.fields import ARGUMENTS
 from memalpha.store.filters import Filter, Where, parse_filter
@@ -37,6 +37,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _FIELDS = {*ARGUMENTS, "merge_metadata"}
+MAX_CELL = 200  # characters of a table's cell
 _RERANKED = 50  # hits that a reranker scores, or as many as are asked for
 
 
@@ -65,6 +66,24 @@ def refuse_other_keywords(method: Callable[P, R]) -> Callable[P, R]:
         return method(*args, **kwargs)
 
     return checked
+
+
+def html_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table that a notebook shows, as HTML, everything escaped.
+
+    Args:
+        title: Caption.
+        header: Names of the columns.
+        rows: Cells by row: a float has three decimals, None is empty, a text is cut after `MAX_CELL` characters.
+    """
+
+    def cell(value: object) -> str:
+        text = "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+        return escape(text if len(text) <= MAX_CELL else text[: MAX_CELL - 1] + "…")
+
+    head = "".join(f"<th>{escape(name)}</th>" for name in header)
+    body = "".join(f"<tr>{''.join(f'<td>{cell(value)}</td>' for value in row)}</tr>" for row in rows)
+    return f"<table><caption>{escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 class Hits(list[Hit]):

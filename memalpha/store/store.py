@@ -29,7 +29,6 @@ from memalpha.errors import (
     UnknownEntry,
     UnknownFieldWarning,
 )
-from memalpha.html_table import html_table
 from memalpha.store import history as timeline
 from memalpha.store.backends.base import Backend, Clock, Durability, system_clock
 from memalpha.store.backends.row_codec import is_storable
@@ -52,7 +51,7 @@ from memalpha.store.indexing.namespace_index import NamespaceIndex, surrounding_
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder
 from memalpha.store.io.copy import back_up
 from memalpha.store.io.jsonl import apply_lines, read_jsonl, stored_contents, write_jsonl
-from memalpha.store.memory import Memory, refuse_other_keywords
+from memalpha.store.memory import Memory, html_table, refuse_other_keywords
 from memalpha.store.open import copy_noted, create_namespace, is_url, is_writable, open_database, open_namespace
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.options import SearchOptions

@@ -31,8 +31,8 @@ from memalpha.integrations.client import (
     ServerUnavailable,
     TooManyRequests,
 )
+from memalpha.integrations.server.auth import KeyFile
 from memalpha.integrations.server.http import HttpApp
-from memalpha.integrations.server.keys import KeyFile
 from memalpha.integrations.server.service import MemoryService
 from memalpha.policy.load import load_policy
 from memalpha.store.store import MemoryStore

@@ -118,7 +118,7 @@ def test_a_run_that_has_made_no_step_has_a_live_page(tmp_path: Path) -> None:
 def address(going: Path) -> Iterator[str]:
     """Address of the page of the run that goes on."""
     uvicorn = pytest.importorskip("uvicorn")
-    from memalpha.integrations.server.watch import watch_app
+    from memalpha.integrations.server.run import watch_app
 
     app = watch_app(RunPage(going), lambda: server.should_exit)
     server: Any = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=3))
@@ -194,7 +194,7 @@ def test_a_live_page_gets_new_steps_by_itself(going: Path, address: str, browser
 
 def test_the_page_is_served_under_this_machine_s_names_alone(going: Path) -> None:
     testclient = pytest.importorskip("starlette.testclient")
-    from memalpha.integrations.server.watch import watch_app
+    from memalpha.integrations.server.run import watch_app
 
     client = testclient.TestClient(watch_app(RunPage(going)), base_url="http://127.0.0.1")
     assert client.get("/").status_code == 200 and "Steps 0 to 1" in client.get("/training").text

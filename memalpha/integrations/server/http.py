@@ -2,31 +2,39 @@
 
 The application handles a request in one pass: its record, the checks of the guard, one validation of what it sends,
 one encoding of the answer. FastAPI writes the description of the same routes, when it is first asked for.
+
+Browsers have a page at /, whose forms change the memory only where the server was started for that. A browser sends
+the key that a person typed (HTTP Basic) with every request to this server, also with one that a page of another site
+made it send. So a form is taken only from this server's own page, by two signs: the browser names the same origin, and
+the form has a token that is made of the key and that no other site can read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import inspect
 import json
+import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+from urllib.parse import parse_qsl, urlsplit
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import TypeAdapter, ValidationError, create_model
+from pydantic import Field, TypeAdapter, ValidationError, create_model
 from pydantic_core import PydanticSerializationError
 
 from memalpha import __version__
-from memalpha.errors import ConfigError, install_command
+from memalpha.errors import ConfigError, DuplicateContent, install_command
 from memalpha.integrations.server import schemas
-from memalpha.integrations.server.guard import NAMESPACE_HEADER, SCOPE, RequestGuard, granted
-from memalpha.integrations.server.keys import KeyFile, Right
-from memalpha.integrations.server.page import PAGE, PageRenderer, page_calls
+from memalpha.integrations.server.auth import NAMESPACE_HEADER, SCOPE, Access, KeyFile, RequestGuard, Right
 from memalpha.integrations.server.schemas import HTTP_SOURCE, Label, Limit, Position, ServiceError, Time
 from memalpha.integrations.server.service import MemoryService, check_answer_size, read_log
 from memalpha.integrations.server.telemetry import (
@@ -38,13 +46,14 @@ from memalpha.integrations.server.telemetry import (
     request_span,
 )
 from memalpha.store.io.jsonl import to_json
-from memalpha.types import MemoryEntry
+from memalpha.store.store import MemoryStore
+from memalpha.types import MemoryEntry, Operation
 
 try:
     from starlette.background import BackgroundTask
     from starlette.datastructures import QueryParams
     from starlette.requests import Request
-    from starlette.responses import FileResponse, Response
+    from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
     from starlette.routing import Router, compile_path
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 except ModuleNotFoundError as error:
@@ -63,6 +72,28 @@ RETRY_SECONDS = 5
 WATCH_SECONDS = 0.05
 """Time of a request after which the server looks whether its client has gone."""
 
+PAGE = "/"
+"""The page for browsers. They ask for its key themselves (HTTP Basic), which opens no other path."""
+PAGE_SOURCE = "page"
+"""Source of what is edited on the page."""
+MAX_FIELDS = 8
+_FORM_TYPE = "application/x-www-form-urlencoded"
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "frame-ancestors 'none'",  # the page's own policy says the rest
+    "Referrer-Policy": "same-origin",  # with "no-referrer" a browser would not name the origin of a form
+    "X-Content-Type-Options": "nosniff",
+}
+_SECRET = secrets.token_bytes(32)
+ACTIONS: dict[str, Right] = {
+    "update": "write",
+    "delete": "write",
+    "undo": "write",
+    "accept": "review",
+    "reject": "review",
+}
+"""Actions of forms, and the right that each needs."""
+
 _ERRORS = {
     400: "unreadable request",
     401: "missing or wrong token or key",
@@ -76,17 +107,22 @@ _ERRORS = {
     503: "the store failed, or the server is busy or closing",
     504: "it took too long and was stopped",
 }
-_NO_ENTRY = {404: "no such entry"}
-_BAD_GATEWAY = {502: "the policy did not answer"}
-_NO_BODY: Any = object()
+"""Errors of every route, for the description."""
+_OTHER_ANSWERS = {
+    200: "the entry existed already and is unchanged",
+    404: "no such entry",
+    409: "another entry has this content",
+    502: "the policy did not answer",
+}
+"""Answers of some routes, for the description."""
 
 
 class Route:
     """A method, a path, and the function that answers.
 
     The names of its parameters say what it takes: `service` (the memory that the request has `right` on), `request`,
-    `content` (the body's bytes), `body` (the body's JSON), `id` (of the path), and others of the query. Their types
-    are checked by one pydantic adapter for the body, and one for the rest.
+    `content` (the body's bytes), `body` (the body's JSON), `id` (of the path), and others of the query. One pydantic
+    model checks their types.
     """
 
     def __init__(
@@ -97,7 +133,7 @@ class Route:
         right: Right | None = None,
         *,
         status: int = 200,
-        errors: Mapping[int, str] | None = None,
+        other_statuses: Collection[int] = (),
         takes_any_query: bool = False,
     ) -> None:
         """Read the function's signature.
@@ -108,33 +144,30 @@ class Route:
             call: A coroutine function. It returns a response or a value to encode, or a pair of a value and its status.
             right: The right that it uses; None if it asks for none, or by itself.
             status: Status of its answers.
-            errors: Further errors, by status, for the description.
+            other_statuses: Statuses of further answers (`_OTHER_ANSWERS`), for the description.
             takes_any_query: Ignore parameters of the query that it does not have.
         """
         self.method, self.path, self.call = method, path, call
         self.right: Right | None = right
-        self.status, self.errors = status, errors or {}
+        self.status, self.other_statuses = status, other_statuses
         self.pattern = compile_path(path)[0]
-        hints = get_type_hints(call, include_extras=True)
+        self.parameters = inspect.signature(call).parameters
+        self.hints = get_type_hints(call, include_extras=True)
+        hints = dict(self.hints)
         result = hints.pop("return")
         self.result = get_args(result)[0] if get_origin(result) is tuple else result
+        self.has_response = isinstance(self.result, type) and issubclass(self.result, Response)
         self._encoder = None if self.has_response else TypeAdapter(self.result)
-        self._body = TypeAdapter(hints.pop("body")) if "body" in hints else None
-        self._context = {name for name in ("request", "content") if hints.pop(name, None) is not None}
-        hints.pop("service", None)
-        self.parameters = inspect.signature(call).parameters
+        self._context = {name for name in ("service", "request", "content") if hints.pop(name, None) is not None}
+        self._has_body = "body" in hints
+        self._names = frozenset(hints) - {"id", "body"}
+        self._takes_any_query = takes_any_query
         defaults = {name: self.parameters[name].default for name in hints}
         fields: dict[str, Any] = {
             name: hint if defaults[name] is inspect.Parameter.empty else (hint, defaults[name])
             for name, hint in hints.items()
         }
         self._arguments = create_model(call.__name__, **fields) if fields else None
-        self._query = None if takes_any_query else frozenset(hints) - {"id"}
-
-    @property
-    def has_response(self) -> bool:
-        """True if the function returns a response."""
-        return isinstance(self.result, type) and issubclass(self.result, Response)
 
     def encode(self, value: Any) -> bytes:
         """Return a value as JSON."""
@@ -160,34 +193,19 @@ class Route:
         Raises:
             ServiceError: The request is invalid or not allowed, or it failed.
         """
-        sent = _NO_BODY if self._body is None else _parse_json(headers, content)
+        sent: dict[str, Any] = {"body": _parse_json(headers, content)} if self._has_body and content else {}
         query = QueryParams(scope["query_string"]) if scope["query_string"] else {}
-        for name in () if self._query is None else query.keys() - self._query:
+        for name in () if self._takes_any_query else query.keys() - self._names:
             raise ServiceError("invalid_arguments", f"query.{name}: there is no such parameter")
         values: dict[str, Any] = {}
         if self.right is not None:
-            values["service"] = granted(service, scope[SCOPE], self.right)
-        errors: list[str] = []
+            values["service"] = service.granted(scope[SCOPE], self.right)
         if self._arguments is not None:
-            fields = self._arguments.model_fields
+            sent |= {**{name: query[name] for name in query if name in self._names}, **ids}
             try:
-                given = {**{name: query[name] for name in query if name in fields}, **ids}
-                values |= dict(self._arguments.model_validate(given))
+                values |= vars(self._arguments.model_validate(sent, from_attributes=True))
             except ValidationError as error:
-                errors += _messages(error, lambda location: "path" if location[0] == "id" else "query")
-        if self._body is not None:
-            try:
-                if sent is _NO_BODY:
-                    errors.append("body: Field required")
-                else:
-                    values["body"] = self._body.validate_python(sent, from_attributes=True)
-            except ValidationError as error:
-                if isinstance(sent, bytes):
-                    errors.append("body: send the header Content-Type: application/json")
-                else:
-                    errors += _messages(error, lambda location: "body")
-        if errors:
-            raise ServiceError("invalid_arguments", "; ".join(errors))
+                raise ServiceError("invalid_arguments", _message(error, sent.get("body"))) from error
         if "request" in self._context:
             values["request"] = Request(scope)
         if "content" in self._context:
@@ -196,9 +214,7 @@ class Route:
 
 
 def _parse_json(headers: Mapping[bytes, bytes], content: bytes) -> Any:
-    """Return the JSON value of a body, the bytes of one that says it is none, and `_NO_BODY` without one."""
-    if not content:
-        return _NO_BODY
+    """Return the JSON value of a body, and the bytes of one that says it is none."""
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind != b"application/json" and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
         return content
@@ -210,12 +226,17 @@ def _parse_json(headers: Mapping[bytes, bytes], content: bytes) -> Any:
         raise ServiceError("bad_request", "There was an error parsing the body", 400) from error
 
 
-def _messages(error: ValidationError, place: Callable[[tuple[int | str, ...]], str]) -> list[str]:
-    """Return what is wrong, each with its path, without the names of validators."""
-    return [
-        f"{'.'.join(part for part in (place(item['loc']), *map(str, item['loc'])) if '[' not in part)}: {item['msg']}"
-        for item in error.errors(include_url=False, include_context=False, include_input=False)
-    ]
+def _message(error: ValidationError, body: Any) -> str:
+    """Return what is wrong with a request, each part with its path, without the names of validators."""
+    messages = []
+    for item in error.errors(include_url=False, include_context=False, include_input=False):
+        names, message = [str(part) for part in item["loc"] if "[" not in str(part)], item["msg"]
+        if names[0] != "body":
+            names.insert(0, "path" if names[0] == "id" else "query")
+        elif isinstance(body, bytes):
+            message = "send the header Content-Type: application/json"
+        messages.append(f"{'.'.join(names)}: {message}")
+    return "; ".join(messages)
 
 
 _ROUTES: list[Route] = []
@@ -231,13 +252,13 @@ def _route(method: str, path: str, right: Right, **options: Any) -> Callable[[Ca
     return add
 
 
-@_route("POST", "/read", "read-with-model", errors=_BAD_GATEWAY)
+@_route("POST", "/read", "read-with-model", other_statuses=[502])
 async def read(service: MemoryService, body: schemas.ReadRequest) -> schemas.ReadResponse:
     """Let the writer read a text, chunk by chunk, and return its tool calls."""
     return await service.read(body, source=HTTP_SOURCE)
 
 
-@_route("POST", "/ask", "read", errors=_BAD_GATEWAY)
+@_route("POST", "/ask", "read", other_statuses=[502])
 async def ask(service: MemoryService, body: schemas.AskRequest) -> schemas.AskResponse:
     """Answer a question from the memory alone."""
     answer = await service.ask(body.question, body.k, where=body.where)
@@ -251,7 +272,7 @@ async def search(service: MemoryService, body: schemas.FilteredSearchRequest) ->
     return schemas.SearchResponse(hits)
 
 
-@_route("GET", "/entries", "read", errors=_NO_ENTRY)
+@_route("GET", "/entries", "read", other_statuses=[404])
 async def list_entries(
     service: MemoryService,
     category: Label | None = None,
@@ -270,32 +291,38 @@ async def list_entries(
     return await service.page(schemas.ListRequest(category=category, limit=limit, after=after), as_of=as_of)
 
 
-@_route("POST", "/entries", "write", status=201)
+@_route("POST", "/entries", "write", status=201, other_statuses=[200])
 async def insert(service: MemoryService, body: schemas.InsertRequest) -> tuple[MemoryEntry, int]:
     """Store a fact. What the memory states already, with the same metadata, is not stored again."""
-    entry, is_new = await service.insert(body.model_dump())
-    return entry, 201 if is_new else 200
+
+    def insert(store: MemoryStore) -> tuple[Any, int]:
+        try:
+            return store.change(Operation("insert", **body.model_dump())).entry, 201
+        except DuplicateContent as duplicate:
+            return store.get(duplicate.entry_id), 200
+
+    return await service.writing(insert)
 
 
-@_route("GET", "/entries/{id:path}", "read", errors=_NO_ENTRY)
+@_route("GET", "/entries/{id:path}", "read", other_statuses=[404])
 async def get(service: MemoryService, id: Label, as_of: Position | Time | None = None) -> MemoryEntry:
     """Return an entry of the current or a past state."""
     return await service.reading(lambda store: store.get(id, as_of=as_of), at_once=as_of is None)
 
 
-@_route("PATCH", "/entries/{id:path}", "write", errors={**_NO_ENTRY, 409: "another entry has this content"})
+@_route("PATCH", "/entries/{id:path}", "write", other_statuses=[404, 409])
 async def update(service: MemoryService, id: Label, body: schemas.UpdateRequest) -> MemoryEntry:
     """Replace the content of an entry; its id and history stay."""
     return await service.writing(lambda store: store.update(id, **body.model_dump()))
 
 
-@_route("DELETE", "/entries/{id:path}", "write", errors=_NO_ENTRY)
+@_route("DELETE", "/entries/{id:path}", "write", other_statuses=[404])
 async def delete(service: MemoryService, id: Label) -> MemoryEntry:
     """Delete an entry and return its last version; its history stays."""
     return await service.writing(lambda store: store.delete(id, source=HTTP_SOURCE))
 
 
-@_route("GET", "/history/{id:path}", "read", errors=_NO_ENTRY)
+@_route("GET", "/history/{id:path}", "read", other_statuses=[404])
 async def history(service: MemoryService, id: Label) -> schemas.HistoryResponse:
     """Return every version of an entry, deleted or not."""
     versions = await service.reading(lambda store: store.history(id))
@@ -303,7 +330,7 @@ async def history(service: MemoryService, id: Label) -> schemas.HistoryResponse:
     return schemas.HistoryResponse(versions)
 
 
-@_route("DELETE", "/history/{id:path}", "erase", errors=_NO_ENTRY)
+@_route("DELETE", "/history/{id:path}", "erase", other_statuses=[404])
 async def erase(service: MemoryService, id: Label) -> schemas.EraseResponse:
     """Erase an entry for good, live or deleted, with all of its past."""
     return await service.erase(id)
@@ -325,7 +352,14 @@ async def core(service: MemoryService, as_of: Position | Time | None = None) -> 
 @_route("PUT", "/core", "write")
 async def set_core(service: MemoryService, body: schemas.CoreRequest) -> schemas.CoreResponse:
     """Replace the core memory."""
-    return schemas.CoreResponse(await service.set_core(body.content, HTTP_SOURCE))
+    if not service.schema.core:
+        raise ServiceError("no_core_memory", f"the schema {service.schema.name!r} has no core memory")
+
+    def rewrite(store: MemoryStore) -> str:
+        store.core_update(body.content, source=HTTP_SOURCE)
+        return store.core
+
+    return schemas.CoreResponse(await service.writing(rewrite))
 
 
 @_route("GET", "/log", "read")
@@ -345,6 +379,129 @@ async def export(service: MemoryService) -> FileResponse:
         folder.cleanup()
         raise
     return FileResponse(file, media_type="application/x-ndjson", background=BackgroundTask(folder.cleanup))
+
+
+@dataclass(frozen=True, slots=True)
+class SentForm:
+    """A form that a browser sent.
+
+    Attributes:
+        action: One of `ACTIONS`.
+        token: Token of the page that had the form.
+        id: Entry of an update or a delete.
+        position: Position that the reader saw: of the entry's version, of the last change, or of what waits.
+        content: New content of an update.
+    """
+
+    action: str
+    token: str
+    id: str
+    position: int
+    content: str
+
+
+def page_calls(service: MemoryService, render: Callable[..., str], *, edits: bool) -> dict[str, Callable[..., Any]]:
+    """Return the functions that answer the page and, if the server takes them, its forms, by HTTP method.
+
+    Args:
+        service: Memory of the namespace that the server was started with.
+        render: Renders the page (`report.memory_page.render_memory_page`).
+        edits: Take forms from readers whose keys have the rights.
+    """
+
+    async def page(
+        request: Request,
+        q: Annotated[str, Field(max_length=schemas.MAX_QUERY)] = "",
+        done: Annotated[str, Field(max_length=20)] = "",
+    ) -> Response:
+        memory = service.granted(request.scope[SCOPE], "read")
+        rights = _rights(request, memory, edits)
+        text = await memory.reading(lambda store: render(store, q, done=done, **rights))
+        return HTMLResponse(text, headers=_HEADERS)
+
+    async def submit(request: Request, content: bytes) -> Response:
+        form = _parse_form(request.headers.get("content-type", ""), content)
+        memory = service.granted(request.scope[SCOPE], ACTIONS[form.action])
+        _check_own_page(request, form)
+        try:
+            await memory.writing(lambda store: _apply(store, form))
+        except ServiceError as error:
+            if error.status not in (404, 409, 422) or not request.scope[SCOPE].allows("read"):
+                raise
+            shown: dict[str, Any] = {"failure": error.message, "draft": form.content}
+            shown |= _rights(request, memory, edits)
+            text = await memory.reading(lambda store: render(store, **shown))
+            return HTMLResponse(text, error.status, headers=_HEADERS)
+        return RedirectResponse(f"{PAGE}?done={form.action}", 303, headers=_HEADERS)
+
+    return {"GET": page, "POST": submit} if edits else {"GET": page}
+
+
+def _rights(request: Request, service: MemoryService, edits: bool) -> dict[str, Any]:
+    """Return the token of the reader's forms and what they may do; without `edits` nothing."""
+    access: Access = request.scope[SCOPE]
+    if not edits or service.read_only:
+        return {}
+    return {"token": _token(request), "can_write": access.allows("write"), "can_review": access.allows("review")}
+
+
+def _token(request: Request) -> str:
+    """Return the token of the reader's forms: it belongs to his key and his namespace, in every server process."""
+    credential = request.headers.get("authorization", "").encode("latin-1") or _SECRET
+    message = f"memalpha page|{request.scope[SCOPE].namespace}".encode("utf-8", "surrogatepass")
+    return hmac.new(credential, message, sha256).hexdigest()
+
+
+def _check_own_page(request: Request, form: SentForm) -> None:
+    """Raise `ServiceError` unless the form comes from a page that this server gave this reader."""
+    origin, host = request.headers.get("origin"), request.headers.get("host", "")
+    if origin is None:
+        is_same_origin = request.headers.get("sec-fetch-site") == "same-origin"
+    else:
+        is_same_origin = bool(host) and urlsplit(origin).netloc.lower() == host.lower()
+    if not is_same_origin:
+        raise ServiceError("foreign_origin", "forms are taken from this server's own page alone", 403)
+    if not hmac.compare_digest(form.token.encode("utf-8", "surrogatepass"), _token(request).encode()):
+        raise ServiceError("stale_page", "this page is not yours, or the server was started anew: load it again", 403)
+
+
+def _parse_form(content_type: str, body: bytes) -> SentForm:
+    if content_type.partition(";")[0].strip().lower() != _FORM_TYPE:
+        raise ServiceError("invalid_arguments", f"body: a form is needed ({_FORM_TYPE})", 422)
+    try:
+        pairs = parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict")
+        fields = dict(pairs)
+        if len(fields) != len(pairs):
+            raise ValueError("a field is sent twice")
+        position = int(fields.get("position", ""))
+    except ValueError as error:
+        raise ServiceError("invalid_arguments", f"body: no form of this page: {error}", 422) from error
+    action = fields.get("action", "")
+    if action not in ACTIONS:
+        raise ServiceError("invalid_arguments", f"action: none of {', '.join(ACTIONS)}", 422)
+    content = fields.get("content", "").replace("\r\n", "\n")
+    return SentForm(action, fields.get("token", ""), fields.get("id", ""), position, content)
+
+
+def _apply(store: MemoryStore, form: SentForm) -> None:
+    """Do what a form says, in one transaction, if the memory is what its reader saw."""
+    if form.action in ("accept", "reject"):
+        store.review(form.position, accept=form.action == "accept")
+        return
+    with store.transaction():
+        if form.action == "undo":
+            if store.snapshot() != form.position:
+                raise ServiceError("conflict", "somebody changed the memory since: look at the last change again", 409)
+            store.undo()
+        elif store.get(form.id).valid_from != form.position:
+            raise ServiceError("conflict", "somebody changed this entry since: look at what it says now", 409)
+        elif form.action == "delete":
+            store.delete(form.id, source=PAGE_SOURCE)
+        elif len(form.content) > schemas.MAX_CONTENT:
+            message = f"content: of {len(form.content)} characters; {schemas.MAX_CONTENT} is the limit"
+            raise ServiceError("invalid_arguments", message, 422)
+        else:
+            store.update(form.id, form.content, source=PAGE_SOURCE)
 
 
 class HttpApp:
@@ -368,7 +525,7 @@ class HttpApp:
         hosts: Collection[str] = (),
         log_requests: bool = False,
         mcp: Server[Any] | None = None,
-        page: PageRenderer | None = None,
+        page: Callable[..., str] | None = None,
         page_edits: bool = False,
     ) -> None:
         """Prepare what serves a store.
@@ -383,15 +540,13 @@ class HttpApp:
             hosts: Names that requests may be for besides localhost, as a proxy in front passes them on.
             log_requests: Write one JSON line for each request to stderr.
             mcp: MCP server to serve at /mcp beside the API.
-            page: Renders the page at /; None serves no page.
+            page: Renders the page at / (`report.memory_page.render_memory_page`); None serves no page.
             page_edits: Take the forms of the page from readers who have the rights.
         """
         self.service, self._log, self.needs_token = service, log_requests, bool(token or keys)
         if log_requests:
             log_to_stderr()
-        self.guard = RequestGuard(
-            token=token, keys=keys, namespace=service.name, local=local, hosts=hosts, find_keys=find_keys
-        )
+        self.guard = RequestGuard(service.name, token, keys, find_keys, local, frozenset(hosts))
         self._metrics = RequestMetrics()
         self._description: bytes | None = None
         check: asyncio.Task[int] | None = None  # health needs no token: callers take at most one store thread
@@ -418,14 +573,13 @@ class HttpApp:
                 self._description = json.dumps(description, ensure_ascii=False, separators=(",", ":")).encode()
             return Response(self._description, media_type="application/json")
 
-        self._health = Route("GET", HEALTH, health, takes_any_query=True)
-        opened = [self._health]
-        for method, path, call in (("GET", READY, health), ("GET", LIVE, live)):
-            opened.append(Route(method, path, call, takes_any_query=True))
-        for path, call in ((METRICS, metrics), ("/v1/openapi.json", openapi)):
-            opened += [Route(method, path, call, takes_any_query=True) for method in ("GET", "HEAD")]
-        calls = {} if page is None else page_calls(service, page, edits=page_edits)
-        self._routes = [*opened, *(Route(method, PAGE, call) for method, call in calls.items()), *_ROUTES]
+        calls = [("GET", HEALTH, health), ("GET", READY, health), ("GET", LIVE, live)]
+        calls += [(method, METRICS, metrics) for method in ("GET", "HEAD")]
+        calls += [(method, "/v1/openapi.json", openapi) for method in ("GET", "HEAD")]
+        opened = [Route(*call, takes_any_query=True) for call in calls]
+        self._health = opened[0]
+        forms = {} if page is None else page_calls(service, page, edits=page_edits)
+        self._routes = [*opened, *(Route(method, PAGE, call) for method, call in forms.items()), *_ROUTES]
         self._by_path = {(route.method, route.path): route for route in self._routes}
         self.extras = ({"MCP": "/mcp"} if mcp else {}) | ({"a page": PAGE} if page else {})
         self._mcp: ASGIApp | None = None
@@ -437,12 +591,8 @@ class HttpApp:
             sessions = StreamableHTTPSessionManager(mcp, stateless=True, max_request_body_size=schemas.MAX_BODY)
             self._mcp = StreamableHTTPASGIApp(sessions)
 
-        @asynccontextmanager
-        async def lifespan(app: object) -> AsyncIterator[None]:
-            async with nullcontext() if sessions is None else sessions.run():
-                yield
-
-        self._router = Router(lifespan=lifespan)  # of what is no request
+        # Of what is no request.
+        self._router = Router(lifespan=lambda app: nullcontext() if sessions is None else sessions.run())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request and record how it ended.
@@ -510,14 +660,25 @@ class HttpApp:
                 record.namespace, scope[SCOPE] = access.namespace, access
             if path == "/mcp" and self._mcp is not None:
                 record.route = path
-                await self._mcp(scope, _replay(content, receive), send)
+                messages: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
+
+                async def replay() -> Message:
+                    return messages.pop() if messages else await receive()
+
+                await self._mcp(scope, replay, send)
                 return
             route, ids = self._find(scope["method"], path, record)
-            if not path.startswith("/v1/"):
-                await self._answer(route, scope, headers, content, ids, receive, send)
-                return
-            with _ClientWatch(receive):
-                await self._answer(route, scope, headers, content, ids, receive, send)
+            with _ClientWatch(receive) if path.startswith("/v1/") else nullcontext():
+                result, status = await route.answer(scope, headers, content, ids, self.service), route.status
+                if isinstance(result, Response):
+                    await result(scope, receive, send)
+                    return
+                if type(result) is tuple:
+                    result, status = result
+                data = route.encode(result)
+                fields = [(b"content-length", b"%d" % len(data)), (b"content-type", b"application/json")]
+                await send({"type": "http.response.start", "status": status, "headers": fields})
+                await send({"type": "http.response.body", "body": data})
         finally:
             guard.forget_body(content)
 
@@ -541,27 +702,6 @@ class HttpApp:
         methods = ("HEAD", "GET") if ("HEAD", other.path) in self._by_path else (other.method,)
         raise _http_error(405, {"Allow": ", ".join(methods)})
 
-    async def _answer(
-        self,
-        route: Route,
-        scope: Scope,
-        headers: Mapping[bytes, bytes],
-        content: bytes,
-        ids: Mapping[str, str],
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        result, status = await route.answer(scope, headers, content, ids, self.service), route.status
-        if isinstance(result, Response):
-            await result(scope, receive, send)
-            return
-        if type(result) is tuple:
-            result, status = result
-        data = route.encode(result)
-        fields = [(b"content-length", b"%d" % len(data)), (b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": status, "headers": fields})
-        await send({"type": "http.response.body", "body": data})
-
     def openapi(self) -> dict[str, Any]:
         """Return the API description, with the categories of this memory."""
         from fastapi import Depends, FastAPI, Header, Query
@@ -584,28 +724,30 @@ class HttpApp:
             "as_of": Annotated[Position | Time | None, Query(description="a past state: log position or ISO time")],
         }
         for route in (self._health, *_ROUTES):
-            hints = {**get_type_hints(route.call, include_extras=True), **described}
-            parameters = []
-            for name, parameter in route.parameters.items():
-                default = None if name == "service" else parameter.default
-                parameters.append(
-                    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
+            parameters = [
+                parameter.replace(
+                    kind=inspect.Parameter.KEYWORD_ONLY,
+                    default=None if name == "service" else parameter.default,
+                    annotation=described.get(name, route.hints[name]),
                 )
-            signature = inspect.Signature(parameters)
+                for name, parameter in route.parameters.items()
+            ]
 
             async def call() -> None: ...
 
-            call.__name__, call.__doc__, call.__signature__ = route.call.__name__, route.call.__doc__, signature
-            extra: dict[str, Any] = {}
-            responses = _described(route.errors)
-            if route.call is insert:
-                text = "the entry existed already and is unchanged"
-                responses[200] = {"model": MemoryEntry, "description": text}
+            call.__name__, call.__doc__ = route.call.__name__, route.call.__doc__
+            call.__signature__ = inspect.Signature(parameters)
+            responses: dict[int | str, dict[str, Any]] = {
+                status: {
+                    "model": schemas.ErrorResponse if status >= 400 else route.result,
+                    "description": _OTHER_ANSWERS[status],
+                }
+                for status in route.other_statuses
+            }
+            extra: dict[str, Any] = {"response_model": route.result}
             if route.has_response:
                 responses[200] = {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}
-                extra["response_class"] = route.result
-            else:
-                extra["response_model"] = route.result
+                extra = {"response_class": route.result}
             if self.needs_token and route is not self._health:
                 extra["dependencies"] = [Depends(HTTPBearer(auto_error=False))]
             app.add_api_route(
@@ -625,10 +767,6 @@ class HttpApp:
         return description
 
 
-def _described(errors: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": schemas.ErrorResponse, "description": text} for status, text in errors.items()}
-
-
 class _ClientWatch:
     """Cancel the block if the client leaves before it has its answer; what has begun to write is written."""
 
@@ -640,16 +778,17 @@ class _ClientWatch:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
-        self._timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._start)
 
-    def _start(self) -> None:
-        self._leaving = asyncio.create_task(self._wait())
+        async def wait() -> None:
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            self._has_left = True
+            task.cancel()
 
-    async def _wait(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._has_left = True
-        self._task.cancel()
+        def start() -> None:
+            self._leaving = asyncio.create_task(wait())
+
+        self._timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, start)
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> bool:
         self._timer.cancel()
@@ -658,16 +797,6 @@ class _ClientWatch:
         if not self._has_left:
             return False
         return self._task.uncancel() == 0 and kind is asyncio.CancelledError
-
-
-def _replay(content: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives a body again."""
-    messages: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
-
-    async def replay() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return replay
 
 
 def _http_error(status: int, headers: Mapping[str, str] | None = None) -> ServiceError:

@@ -2,22 +2,26 @@
 
 A failed call is a result with an error code that the model sees; trained writers know these codes.
 What comes in from hosts is read kindly; what goes out is bounded, since hosts cut or refuse long answers.
+On stdin and stdout every line is answered: the SDK drops a line that it cannot read.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+import re
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import anyio
 from pydantic import ValidationError
 
 from memalpha import __version__
 from memalpha.agent.tools import format_validation_error, tool_schemas
 from memalpha.errors import ConfigError, install_command
-from memalpha.integrations.server.guard import SCOPE, granted
-from memalpha.integrations.server.keys import Right
+from memalpha.integrations.server.auth import SCOPE, Right, log
 from memalpha.integrations.server.schemas import (
     CallOutcome,
     ListRequest,
@@ -27,7 +31,7 @@ from memalpha.integrations.server.schemas import (
     ServiceError,
     compact_entry,
 )
-from memalpha.integrations.server.service import MemoryService, log
+from memalpha.integrations.server.service import MemoryService
 from memalpha.store.io.jsonl import to_json
 from memalpha.store.search.bm25 import words
 from memalpha.store.search.passages import split_passages
@@ -36,7 +40,9 @@ try:
     import mcp_types as types
     from mcp.server.context import ServerRequestContext
     from mcp.server.lowlevel import Server
+    from mcp.server.stdio import stdio_server
     from mcp.shared.exceptions import MCPError
+    from mcp.shared.message import SessionMessage
 except ModuleNotFoundError as error:
     if error.name not in ("mcp", "mcp_types"):
         raise
@@ -53,16 +59,13 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
 }
 
-_REQUEST_MODELS: dict[str, type[RequestModel]] = {
-    "memory_search": SearchRequest,
-    "memory_list": ListRequest,
-    "memory_read": ReadRequest,
+_READERS: dict[str, tuple[type[RequestModel], Right, dict[str, bool]]] = {
+    "memory_search": (SearchRequest, "read", {"read_only_hint": True}),
+    "memory_list": (ListRequest, "read", {"read_only_hint": True}),
+    # A policy that reads a text may do anything.
+    "memory_read": (ReadRequest, "read-with-model", {"destructive_hint": True, "idempotent_hint": False}),
 }
-_READ_ONLY = ("memory_search", "memory_list")
-_RIGHTS: dict[str, Right] = {**dict.fromkeys(_READ_ONLY, "read"), "memory_read": "read-with-model"}
-"""Rights that tools need; the writer's need "write"."""
-
-_READ_HINTS = {"destructive_hint": True, "idempotent_hint": False}  # a policy that reads a text may do anything
+"""Tools beside the writer's: arguments, the right that each needs, and hints of the protocol."""
 
 _SCHEMA_KEYS = ("type", "minimum", "maximum", "maxLength", "maxItems", "items")
 
@@ -83,7 +86,10 @@ def mcp_server(service: MemoryService) -> Server[Any]:
     schemas = {tool.name: tool.input_schema for tool in tools}
 
     async def list_tools(context: ServerRequestContext[Any], params: object) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[tool for tool in tools if _is_allowed(context, tool.name)])
+        access = None if context.request is None else context.request.scope[SCOPE]
+        return types.ListToolsResult(
+            tools=[tool for tool in tools if access is None or access.allows(_right(tool.name))]
+        )
 
     async def call_tool(
         context: ServerRequestContext[Any], params: types.CallToolRequestParams
@@ -93,9 +99,9 @@ def mcp_server(service: MemoryService) -> Server[Any]:
             raise MCPError(code=types.INVALID_PARAMS, message=f"no tool {name!r}")
         arguments = read_arguments(params.arguments or {}, schemas[name])
         try:
-            memory = (
-                service if context.request is None else granted(service, context.request.scope[SCOPE], _right(name))
-            )
+            memory = service
+            if context.request is not None:
+                memory = service.granted(context.request.scope[SCOPE], _right(name))
             return await _call(memory, context, name, arguments)
         except ServiceError as error:
             return _failure(name, error.code, error.message)
@@ -143,12 +149,8 @@ async def _call(
     return _result({**fields, "results": results} | ({"left_out": left_out} if left_out else {}))
 
 
-def _is_allowed(context: ServerRequestContext[Any], name: str) -> bool:
-    return context.request is None or context.request.scope[SCOPE].allows(_right(name))
-
-
 def _right(name: str) -> Right:
-    return _RIGHTS.get(name, "write")
+    return _READERS[name][1] if name in _READERS else "write"
 
 
 def _result(value: dict[str, Any], *, failed: bool = False) -> types.CallToolResult:
@@ -168,11 +170,9 @@ def _tools(service: MemoryService) -> list[types.Tool]:
         function, tool = schema["function"], service.tools[schema["function"]["name"]]
         if tool.is_served:
             tools.append(_tool(function["name"], function["description"], function["parameters"], **tool.hints))
-    for name, model in _REQUEST_MODELS.items():
-        is_read_only = name in _READ_ONLY
-        if is_read_only or not service.read_only:
-            schema, hints = _schema(model, service.schema.category_names), {} if is_read_only else _READ_HINTS
-            tools.append(_tool(name, model.__doc__, schema, read_only_hint=is_read_only, **hints))
+    for name, (model, right, hints) in _READERS.items():
+        if right == "read" or not service.read_only:
+            tools.append(_tool(name, model.__doc__, _schema(model, service.schema.category_names), **hints))
     return tools
 
 
@@ -280,3 +280,63 @@ def _cut(item: dict[str, Any]) -> dict[str, Any]:
 
 def _count_bytes(value: Any) -> int:
     return len(to_json(value).encode())
+
+
+_HALVES = re.compile("[\ud800-\udfff]")
+# Of the beginning of a message, not of its arguments.
+_ID = re.compile(r'\s*\{[^{}\[\]]*?"id"\s*:\s*(-?\d{1,18}(?![\d.eE])|"[^"\\]{1,200}")')
+
+
+async def serve_lines(service: MemoryService) -> None:
+    """Serve the MCP tools of a memory until stdin ends."""
+    server, lines = mcp_server(service), _Lines()
+    async with stdio_server(stdin=lines) as (incoming, outgoing):  # pyright: ignore[reportArgumentType]: only iterated
+        lines.outgoing = outgoing
+        await server.run(incoming, outgoing, server.create_initialization_options())
+
+
+class _Lines:
+    """Lines of stdin that are messages; for others an error goes out. Child processes get an empty stdin."""
+
+    outgoing: Any
+
+    def __init__(self) -> None:
+        self._stream = os.fdopen(os.dup(sys.stdin.fileno()), "rb", closefd=False)
+        empty = os.open(os.devnull, os.O_RDONLY)  # what child processes read would be missing here
+        os.dup2(empty, sys.stdin.fileno())
+        os.close(empty)
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        while line := await anyio.to_thread.run_sync(self._stream.readline):
+            text, error = read_line(line)
+            if error is not None:
+                await self.outgoing.send(SessionMessage(error))
+            elif text:
+                yield text
+
+
+def read_line(line: bytes) -> tuple[str, types.JSONRPCError | None]:
+    """Return a line as a message that the SDK reads, or the error that answers it; "" for a blank line.
+
+    What is not UTF-8, and half of a surrogate pair, becomes U+FFFD. The error has the id of the message, or of the
+    beginning of one, if it can be read.
+    """
+    text = line.decode("utf-8", "replace").strip()
+    if not text:
+        return "", None
+    value: Any = None
+    try:
+        value = json.loads(text)
+        if "\\u" in text:
+            text = _HALVES.sub("\ufffd", json.dumps(value, ensure_ascii=False))
+        types.jsonrpc_message_adapter.validate_json(text, by_name=False)
+    except (ValueError, RecursionError):
+        code, fault = types.INVALID_REQUEST, "no message of JSON-RPC 2.0"
+        if value is None:
+            code, fault = types.PARSE_ERROR, "no JSON"
+            value = {"id": json.loads(match[1])} if (match := _ID.match(text)) else None
+        id = value.get("id") if isinstance(value, dict) else None
+        known_id = id if isinstance(id, str | int) and not isinstance(id, bool) else None
+        data = types.ErrorData(code=code, message=f"the line is {fault}")
+        return "", types.JSONRPCError(jsonrpc="2.0", id=known_id, error=data)
+    return text, None

@@ -1,55 +1,64 @@
-"""Run the server: its address and token, the transports, and a shutdown that loses nothing.
+"""Run the servers: address and token, connections, the transports, and a shutdown that loses nothing.
 
-Ctrl-C and SIGTERM stop it: new requests are refused, started ones finish, the store is closed. Every acknowledged write
-is in the store.
+Ctrl-C and SIGTERM stop them: new requests are refused, started ones finish, the store is closed. Every acknowledged
+write is in the store.
 
-On stdin and stdout every line is answered: the SDK drops a line that it cannot read.
+uvicorn bounds neither how many connections are open, nor how long one may take to ask, nor how far ahead it may. A
+client that opens connections and sends half of a request on each would otherwise hold every file descriptor of the
+process, and no other client would be heard (the attack known as Slowloris). One that sends requests without end and
+reads no answer would fill the memory with them.
 
-Connections of the HTTP server: how many may be open, how long one may take to ask, and how far ahead it may.
-
-uvicorn bounds none of them. A client that opens connections and sends half of a request on each would otherwise hold
-every file descriptor of the process, and no other client would be heard (the attack known as Slowloris). One that sends
-requests without end and reads no answer would fill the memory with them.
+`memalpha watch` serves the page of a run while the run writes it; server-sent events tell the page of new steps. Only
+this machine reaches that server, and only under its own names, so that no page of another site reads a run (DNS
+rebinding).
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
-import re
 import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import anyio
-import mcp_types as types
-from mcp.server.stdio import stdio_server
-from mcp.shared.message import SessionMessage
-
-from memalpha.errors import ConfigError, install_command
-from memalpha.integrations.server.mcp import mcp_server
+from memalpha.errors import ConfigError, DataError, install_command
+from memalpha.integrations.server.mcp import serve_lines
 from memalpha.integrations.server.service import MemoryService
 from memalpha.integrations.server.telemetry import start_tracing
+from memalpha.store.io.jsonl import to_json
 
 if TYPE_CHECKING:
     from memalpha.integrations.server.http import HttpApp
+    from memalpha.report.page import RunPage
 
 try:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+    from starlette.requests import Request
+    from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+    from starlette.routing import Route
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ModuleNotFoundError as error:
-    if error.name not in ("uvicorn", "h11"):
+    if error.name not in ("starlette", "uvicorn", "h11"):
         raise
     raise ConfigError(f"serving HTTP needs {error.name}: {install_command('serve')}") from None
 
+WATCH_HOST = "127.0.0.1"
+LOOK_SECONDS = 1.0
+"""Time between two looks at the files of a run that is watched."""
+WATCH_SHUTDOWN_SECONDS = 3  # longer than a stream of news sleeps
+_WATCH_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 MAX_CONNECTIONS = 1000
 """Maximum open connections."""
 HEAD_SECONDS = 10
@@ -156,81 +165,11 @@ class OncePerSecond(logging.Filter):
         return True
 
 
-_HALVES = re.compile("[\ud800-\udfff]")
-# Of the beginning of a message, not of its arguments.
-_ID = re.compile(r'\s*\{[^{}\[\]]*?"id"\s*:\s*(-?\d{1,18}(?![\d.eE])|"[^"\\]{1,200}")')
-
-
-async def serve_lines(service: MemoryService) -> None:
-    """Serve the MCP tools of a memory until stdin ends."""
-    server, lines = mcp_server(service), _Lines()
-    async with stdio_server(stdin=lines) as (incoming, outgoing):  # pyright: ignore[reportArgumentType]: only iterated
-        lines.outgoing = outgoing
-        await server.run(incoming, outgoing, server.create_initialization_options())
-
-
-class _Lines:
-    """Lines of stdin that are messages; for others an error goes out."""
-
-    outgoing: Any
-
-    def __init__(self) -> None:
-        self._stream = _take_stdin()
-
-    async def __aiter__(self) -> AsyncIterator[str]:
-        while line := await anyio.to_thread.run_sync(self._stream.readline):
-            text, error = read_line(line)
-            if error is not None:
-                await self.outgoing.send(SessionMessage(error))
-            elif text:
-                yield text
-
-
-def read_line(line: bytes) -> tuple[str, types.JSONRPCError | None]:
-    """Return a line as a message that the SDK reads, or the error that answers it; "" for a blank line.
-
-    What is not UTF-8, and half of a surrogate pair, becomes U+FFFD.
-    """
-    text = line.decode("utf-8", "replace").strip()
-    if not text:
-        return "", None
-    value: Any = None
-    try:
-        value = json.loads(text)
-        if "\\u" in text:
-            text = _HALVES.sub("\ufffd", json.dumps(value, ensure_ascii=False))
-        types.jsonrpc_message_adapter.validate_json(text, by_name=False)
-    except (ValueError, RecursionError):
-        is_json = value is not None
-        code, fault = (
-            (types.INVALID_REQUEST, "no message of JSON-RPC 2.0") if is_json else (types.PARSE_ERROR, "no JSON")
-        )
-        data = types.ErrorData(code=code, message=f"the line is {fault}")
-        return "", types.JSONRPCError(jsonrpc="2.0", id=_find_id(value, text), error=data)
-    return text, None
-
-
-def _find_id(value: Any, text: str) -> str | int | None:
-    """Return the id of a message, or of the beginning of one; None if it cannot be read."""
-    if value is None and (match := _ID.match(text)):
-        value = {"id": json.loads(match[1])}
-    id = value.get("id") if isinstance(value, dict) else None
-    return id if isinstance(id, str | int) and not isinstance(id, bool) else None
-
-
-def _take_stdin() -> BinaryIO:
-    """Return stdin, and give child processes an empty one: what they read would be missing here."""
-    stream = os.fdopen(os.dup(sys.stdin.fileno()), "rb", closefd=False)
-    empty = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(empty, sys.stdin.fileno())
-    os.close(empty)
-    return stream
-
-
 TOKEN_ENV = "MEMALPHA_TOKEN"
 MIN_TOKEN_LENGTH = 16
-MIN_DESCRIPTORS = 24  # loop, listener, store, keys, and about ten connections
 """Minimum characters of a token; shorter ones can be guessed."""
+MIN_DESCRIPTORS = 24
+"""Files that the server opens at least: loop, listener, store, keys, and about ten connections."""
 SHUTDOWN_SECONDS = 5
 """Time for open connections to finish."""
 
@@ -291,21 +230,21 @@ def quiet_stdout() -> Iterator[None]:
 
 def serve_stdio(service: MemoryService) -> None:
     """Serve MCP on stdin and stdout until stdin ends or a signal arrives."""
-    asyncio.run(_stdio(service))
 
+    async def serve() -> None:
+        stop = _stop_event()
+        serving, stopped = asyncio.create_task(serve_lines(service)), asyncio.create_task(stop.wait())
+        await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+        await service.close()
+        if not serving.done():
+            # A thread still waits for a line of stdin and cannot be interrupted.
+            with suppress(OSError):
+                sys.stderr.flush()
+            os._exit(0)
+        stopped.cancel()
+        await serving
 
-async def _stdio(service: MemoryService) -> None:
-    stop = _stop_event()
-    serving, stopped = asyncio.create_task(serve_lines(service)), asyncio.create_task(stop.wait())
-    await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
-    await service.close()
-    if not serving.done():
-        # A thread still waits for a line of stdin and cannot be interrupted.
-        with suppress(OSError):
-            sys.stderr.flush()
-        os._exit(0)
-    stopped.cancel()
-    await serving
+    asyncio.run(serve())
 
 
 def serve_http(app: HttpApp, address: tuple[str, int], *, otel: bool = False, description: str = "") -> None:
@@ -387,8 +326,6 @@ def check_token_needed(host: str, has_token: bool, hosts: Collection[str] = ()) 
 
 
 async def _http(app: HttpApp, listening: socket.socket) -> None:
-    import uvicorn
-
     for name in ("uvicorn.error", "asyncio"):
         logging.getLogger(name).addFilter(OncePerSecond())
 
@@ -449,3 +386,85 @@ def listen(host: str, port: int) -> Iterator[socket.socket]:
                 f"http: cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}"
             ) from error
         yield listening
+
+
+def watch_app(page: RunPage, is_stopping: Callable[[], bool] = lambda: False) -> Starlette:
+    """Build the application: the page at /, its news at /events, its parts at /training and /rollouts/STEP.
+
+    Args:
+        page: Page of the run.
+        is_stopping: Returns True once the server shall stop; the streams of news end then.
+    """
+
+    async def show(request: Request) -> Response:
+        return HTMLResponse(encode(await run_in_threadpool(page.render, live=True)), headers=_WATCH_HEADERS)
+
+    async def training(request: Request) -> Response:
+        return HTMLResponse(encode(await run_in_threadpool(page.training)), headers=_WATCH_HEADERS)
+
+    async def rollouts(request: Request) -> Response:
+        return as_json(await run_in_threadpool(page.rollouts.read, request.path_params["step"]))
+
+    async def tokens(request: Request) -> Response:
+        query = request.query_params
+        if not query.get("rollout", "").isdecimal():
+            raise DataError("rollout: the number of a rollout is needed")
+        key = (query.get("task", ""), int(query["rollout"]), query.get("role", ""))
+        return as_json(await run_in_threadpool(page.rollouts.tokens, request.path_params["step"], *key))
+
+    async def events(request: Request) -> Response:
+        return StreamingResponse(news(), media_type="text/event-stream", headers=_WATCH_HEADERS)
+
+    async def news() -> AsyncIterator[str]:
+        """Yield an event whenever the run's state is new, and a comment in between, which finds readers that left."""
+        last: dict[str, Any] | None = None
+        while not is_stopping():
+            with suppress(DataError):  # a line that is not JSON: the page itself says so
+                state = await run_in_threadpool(page.state)
+                if state != last:
+                    last = state
+                    yield f"data: {to_json(state)}\n\n"
+            yield ": waiting\n\n"
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def refuse(request: Request, error: Exception) -> Response:
+        return PlainTextResponse(encode(str(error)), status_code=404, headers=_WATCH_HEADERS)
+
+    def as_json(value: Any) -> Response:
+        text = to_json(value, allow_nan=False, separators=(",", ":"))
+        return Response(text.encode(), headers=_WATCH_HEADERS, media_type="application/json")
+
+    def encode(text: str) -> bytes:
+        return text.encode("utf-8", "backslashreplace")  # a model may write half a surrogate pair
+
+    return Starlette(
+        routes=[
+            Route("/", show),
+            Route("/events", events),
+            Route("/training", training),
+            Route("/rollouts/{step:int}", rollouts),
+            Route("/rollouts/{step:int}/tokens", tokens),
+        ],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=[WATCH_HOST, "localhost"])],
+        exception_handlers={DataError: refuse},
+    )
+
+
+def serve_page(page: RunPage, port: int, announce: Callable[[str], None]) -> None:
+    """Serve the page of a run until Ctrl-C.
+
+    Args:
+        page: Page of the run.
+        port: Port on 127.0.0.1; 0 takes any free one.
+        announce: Called with the address when connections are accepted.
+
+    Raises:
+        ConfigError: The port is taken.
+    """
+    with listen(WATCH_HOST, port) as listening:
+        announce(f"http://{WATCH_HOST}:{listening.getsockname()[1]}/")
+        app = watch_app(page, lambda: server.should_exit)
+        settings = {"access_log": False, "server_header": False, "timeout_graceful_shutdown": WATCH_SHUTDOWN_SECONDS}
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, **settings))
+        with suppress(KeyboardInterrupt):
+            server.run(sockets=[listening])

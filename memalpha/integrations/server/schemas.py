@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from memalpha.store.fields import FIELDS, Kind
 from memalpha.store.filters import format_utc, parse_time
 from memalpha.store.io.jsonl import to_json
+from memalpha.store.validation import is_text
 from memalpha.types import Hit, MemoryEntry, Operation, ToolResult
 
 MAX_TEXT = 200_000
@@ -70,10 +71,8 @@ def check_text(text: str) -> str:
     """Return the text if every back end can store it. Raises `ValueError` otherwise."""
     if "\x00" in text:
         raise ValueError("holds a NUL character")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError("holds half of a surrogate pair, which is not text") from error
+    if not is_text(text):
+        raise ValueError("holds half of a surrogate pair, which is not text")
     return text
 
 
@@ -233,22 +232,19 @@ def _entry_fields(*, with_defaults: bool) -> dict[str, Any]:
     return made
 
 
-class _NewFact(RequestModel):
-    category: Label
-    content: Content
+_NEW = {"category": (Label, ...), "content": (Content, ...), **_entry_fields(with_defaults=True)}
 
 
-class InsertRequest(create_model("_Insert", __base__=_NewFact, **_entry_fields(with_defaults=True))):
+class InsertRequest(create_model("_Insert", __base__=RequestModel, **_NEW)):
     """A fact to store."""
 
     source: Label = HTTP_SOURCE
 
 
-class _NewContent(RequestModel):
-    content: Content
+_CHANGED = {"content": (Content, ...), **_entry_fields(with_defaults=False)}
 
 
-class UpdateRequest(create_model("_Update", __base__=_NewContent, **_entry_fields(with_defaults=False))):
+class UpdateRequest(create_model("_Update", __base__=RequestModel, **_CHANGED)):
     """New content of an entry. Omitted fields stay, but new content clears an omitted timestamp."""
 
     source: Label = HTTP_SOURCE

@@ -15,7 +15,6 @@ is answered. If it is not, the client is told to come back; the thread ends with
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -48,6 +47,7 @@ from memalpha.errors import (
     UnknownCategory,
     UnknownEntry,
 )
+from memalpha.integrations.server.auth import Access, Right, log
 from memalpha.integrations.server.schemas import (
     MAX_CONDITIONS,
     MAX_CONTENT,
@@ -71,6 +71,7 @@ from memalpha.store.io.jsonl import to_json
 from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema
 from memalpha.store.store import MemoryStore
+from memalpha.store.trust.quarantine import WRITER
 from memalpha.tasks.chunking import split_text
 from memalpha.tasks.formats.messages import chunk_messages
 from memalpha.types import Chunk, Hit, MemoryEntry, Operation, ToolCall, ToolResult, Turn
@@ -96,8 +97,6 @@ LATE_SECONDS = 0.1
 """Seconds for an answer that has come to be noticed."""
 AWAY_RETRY_SECONDS = 2
 """After how long a client may ask again while the database is away."""
-
-log = logging.getLogger("memalpha.serve")
 
 _STATUS = {
     UnknownEntry: 404,
@@ -282,6 +281,22 @@ class MemoryService:
         self._namespaces.move_to_end(name)
         return service
 
+    def granted(self, access: Access, right: Right) -> MemoryService:
+        """Return the memory of a request's namespace.
+
+        Every route gets its memory here, so no route can forget to ask for a right.
+
+        Args:
+            access: Rights of the request.
+            right: The right that the request uses.
+
+        Raises:
+            ServiceError: The request lacks the right, or its quota is spent.
+        """
+        access.check(right)
+        WRITER.set({} if access.key is None else {"key": access.key.name})  # of this request's task
+        return self.namespace(access.namespace)
+
     async def close(self) -> None:
         """Refuse new requests, finish started ones, and close the store. Closing twice is harmless."""
         await asyncio.to_thread(self._close)
@@ -311,25 +326,22 @@ class MemoryService:
             ServiceError: A message is invalid, none has words of a user or an assistant, or too many requests wait.
         """
         self._check_writable()
-        with self._model_request():
-            return await self._read(request, source, progress)
-
-    async def _read(self, request: ReadRequest, source: str, progress: Progress | None) -> ReadResponse:
         outcomes: list[CallOutcome] = []
         problems: list[str] = []
-        chunks = self._split(request)
-        for index, chunk in enumerate(chunks):
-            try:
-                origin = {"source": request.source or source, "metadata": request.metadata}
-                turn = await self._read_chunk(chunk, request.timestamp, origin)
-            except ServiceError as error:
-                note = f" ({index} of {len(chunks)} chunks were read and stay written)" if index else ""
-                message, wait = f"{error.message}{note}", error.retry_after
-                raise ServiceError(error.code, message, error.status, retry_after=wait) from error
-            outcomes += map(CallOutcome.from_result, turn.results)
-            problems += turn.problems
-            if progress is not None and len(chunks) > 1:
-                await progress(index + 1, len(chunks))
+        with self._model_request():
+            chunks = self._split(request)
+            for index, chunk in enumerate(chunks):
+                try:
+                    origin = {"source": request.source or source, "metadata": request.metadata}
+                    turn = await self._read_chunk(chunk, request.timestamp, origin)
+                except ServiceError as error:
+                    note = f" ({index} of {len(chunks)} chunks were read and stay written)" if index else ""
+                    message, wait = f"{error.message}{note}", error.retry_after
+                    raise ServiceError(error.code, message, error.status, retry_after=wait) from error
+                outcomes += map(CallOutcome.from_result, turn.results)
+                problems += turn.problems
+                if progress is not None and len(chunks) > 1:
+                    await progress(index + 1, len(chunks))
         return ReadResponse(len(chunks), tuple(outcomes), tuple(problems))
 
     def _split(self, request: ReadRequest) -> Sequence[str | Chunk]:
@@ -347,28 +359,27 @@ class MemoryService:
         return chunks
 
     async def _read_chunk(self, text: str | Chunk, timestamp: str | None, origin: Mapping[str, Any]) -> Turn:
-        """Let the policy read one chunk; drop what it proposes if the caller is cancelled meanwhile."""
-        dropped = Event()
+        """Ask the policy to read one chunk, then write in the turn of the writes. Chunks are numbered across requests.
+
+        If the caller is cancelled meanwhile, what the policy proposes is dropped.
+        """
+        agent, dropped = self._agent, Event()
+        assert agent is not None
+
+        def propose_and_apply() -> Turn:
+            chunk = text.model_copy(update={"index": agent.chunks_read}) if isinstance(text, Chunk) else text
+            with self._policy_lock, work_span("model", "propose"):
+                proposal = agent.propose(chunk, timestamp=timestamp)
+            if dropped.is_set():
+                raise ServiceError("gone", "the client has gone", 499)
+            apply = partial(traced_store, partial(agent.apply, proposal, **origin), WRITE_SECONDS)
+            return self._write_pool.submit(copy_context().run, apply).result()
+
         try:
-            work = partial(self._propose_and_apply, text, timestamp, origin, dropped)
-            return await self._submit(self._model_pool, work)
+            return await self._submit(self._model_pool, propose_and_apply)
         except BaseException:
             dropped.set()
             raise
-
-    def _propose_and_apply(
-        self, text: str | Chunk, timestamp: str | None, origin: Mapping[str, Any], dropped: Event
-    ) -> Turn:
-        """Ask the policy, then write in the turn of the writes. Chunks are numbered across requests."""
-        assert self._agent is not None
-        if isinstance(text, Chunk):
-            text = text.model_copy(update={"index": self._agent.chunks_read})
-        with self._policy_lock, work_span("model", "propose"):
-            proposal = self._agent.propose(text, timestamp=timestamp)
-        if dropped.is_set():
-            raise ServiceError("gone", "the client has gone", 499)
-        apply = partial(traced_store, partial(self._agent.apply, proposal, **origin), WRITE_SECONDS)
-        return self._write_pool.submit(copy_context().run, apply).result()
 
     async def ask(self, question: str, k: int, *, where: Where = None) -> Answer:
         """Answer a question from the `k` entries nearest to it.
@@ -426,23 +437,6 @@ class MemoryService:
         result, _ = await self.writing(write)
         return CallOutcome.from_result(result)
 
-    async def insert(self, fact: Mapping[str, Any]) -> tuple[MemoryEntry, bool]:
-        """Store a fact (arguments of `MemoryStore.insert`).
-
-        Returns:
-            The new entry and True, or the entry with the same content and False.
-        """
-
-        def insert(store: MemoryStore) -> tuple[MemoryEntry, bool]:
-            try:
-                entry = store.change(Operation("insert", **fact)).entry
-            except DuplicateContent as duplicate:
-                return store.get(duplicate.entry_id), False
-            assert entry is not None
-            return entry, True
-
-        return await self.writing(insert)
-
     async def erase(self, id: str | None = None, *, where: Mapping[str, Any] | None = None) -> EraseResponse:
         """Erase an entry for good, with all of its past, or all entries of which any version passes a filter."""
 
@@ -455,17 +449,6 @@ class MemoryService:
 
         self._check(None, where)
         return await self.writing(erase)
-
-    async def set_core(self, text: str, source: str) -> str:
-        """Replace the core memory and return it as stored."""
-        if not self.schema.core:
-            raise ServiceError("no_core_memory", f"the schema {self.schema.name!r} has no core memory")
-
-        def rewrite(store: MemoryStore) -> str:
-            store.core_update(text, source=source)
-            return store.core
-
-        return await self.writing(rewrite)
 
     async def writing(self, work: Callable[[MemoryStore], T]) -> T:
         """Run `work`, which writes, on the store in the turn of the writes."""

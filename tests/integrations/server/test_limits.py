@@ -16,7 +16,7 @@ pytest.importorskip("uvicorn")
 import httpx2
 import uvicorn
 
-from memalpha.integrations.server import guard
+from memalpha.integrations.server import auth
 from memalpha.integrations.server import service as service_module
 from memalpha.integrations.server.http import HttpApp
 from memalpha.integrations.server.run import OncePerSecond, connection_limit, limited_protocol
@@ -109,7 +109,7 @@ def is_closed(client: socket.socket) -> bool:
 
 
 def test_what_is_refused_is_read_so_that_a_sender_gets_the_answer():
-    size = 2 * guard.MAX_BODY
+    size = 2 * auth.MAX_BODY
     with serving() as (_, _, port), ExitStack() as stack:
         client = connect(stack, port, post("/v1/read", size, b""))
         client.settimeout(0.3)
@@ -121,7 +121,7 @@ def test_what_is_refused_is_read_so_that_a_sender_gets_the_answer():
 
 
 def test_an_endless_refused_body_is_not_read_for_long(monkeypatch):
-    monkeypatch.setattr(guard, "DISCARD_SECONDS", 0.2)
+    monkeypatch.setattr(auth, "DISCARD_SECONDS", 0.2)
     with serving() as (_, _, port), ExitStack() as stack:
         client = connect(stack, port, post("/v1/read", 1 << 40, b"x"))
         assert client.recv(4096).startswith(b"HTTP/1.1 413")
@@ -163,14 +163,14 @@ def test_a_request_that_takes_long_is_answered():
 
 
 def test_a_stalled_body_is_answered_and_forgotten(monkeypatch):
-    monkeypatch.setattr(guard, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(auth, "BODY_SECONDS", 0.2)
     with serving() as (_, _, port), ExitStack() as stack:
         stalled = connect(stack, port, post("/v1/search", 900, b'{"query": "'))
         assert stalled.recv(4096).startswith(b"HTTP/1.1 408") and is_closed(stalled)
 
 
 def test_bodies_together_are_bounded(monkeypatch):
-    monkeypatch.setattr(guard, "MAX_BODIES", 1000)
+    monkeypatch.setattr(auth, "MAX_BODIES", 1000)
     with serving() as (_, url, port), ExitStack() as stack:
         for _ in range(2):
             connect(stack, port, post("/v1/search", 900, b" " * 450))

@@ -26,8 +26,8 @@ from memalpha.agent.tools import execute, tool_schemas
 from memalpha.cli import app
 from memalpha.config import TrustConfig
 from memalpha.errors import ConfigError
-from memalpha.integrations.server.mcp import mcp_server
-from memalpha.integrations.server.run import check_token_needed, is_loopback, parse_address, read_line, read_token
+from memalpha.integrations.server.mcp import mcp_server, read_line
+from memalpha.integrations.server.run import check_token_needed, is_loopback, parse_address, read_token
 from memalpha.integrations.server.service import MemoryService
 from memalpha.policy.load import load_policy
 from memalpha.policy.scripted import ScriptedPolicy

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from memalpha.cli.main import app as commands
 from memalpha.errors import ConfigError
+from memalpha.integrations.server.auth import KeyFile
 from memalpha.integrations.server.http import HttpApp
-from memalpha.integrations.server.keys import KeyFile
 from memalpha.integrations.server.service import MemoryService
 from memalpha.policy.load import load_policy
 from memalpha.report.memory_page import render_memory_page

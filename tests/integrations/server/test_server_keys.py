@@ -22,9 +22,9 @@ from typer.testing import CliRunner
 from memalpha.cli.main import app as commands
 from memalpha.cli.serve import find_keys
 from memalpha.errors import ConfigError
-from memalpha.integrations.server import keys as keys_module
+from memalpha.integrations.server import auth as keys_module
+from memalpha.integrations.server.auth import PREFIX, RIGHTS, KeyFile
 from memalpha.integrations.server.http import HttpApp
-from memalpha.integrations.server.keys import PREFIX, RIGHTS, KeyFile
 from memalpha.integrations.server.mcp import mcp_server
 from memalpha.integrations.server.service import MAX_NAMESPACES, MemoryService
 from memalpha.policy.load import load_policy

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
+from memalpha.integrations.server.auth import KeyFile
 from memalpha.integrations.server.http import HttpApp
-from memalpha.integrations.server.keys import KeyFile
 from memalpha.integrations.server.service import MemoryService
 from memalpha.policy.load import load_policy
 from memalpha.report.memory_page import render_memory_page

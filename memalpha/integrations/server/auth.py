@@ -1,7 +1,8 @@
-"""API keys of a served store: a SQLite file with the hash, the rights, the namespaces and the quotas of each key.
+"""Who may ask what of a server: API keys, and the checks of host, origin, token, key, namespace and body of a request.
 
-The file lies beside the store, not in it. Copies, exports and backups of a store then carry no keys, no role of a
-database can give itself rights, and both kinds of stores have the same keys.
+Keys are a SQLite file with the hash, the rights, the namespaces and the quotas of each. The file lies beside the store,
+not in it. Copies, exports and backups of a store then carry no keys, no role of a database can give itself rights, and
+both kinds of stores have the same keys.
 
 A secret is 256 random bits, so it cannot be guessed, and SHA-256 is enough. Slow hashes (argon2, bcrypt) protect
 passwords, which people choose; here they would let clients with wrong keys burn the server's time.
@@ -9,25 +10,35 @@ passwords, which people choose; here they would let clients with wrong keys burn
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import hmac
+import logging
 import os
 import secrets
 import sqlite3
 import stat
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from hashlib import sha256
 from math import ceil
 from pathlib import Path
 from threading import Lock
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
+from urllib.parse import quote, unquote, urlsplit
 
 from memalpha.arguments import check_path
 from memalpha.errors import ConfigError
-from memalpha.integrations.server.schemas import MAX_LABEL, ServiceError, check_text
+from memalpha.integrations.server.schemas import MAX_BODY, MAX_LABEL, ServiceError, check_text
+
+if TYPE_CHECKING:
+    from starlette.types import Receive
+
+log = logging.getLogger("memalpha.serve")
 
 Right = Literal["read", "write", "read-with-model", "review", "erase", "admin"]
 """read: search, list, ask. write: insert, update, delete, core memory. read-with-model: let the policy read a text into
@@ -38,6 +49,20 @@ PREFIX = "mem_"
 FLUSH_SECONDS = 10.0
 """How often the last use and the bytes written are stored."""
 DAY = 86_400
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+BODY_SECONDS = 30.0
+"""Time for the body of a request."""
+MAX_BODIES = 64 * MAX_BODY
+"""Maximum bytes of all bodies that are held at one time."""
+MAX_DISCARDED, DISCARD_SECONDS = 4 * MAX_BODY, 2.0
+"""What is read of a body that is refused, and for how long."""
+_NOT_IN_HOST = frozenset("@/?#\\")  # they part a URL, and a Host is no URL
+NAMESPACE_HEADER = "Memalpha-Namespace"
+"""Header with the namespace of a request, percent-encoded as in a URL."""
+SCOPE = "memalpha.access"
+"""Name of a request's `Access` in its ASGI scope."""
+
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS keys (
@@ -215,7 +240,15 @@ class KeyFile:
             sqlite3.Error: The file cannot be read, or was removed or replaced since it was opened.
         """
         with self._lock:
-            self._reload_if_changed()
+            if self._read_file_id() != self._file_id:  # the open connection would go on with the old file's keys
+                raise sqlite3.OperationalError("the file was removed or replaced: restart the server")
+            (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+            if version != self._version:
+                rows = self._connection.execute(f"SELECT hash, {_COLUMNS} FROM keys WHERE revoked IS NULL").fetchall()
+                self._active = {key.id: (hash, key) for hash, *row in rows for key in [_key(row)]}
+                written = self._connection.execute("SELECT id, day, bytes FROM written").fetchall()
+                self._stored_bytes = {(id, day): size for id, day, size in written}
+                self._version = version
             id = secret.removeprefix(PREFIX).partition("_")[0]
             stored_hash, key = self._active.get(id, ("", None))
             if not hmac.compare_digest(_hash(secret), stored_hash) or key is None:
@@ -286,18 +319,6 @@ class KeyFile:
             return None
         return status.st_dev, status.st_ino
 
-    def _reload_if_changed(self) -> None:
-        if self._read_file_id() != self._file_id:  # the open connection would go on with the old file's keys
-            raise sqlite3.OperationalError("the file was removed or replaced: restart the server")
-        (version,) = self._connection.execute("PRAGMA data_version").fetchone()
-        if version == self._version:
-            return
-        rows = self._connection.execute(f"SELECT hash, {_COLUMNS} FROM keys WHERE revoked IS NULL").fetchall()
-        self._active = {key.id: (hash, key) for hash, *row in rows for key in [_key(row)]}
-        written = self._connection.execute("SELECT id, day, bytes FROM written").fetchall()
-        self._stored_bytes = {(id, day): size for id, day, size in written}
-        self._version = version
-
 
 def check_label(field: str, label: str) -> None:
     """Raise `ConfigError` if a name cannot be stored or printed in one line."""
@@ -321,3 +342,232 @@ def _hash(secret: str) -> str:
 def _iso_time(seconds: float | None = None) -> str:
     moment = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
     return moment.isoformat(timespec="seconds")
+
+
+@dataclass(slots=True)
+class Access:
+    """Rights of one request, and the namespace that it is for.
+
+    Attributes:
+        namespace: Namespace of the request.
+        key: Its key; None is the server's single token, or no token on a loopback address, with all rights.
+        keys: File of the key, whose quota writes count against.
+        body_size: Bytes of the request's body.
+    """
+
+    namespace: str
+    key: Key | None = None
+    keys: KeyFile | None = None
+    body_size: int = 0
+
+    def allows(self, right: Right) -> bool:
+        """Return True if the request has the right."""
+        return self.key is None or self.key.allows(right)
+
+    def check(self, right: Right) -> None:
+        """Count a request that uses `right`.
+
+        Raises:
+            ServiceError: The key lacks the right (403), or its bytes of the day are spent (429).
+        """
+        if not self.allows(right):
+            raise ServiceError("forbidden", f"this key lacks the right {right!r}", 403)
+        if self.key is not None and self.keys is not None and right in ("write", "read-with-model"):
+            self.keys.count_bytes(self.key, self.body_size)
+
+
+def choose_namespace(header: str | None, key: Key | None, served: str) -> str:
+    """Return the namespace of a request.
+
+    Args:
+        header: Value of `NAMESPACE_HEADER`; without one, a key of one namespace, or the token, has its own.
+        key: The request's key; None is the token.
+        served: The token's namespace.
+
+    Raises:
+        ServiceError: The name is missing or invalid (422), or not the key's (403), whether it exists or not.
+    """
+    if header is None:
+        name = served if key is None else key.only_namespace
+        if name is None:
+            raise ServiceError("invalid_arguments", f"this key has several namespaces: send {NAMESPACE_HEADER}: NAME")
+        return name
+    try:
+        name = check_text(unquote(header, errors="strict"))
+    except ValueError as error:
+        raise ServiceError("invalid_arguments", f"{NAMESPACE_HEADER}: no name in percent-encoded UTF-8") from error
+    if not 1 <= len(name) <= MAX_LABEL:
+        raise ServiceError("invalid_arguments", f"{NAMESPACE_HEADER}: 1 to {MAX_LABEL} characters are needed")
+    if not (name == served if key is None else key.covers(name)):
+        raise ServiceError("forbidden", "this key has no such namespace", 403)
+    return name
+
+
+@dataclass
+class RequestGuard:
+    """Checks of every request, those to /mcp included.
+
+    On a loopback address a web page could point its own name at this server (DNS rebinding). There Host must be a
+    loopback name or one of `hosts`, and Origin must equal it. On other addresses the token keeps foreign pages out;
+    with `hosts` Host is checked there, too.
+
+    Attributes:
+        namespace: Namespace of the token.
+        token: The single token, with all rights on `namespace`; None is none.
+        keys: Keys with their rights, or None. Without a token and without keys, every request has all rights.
+        find_keys: Called for each request while there are no keys, which may be made while the server runs.
+        local: Accept only requests for a loopback host, or one of `other_hosts`.
+        other_hosts: Names of this server, in lower case and without port, as a proxy in front passes them on.
+    """
+
+    namespace: str
+    token: str | None
+    keys: KeyFile | None
+    find_keys: Callable[[], KeyFile | None] | None
+    local: bool
+    other_hosts: frozenset[str]
+
+    def __post_init__(self) -> None:
+        """Hold no body, and read the hosts."""
+        self._hosts = self.other_hosts.union(LOOPBACK) if self.local or self.other_hosts else None
+        self._body_bytes = 0
+
+    def close(self) -> None:
+        """Close the file of the keys, if there is one."""
+        if self.keys is not None:
+            self.keys.close()
+
+    def check_origin(self, headers: Mapping[bytes, bytes]) -> None:
+        """Raise `ServiceError` if the request is for another host, or was made by a page of another site."""
+        if self._hosts is None:
+            return
+        host, origin = _text(headers, b"host"), headers.get(b"origin")
+        if _NOT_IN_HOST.intersection(host) or _hostname(host) not in self._hosts:
+            how = "this server answers to localhost and the names of --allow-host alone"
+            raise ServiceError("foreign_host", how, 421)
+        if headers.get(b"sec-fetch-site") == b"cross-site":
+            raise ServiceError("foreign_origin", "pages of another site are not let in", 403)
+        if origin is not None and origin.decode("latin-1").partition("://")[2].lower() != host.lower():
+            raise ServiceError("foreign_origin", "pages of another origin are not let in", 403)
+
+    def authorize(self, headers: Mapping[bytes, bytes], names: list[bytes], *, for_page: bool) -> Access:
+        """Return what the request may do. Raises `ServiceError` without a valid token or key.
+
+        A browser sends what a person typed with every request to this server, also where another site made it ask.
+        So Basic is taken for the page alone, which checks that its forms come from itself.
+
+        Args:
+            headers: Headers by lower-case name.
+            names: Names of all headers, as often as each was sent.
+            for_page: The request is for the page.
+        """
+        for name in ("Authorization", NAMESPACE_HEADER):
+            if names.count(name.lower().encode()) > 1:  # a proxy in front may have checked another one than is read
+                raise ServiceError("invalid_arguments", f"{name}: the header is sent more than once", 400)
+        if self.keys is None and self.find_keys is not None:
+            try:
+                self.keys = self.find_keys()
+            except ConfigError as error:
+                log.error("%s", error)
+                raise ServiceError("store_error", "the keys cannot be read; the server's log says why", 503) from error
+        key, header = None, NAMESPACE_HEADER.lower().encode()
+        namespace = _text(headers, header) if header in headers else None
+        if self.token is not None or self.keys is not None:
+            scheme, _, credential = _text(headers, b"authorization").partition(" ")
+            if for_page and scheme.lower() == "basic":
+                try:  # name and password (RFC 7617)
+                    name, _, credential = base64.b64decode(credential.strip(), validate=True).decode().partition(":")
+                except ValueError:
+                    name, credential = "", ""
+                namespace = quote(name) or namespace
+            else:
+                credential = credential.strip() if scheme.lower() == "bearer" else ""
+            if self.token is None or not hmac.compare_digest(credential.encode(), self.token.encode()):
+                key = self._authenticate(credential)
+                if key is None:
+                    how = "Authorization: Bearer TOKEN"
+                    if for_page:
+                        how = "the password is the token or a key, the user name the namespace (or empty)"
+                    raise ServiceError("unauthorized", f"a token is needed: {how}", 401)
+        return Access(choose_namespace(namespace, key, self.namespace), key, self.keys)
+
+    def _authenticate(self, credential: str) -> Key | None:
+        """Return the key and count the request; None if it is none."""
+        if self.keys is None:
+            return None
+        try:
+            key = self.keys.authenticate(credential)
+        except sqlite3.Error as error:
+            log.error("%s cannot be read", self.keys.path, exc_info=error)
+            raise ServiceError("store_error", "the keys cannot be read; the server's log says why", 503) from error
+        if self.keys.is_flush_due:
+            asyncio.get_running_loop().run_in_executor(None, self._flush)
+        if key is not None:
+            self.keys.count_request(key)
+        return key
+
+    def _flush(self) -> None:
+        assert self.keys is not None
+        try:
+            self.keys.flush()
+        except sqlite3.Error as error:
+            log.error("%s cannot be written", self.keys.path, exc_info=error)
+
+    async def read_body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
+        """Return the whole body, or None if the client has gone. The caller gives it back to `forget_body`.
+
+        Raises:
+            ServiceError: The body is too large or too slow, or too many others are held.
+        """
+        body, is_whole, declared = bytearray(), False, _text(headers, b"content-length")
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                if declared.isdecimal() and int(declared) > MAX_BODY:
+                    raise await _refuse_body(receive, has_more=b"expect" not in headers)
+                while not is_whole and (message := await receive())["type"] == "http.request":
+                    part, has_more = message.get("body", b""), message.get("more_body", False)
+                    if len(body) + len(part) > MAX_BODY:
+                        raise await _refuse_body(receive, has_more=has_more)
+                    if self._body_bytes + len(part) > MAX_BODIES:
+                        raise ServiceError("busy", "too many large requests at one time; try again later", 503)
+                    body += part
+                    self._body_bytes += len(part)
+                    is_whole = not has_more
+        except TimeoutError:
+            raise ServiceError("slow_body", f"the body did not come within {BODY_SECONDS:g} s", 408) from None
+        finally:
+            if not is_whole:
+                self.forget_body(body)
+        return bytes(body) if is_whole else None
+
+    def forget_body(self, body: bytes | bytearray) -> None:
+        """Count the bytes of a body as free."""
+        self._body_bytes -= len(body)
+
+
+async def _refuse_body(receive: Receive, *, has_more: bool) -> ServiceError:
+    """Return the error of a body that is too large, of which the rest is read for a while.
+
+    A proxy that is still sending as the connection closes answers 502.
+    """
+    size = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_SECONDS):
+            while has_more and size <= MAX_DISCARDED:
+                message = await receive()
+                size += len(message.get("body", b""))
+                has_more = message["type"] == "http.request" and message.get("more_body", False)
+    return ServiceError("too_large", f"more than {MAX_BODY} bytes", 413)
+
+
+@lru_cache(1000)
+def _hostname(host: str) -> str | None:
+    """Return a Host in lower case and without port; None if it has none."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None
+
+
+def _text(headers: Mapping[bytes, bytes], name: bytes) -> str:
+    return headers.get(name, b"").decode("latin-1")
