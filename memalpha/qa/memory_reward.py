@@ -41,7 +41,6 @@ from memalpha.errors import ConfigError, DataError, RewardError
 from memalpha.policy.load import load_reward_model
 from memalpha.qa.memory_pairs import conversation_messages, state_text
 from memalpha.qa.scoring.judge import load_judge
-from memalpha.qa.systems.base import question_chunk
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import MemoryState
 from memalpha.store.values import normalize
@@ -132,7 +131,7 @@ class MemoryReward:
         if trajectory.before:  # each turn has a memory, and questions, of its own
             scores: list[list[float]] = [[] for _ in task.chunks]
             for question, record in zip(task.questions, records, strict=True):
-                scores[question_chunk(question, task)].append(record.score)
+                scores[task.asked_after(question)].append(record.score)
             r1 = [sum(values) / len(values) if values else 0.0 for values in scores]
             read_by_then = accumulate(self._chunk_sizes(task))
             r3 = [

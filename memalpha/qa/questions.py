@@ -25,11 +25,11 @@ from memalpha.config import ReaderConfig
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.base import Policy, sample_checked
 from memalpha.policy.plain_text import enclose, plain_text
-from memalpha.qa.answers import passages_as_hits
+from memalpha.qa.evaluate import passages_as_hits
 from memalpha.qa.progress import show_progress
 from memalpha.qa.reader import load_reader
 from memalpha.qa.scoring.metrics import is_correct, score_question
-from memalpha.qa.systems.baselines import turn_passages
+from memalpha.qa.systems import turn_passages
 from memalpha.qa.teacher import append_lines, read_lines
 from memalpha.tasks.formats.chats import with_turn_ids
 from memalpha.tasks.formats.files import build_task

@@ -33,8 +33,7 @@ from memalpha.errors import DataError
 from memalpha.qa.progress import show_progress
 from memalpha.qa.report import make_result_folder
 from memalpha.qa.scoring.stats import ScoredAnswer, estimate
-from memalpha.qa.systems.base import question_chunk
-from memalpha.qa.systems.baselines import raw_fields, turn_passages
+from memalpha.qa.systems import raw_fields, turn_passages
 from memalpha.store.embedding import load_embedder
 from memalpha.store.search.options import ROUTES, Route
 from memalpha.store.store import MemoryStore
@@ -258,7 +257,7 @@ def _groups(task: Task, entry_ids: Mapping[str, str]) -> list[_Group]:
                     "with words"
                 )
             gold = dict.fromkeys(entry_ids[turn] for turn in question.evidence)
-            groups[question_chunk(question, task)].append(
+            groups[task.asked_after(question)].append(
                 EvidenceQuestion(question.question, question.category or "all", tuple(gold))
             )
     return [_Group(last, questions) for last, questions in groups.items()]

@@ -14,12 +14,12 @@ from memalpha.qa.error_analysis import (
     classify,
     evidence_recall,
     feedback,
+    split_sentences,
     trace,
     waterfall,
 )
 from memalpha.qa.report import Record
-from memalpha.qa.support import split_sentences
-from memalpha.qa.systems.base import Passage, Retrieval
+from memalpha.qa.systems import Passage, Retrieval
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
 
 BENCH = runpy.run_path(str(Path(__file__).parents[2] / "eval" / "qa" / "error_analysis.py"))

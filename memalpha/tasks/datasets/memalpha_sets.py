@@ -43,30 +43,16 @@ _HEADER = re.compile(
 
 
 def load_memalpha(path: Path, variant: str | None = None, limit: int | None = None, source: str = "") -> list[Task]:
-    """Load the rows whose source begins with `source`.
-
-    Args:
-        path: Folder or Parquet file.
-        variant: "test" or "train".
-        limit: Return the first `limit` rows only.
-        source: Beginning of the source; "" takes all rows.
-    """
-    return list(islice(rows(path, DATA[0], variant, source), limit))
+    """Load the rows of Mem-alpha's own sets whose source begins with `source`; arguments as in `_rows`."""
+    return list(islice(_rows(path, DATA[0], variant, source), limit))
 
 
 def load_memalpha_mab(path: Path, variant: str | None = None, limit: int | None = None, source: str = "") -> list[Task]:
-    """Load the rows whose source begins with `source`.
-
-    Args:
-        path: Folder or Parquet file.
-        variant: "test" or "train".
-        limit: Return the first `limit` rows only.
-        source: Beginning of the source; "" takes all rows.
-    """
-    return list(islice(rows(path, DATA[1], variant, source), limit))
+    """Load the rows of MemoryAgentBench whose source begins with `source`; arguments as in `_rows`."""
+    return list(islice(_rows(path, DATA[1], variant, source), limit))
 
 
-def rows(path: Path, dataset: DataSet, variant: str | None = None, source: str = "") -> Iterator[Task]:
+def _rows(path: Path, dataset: DataSet, variant: str | None, source: str) -> Iterator[Task]:
     """Yield one row at a time.
 
     Args:
