@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from memalpha.qa.report import Record
 
 
+Rule = Literal["facts", "turns", "chunks", "answers"]
 Style = Literal["full", "compact", "mem-alpha"]
 
 GOLD_FAULTY = "gold_faulty"
@@ -108,7 +109,7 @@ def trace(task: Task, retrieval: Retrieval) -> Trace:
     support = AnswerSupport(task, retrieval)
     pieces = support.pieces_in((*retrieval.passages, Passage(retrieval.core)))
     retrieved = all(pieces)
-    if not retrieved and not support.is_findable(task):
+    if not retrieved and not support.is_findable():
         written_before = (
             False if retrieval.history is not None and not any(passage.text for passage in retrieval.history) else None
         )
@@ -275,8 +276,9 @@ def waterfall(records: Iterable[Record]) -> list[Waterfall]:
     all_records = [record for group in groups.values() for record in group]
     if any(not record.correct and record.error_class is None for record in all_records):
         return []
-    by_ability = [(ability, groups[ability]) for ability in sorted(groups)]
-    return [_waterfall_of(ability, group) for ability, group in (*by_ability, ("all", all_records)) if group]
+    return [
+        _waterfall_of(ability, group) for ability, group in (*sorted(groups.items()), ("all", all_records)) if group
+    ]
 
 
 def _waterfall_of(ability: str, records: Sequence[Record]) -> Waterfall:
@@ -365,7 +367,7 @@ def _join_texts(texts: Sequence[str], length: int) -> str:
     return " | ".join(text if len(text) <= length else f"{text[: length - 1]}…" for text in flat) or "(nothing)"
 
 
-Rule = Literal["facts", "turns", "chunks", "answers"]
+# ------------------------------------------------------------------------------------------------- support of an answer
 
 MIN_OVERLAP = 0.5
 """Smallest share of a sentence's terms that a turn of its chunk has to contain to be its source."""
@@ -399,10 +401,11 @@ class TurnTerms(NamedTuple):
 class _Sources(NamedTuple):
     """What all questions of a task share.
 
-    Chunk and words of each turn, gold contents by turn, all gold contents normalized, terms of each turn by chunk, and
-    the sentences of entries by chunk and text (`source_sentences`), as far as they were asked for.
+    Chunks as rendered, chunk and words of each turn, gold contents by turn, all gold contents normalized, terms of each
+    turn by chunk, and the sentences of entries by chunk and text (`source_sentences`), as far as they were asked for.
     """
 
+    rendered: list[str]
     chunks: dict[str, int]
     texts: dict[str, str]
     facts: dict[str, list[str]]
@@ -427,12 +430,8 @@ def _sources(key: _TaskKey) -> _Sources:
         for chunk in key.task.chunks
     }
     chunks = {turn: chunk for chunk, turns in terms.items() for turn in turns}
-    return _Sources(chunks, texts, facts, {normalize(content) for _, content in gold}, terms, {})
-
-
-@lru_cache(maxsize=4)
-def _rendered_chunks(key: _TaskKey) -> list[str]:
-    return [chunk.render() for chunk in key.task.chunks]
+    values = {normalize(content) for _, content in gold}
+    return _Sources([chunk.render() for chunk in key.task.chunks], chunks, texts, facts, values, terms, {})
 
 
 @lru_cache(maxsize=65536)
@@ -458,7 +457,11 @@ def source_sentences(text: str, turns: Mapping[str, TurnTerms]) -> dict[str, fro
     for line in text.split("\n"):
         for sentence in split_sentences(line):
             terms = _terms(sentence)
-            shares = {turn: _shared(terms, words) / len(terms) for turn, words in turns.items()} if terms else {}
+            shares = {
+                turn: len(terms & (words.said | words.speaker)) / len(terms)
+                for turn, words in turns.items()
+                if terms & words.said - words.speaker
+            }
             best = max(shares.values(), default=0.0)
             for turn, share in shares.items():
                 if share == best >= MIN_OVERLAP:
@@ -479,20 +482,10 @@ def split_sentences(line: str) -> Iterator[str]:
         yield sentence
 
 
-def _shared(terms: frozenset[str], turn: TurnTerms) -> int:
-    """Return the number of terms that a turn has too, 0 if these are of its speaker's name alone."""
-    return len(terms & (turn.said | turn.speaker)) if terms & turn.said - turn.speaker else 0
-
-
 def is_unspecific(answer: str) -> bool:
     """Return True for yes, no and numbers up to 99: words that unrelated texts contain too."""
     words = normalize(answer).split()
     return all(word in _UNSPECIFIC or (word.isdecimal() and len(word) < 3) for word in words)
-
-
-def _contains_another(answer: str, answers: Sequence[str]) -> bool:
-    """Return True if an accepted answer has another one in it, so that the other is all that is needed."""
-    return any(normalize(other) != normalize(answer) and contains(answer, other) for other in answers)
 
 
 def has_alternative_evidence(question: Question) -> bool:
@@ -506,10 +499,14 @@ class AnswerSupport:
     def __init__(self, task: Task, retrieval: Retrieval) -> None:
         question, sources = retrieval.question, _sources(_TaskKey(task))
         self.answers = tuple(answer for answer in question.answers if not is_unspecific(answer))
-        self.shortest_answers = tuple(answer for answer in self.answers if not _contains_another(answer, self.answers))
+        # An accepted answer that has another one in it: the other is all that is needed.
+        self.shortest_answers = tuple(
+            answer
+            for answer in self.answers
+            if not any(normalize(other) != normalize(answer) and contains(answer, other) for other in self.answers)
+        )
         self.question = question
-        self.turn_terms = sources.terms
-        self.chunks = sources.chunks
+        self.rendered, self.chunks, self.turn_terms = sources.rendered, sources.chunks, sources.terms
         self.texts = {turn: sources.texts[turn] for turn in question.evidence if turn in sources.texts}
         self.facts: list[tuple[str, str | None]] = []  # (content, turn)
         for turn in question.evidence:
@@ -540,9 +537,9 @@ class AnswerSupport:
         pieces = [self._is_covered(passages, turn) for turn in self.texts]
         return [any(pieces)] if has_alternative_evidence(self.question) else pieces
 
-    def is_findable(self, task: Task) -> bool:
+    def is_findable(self) -> bool:
         """Return True if the rule can find the support; `answers` needs an answer in the conversation's words."""
-        return self.rule != "answers" or any(map(self._has_answer, _rendered_chunks(_TaskKey(task))))
+        return self.rule != "answers" or any(map(self._has_answer, self.rendered))
 
     def is_written_wrong(self, passages: Sequence[Passage]) -> bool:
         """Return True if something else was written instead of the missing support."""
@@ -629,27 +626,20 @@ class AnswerSupport:
         of_turn = [passage for passage in passages if self._is_from_turn(passage, turn)]
         if not of_turn:
             return False
-        said = frozenset[str]().union(*(self._terms_from(passage, turn) for passage in of_turn))
+        said = frozenset[str]().union(
+            *(_terms(p.text) if turn in p.turns else self._sources_of(p, turn)[turn] for p in of_turn)
+        )
         if self._has_answer(self.texts[turn]):
             return (
                 any(self._has_answer(passage.text) for passage in of_turn)
                 or any(self._quotes_turn(passage, turn) for passage in of_turn)
-                or any(self._says_most_of(answer, said) for answer in self.shortest_answers)
+                or any(len(a) > 2 and 2 * len(a & said) > len(a) for a in map(_terms, self.shortest_answers))
             )
         if any(turn in passage.turns for passage in of_turn):
             return True
         needed = [terms for terms in self._answer_terms(turn) if terms]
         needed = needed or [self._nearest_sentence(turn, _terms(self.question.question))]
         return any(2 * len(terms & said) >= len(terms) for terms in needed)
-
-    def _terms_from(self, passage: Passage, turn: str) -> frozenset[str]:
-        """Return the terms of the passage's sentences that are from the turn."""
-        return _terms(passage.text) if turn in passage.turns else self._sources_of(passage, turn)[turn]
-
-    def _says_most_of(self, answer: str, terms: frozenset[str]) -> bool:
-        """Return True if a text with these terms has more than half of an answer's, where it has three or more."""
-        wanted = _terms(answer)
-        return len(wanted) > 2 and 2 * len(wanted & terms) > len(wanted)
 
     def _answer_terms(self, turn: str) -> list[frozenset[str]]:
         """Return the terms that the turn shares with each accepted answer that contains no other."""

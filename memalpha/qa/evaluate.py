@@ -185,11 +185,7 @@ class MemoryScorer(RolloutScorer[Task]):
         return scored, [record for of_group in records for records in of_group for record in records]
 
     def group_records(self, groups: Sequence[TrajectoryGroup], records: Sequence[Record]) -> list[list[list[Record]]]:
-        remaining = iter(records)
-        return [
-            [[next(remaining) for _ in trajectory.task.questions] for trajectory in group.trajectories]
-            for group in groups
-        ]
+        return _group_by_trajectory(groups, records)
 
     def accuracy(self, trajectory: Trajectory, records: Sequence[Record]) -> float | None:
         """Return the share of correct answers; None without questions."""
@@ -400,7 +396,7 @@ def run_systems(
     """Evaluate `systems` and return one report for each, in their order.
 
     Args:
-        systems: Names (see `systems.builtin`), policies that write, or objects with the methods of `EvaluatedSystem`.
+        systems: Names (see `qa.systems`), policies that write, or objects with the methods of `EvaluatedSystem`.
         tasks: Tasks with chunks and questions.
         reader: The one reader that answers for all systems.
         budget: Tokens (characters / 4) that a system may show for a question.
@@ -429,8 +425,7 @@ def run_systems(
         raise ConfigError(f"systems: {Counter(names).most_common(1)[0][0]!r} is named twice")
     if repeated := [id for id, count in Counter(task.id for task in tasks).items() if count > 1]:
         raise DataError(f"task {repeated[0]!r} is there twice: records are told apart by the ids of their tasks")
-    tasks = [_with_metric(metric, default_metric, task) for task in tasks]
-    _check_metrics(tasks, judge is not None)
+    tasks = _set_metrics(tasks, metric, default_metric, judge is not None)
     embedder = load_embedder(embedder) if isinstance(embedder, str) else embedder
     searches = isinstance(reader, PolicyReader) and reader.config.kind == "agentic"
     settings = SystemSettings(budget, k, embedder, agent or AgentConfig(), is_searchable=searches)
@@ -471,34 +466,25 @@ def _bill_difference(before: Mapping[str, Mapping[str, Any]], after: Mapping[str
     }
 
 
-def _with_metric(metric: str | None, default: str, task: Task) -> Task:
-    """Return the task with each question's metric set in its `meta`."""
-    questions = [
-        question.model_copy(
-            update={"meta": {**question.meta, "metric": metric or question.meta.get("metric", default)}}
-        )
-        for question in task.questions
-    ]
-    return task.model_copy(update={"questions": tuple(questions)})
-
-
-def _metric_of(question: Question) -> str:
-    """Return the name of the metric that scores a question."""
-    return str(question.meta["metric"])
-
-
-def _check_metrics(tasks: Sequence[Task], judged: bool) -> None:
-    """Check that every question's metric exists and that judged metrics have a judge.
+def _set_metrics(tasks: Sequence[Task], metric: str | None, default: str, judged: bool) -> list[Task]:
+    """Return the tasks with each question's metric, as a text, in its `meta`.
 
     Raises:
         ConfigError: A metric is unknown, or needs a judge and there is none.
     """
-    for metric in dict.fromkeys(_metric_of(question) for task in tasks for question in task.questions):
-        if metric in JUDGED and not judged:
-            raise ConfigError(f"metric {metric} needs a judge: name it in judge.judges, or set metric=contains")
-        if metric not in QUESTION_METRICS and metric not in JUDGED:
-            near = did_you_mean(metric, (*QUESTION_METRICS, *JUDGED))
-            raise ConfigError(f"metric: no metric {metric!r}{near}: one of {', '.join([*QUESTION_METRICS, *JUDGED])}")
+    results = []
+    for task in tasks:
+        questions = []
+        for question in task.questions:
+            name = str(metric or question.meta.get("metric", default))
+            if name in JUDGED and not judged:
+                raise ConfigError(f"metric {name} needs a judge: name it in judge.judges, or set metric=contains")
+            if name not in QUESTION_METRICS and name not in JUDGED:
+                names = (*QUESTION_METRICS, *JUDGED)
+                raise ConfigError(f"metric: no metric {name!r}{did_you_mean(name, names)}: one of {', '.join(names)}")
+            questions.append(question.model_copy(update={"meta": {**question.meta, "metric": name}}))
+        results.append(task.model_copy(update={"questions": tuple(questions)}))
+    return results
 
 
 class _SystemScorer:
@@ -510,8 +496,8 @@ class _SystemScorer:
 
     def ask_ceiling(self) -> None:
         """Ask the reader all questions that name evidence, with the evidence in view."""
-        retrievals = Oracle().retrieve(self.tasks, self.settings)
-        questions = [(task, item) for task, item in self._pairs(retrievals) if item.question.evidence and item.passages]
+        pairs = self._pairs(Oracle().retrieve(self.tasks, self.settings))
+        questions = [(task, item) for task, item in pairs if item.question.evidence and item.passages]
         records, _ = self._score("oracle", questions) if questions else ([], [])
         self.ceiling = {(record.task, record.question_id): record.correct for record in records}
 
@@ -533,7 +519,7 @@ class _SystemScorer:
             "system": name,
             "reader": self.reader.name,
             "conflicts": describe_conflicts(self.reader, [item for _, item in questions]),
-            "metric": "+".join(sorted({_metric_of(item.question) for _, item in questions})),
+            "metric": "+".join(sorted({item.question.meta["metric"] for _, item in questions})),
             "budget": self.settings.budget,
             "reader_truncated": None,
             **reader_metrics(self.reader, records),
@@ -573,7 +559,7 @@ class _SystemScorer:
         question = item.question
         score = score_question(question, answer) or 0.0  # None: a judge has yet to say
         recall = evidence_recall(item) if names_turns else None
-        scores = {_metric_of(question): score}
+        scores = {question.meta["metric"]: score}
         scores |= {other: best_score(other, answer.text, question.answers) for other in EXTRA_METRICS}
         scores |= official_scores(question, answer)
         if answer.cited is not None:
@@ -624,20 +610,20 @@ def _system_metrics(records: Sequence[Record]) -> dict[str, Any]:
         means = {name: [scores[name] for scores in scores_by_record if name in scores] for name in names}
         figures["longmemeval"] = {**table, "retrieval": {name: _mean(values) for name, values in means.items()}}
     figures["accuracy_interval"] = _interval(records)
-    figures["macro"] = macro([_scored_answer(record) for record in records])
+    figures["macro"] = macro(_scored_answers(records))
     figures["waterfall"] = [fall.as_json() for fall in waterfall(records)]
     figures["losses"] = dict(sorted(Counter(record.error_class for record in records if record.error_class).items()))
     figures["rules"] = dict(sorted(Counter(record.rule for record in records if record.rule).items()))
     return figures
 
 
-def _scored_answer(record: Record) -> ScoredAnswer:
-    return ScoredAnswer(record.task, record.ability, float(record.correct))
+def _scored_answers(records: Sequence[Record]) -> list[ScoredAnswer]:
+    return [ScoredAnswer(record.task, record.ability, float(record.correct)) for record in records]
 
 
 def _interval(records: Sequence[Record]) -> tuple[float, float] | None:
     """Return the interval of the accuracy over conversations; None below `MIN_CLUSTERS` conversations."""
-    return estimate([_scored_answer(record) for record in records]).interval
+    return estimate(_scored_answers(records)).interval
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -679,9 +665,14 @@ def evaluate_memory(
     Returns:
         Records as [group][trajectory][question].
     """
-    records = iter(ask_states(list(questions_of(groups)), reader, metric, embedder=embedder))
+    return _group_by_trajectory(groups, ask_states(list(questions_of(groups)), reader, metric, embedder=embedder))
+
+
+def _group_by_trajectory(groups: Sequence[TrajectoryGroup], records: Iterable[Record]) -> list[list[list[Record]]]:
+    remaining = iter(records)
     return [
-        [list(islice(records, len(trajectory.task.questions))) for trajectory in group.trajectories] for group in groups
+        [list(islice(remaining, len(trajectory.task.questions))) for trajectory in group.trajectories]
+        for group in groups
     ]
 
 
@@ -710,7 +701,25 @@ def ask_states(
     if texts := texts_to_embed(items):
         embedder.encode(texts)  # in one batch, so that the searches find them in the embedder's cache
     answers = check_answers(reader, len(asked), lambda: reader.answer(asked))
-    return [_state_record(item, answer, metric, reader) for item, answer in zip(items, answers, strict=True)]
+    records = []
+    for item, answer in zip(items, answers, strict=True):
+        contents = (entry.content for entry in item.state.entries.values())
+        answer = _refuse_disputed(reader, item.question, answer, contents, item.state.core)
+        score, correct, scores = _score(item.task, item.question, answer, metric)
+        records.append(
+            build_record(
+                item.task,
+                item.question,
+                answer,
+                score,
+                correct,
+                rollout=item.rollout,
+                retrieved=tuple(hit.entry.id for hit in answer.hits),
+                tokens=sum(estimate_tokens(hit.entry.content) for hit in answer.hits),
+                scores=scores,
+            )
+        )
+    return records
 
 
 def texts_to_embed(items: Iterable[StateQuestion]) -> list[str]:
@@ -724,24 +733,6 @@ def texts_to_embed(items: Iterable[StateQuestion]) -> list[str]:
         texts.update(dict.fromkeys(entry.content for entry in state.entries.values()))
         texts.update(dict.fromkeys(state.schema.category_texts.values()))
     return list(texts)
-
-
-def _state_record(item: StateQuestion, answer: Answer, metric: str, reader: Reader) -> Record:
-    state = item.state
-    contents = (entry.content for entry in state.entries.values())
-    answer = _refuse_disputed(reader, item.question, answer, lambda: [*contents, *state.core.splitlines()])
-    score, correct, scores = _score(item.task, item.question, answer, metric)
-    return build_record(
-        item.task,
-        item.question,
-        answer,
-        score,
-        correct,
-        rollout=item.rollout,
-        retrieved=tuple(hit.entry.id for hit in answer.hits),
-        tokens=sum(estimate_tokens(hit.entry.content) for hit in answer.hits),
-        scores=scores,
-    )
 
 
 def _score(task: Task, question: Question, answer: Answer, metric: str) -> tuple[float, bool, dict[str, float]]:
@@ -819,7 +810,10 @@ def _ask_batch(questions: Sequence[tuple[Task, Retrieval]], reader: Reader) -> I
             }
             shown = tuple(by_entry[hit.entry.id, hit.entry.content] for hit in answer.hits)
             seen = replace(item, passages=shown, tokens=passage_tokens(shown) + estimate_tokens(item.core))
-        yield task, seen, _refuse_disputed(reader, item.question, answer, partial(_statements, seen))
+        held, core = seen.passages, seen.core
+        if seen.entries is not None:
+            held, core = seen.entries, seen.full_core or core
+        yield task, seen, _refuse_disputed(reader, item.question, answer, (passage.text for passage in held), core)
 
 
 def passages_as_hits(passages: Sequence[Passage], entries: dict[int, MemoryEntry] | None = None) -> tuple[Hit, ...]:
@@ -846,13 +840,6 @@ def passages_as_hits(passages: Sequence[Passage], entries: dict[int, MemoryEntry
                 entries[id(passage)] = entry
         hits.append(Hit(entry, score=-float(index)))
     return tuple(hits)
-
-
-def _statements(item: Retrieval) -> list[str]:
-    """Return all known statements of the memory: its entries, else its passages; and core lines."""
-    if item.entries is None:
-        return [*(passage.text for passage in item.passages), *item.core.splitlines()]
-    return [*(passage.text for passage in item.entries), *(item.full_core or item.core).splitlines()]
 
 
 def describe_conflicts(reader: Reader, retrievals: Iterable[Retrieval]) -> str:
@@ -905,18 +892,18 @@ def build_record(
     )
 
 
-def _refuse_disputed(
-    reader: Reader, question: Question, answer: Answer, statements: Callable[[], Sequence[str]]
-) -> Answer:
+def _refuse_disputed(reader: Reader, question: Question, answer: Answer, contents: Iterable[str], core: str) -> Answer:
     """Return the answer, marked as a conflict if live statements give the question's slot two values.
 
-    Readers that refuse conflicts go by it. The task has to name the slot and its values in `Question.meta`. The values
-    are `values`, current one first, where the answer itself is no value of the slot ("yes"). Otherwise they are the
-    answers and `stale`.
+    Statements are the contents of the memory's entries, else its passages, and the lines of the core text. Readers that
+    refuse conflicts go by it. The task has to name the slot and its values in `Question.meta`. The values are `values`,
+    current one first, where the answer itself is no value of the slot ("yes"). Otherwise they are the answers and
+    `stale`.
     """
     meta = question.meta
     values = meta.get("values") or (meta.get("stale") and [*question.answers, *meta["stale"]])
     if reader.conflicts != "refuse" or meta.get("kind") not in SINGLE_VALUED or not (meta.get("slot") and values):
         return answer
-    is_disputed = states_several_values(str(meta["slot"]), list(map(str, values)), statements())
+    statements = [*contents, *core.splitlines()]
+    is_disputed = states_several_values(str(meta["slot"]), list(map(str, values)), statements)
     return replace(answer, conflict=True) if is_disputed else answer

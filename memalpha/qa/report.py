@@ -1,4 +1,7 @@
-"""Records and reports: one record per question, and of each evaluated system summary metrics, tables and files."""
+"""Records and reports: one record per question, and of each evaluated system summary metrics, tables and files.
+
+The tables of all systems of an evaluation are text, CSV and Markdown, with the provenance of the figures.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import json
 import os
 import platform
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -154,8 +157,8 @@ def accuracy_by_ability(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
     by_ability: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         by_ability[record.ability].append(record)
-    figures = {ability: (accuracy_of(by_ability[ability]), len(by_ability[ability])) for ability in sorted(by_ability)}
-    return {ability: {"accuracy": of["accuracy"], "n": n, "se": of["se"]} for ability, (of, n) in figures.items()}
+    figures = ((ability, accuracy_of(group), len(group)) for ability, group in sorted(by_ability.items()))
+    return {ability: {"accuracy": of["accuracy"], "n": n, "se": of["se"]} for ability, of, n in figures}
 
 
 def summarize(
@@ -314,6 +317,8 @@ def make_result_folder(directory: str | Path) -> Path:
         raise ConfigError(f"out: cannot write results to {folder}: {error.strerror}") from error
     return folder
 
+
+# -------------------------------------------------------------------------------------------------------------- tables
 
 LOW_CEILING = 0.5
 """Accuracy on the evidence itself below which a table says which reader and metric to take."""
@@ -539,29 +544,23 @@ def provenance(config: EvalConfig, tasks: Sequence[Task]) -> dict[str, Any]:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return {
-        "config": config.model_dump(mode="json"),
-        "versions": versions,
-        "data_sha256": {str(path): compute_sha256(path) for path in dict.fromkeys(_data_files(config))},
-        "tasks_sha256": digest.hexdigest(),
-    }
-
-
-def _data_files(config: EvalConfig) -> Iterator[Path]:
-    """Yield the files or folders that the tasks are read from; shipped and generated data has none."""
-    path, files = None if config.data is None else Path(config.data), ()
+    path, files = None if config.data is None else Path(config.data), ()  # shipped and generated data has none
     if config.benchmark != "tasks":
         spec = get_data_set(config.benchmark)
         variant = config.variant or next(iter(spec.variants), None)
         path, files = locate(spec, variant, config.data), spec.files_for(variant)
     # Like the loaders, accept the file name alone for `folder/file`.
-    matches = [
+    sources = [
         match
         for file in files
         if path is not None and path.is_dir()
         for match in sorted(path.glob(file.path)) or sorted(path.glob(Path(file.path).name))
-    ]
-    yield from matches or ([path] if path is not None and path.exists() else [])
-    for value in config.options.values():  # an option may name a file too: an audit, a table of candidates
-        if isinstance(value, str | Path) and Path(value).exists():
-            yield Path(value)
+    ] or ([path] if path is not None and path.exists() else [])
+    # An option may name a file too: an audit, a table of candidates.
+    sources += [Path(v) for v in config.options.values() if isinstance(v, str | Path) and Path(v).exists()]
+    return {
+        "config": config.model_dump(mode="json"),
+        "versions": versions,
+        "data_sha256": {str(source): compute_sha256(source) for source in dict.fromkeys(sources)},
+        "tasks_sha256": digest.hexdigest(),
+    }

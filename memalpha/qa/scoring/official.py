@@ -7,7 +7,7 @@ pass the verdicts of judges.
 | benchmark        | official script                                 | here                                            |
 |------------------|-------------------------------------------------|-------------------------------------------------|
 | LoCoMo           | snap-research/locomo `task_eval`                | `locomo_f1`                                     |
-| LongMemEval      | xiaowu0162/LongMemEval `src`                    | module `scoring.longmemeval`                    |
+| LongMemEval      | xiaowu0162/LongMemEval `src`                    | `longmemeval`, `retrieval_scores`               |
 | MemoryAgentBench | HUST-AI-HYZ/MemoryAgentBench `utils`            | `substring_match` to `keypoint_f1`              |
 | PersonaMem       | bowen-upenn/PersonaMem `inference_standalone`   | `choice_score`                                  |
 | BEAM             | mohammadtavakoli78/BEAM `evaluation`            | `rubric_mean`, `event_order`                    |

@@ -11,7 +11,7 @@ follows from the question's text.
 
 Snippets: v2 as short tasks for training. A task is one question. Its chunks are the related snippet and 1 to
 `irrelevant` others, drawn from rows of other personas and shuffled. All of it follows from `seed` and the rows; `limit`
-does not change it. Evidence are the turns of the related snippet, `meta["snippet"]` is its index. `qa.scoring.cited`
+does not change it. Evidence are the turns of the related snippet, `meta["snippet"]` is its index. `qa.scoring.metrics`
 describes the reward of an answer that names its evidence.
 """
 
