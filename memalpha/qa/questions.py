@@ -176,18 +176,23 @@ class Asker:
 
     def _build(self, job: _Job, drafts: Sequence[_Draft]) -> AskedChunk:
         kept = [draft for draft in drafts if draft.reason is None]
-        questions = [
-            {
-                "id": f"made-{job.chunk.index}-{number}",
-                "question": draft.question,
-                "answers": [draft.answer],
-                "category": CATEGORY,
-                "evidence": _find_evidence(job.chunk, draft.quote),
-                "asked_after_chunk": _last_chunk(draft),
-                "meta": {"made_by": self.policy.name, "chunk": job.chunk.index, "quote": draft.quote},
-            }
-            for number, draft in enumerate(kept)
-        ]
+        turns = [turn for turn in job.chunk.turns if turn.id]
+        questions = []
+        for number, draft in enumerate(kept):
+            # Evidence is the first turn that holds the quote, or the turns that a longer quote holds.
+            holding = [turn.id for turn in turns if contains(f"{turn.speaker}: {turn.text}", draft.quote)]
+            last = job.last if draft.holds_later else job.chunk.index  # the answer is known to hold up to there
+            questions.append(
+                {
+                    "id": f"made-{job.chunk.index}-{number}",
+                    "question": draft.question,
+                    "answers": [draft.answer],
+                    "category": CATEGORY,
+                    "evidence": holding[:1] or [turn.id for turn in turns if contains(draft.quote, turn.text)],
+                    "asked_after_chunk": None if last == len(job.task.chunks) - 1 else last,
+                    "meta": {"made_by": self.policy.name, "chunk": job.chunk.index, "quote": draft.quote},
+                }
+            )
         dropped = [
             {"question": draft.question, "answer": draft.answer, "reason": draft.reason}
             for draft in drafts
@@ -315,19 +320,6 @@ def _parse(text: str, job: _Job, number: int) -> Iterator[_Draft]:
         elif not contains(job.chunk.render(), draft.quote):
             draft.reason = "the quote is not in the chunk"
         yield draft
-
-
-def _find_evidence(chunk: Chunk, quote: str) -> list[str]:
-    """Return the ids of the turns that hold a quote, or that a longer quote holds."""
-    ids = [turn.id for turn in chunk.turns if turn.id and contains(f"{turn.speaker}: {turn.text}", quote)]
-    return ids[:1] or [turn.id for turn in chunk.turns if turn.id and contains(quote, turn.text)]
-
-
-def _last_chunk(draft: _Draft) -> int | None:
-    """Return the last chunk after which the answer is known to hold; None is the end."""
-    job = draft.job
-    last = job.last if draft.holds_later else job.chunk.index
-    return None if last == len(job.task.chunks) - 1 else last
 
 
 def _split(task: Task, size: int | None) -> list[Task]:

@@ -284,12 +284,18 @@ def turn_passages(chunk: Chunk) -> list[Passage]:
 
 def window_passages(chunk: Chunk, tokens: int = WINDOW_TOKENS) -> list[Passage]:
     """Group consecutive turns of a chunk into windows of at most `tokens`; longer turns are split at words."""
-    pieces = [
-        replace(turn, text=part) for turn in turn_passages(chunk) for part in _split_at_words(turn.text, 4 * tokens)
-    ]
+    size, pieces = 4 * tokens, list[Passage]()
+    for turn in turn_passages(chunk):
+        text = turn.text
+        while len(text) > size:
+            end = text.rfind(" ", size // 2, size) + 1 or size
+            pieces.append(replace(turn, text=text[:end].rstrip()))
+            text = text[end:].lstrip()
+        if text:
+            pieces.append(replace(turn, text=text))
     windows: list[list[Passage]] = []
     for piece in pieces:
-        if windows and sum(len(part.text) + 1 for part in windows[-1]) + len(piece.text) <= 4 * tokens:
+        if windows and sum(len(part.text) + 1 for part in windows[-1]) + len(piece.text) <= size:
             windows[-1].append(piece)
         else:
             windows.append([piece])
@@ -303,15 +309,6 @@ def window_passages(chunk: Chunk, tokens: int = WINDOW_TOKENS) -> list[Passage]:
         )
         for index, window in enumerate(windows)
     ]
-
-
-def _split_at_words(text: str, size: int) -> Iterator[str]:
-    while len(text) > size:
-        end = text.rfind(" ", size // 2, size) + 1 or size
-        yield text[:end].rstrip()
-        text = text[end:].lstrip()
-    if text:
-        yield text
 
 
 def plain_fields(piece: Passage, chunk: Chunk) -> dict[str, Any]:

@@ -201,6 +201,8 @@ def _entry(name: str) -> tuple[DataSet, Loader]:
     return module.DATA, module.load
 
 
+# ------------------------------------------------------------------------------------------------------------- the hub
+
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -225,7 +227,7 @@ def obtain(dataset: DataSet, variant: str | None = None, data: str | Path | None
             raise DataError(f"{path}: not there; {_manual_instructions(dataset, variant)}")
         return path
     try:
-        import huggingface_hub  # noqa: F401
+        from huggingface_hub import errors
     except ModuleNotFoundError:
         why = f"huggingface_hub fetches it: {install_command('eval')}; or {_manual_instructions(dataset, variant)}"
         raise DataError(f"{dataset.name}: {why}") from None
@@ -239,7 +241,13 @@ def obtain(dataset: DataSet, variant: str | None = None, data: str | Path | None
             return folder
         why = f"the hub does not answer and the files are not here; {_manual_instructions(dataset, variant)}"
         raise DataError(f"{dataset.name}: {why}")
-    folder = _fetch(dataset, variant, files)
+    # The HTTP client's error is a base of the hub's own, whichever client it uses; xet is its second protocol.
+    bases = cast("tuple[type[Exception], ...]", errors.HfHubHTTPError.__bases__)
+    try:
+        folder = _snapshot(dataset, files, is_local=False)
+    except (*bases, errors.XetDownloadError, OSError, ValueError) as error:
+        problem = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise DataError(f"{dataset.name}: not fetched: {problem}; {_manual_instructions(dataset, variant)}") from error
     for file in files:
         _check_file(folder, file)
     return folder
@@ -291,18 +299,6 @@ def _find_cached(dataset: DataSet, files: tuple[File, ...]) -> Path | None:
         for file in files
     )
     return folder if is_complete else None
-
-
-def _fetch(dataset: DataSet, variant: str | None, files: tuple[File, ...]) -> Path:
-    from huggingface_hub import errors
-
-    # The HTTP client's error is a base of the hub's own, whichever client it uses; xet is its second protocol.
-    bases = cast("tuple[type[Exception], ...]", errors.HfHubHTTPError.__bases__)
-    try:
-        return _snapshot(dataset, files, is_local=False)
-    except (*bases, errors.XetDownloadError, OSError, ValueError) as error:
-        problem = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise DataError(f"{dataset.name}: not fetched: {problem}; {_manual_instructions(dataset, variant)}") from error
 
 
 def _check_file(folder: Path, file: File) -> None:

@@ -93,26 +93,25 @@ def _passages(articles: list[Any], file: str) -> Iterator[tuple[SpeakerTurn, lis
         for p, item in enumerate(require_field(article, "paragraphs", list, f"{file}: data[{a}]")):
             location = f"{file}: data[{a}].paragraphs[{p}]"
             turn = SpeakerTurn(speaker=title, text=require_field(item, "context", str, location), id=f"{a}:{p}")
-            questions = require_field(item, "qas", list, location)
-            yield turn, [_passage_question(question, f"{a}:{p}", location) for question in questions]
-
-
-def _passage_question(item: Any, turn: str, location: str) -> Question:
-    id = require_field(item, "id", str, location)
-    location = f"{location}: question {id}"
-    official_answers = require_field(item, "answers", list, location)
-    answers = tuple(dict.fromkeys(require_field(answer, "text", str, location) for answer in official_answers))
-    impossible = item.get("is_impossible", False)
-    if bool(answers) == impossible:
-        raise DataError(f"{location}: {'answers to an impossible question' if impossible else 'no answer'}")
-    return Question(
-        id=id,
-        question=require_field(item, "question", str, location).strip(),
-        answers=answers,
-        category="unanswerable" if impossible else "extraction",
-        evidence=() if impossible else (turn,),
-        meta={"metric": "squad-f1"},
-    )
+            questions: list[Question] = []
+            for asked in require_field(item, "qas", list, location):
+                id = require_field(asked, "id", str, location)
+                place = f"{location}: question {id}"
+                texts = [require_field(x, "text", str, place) for x in require_field(asked, "answers", list, place)]
+                impossible = asked.get("is_impossible", False)
+                if bool(texts) == impossible:
+                    raise DataError(f"{place}: {'answers to an impossible question' if impossible else 'no answer'}")
+                questions.append(
+                    Question(
+                        id=id,
+                        question=require_field(asked, "question", str, place).strip(),
+                        answers=tuple(dict.fromkeys(texts)),
+                        category="unanswerable" if impossible else "extraction",
+                        evidence=() if impossible else (f"{a}:{p}",),
+                        meta={"metric": "squad-f1"},
+                    )
+                )
+            yield turn, questions
 
 
 # -------------------------------------------------------------------------------------------------------------- labels
