@@ -41,8 +41,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 from memalpha.agent.text_match import contains, is_same
 from memalpha.qa.systems import Passage, Retrieval, WrittenMemory
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from memalpha.qa.report import Record
 
 
+T = TypeVar("T")
 Rule = Literal["facts", "turns", "chunks", "answers"]
 Style = Literal["full", "compact", "mem-alpha"]
 
@@ -107,27 +108,20 @@ def trace(task: Task, retrieval: Retrieval) -> Trace:
     if not retrieval.question.answers:
         return Trace()
     support = AnswerSupport(task, retrieval)
-    pieces = support.pieces_in((*retrieval.passages, Passage(retrieval.core)))
+    pieces = support.pieces_in(_IndexedPassages((*retrieval.passages, Passage(retrieval.core))))
     retrieved = all(pieces)
     if not retrieved and not support.is_findable():
         written_before = (
             False if retrieval.history is not None and not any(passage.text for passage in retrieval.history) else None
         )
         return Trace(support.rule, written=written_before, live=written_before, retrieved=False)
-    core = Passage(retrieval.full_core or retrieval.core)  # the memory holds text that the budget cut from view
-    live = _found_by_stage(retrieved, None if retrieval.entries is None else (*retrieval.entries, core), support)
-    written = _found_by_stage(bool(live), retrieval.history, support)
-    written_wrong = (
-        not written and retrieval.history is not None and support.is_written_wrong((*retrieval.history, core))
-    )
-    return Trace(support.rule, written, live, retrieved, any(pieces) and not retrieved, written_wrong)
-
-
-def _found_by_stage(earlier: bool, passages: Sequence[Passage] | None, support: AnswerSupport) -> bool | None:
-    """Return True if an earlier stage or the passages hold the support; None if the passages are unknown."""
-    if earlier:
-        return True
-    return None if passages is None else support.is_held_by(passages)
+    # The memory holds text of the core that the budget cut from view.
+    core = _IndexedPassages((Passage(retrieval.full_core or retrieval.core),))
+    # What was retrieved is live, and what is live was written; None is unknown.
+    live = True if retrieved else None if support.entries is None else all(support.pieces_in(support.entries, core))
+    written = True if live else None if support.history is None else all(support.pieces_in(support.history))
+    is_wrong = not written and support.history is not None and support.is_written_wrong(support.history, core)
+    return Trace(support.rule, written, live, retrieved, any(pieces) and not retrieved, is_wrong)
 
 
 def classify(task: Task, retrieval: Retrieval, record: Record) -> str | None:
@@ -372,6 +366,9 @@ def _join_texts(texts: Sequence[str], length: int) -> str:
 MIN_OVERLAP = 0.5
 """Smallest share of a sentence's terms that a turn of its chunk has to contain to be its source."""
 
+MAX_UNINDEXED = 32
+"""Number of passages up to which reading all of them costs less than an index by word."""
+
 _BOUNDARY = re.compile(r"(?<=[.!?])[\"')\]]*\s+|(?<=[\u3002\uff01\uff1f])\s*")
 _ABBREVIATION = re.compile(r"(?:\b(?:Mr|Mrs|Ms|Dr|St|vs|e\.g|i\.e|etc|No|[A-Z]))\.$")
 _NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve"
@@ -379,16 +376,16 @@ _UNSPECIFIC = frozenset(["yes", "no", "true", "false", "none", *_NUMBER_WORDS.sp
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _TaskKey:
-    """Cache key of a task by identity: hashing its content would cost as much as the cache saves."""
+class _Identity(Generic[T]):
+    """Cache key of a value by identity: hashing its content would cost as much as the cache saves."""
 
-    task: Task
+    value: T
 
     def __hash__(self) -> int:
-        return id(self.task)
+        return id(self.value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _TaskKey) and other.task is self.task
+        return isinstance(other, _Identity) and other.value is self.value
 
 
 class TurnTerms(NamedTuple):
@@ -405,7 +402,7 @@ class _Sources(NamedTuple):
     turn by chunk, and the sentences of entries by chunk and text (`source_sentences`), as far as they were asked for.
     """
 
-    rendered: list[str]
+    rendered: _IndexedPassages
     chunks: dict[str, int]
     texts: dict[str, str]
     facts: dict[str, list[str]]
@@ -415,11 +412,12 @@ class _Sources(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def _sources(key: _TaskKey) -> _Sources:
+def _sources(key: _Identity[Task]) -> _Sources:
     """Collect turn texts and gold facts of a task; cached, because its questions come one after the other."""
-    texts = {turn.id: turn.text for chunk in key.task.chunks for turn in chunk.turns if turn.id is not None}
+    task = key.value
+    texts = {turn.id: turn.text for chunk in task.chunks for turn in chunk.turns if turn.id is not None}
     facts: dict[str, list[str]] = {}
-    gold = [(operation.turn, operation.content) for operation in key.task.gold_operations if operation.content]
+    gold = [(operation.turn, operation.content) for operation in task.gold_operations if operation.content]
     for turn, content in gold:
         if turn is not None:
             facts.setdefault(turn, []).append(content)
@@ -427,11 +425,72 @@ def _sources(key: _TaskKey) -> _Sources:
         chunk.index: {
             turn.id: TurnTerms(_terms(turn.text), _terms(turn.speaker)) for turn in chunk.turns if turn.id is not None
         }
-        for chunk in key.task.chunks
+        for chunk in task.chunks
     }
     chunks = {turn: chunk for chunk, turns in terms.items() for turn in turns}
     values = {normalize(content) for _, content in gold}
-    return _Sources([chunk.render() for chunk in key.task.chunks], chunks, texts, facts, values, terms, {})
+    rendered = _IndexedPassages([Passage(chunk.render()) for chunk in task.chunks])
+    return _Sources(rendered, chunks, texts, facts, values, terms, {})
+
+
+class _IndexedPassages:
+    """Index passages by turn, chunk, word and slot: a question reads those alone that can hold its support."""
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        self.names_turns = any(passage.turns or passage.cut_turns for passage in passages)
+        self.names_chunks = any(passage.chunk is not None for passage in passages)
+        self._passages = passages
+
+    @cached_property
+    def by_turn(self) -> Mapping[str, list[Passage]]:
+        """Passages by the turns that they name."""
+        by_turn: dict[str, list[Passage]] = {}
+        for passage in self._passages:
+            for turn in passage.turns:
+                by_turn.setdefault(turn, []).append(passage)
+        return by_turn
+
+    @cached_property
+    def by_chunk(self) -> Mapping[int | None, list[Passage]]:
+        """Passages that name no turns by chunk; that of the core text is None."""
+        by_chunk: dict[int | None, list[Passage]] = {}
+        for passage in self._passages:
+            if not (passage.turns or passage.cut_turns):
+                by_chunk.setdefault(passage.chunk, []).append(passage)
+        return by_chunk
+
+    @cached_property
+    def by_slot(self) -> Mapping[str, set[str]]:
+        """Normalized `key: value` lines by their normalized keys."""
+        by_slot: dict[str, set[str]] = {}
+        for line in (line for passage in self._passages for line in passage.text.split("\n")):
+            if pair := key_value(line):
+                by_slot.setdefault(normalize(pair[0]), set()).add(normalize(line))
+        return by_slot
+
+    @cached_property
+    def _by_word(self) -> Mapping[str, list[Passage]]:
+        by_word: dict[str, list[Passage]] = {}
+        for passage in self._passages:
+            texts = {passage.text, *passage.text.split("\n")}
+            for word in {word for text in texts for word in normalize(text).split(" ")}:
+                by_word.setdefault(word, []).append(passage)
+        return by_word
+
+    def holding(self, text: str) -> Sequence[Passage]:
+        """Return the passages with the rarest word of a text: no other can contain it, in whole or in a line.
+
+        A few passages are not worth an index by word and are all returned.
+        """
+        if len(self._passages) <= MAX_UNINDEXED:
+            return self._passages
+        return min((self._by_word.get(word, []) for word in normalize(text).split(" ")), key=len)
+
+
+@lru_cache(maxsize=8)
+def _indexed(key: _Identity[tuple[Passage, ...]]) -> _IndexedPassages:
+    """Index the entries or the history of a memory; cached, because all questions of a time share them."""
+    return _IndexedPassages(key.value)
 
 
 @lru_cache(maxsize=65536)
@@ -497,7 +556,11 @@ class AnswerSupport:
     """Support of a question's answer, by the first rule that the task allows."""
 
     def __init__(self, task: Task, retrieval: Retrieval) -> None:
-        question, sources = retrieval.question, _sources(_TaskKey(task))
+        question, sources = retrieval.question, _sources(_Identity(task))
+        self.entries, self.history = (
+            None if passages is None else _indexed(_Identity(passages))
+            for passages in (retrieval.entries, retrieval.history)
+        )
         self.answers = tuple(answer for answer in question.answers if not is_unspecific(answer))
         # An accepted answer that has another one in it: the other is all that is needed.
         self.shortest_answers = tuple(
@@ -515,76 +578,91 @@ class AnswerSupport:
             self.facts += [(content, turn) for content in answering or facts]
         self.values = sources.values
         self._ties = sources.ties
-        passages = (*retrieval.passages, *(retrieval.entries or ()), *(retrieval.history or ()))
+        groups = [group for group in (self.entries, self.history) if group is not None]
+        groups.append(_IndexedPassages(retrieval.passages))
         self.rule: Rule = "answers"
         if self.facts:
             self.rule = "facts"
-        elif self.texts and any(passage.turns or passage.cut_turns for passage in passages):
+        elif self.texts and any(group.names_turns for group in groups):
             self.rule = "turns"
-        elif self.texts and any(passage.chunk is not None for passage in passages):
+        elif self.texts and any(group.names_chunks for group in groups):
             self.rule = "chunks"
 
-    def is_held_by(self, passages: Sequence[Passage]) -> bool:
-        """Return True if the passages together hold all of the support."""
-        return all(self.pieces_in(passages))
-
-    def pieces_in(self, passages: Sequence[Passage]) -> list[bool]:
+    def pieces_in(self, *groups: _IndexedPassages) -> list[bool]:
         """Return for each fact, evidence turn or (rule `answers`) the whole support if the passages hold it."""
         if self.rule == "facts":
-            return [self._states_fact(passages, *fact) for fact in self.facts]
+            return [self._states_fact(groups, *fact) for fact in self.facts]
         if self.rule == "answers":
-            return [any(self._has_answer(passage.text) for passage in passages)]
-        pieces = [self._is_covered(passages, turn) for turn in self.texts]
+            return [self._hold_answer(groups)]
+        pieces = [self._is_covered(groups, turn) for turn in self.texts]
         return [any(pieces)] if has_alternative_evidence(self.question) else pieces
 
     def is_findable(self) -> bool:
         """Return True if the rule can find the support; `answers` needs an answer in the conversation's words."""
-        return self.rule != "answers" or any(map(self._has_answer, self.rendered))
+        return self.rule != "answers" or self._hold_answer([self.rendered])
 
-    def is_written_wrong(self, passages: Sequence[Passage]) -> bool:
-        """Return True if something else was written instead of the missing support."""
+    def is_written_wrong(self, *groups: _IndexedPassages) -> bool:
+        """Return True if something else was written instead of the missing support.
+
+        A line gives the slot of a missing fact a false value, or an entry comes from the fact's turn. By the other
+        rules an entry comes from each missing turn and speaks of what is needed of it.
+        """
         if self.rule == "facts":
-            return any(
-                self._states_other_value(passage, *fact)
-                for fact in self.facts
-                if not self._states_fact(passages, *fact)
-                for passage in passages
-            )
-        missing = [turn for turn in self.texts if not self._is_covered(passages, turn)]
+            for content, turn in self.facts:
+                if self._states_fact(groups, content, turn):
+                    continue
+                slot = normalize(pair[0]) if (pair := key_value(content)) else None
+                for group in groups:
+                    texts = [normalize(p.text) for p in group.by_turn.get(turn, ())] if turn is not None else []
+                    if not self.values.issuperset([*texts, *(group.by_slot.get(slot, ()) if slot is not None else ())]):
+                        return True
+            return False
+        missing = [turn for turn in self.texts if not self._is_covered(groups, turn)]
         return self.rule != "answers" and all(
-            any(self._is_from_turn(passage, turn) and self._speaks_of_needed(passage, turn) for passage in passages)
-            for turn in missing
+            any(self._speaks_of_needed(passage, turn) for passage in self._from_turn(groups, turn)) for turn in missing
         )
+
+    def _hold_answer(self, groups: Sequence[_IndexedPassages]) -> bool:
+        return any(contains(p.text, answer) for answer in self.answers for g in groups for p in g.holding(answer))
 
     def _has_answer(self, text: str) -> bool:
         return any(contains(text, answer) for answer in self.answers)
 
-    def _states_fact(self, passages: Sequence[Passage], content: str, turn: str | None) -> bool:
+    def _states_fact(self, groups: Sequence[_IndexedPassages], content: str, turn: str | None) -> bool:
         """Return True if the passages state the fact, or quote the turn that stated it.
 
-        A `key: value` line has to state just the fact; free text may say other things too.
+        A `key: value` line has to state just the fact; free text may say other things too. So may an entry of the
+        turn's chunk that says the fact's value in a sentence from the turn.
         """
-        if turn is not None and any(
-            self._quotes_turn(passage, turn) or self._says_value(passage, content, turn) for passage in passages
-        ):
-            return True
-        needle, free = normalize(content), key_value(content) is None
+        pair = key_value(content)
+        if turn is not None:
+            quoting = [passage for g in groups if turn in self.texts for passage in g.holding(self.texts[turn])]
+            if any(self._quotes_turn(passage, turn) for passage in quoting):
+                return True
+            if pair is not None and any(
+                key_value(p.text) is None and contains(p.text, pair[1]) and self._is_from_turn(p, turn)
+                for p in self._of_chunk(groups, turn)
+            ):
+                return True
+        needle = normalize(content)
         return any(
-            is_same(line, content) or ((free or key_value(line) is None) and contains(line, content))
-            for passage in passages
+            is_same(line, content) or ((pair is None or key_value(line) is None) and contains(line, content))
+            for group in groups
+            for passage in group.holding(content)
             if needle in normalize(passage.text)  # cheap filter before the exact comparison
             for line in passage.text.split("\n")
         )
 
-    def _says_value(self, passage: Passage, content: str, turn: str) -> bool:
-        """Return True if an entry of the turn's chunk says the fact's value in a sentence from the turn.
+    def _of_chunk(self, groups: Sequence[_IndexedPassages], turn: str) -> Iterator[Passage]:
+        """Yield the passages that name no turns, of the turn's chunk or (the core text) of none."""
+        for group in groups:
+            for chunk in dict.fromkeys((self.chunks.get(turn), None)):
+                yield from group.by_chunk.get(chunk, ())
 
-        The rest of the fact's words may be worded differently. An entry of `key: value` lines has to state the fact.
-        """
-        pair = key_value(content)
-        if pair is None or not self._is_from_chunk(passage, turn) or key_value(passage.text) is not None:
-            return False
-        return contains(passage.text, pair[1]) and self._is_from_turn(passage, turn)
+    def _from_turn(self, groups: Sequence[_IndexedPassages], turn: str) -> list[Passage]:
+        """Return the passages that name the turn, or of which a sentence belongs to it."""
+        named = [passage for group in groups for passage in group.by_turn.get(turn, ())]
+        return named + [passage for passage in self._of_chunk(groups, turn) if self._is_from_turn(passage, turn)]
 
     def _is_from_chunk(self, passage: Passage, turn: str) -> bool:
         """Return True if the entry names no turns, and the turn's chunk or (the core text) none."""
@@ -607,23 +685,14 @@ class AnswerSupport:
             return False
         return turn in self.texts and contains(passage.text, self.texts[turn])
 
-    def _states_other_value(self, passage: Passage, content: str, turn: str | None) -> bool:
-        """Return True if a line gives the fact's slot a false value, or the entry comes from the fact's turn."""
-        pair = key_value(content)
-        for line in passage.text.split("\n"):
-            other = key_value(line)
-            if pair and other and normalize(other[0]) == normalize(pair[0]) and normalize(line) not in self.values:
-                return True
-        return turn in passage.turns and normalize(passage.text) not in self.values
-
-    def _is_covered(self, passages: Sequence[Passage], turn: str) -> bool:
+    def _is_covered(self, groups: Sequence[_IndexedPassages], turn: str) -> bool:
         """Return True if the passages from the turn keep what the question needs of it.
 
         If the turn's words have an answer, one passage needs it, or they together need most of a long answer's terms.
         Otherwise an entry that names the turn counts. Entries tied by their words together need half of the answer's
         terms that the turn has, or else half of the terms of the turn's sentence nearest to the question.
         """
-        of_turn = [passage for passage in passages if self._is_from_turn(passage, turn)]
+        of_turn = self._from_turn(groups, turn)
         if not of_turn:
             return False
         said = frozenset[str]().union(
