@@ -469,7 +469,8 @@ class _IndexedPassages:
         return by_slot
 
     @cached_property
-    def _by_word(self) -> Mapping[str, list[Passage]]:
+    def by_word(self) -> Mapping[str, list[Passage]]:
+        """Passages by their normalized words, as a whole and line by line."""
         by_word: dict[str, list[Passage]] = {}
         for passage in self._passages:
             texts = {passage.text, *passage.text.split("\n")}
@@ -484,7 +485,7 @@ class _IndexedPassages:
         """
         if len(self._passages) <= MAX_UNINDEXED:
             return self._passages
-        return min((self._by_word.get(word, []) for word in normalize(text).split(" ")), key=len)
+        return min((self.by_word.get(word, []) for word in normalize(text).split(" ")), key=len)
 
 
 @lru_cache(maxsize=8)
@@ -664,16 +665,14 @@ class AnswerSupport:
         named = [passage for group in groups for passage in group.by_turn.get(turn, ())]
         return named + [passage for passage in self._of_chunk(groups, turn) if self._is_from_turn(passage, turn)]
 
-    def _is_from_chunk(self, passage: Passage, turn: str) -> bool:
-        """Return True if the entry names no turns, and the turn's chunk or (the core text) none."""
-        return not (passage.turns or passage.cut_turns) and passage.chunk in (None, self.chunks.get(turn))
-
     def _is_from_turn(self, passage: Passage, turn: str) -> bool:
         """Return True if the passage names the turn, or a sentence of it belongs to the turn by its words."""
         return turn in passage.turns or turn in self._sources_of(passage, turn)
 
     def _sources_of(self, passage: Passage, turn: str) -> Mapping[str, frozenset[str]]:
-        if not self._is_from_chunk(passage, turn) or (passage.chunk is None and self.rule != "chunks"):
+        """Return the sentences of an entry that names no turns, of the turn's chunk or (the core text) of none."""
+        is_of_chunk = not (passage.turns or passage.cut_turns) and passage.chunk in (None, self.chunks.get(turn))
+        if not is_of_chunk or (passage.chunk is None and self.rule != "chunks"):
             return {}
         key = self.chunks[turn], passage.text
         if key not in self._ties:

@@ -264,7 +264,17 @@ def ask_tasks(
     names = AskedChunk.__dataclass_fields__
     lines = [AskedChunk(**{name: line[name] for name in names}) for line in read_lines(log, names, "memalpha data ask")]
     results = {(line.task, line.chunk, line.asker, line.digest): line for line in lines}
-    jobs = [_make_job(task, chunk) for task in tasks for chunk in task.chunks]
+    jobs = []
+    for task in tasks:
+        rendered = [f"{chunk.timestamp}\n{chunk.render()}" for chunk in task.chunks]
+        for chunk in task.chunks:
+            texts = rendered[chunk.index :]
+            room, number = LATER_CHARACTERS - len(texts[0]), 1
+            while number < len(texts) and len(texts[number]) <= room:
+                room -= len(texts[number])
+                number += 1
+            digest = hashlib.sha256("\n\n".join(texts[:number]).encode("utf-8", "replace")).hexdigest()[:16]
+            jobs.append(_Job(task, chunk, chunk.index + number - 1, digest))
     keys = [(job.task.id, job.chunk.index, asker.name, job.digest) for job in jobs]
     todo = [job for job, key in zip(jobs, keys, strict=True) if key not in results]
     for first in range(0, len(todo), PARALLEL_CHUNKS):
@@ -289,16 +299,6 @@ def ask_tasks(
                 kept.append(question)
         unique.append(AskedChunk(result.task, result.chunk, result.asker, result.digest, kept, dropped))
     return unique
-
-
-def _make_job(task: Task, chunk: Chunk) -> _Job:
-    texts = [f"{later.timestamp}\n{later.render()}" for later in task.chunks[chunk.index :]]
-    room, number = LATER_CHARACTERS - len(texts[0]), 1
-    while number < len(texts) and len(texts[number]) <= room:
-        room -= len(texts[number])
-        number += 1
-    digest = hashlib.sha256("\n\n".join(texts[:number]).encode("utf-8", "replace")).hexdigest()[:16]
-    return _Job(task, chunk, chunk.index + number - 1, digest)
 
 
 def _parse(text: str, job: _Job, number: int) -> Iterator[_Draft]:

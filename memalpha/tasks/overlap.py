@@ -236,22 +236,20 @@ class _TrainingMatches:
                 self._digests.add(digest)
                 units.append(words)
                 locations.append(entry)
-        if units:
-            self._count_ngrams(units, locations)
-
-    def _count_ngrams(self, units: Sequence[np.ndarray], locations: Sequence[tuple[str, str]]) -> None:
-        """Count each n-gram of the test set once for every unit that it occurs in."""
+        if not units:
+            return
+        # Count each n-gram of the test set once for every unit that it occurs in.
         lengths = np.array([len(words) for words in units])
         unit, words = np.repeat(np.arange(len(units)), lengths), np.concatenate(units)
         hits, unit_indices = np.divmod(np.unique(self._hits(self.keys, words, unit, self.n, len(units))), len(units))
         np.add.at(self.counts, hits, 1)
         for gram, unit_index in zip(hits.tolist(), unit_indices.tolist(), strict=True):
             self.ngram_sources.setdefault(gram, locations[unit_index])
-        for size, (keys, texts) in self._short.items():
+        for size, (keys, numbers) in self._short.items():
             for hit in self._hits(keys, words, unit, size, len(units)).tolist():
                 text_index, unit_index = divmod(hit, len(units))
                 if lengths[unit_index] > size:  # equal lengths: the texts are equal
-                    self.containing_texts.setdefault(int(texts[text_index]), locations[unit_index])
+                    self.containing_texts.setdefault(int(numbers[text_index]), locations[unit_index])
 
     @staticmethod
     def _hits(keys: np.ndarray, words: np.ndarray, unit: np.ndarray, n: int, units: int) -> np.ndarray:

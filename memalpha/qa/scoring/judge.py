@@ -174,7 +174,16 @@ def item_of(question: Question, prediction: str, benchmark: Benchmark | None = N
 def prompts_of(item: Item | Write) -> list[JudgePrompt]:
     """The prompts whose verdicts make the item's score (`score_of`)."""
     if isinstance(item, Write):
-        return [_write_prompt(item)]
+        text = f"({item.timestamp})\n{item.chunk}" if item.timestamp else item.chunk
+        parts = {"part of the conversation": text}
+        if item.kind == "nothing":
+            return [_make_prompt(["nothing"], parts)]
+        if item.kind == "delete":
+            return [_make_prompt(["deleted"], {**parts, "deleted entry": item.before})]
+        parts |= {"category": item.category} if item.category else {}
+        parts |= {"entry that was replaced": item.before} if item.before else {}
+        rules = ["written", "core"] if item.kind == "core_update" else ["written"]
+        return [_make_prompt(rules, {**parts, "written": item.content})]
     question = {"question": item.question, **({"asked on": item.date} if item.date else {})}
     answer = {"answer": item.prediction}
     if item.rubric and item.benchmark == "beam" and item.category == "event_ordering":
@@ -203,18 +212,6 @@ def prompts_of(item: Item | Write) -> list[JudgePrompt]:
         kind = item.category or ""
         rules = ["preference"] if kind.endswith("preference") else _LONGMEMEVAL_RULES.get(kind, ["fact"])
     return [_make_prompt(rules, {**question, "accepted answer": "\nor: ".join(item.gold), **answer})]
-
-
-def _write_prompt(write: Write) -> JudgePrompt:
-    parts = {"part of the conversation": f"({write.timestamp})\n{write.chunk}" if write.timestamp else write.chunk}
-    if write.kind == "nothing":
-        return _make_prompt(["nothing"], parts)
-    if write.kind == "delete":
-        return _make_prompt(["deleted"], {**parts, "deleted entry": write.before})
-    parts |= {"category": write.category} if write.category else {}
-    parts |= {"entry that was replaced": write.before} if write.before else {}
-    rules = ["written", "core"] if write.kind == "core_update" else ["written"]
-    return _make_prompt(rules, {**parts, "written": write.content})
 
 
 def _make_prompt(
