@@ -80,6 +80,14 @@ ERROR_CLASSES: Mapping[str, str] = {
     SHOULD_HAVE_ABSTAINED: "there is no answer to the question, and one was given",
 }
 """Error classes in the order of the pipeline, each with its meaning."""
+_LOST_BEFORE = {
+    "sound": (GOLD_FAULTY,),
+    "written": (NEVER_WRITTEN, WRITTEN_WRONG),
+    "kept": (OVERWRITTEN,),
+    "retrieved": (NOT_RETRIEVED, PARTLY_RETRIEVED, NOT_FOUND),
+    "answered": (ANSWERED_WRONG, SHOULD_HAVE_ABSTAINED),
+}
+"""Error classes that keep a question from a stage of the waterfall, beside those of the stages before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +262,29 @@ class Waterfall:
     ceiling_n: int = 0
     ceiling_answered: float | None = None
 
+    @classmethod
+    def of(cls, ability: str, records: Sequence[Record]) -> Waterfall:
+        """Compute the waterfall of some records, one at least."""
+        n = remaining = len(records)
+        error_counts = Counter(record.error_class for record in records if record.error_class is not None)
+        shares: dict[str, Any] = {}
+        for stage, classes in _LOST_BEFORE.items():
+            remaining -= sum(error_counts[name] for name in classes)
+            shares[stage] = remaining / n
+        if error_counts[NOT_FOUND] or any(r.error_class == PARTLY_RETRIEVED and r.live is None for r in records):
+            shares["written"] = shares["kept"] = None
+        counts = {name: error_counts[name] for name in ERROR_CLASSES if error_counts[name]}
+        ceiling, ceiling_n, answered = ceiling_accuracy(records)
+        return cls(
+            ability,
+            n,
+            **shares,
+            error_counts=counts,
+            ceiling=ceiling,
+            ceiling_n=ceiling_n,
+            ceiling_answered=answered,
+        )
+
     def as_json(self) -> dict[str, Any]:
         """Return the waterfall as plain values; the key of `error_counts` is "losses"."""
         return {"losses" if name == "error_counts" else name: getattr(self, name) for name in self.__slots__}
@@ -270,37 +301,8 @@ def waterfall(records: Iterable[Record]) -> list[Waterfall]:
     all_records = [record for group in groups.values() for record in group]
     if any(not record.correct and record.error_class is None for record in all_records):
         return []
-    return [
-        _waterfall_of(ability, group) for ability, group in (*sorted(groups.items()), ("all", all_records)) if group
-    ]
-
-
-def _waterfall_of(ability: str, records: Sequence[Record]) -> Waterfall:
-    n = len(records)
-    error_counts = Counter(record.error_class for record in records if record.error_class is not None)
-    ceiling, ceiling_n, answered = ceiling_accuracy(records)
-
-    def remaining_share(*classes: str) -> float:
-        return (n - sum(error_counts[name] for name in classes)) / n
-
-    has_unknown_support = bool(error_counts[NOT_FOUND]) or any(
-        record.error_class == PARTLY_RETRIEVED and record.live is None for record in records
-    )
-    return Waterfall(
-        ability=ability,
-        n=n,
-        sound=remaining_share(GOLD_FAULTY),
-        written=None if has_unknown_support else remaining_share(GOLD_FAULTY, NEVER_WRITTEN, WRITTEN_WRONG),
-        kept=None if has_unknown_support else remaining_share(GOLD_FAULTY, NEVER_WRITTEN, WRITTEN_WRONG, OVERWRITTEN),
-        retrieved=remaining_share(
-            GOLD_FAULTY, NEVER_WRITTEN, WRITTEN_WRONG, OVERWRITTEN, NOT_RETRIEVED, PARTLY_RETRIEVED, NOT_FOUND
-        ),
-        answered=remaining_share(*ERROR_CLASSES),
-        error_counts={name: error_counts[name] for name in ERROR_CLASSES if error_counts[name]},
-        ceiling=ceiling,
-        ceiling_n=ceiling_n,
-        ceiling_answered=answered,
-    )
+    by_ability = (*sorted(groups.items()), ("all", all_records))
+    return [Waterfall.of(ability, group) for ability, group in by_ability if group]
 
 
 def ceiling_accuracy(records: Iterable[Record]) -> tuple[float | None, int, float | None]:

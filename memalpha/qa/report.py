@@ -189,6 +189,7 @@ def summarize(
     """
     changed = [record for record in records if record.kind in CHANGED]
     results = [result for trajectory in trajectories for turn in trajectory.turns for result in turn.results]
+    codes = Counter(result.code for result in results)
     by_id = sum(map(count_changes_by_id, trajectories), Counter[str]())
     rewards = [trajectory.reward.total for trajectory in trajectories if trajectory.reward is not None]
     return {
@@ -200,9 +201,9 @@ def summarize(
         "stale_rate": _ratio(sum(record.stale for record in changed), len(changed)),
         "reward": _ratio(sum(rewards), len(rewards)),
         "valid_calls": _ratio(sum(result.ok for result in results), len(results)),
-        "duplicates": _ratio(sum(result.code == "duplicate" for result in results), len(results)),
-        "update_share": _ratio(sum(result.code == "updated" for result in results), len(results)),
-        "delete_share": _ratio(sum(result.code == "deleted" for result in results), len(results)),
+        "duplicates": _ratio(codes["duplicate"], len(results)),
+        "update_share": _ratio(codes["updated"], len(results)),
+        "delete_share": _ratio(codes["deleted"], len(results)),
         "update_hit": _ratio(by_id["update hit"], by_id["update"]),
         "delete_hit": _ratio(by_id["delete hit"], by_id["delete"]),
         "memory_tokens": _ratio(

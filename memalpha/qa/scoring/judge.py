@@ -345,7 +345,25 @@ class Judge:
         unique = list({prompt.prompt: prompt for prompts in prompts_by_item for prompt in prompts}.values())
         with ThreadPoolExecutor(len(self.policies)) as pool:
             verdicts_by_policy = list(pool.map(lambda policy: self.verdicts(policy, unique), self.policies))
-        return [self._judgement(prompts, verdicts_by_policy) for prompts in prompts_by_item]
+        judgements = []
+        for prompts in prompts_by_item:
+            if not prompts:
+                judgements.append(Judgement(0.0, ()))
+                continue
+            votes = []
+            for policy, answers in zip(self.policies, verdicts_by_policy, strict=True):
+                words, replies = zip(*(answers[prompt.prompt] for prompt in prompts), strict=True)
+                values = [
+                    prompt.verdicts[word] for prompt, word in zip(prompts, words, strict=True) if word is not None
+                ]
+                score = score_of(prompts, values) if len(values) == len(prompts) else None
+                votes.append(Vote(policy.name, score, words, replies))
+            pairs = zip(votes, self.weights, strict=True)
+            weighted = [(vote.score, weight) for vote, weight in pairs if vote.score is not None]
+            total = sum(weight for _, weight in weighted)
+            mean = sum(score * weight for score, weight in weighted) / total if total else None
+            judgements.append(Judgement(mean, tuple(votes)))
+        return judgements
 
     def score(self, items: Sequence[Item | Write]) -> list[float]:
         """Return the score of each item, for rewards.
@@ -404,22 +422,6 @@ class Judge:
         cache = self._caches[id(policy)]
         sample = partial(sample_checked, policy) if cache is None else cache.ask
         return [completion.text for completion in sample([self._request(item) for item in messages])]
-
-    def _judgement(
-        self, prompts: Sequence[JudgePrompt], verdicts_by_policy: Sequence[Mapping[str, tuple[str | None, str]]]
-    ) -> Judgement:
-        if not prompts:
-            return Judgement(0.0, ())
-        votes = []
-        for policy, answers in zip(self.policies, verdicts_by_policy, strict=True):
-            verdicts, replies = zip(*(answers[prompt.prompt] for prompt in prompts), strict=True)
-            values = [prompt.verdicts[word] for prompt, word in zip(prompts, verdicts, strict=True) if word is not None]
-            score = score_of(prompts, values) if len(values) == len(prompts) else None
-            votes.append(Vote(policy.name, score, verdicts, replies))
-        pairs = zip((vote.score for vote in votes), self.weights, strict=True)
-        weighted = [(score, weight) for score, weight in pairs if score is not None]
-        weight = sum(weight for _, weight in weighted)
-        return Judgement(sum(score * share for score, share in weighted) / weight if weighted else None, tuple(votes))
 
 
 def load_judge(config: JudgeConfig) -> Judge:
