@@ -398,7 +398,7 @@ class TurnTerms(NamedTuple):
 
 
 class _Sources(NamedTuple):
-    """What all questions of a task share.
+    """Hold what all questions of a task share.
 
     Chunks as rendered, chunk and words of each turn, gold contents by turn, all gold contents normalized, terms of each
     turn by chunk, and the sentences of entries by chunk and text (`source_sentences`), as far as they were asked for.

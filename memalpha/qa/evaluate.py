@@ -810,10 +810,10 @@ def _ask_batch(questions: Sequence[tuple[Task, Retrieval]], reader: Reader) -> I
             }
             shown = tuple(by_entry[hit.entry.id, hit.entry.content] for hit in answer.hits)
             seen = replace(item, passages=shown, tokens=passage_tokens(shown) + estimate_tokens(item.core))
-        held, core = seen.passages, seen.core
+        passages, core = seen.passages, seen.core
         if seen.entries is not None:
-            held, core = seen.entries, seen.full_core or core
-        yield task, seen, _refuse_disputed(reader, item.question, answer, (passage.text for passage in held), core)
+            passages, core = seen.entries, seen.full_core or core
+        yield task, seen, _refuse_disputed(reader, item.question, answer, (passage.text for passage in passages), core)
 
 
 def passages_as_hits(passages: Sequence[Passage], entries: dict[int, MemoryEntry] | None = None) -> tuple[Hit, ...]:

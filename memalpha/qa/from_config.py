@@ -66,7 +66,7 @@ class UnfinishedEvaluation:
         Args:
             folder: The `eval` folder.
             systems: Names of the systems to evaluate.
-            provenance: Provenance of the evaluation (`tables.provenance`).
+            provenance: Provenance of the evaluation (`report.provenance`).
         """
         self._path, self.replies_path = folder / MARKER, folder / REPLIES
         self._provenance = json.loads(json.dumps(provenance))

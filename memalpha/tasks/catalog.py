@@ -10,7 +10,7 @@ Args of a loader:
     limit: keep the first tasks
     options: further keyword arguments with defaults are the options of the set
 
-To add a set, add its line to `MODULES`.
+To add a set, add its line to `MODULES`. Files of sets on the model hub come from its cache, or a resumable download.
 """
 
 from __future__ import annotations

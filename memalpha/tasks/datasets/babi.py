@@ -278,18 +278,18 @@ def read_file(path: Path, task: int) -> tuple[Story, ...]:
             if len(fields) != 3 or not all(fields) or not _EVIDENCE.fullmatch(fields[2]):
                 raise DataError(f"{location}: a question is 'text, answer, supporting line numbers', parted by tabs")
             # A list of things has any order. An answer that does not follow from the statements is refused.
-            asked, answer, evidence = fields[0], ", ".join(fields[1].split(",")), tuple(map(int, fields[2].split()))
+            question, answer, evidence = fields[0], ", ".join(fields[1].split(",")), tuple(map(int, fields[2].split()))
             if not {line for line, _ in statements}.issuperset(evidence):
                 raise DataError(
                     f"{location}: supporting lines {fields[2]!r} are not all statements before it in the story"
                 )
-            reply = world.ask(asked)
+            reply = world.ask(question)
             if reply is None or answer not in reply.answers:
                 derived = "nothing follows" if reply is None else f"{reply.answers[0]!r} follows"
                 raise DataError(
-                    f"{location}: the answer to {asked!r} is given as {answer!r}, but {derived} from the statements"
+                    f"{location}: the answer to {question!r} is given as {answer!r}, but {derived} from the statements"
                 )
-            questions.append(StoryQuestion(line_number, asked, answer, evidence))
+            questions.append(StoryQuestion(line_number, question, answer, evidence))
         except UnreadableStatement as error:
             raise DataError(f"{location}: {error}") from error
     if not (stories := [story for story in stories if story.statements]):

@@ -43,12 +43,26 @@ _HEADER = re.compile(
 
 
 def load_memalpha(path: Path, variant: str | None = None, limit: int | None = None, source: str = "") -> list[Task]:
-    """Load the rows of Mem-alpha's own sets whose source begins with `source`; arguments as in `_rows`."""
+    """Load the rows of Mem-alpha's own sets whose source begins with `source`.
+
+    Args:
+        path: Folder or Parquet file.
+        variant: "test" or "train".
+        limit: Return the first `limit` rows only.
+        source: Beginning of the source; "" takes all rows.
+    """
     return list(islice(_rows(path, DATA[0], variant, source), limit))
 
 
 def load_memalpha_mab(path: Path, variant: str | None = None, limit: int | None = None, source: str = "") -> list[Task]:
-    """Load the rows of MemoryAgentBench whose source begins with `source`; arguments as in `_rows`."""
+    """Load the rows of MemoryAgentBench whose source begins with `source`.
+
+    Args:
+        path: Folder or Parquet file.
+        variant: "test" or "train".
+        limit: Return the first `limit` rows only.
+        source: Beginning of the source; "" takes all rows.
+    """
     return list(islice(_rows(path, DATA[1], variant, source), limit))
 
 

@@ -93,17 +93,17 @@ def _passages(articles: list[Any], file: str) -> Iterator[tuple[SpeakerTurn, lis
             location = f"{file}: data[{a}].paragraphs[{p}]"
             turn = SpeakerTurn(speaker=title, text=require_field(item, "context", str, location), id=f"{a}:{p}")
             questions: list[Question] = []
-            for asked in require_field(item, "qas", list, location):
-                id = require_field(asked, "id", str, location)
+            for question in require_field(item, "qas", list, location):
+                id = require_field(question, "id", str, location)
                 place = f"{location}: question {id}"
-                texts = [require_field(x, "text", str, place) for x in require_field(asked, "answers", list, place)]
-                impossible = asked.get("is_impossible", False)
+                texts = [require_field(x, "text", str, place) for x in require_field(question, "answers", list, place)]
+                impossible = question.get("is_impossible", False)
                 if bool(texts) == impossible:
                     raise DataError(f"{place}: {'answers to an impossible question' if impossible else 'no answer'}")
                 questions.append(
                     Question(
                         id=id,
-                        question=require_field(asked, "question", str, place).strip(),
+                        question=require_field(question, "question", str, place).strip(),
                         answers=tuple(dict.fromkeys(texts)),
                         category="unanswerable" if impossible else "extraction",
                         evidence=() if impossible else (f"{a}:{p}",),

@@ -80,17 +80,19 @@ def _scene(item: Any, location: str) -> tuple[str, Chunk, list[Question]]:
             text = require_field(utterance, "utterance", str, f"{location}: utterance {uid}")
             turns.append(SpeakerTurn(speaker=", ".join(map(str, speakers)), text=text, id=f"{title}:{uid}"))
         turn_ids = {turn.id for turn in turns}
-        for asked in require_field(paragraph, "qas", list, location):
-            id = require_field(asked, "id", str, location)
+        for question in require_field(paragraph, "qas", list, location):
+            id = require_field(question, "id", str, location)
             place = f"{location}: question {id}"
-            answers = require_items(require_field(asked, "answers", list, place), "answers", place)
-            evidence = dict.fromkeys(f"{title}:{require_field(item, 'utterance_id', int, place)}" for item in answers)
+            answers = require_items(require_field(question, "answers", list, place), "answers", place)
+            evidence = dict.fromkeys(
+                f"{title}:{require_field(answer, 'utterance_id', int, place)}" for answer in answers
+            )
             if unknown := [turn for turn in evidence if turn not in turn_ids]:
                 raise DataError(
                     f"{place}: its answer is taken from {unknown[0]}, an utterance that the scene does not have"
                 )
             paraphrased = {"paraphrased": True} if id.endswith("_Paraphrased") else {}
-            text = require_field(asked, "question", str, place)
+            text = require_field(question, "question", str, place)
             answer_texts = [require_field(answer, "answer_text", str, place).strip() for answer in answers]
             questions.append(
                 Question(
