@@ -157,6 +157,10 @@ class Task(_Outside):
                 raise ValueError(f"questions[{number}].id: questions[{first[question.id]}] has {question.id!r} already")
         return self
 
+    def asked_after(self, question: Question) -> int:
+        """Return the index of the chunk after which a question is asked."""
+        return len(self.chunks) - 1 if question.asked_after_chunk is None else question.asked_after_chunk
+
     def gold_at(self, chunk: int) -> tuple[GoldOperation, ...]:
         """Return the net gold operations of one chunk.
 

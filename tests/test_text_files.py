@@ -15,9 +15,9 @@ import pytest
 from memalpha.errors import DataError
 from memalpha.qa.scoring.judge import load_labels
 from memalpha.store.store import MemoryStore
+from memalpha.tasks.formats.chats import is_message_file, load_messages
 from memalpha.tasks.formats.files import read_json
 from memalpha.tasks.formats.jsonl import load_jsonl
-from memalpha.tasks.formats.messages import is_message_file, load_messages
 from memalpha.text_files import decode_text
 
 TEXT = "Ana: café, Straße, \N{SLICE OF PIZZA} 東京\n"

@@ -32,7 +32,7 @@ from memalpha.qa.error_analysis import (
     classify,
 )
 from memalpha.qa.report import Record
-from memalpha.qa.systems.base import Passage, Retrieval
+from memalpha.qa.systems import Passage, Retrieval
 from memalpha.tasks.synthetic.worlds import tasks
 from memalpha.types import Question, Task
 

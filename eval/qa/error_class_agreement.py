@@ -23,8 +23,7 @@ from memalpha.qa.error_analysis import GOLD_FAULTY, SHOULD_HAVE_ABSTAINED, class
 from memalpha.qa.evaluate import BUDGET, EVAL_K, run_systems
 from memalpha.qa.reader import load_reader
 from memalpha.qa.report import Record
-from memalpha.qa.systems.base import Retrieval
-from memalpha.qa.systems.builtin import SystemSettings, load_system
+from memalpha.qa.systems import Retrieval, SystemSettings, load_system
 from memalpha.store.embedding import load_embedder
 from memalpha.tasks.load import load_tasks
 from memalpha.types import Task

@@ -44,12 +44,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from memalpha.qa.search_benchmark import EvidenceQuestion, EvidenceRanks, rank_evidence, summarize_ranks
-from memalpha.qa.systems.baselines import raw_fields, turn_passages
+from memalpha.qa.systems import raw_fields, turn_passages
 from memalpha.store.embedding import CachedEmbedder, Embedder, load_embedder
 from memalpha.store.search.corpus import Corpus, Document
 from memalpha.store.search.options import Route, SearchOptions
 from memalpha.store.store import MemoryStore
-from memalpha.tasks.datasets.locomo import ANSWERABLE, load_locomo
+from memalpha.tasks.datasets import locomo
 from memalpha.types import MemoryEntry
 
 ROWS = ("dense", "bm25", "sum", "prior", "neighbours", "both")
@@ -78,12 +78,12 @@ def search_function(store: MemoryStore, route: Route) -> Callable[[Sequence[str]
 
 def locomo_pools(data: Path) -> Iterator[Pool]:
     """Yield a pool for each conversation of LoCoMo."""
-    for task in load_locomo(_file(data, "locomo10.json")):
+    for task in locomo.load(_file(data, "locomo10.json")):
         facts = [raw_fields(piece, chunk) for chunk in task.chunks for piece in turn_passages(chunk)]
         questions = [
             EvidenceQuestion(question.question, question.category, question.evidence)
             for question in task.questions
-            if question.evidence and question.category in ANSWERABLE
+            if question.evidence
         ]
         yield Pool(facts, questions)
 

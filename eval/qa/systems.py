@@ -30,8 +30,7 @@ from memalpha.config import EvalConfig, load_config
 from memalpha.qa.evaluate import run_systems
 from memalpha.qa.from_config import load_config_tasks, run_evaluation
 from memalpha.qa.reader import Reader
-from memalpha.qa.report import Report
-from memalpha.qa.tables import provenance
+from memalpha.qa.report import Report, provenance
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from common import make_parser

@@ -6,7 +6,7 @@
     python eval/qa/writers.py RUNS/locomo RUNS/friendsqa
 
 Evidence counts as kept or shown if an entry ties to the turn that an answerable question cites and says what is asked
-for (`memalpha/qa/support.py`). Writes writers.json and the tables of writers.md to --results.
+for (`memalpha/qa/error_analysis.py`). Writes writers.json and the tables of writers.md to --results.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from memalpha.store.schema import MemorySchema
 from memalpha.store.store import MemoryStore
 from memalpha.store.validation import check_text, check_timestamp, validate_fields
 from memalpha.tasks.chunking import cut_chunk, split_text
-from memalpha.tasks.formats.messages import Messages, chunk_messages, is_messages
+from memalpha.tasks.formats.chats import Messages, chunk_messages, is_messages
 from memalpha.types import (
     Chunk,
     Completion,

@@ -77,7 +77,7 @@ def evaluate(
     if as_json:
         print_result([report.summary for report in reports], as_json, "")
         return
-    from memalpha.qa.tables import print_table
+    from memalpha.qa.report import print_table
 
     print_table(reports)
     if page is not None:

@@ -45,7 +45,7 @@ class EvalConfig(Config):
     systems: tuple[str, ...] = Field(
         default=("empty", "append-only", "rag"),
         min_length=1,
-        description="names of systems: see memalpha.qa.systems.builtin",
+        description="names of systems: see memalpha.qa.systems",
     )
     context_tokens: int = Field(
         default=2048, gt=0, description="context budget of a question, in tokens (characters / 4)"

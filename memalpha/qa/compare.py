@@ -232,12 +232,23 @@ def compare(
     first = baseline or names[0]
     if first not in names:
         raise DataError(f"baseline {first!r} is none of {', '.join(names)}")
-    answered = {system.name: _by_question(system) for system in systems}
+    answered: dict[str, dict[QuestionKey, list[Record]]] = {}
+    for system in systems:
+        by_key = answered[system.name] = {}
+        for record in (record for records in system.runs for record in records):
+            by_key.setdefault(_question_key(record), []).append(record)
     keys = _shared_questions(answered, common)
+    shared = set(keys)
     correct = {name: _mean_values(answered[name], keys, "correct") for name in names}
     rows = correct if value == "correct" else {name: _mean_values(answered[name], keys, value) for name in names}
     single = all(len(records) == 1 for by_key in answered.values() for records in by_key.values())
     abilities = sorted({row.group for row in rows[first]})
+    seeds = {}
+    for system in (system for system in systems if len(system.runs) > 1):
+        runs = [[_value_of(r, value) for r in records if _question_key(r) in shared] for records in system.runs]
+        means = [sum(values) / len(values) for values in runs if values]
+        mean, deviation = mean_and_deviation(means)
+        seeds[system.name] = {"values": means, "mean": mean, "sd": deviation}
     lines = []
     for name in [first, *(name for name in names if name != first)]:
         for ability in (ALL_ABILITIES, "macro", *abilities):
@@ -257,7 +268,7 @@ def compare(
         questions=len(keys),
         conversations=len({key[0] for key in keys}),
         lines=tuple(lines),
-        seeds={system.name: _seed_statistics(system, set(keys), value) for system in systems if len(system.runs) > 1},
+        seeds=seeds,
         left_out={name: len(by_key) - len(keys) for name, by_key in answered.items() if len(by_key) > len(keys)},
         method=f"95 % intervals: BCa bootstrap over conversations, {resamples} resamples, seed {seed}; p: paired "
         "bootstrap over conversations; McNemar: exact, over questions that count as correct or not",
@@ -267,14 +278,6 @@ def compare(
             if len(set((by_system := {s.name: s.setup[rule] for s in systems if rule in s.setup}).values())) > 1
         },
     )
-
-
-def _by_question(system: ComparedSystem) -> dict[QuestionKey, list[Record]]:
-    by_question: dict[QuestionKey, list[Record]] = {}
-    for records in system.runs:
-        for record in records:
-            by_question.setdefault(_question_key(record), []).append(record)
-    return by_question
 
 
 def _question_key(record: Record) -> QuestionKey:
@@ -313,15 +316,6 @@ def _mean_values(
     return rows
 
 
-def _seed_statistics(system: ComparedSystem, keys: set[QuestionKey], value: Value) -> dict[str, Any]:
-    means = []
-    for records in system.runs:
-        values = [_value_of(record, value) for record in records if _question_key(record) in keys]
-        means += [sum(values) / len(values)] if values else []
-    mean, deviation = mean_and_deviation(means)
-    return {"values": means, "mean": mean, "sd": deviation}
-
-
 # -------------------------------------------------------------------------------------------------------------- output
 
 
@@ -335,14 +329,11 @@ def comparison_rows(comparison: Comparison) -> list[list[Any]]:
     """Return a row of plain values for each line, by `COLUMNS`; None where a value does not apply."""
     rows = []
     for line in comparison.lines:
-        mean, pair = line.mean, line.against
-        row: list[Any] = [line.system, line.ability, mean.n, mean.clusters, mean.value, mean.low, mean.high]
-        if pair is None:
-            row += [None] * 7
-        else:
+        mean, pair, figures = line.mean, line.against, [None] * 7
+        if pair is not None:
             change = pair.difference
-            row += [change.value, change.low, change.high, pair.p, pair.only_first, pair.only_second, pair.mcnemar]
-        rows.append(row)
+            figures = [change.value, change.low, change.high, pair.p, pair.only_first, pair.only_second, pair.mcnemar]
+        rows.append([line.system, line.ability, mean.n, mean.clusters, mean.value, mean.low, mean.high, *figures])
     return rows
 
 
@@ -357,33 +348,25 @@ def as_csv(comparison: Comparison) -> str:
 
 def as_markdown(comparison: Comparison) -> str:
     """Format the comparison as a Markdown table with notes on its method."""
-    head = [
-        "system",
-        "ability",
-        "n",
-        comparison.value,
-        "95 %",
-        f"against {comparison.baseline}",
-        "95 %",
-        "p",
-        "McNemar",
-    ]
-    lines = ["| " + " | ".join(map(_cell, head)) + " |", "|---|---|" + "--:|" * 7]
-    lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in _text_rows(comparison)]
-    return "\n".join([*lines, "", *_notes(comparison)]) + "\n"
+    rows = [_head(comparison, f"against {comparison.baseline}"), *_text_rows(comparison)]
+    head, *lines = ("| " + " | ".join(map(_cell, row)) + " |" for row in rows)
+    return "\n".join([head, "|---|---|" + "--:|" * 7, *lines, "", *_notes(comparison)]) + "\n"
 
 
 def as_text(comparison: Comparison) -> str:
     """Format the comparison for a terminal."""
-    head = ["system", "ability", "n", comparison.value, "95 %", "difference", "95 %", "p", "McNemar"]
-    rows = [head, *_text_rows(comparison)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    rows = [_head(comparison, "difference"), *_text_rows(comparison)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     align: list[Callable[[str, int], str]] = [str.ljust, str.ljust, *[str.rjust] * 7]
     lines = [
         "  ".join(pad(text, width) for pad, text, width in zip(align, row, widths, strict=True)).rstrip()
         for row in rows
     ]
     return "\n".join([*lines, "", *_notes(comparison)])
+
+
+def _head(comparison: Comparison, difference: str) -> list[str]:
+    return ["system", "ability", "n", comparison.value, "95 %", difference, "95 %", "p", "McNemar"]
 
 
 def _notes(comparison: Comparison) -> list[str]:

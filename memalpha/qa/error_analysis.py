@@ -37,18 +37,25 @@ answer, where the answer is not in the turn's own words (dates, counts). Evidenc
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
-from memalpha.qa.support import AnswerSupport, Rule
-from memalpha.qa.systems.base import Passage, Retrieval, WrittenMemory, question_chunk
+from memalpha.agent.text_match import contains, is_same
+from memalpha.qa.systems import Passage, Retrieval, WrittenMemory
+from memalpha.store.search.bm25 import term_counts
+from memalpha.store.values import key_value, normalize
 from memalpha.types import Question, Task, TrajectoryGroup
 
 if TYPE_CHECKING:
     from memalpha.qa.report import Record
 
+
+T = TypeVar("T")
+Rule = Literal["facts", "turns", "chunks", "answers"]
 Style = Literal["full", "compact", "mem-alpha"]
 
 GOLD_FAULTY = "gold_faulty"
@@ -73,6 +80,14 @@ ERROR_CLASSES: Mapping[str, str] = {
     SHOULD_HAVE_ABSTAINED: "there is no answer to the question, and one was given",
 }
 """Error classes in the order of the pipeline, each with its meaning."""
+_LOST_BEFORE = {
+    "sound": (GOLD_FAULTY,),
+    "written": (NEVER_WRITTEN, WRITTEN_WRONG),
+    "kept": (OVERWRITTEN,),
+    "retrieved": (NOT_RETRIEVED, PARTLY_RETRIEVED, NOT_FOUND),
+    "answered": (ANSWERED_WRONG, SHOULD_HAVE_ABSTAINED),
+}
+"""Error classes that keep a question from a stage of the waterfall, beside those of the stages before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,27 +116,20 @@ def trace(task: Task, retrieval: Retrieval) -> Trace:
     if not retrieval.question.answers:
         return Trace()
     support = AnswerSupport(task, retrieval)
-    pieces = support.pieces_in((*retrieval.passages, Passage(retrieval.core)))
+    pieces = support.pieces_in(_IndexedPassages((*retrieval.passages, Passage(retrieval.core))))
     retrieved = all(pieces)
-    if not retrieved and not support.is_findable(task):
+    if not retrieved and not support.is_findable():
         written_before = (
             False if retrieval.history is not None and not any(passage.text for passage in retrieval.history) else None
         )
         return Trace(support.rule, written=written_before, live=written_before, retrieved=False)
-    core = Passage(retrieval.full_core or retrieval.core)  # the memory holds text that the budget cut from view
-    live = _found_by_stage(retrieved, None if retrieval.entries is None else (*retrieval.entries, core), support)
-    written = _found_by_stage(bool(live), retrieval.history, support)
-    written_wrong = (
-        not written and retrieval.history is not None and support.is_written_wrong((*retrieval.history, core))
-    )
-    return Trace(support.rule, written, live, retrieved, any(pieces) and not retrieved, written_wrong)
-
-
-def _found_by_stage(earlier: bool, passages: Sequence[Passage] | None, support: AnswerSupport) -> bool | None:
-    """Return True if an earlier stage or the passages hold the support; None if the passages are unknown."""
-    if earlier:
-        return True
-    return None if passages is None else support.is_held_by(passages)
+    # The memory holds text of the core that the budget cut from view.
+    core = _IndexedPassages((Passage(retrieval.full_core or retrieval.core),))
+    # What was retrieved is live, and what is live was written; None is unknown.
+    live = True if retrieved else None if support.entries is None else all(support.pieces_in(support.entries, core))
+    written = True if live else None if support.history is None else all(support.pieces_in(support.history))
+    is_wrong = not written and support.history is not None and support.is_written_wrong(support.history, core)
+    return Trace(support.rule, written, live, retrieved, any(pieces) and not retrieved, is_wrong)
 
 
 def classify(task: Task, retrieval: Retrieval, record: Record) -> str | None:
@@ -193,7 +201,7 @@ def with_error_classes(
     for record in records:
         rollout, memory, questions = rollouts[record.task, record.rollout]
         question = questions[record.question_id]
-        chunk = question_chunk(question, rollout.task)
+        chunk = rollout.task.asked_after(question)
         state, (entries, history) = rollout.states[chunk], memory.after(chunk)
         passages = tuple(memory.passage(state.entries[id]) for id in record.retrieved if id in state.entries)
         retrieval = Retrieval(question, passages, 0, 0, core=state.core, entries=entries, history=history)
@@ -254,6 +262,29 @@ class Waterfall:
     ceiling_n: int = 0
     ceiling_answered: float | None = None
 
+    @classmethod
+    def of(cls, ability: str, records: Sequence[Record]) -> Waterfall:
+        """Compute the waterfall of some records, one at least."""
+        n = remaining = len(records)
+        error_counts = Counter(record.error_class for record in records if record.error_class is not None)
+        shares: dict[str, Any] = {}
+        for stage, classes in _LOST_BEFORE.items():
+            remaining -= sum(error_counts[name] for name in classes)
+            shares[stage] = remaining / n
+        if error_counts[NOT_FOUND] or any(r.error_class == PARTLY_RETRIEVED and r.live is None for r in records):
+            shares["written"] = shares["kept"] = None
+        counts = {name: error_counts[name] for name in ERROR_CLASSES if error_counts[name]}
+        ceiling, ceiling_n, answered = ceiling_accuracy(records)
+        return cls(
+            ability,
+            n,
+            **shares,
+            error_counts=counts,
+            ceiling=ceiling,
+            ceiling_n=ceiling_n,
+            ceiling_answered=answered,
+        )
+
     def as_json(self) -> dict[str, Any]:
         """Return the waterfall as plain values; the key of `error_counts` is "losses"."""
         return {"losses" if name == "error_counts" else name: getattr(self, name) for name in self.__slots__}
@@ -270,36 +301,8 @@ def waterfall(records: Iterable[Record]) -> list[Waterfall]:
     all_records = [record for group in groups.values() for record in group]
     if any(not record.correct and record.error_class is None for record in all_records):
         return []
-    by_ability = [(ability, groups[ability]) for ability in sorted(groups)]
-    return [_waterfall_of(ability, group) for ability, group in (*by_ability, ("all", all_records)) if group]
-
-
-def _waterfall_of(ability: str, records: Sequence[Record]) -> Waterfall:
-    n = len(records)
-    error_counts = Counter(record.error_class for record in records if record.error_class is not None)
-    ceiling, ceiling_n, answered = ceiling_accuracy(records)
-
-    def remaining_share(*classes: str) -> float:
-        return (n - sum(error_counts[name] for name in classes)) / n
-
-    has_unknown_support = bool(error_counts[NOT_FOUND]) or any(
-        record.error_class == PARTLY_RETRIEVED and record.live is None for record in records
-    )
-    return Waterfall(
-        ability=ability,
-        n=n,
-        sound=remaining_share(GOLD_FAULTY),
-        written=None if has_unknown_support else remaining_share(GOLD_FAULTY, NEVER_WRITTEN, WRITTEN_WRONG),
-        kept=None if has_unknown_support else remaining_share(GOLD_FAULTY, NEVER_WRITTEN, WRITTEN_WRONG, OVERWRITTEN),
-        retrieved=remaining_share(
-            GOLD_FAULTY, NEVER_WRITTEN, WRITTEN_WRONG, OVERWRITTEN, NOT_RETRIEVED, PARTLY_RETRIEVED, NOT_FOUND
-        ),
-        answered=remaining_share(*ERROR_CLASSES),
-        error_counts={name: error_counts[name] for name in ERROR_CLASSES if error_counts[name]},
-        ceiling=ceiling,
-        ceiling_n=ceiling_n,
-        ceiling_answered=answered,
-    )
+    by_ability = (*sorted(groups.items()), ("all", all_records))
+    return [Waterfall.of(ability, group) for ability, group in by_ability if group]
 
 
 def ceiling_accuracy(records: Iterable[Record]) -> tuple[float | None, int, float | None]:
@@ -358,3 +361,375 @@ def feedback(
 def _join_texts(texts: Sequence[str], length: int) -> str:
     flat = [" ".join(text.split()) for text in texts]
     return " | ".join(text if len(text) <= length else f"{text[: length - 1]}…" for text in flat) or "(nothing)"
+
+
+# ------------------------------------------------------------------------------------------------- support of an answer
+
+MIN_OVERLAP = 0.5
+"""Smallest share of a sentence's terms that a turn of its chunk has to contain to be its source."""
+
+MAX_UNINDEXED = 32
+"""Number of passages up to which reading all of them costs less than an index by word."""
+
+_BOUNDARY = re.compile(r"(?<=[.!?])[\"')\]]*\s+|(?<=[\u3002\uff01\uff1f])\s*")
+_ABBREVIATION = re.compile(r"(?:\b(?:Mr|Mrs|Ms|Dr|St|vs|e\.g|i\.e|etc|No|[A-Z]))\.$")
+_NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve"
+_UNSPECIFIC = frozenset(["yes", "no", "true", "false", "none", *_NUMBER_WORDS.split()])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Identity(Generic[T]):
+    """Cache key of a value by identity: hashing its content would cost as much as the cache saves."""
+
+    value: T
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other.value is self.value
+
+
+class TurnTerms(NamedTuple):
+    """Terms of what was said, and of the speaker's name."""
+
+    said: frozenset[str]
+    speaker: frozenset[str]
+
+
+class _Sources(NamedTuple):
+    """Hold what all questions of a task share.
+
+    Chunks as rendered, chunk and words of each turn, gold contents by turn, all gold contents normalized, terms of each
+    turn by chunk, and the sentences of entries by chunk and text (`source_sentences`), as far as they were asked for.
+    """
+
+    rendered: _IndexedPassages
+    chunks: dict[str, int]
+    texts: dict[str, str]
+    facts: dict[str, list[str]]
+    values: set[str]
+    terms: dict[int, dict[str, TurnTerms]]
+    ties: dict[tuple[int, str], dict[str, frozenset[str]]]
+
+
+@lru_cache(maxsize=4)
+def _sources(key: _Identity[Task]) -> _Sources:
+    """Collect turn texts and gold facts of a task; cached, because its questions come one after the other."""
+    task = key.value
+    texts = {turn.id: turn.text for chunk in task.chunks for turn in chunk.turns if turn.id is not None}
+    facts: dict[str, list[str]] = {}
+    gold = [(operation.turn, operation.content) for operation in task.gold_operations if operation.content]
+    for turn, content in gold:
+        if turn is not None:
+            facts.setdefault(turn, []).append(content)
+    terms = {
+        chunk.index: {
+            turn.id: TurnTerms(_terms(turn.text), _terms(turn.speaker)) for turn in chunk.turns if turn.id is not None
+        }
+        for chunk in task.chunks
+    }
+    chunks = {turn: chunk for chunk, turns in terms.items() for turn in turns}
+    values = {normalize(content) for _, content in gold}
+    rendered = _IndexedPassages([Passage(chunk.render()) for chunk in task.chunks])
+    return _Sources(rendered, chunks, texts, facts, values, terms, {})
+
+
+class _IndexedPassages:
+    """Index passages by turn, chunk, word and slot: a question reads those alone that can hold its support."""
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        self.names_turns = any(passage.turns or passage.cut_turns for passage in passages)
+        self.names_chunks = any(passage.chunk is not None for passage in passages)
+        self._passages = passages
+
+    @cached_property
+    def by_turn(self) -> Mapping[str, list[Passage]]:
+        """Passages by the turns that they name."""
+        by_turn: dict[str, list[Passage]] = {}
+        for passage in self._passages:
+            for turn in passage.turns:
+                by_turn.setdefault(turn, []).append(passage)
+        return by_turn
+
+    @cached_property
+    def by_chunk(self) -> Mapping[int | None, list[Passage]]:
+        """Passages that name no turns by chunk; that of the core text is None."""
+        by_chunk: dict[int | None, list[Passage]] = {}
+        for passage in self._passages:
+            if not (passage.turns or passage.cut_turns):
+                by_chunk.setdefault(passage.chunk, []).append(passage)
+        return by_chunk
+
+    @cached_property
+    def by_slot(self) -> Mapping[str, set[str]]:
+        """Normalized `key: value` lines by their normalized keys."""
+        by_slot: dict[str, set[str]] = {}
+        for line in (line for passage in self._passages for line in passage.text.split("\n")):
+            if pair := key_value(line):
+                by_slot.setdefault(normalize(pair[0]), set()).add(normalize(line))
+        return by_slot
+
+    @cached_property
+    def by_word(self) -> Mapping[str, list[Passage]]:
+        """Passages by their normalized words, as a whole and line by line."""
+        by_word: dict[str, list[Passage]] = {}
+        for passage in self._passages:
+            texts = {passage.text, *passage.text.split("\n")}
+            for word in {word for text in texts for word in normalize(text).split(" ")}:
+                by_word.setdefault(word, []).append(passage)
+        return by_word
+
+    def holding(self, text: str) -> Sequence[Passage]:
+        """Return the passages with the rarest word of a text: no other can contain it, in whole or in a line.
+
+        A few passages are not worth an index by word and are all returned.
+        """
+        if len(self._passages) <= MAX_UNINDEXED:
+            return self._passages
+        return min((self.by_word.get(word, []) for word in normalize(text).split(" ")), key=len)
+
+
+@lru_cache(maxsize=8)
+def _indexed(key: _Identity[tuple[Passage, ...]]) -> _IndexedPassages:
+    """Index the entries or the history of a memory; cached, because all questions of a time share them."""
+    return _IndexedPassages(key.value)
+
+
+@lru_cache(maxsize=65536)
+def _terms(text: str) -> frozenset[str]:
+    """Return the stems of a text without stop words."""
+    return frozenset(term_counts(text))
+
+
+def source_sentences(text: str, turns: Mapping[str, TurnTerms]) -> dict[str, frozenset[str]]:
+    """Tie the sentences of an entry to the turns whose terms they share most.
+
+    A sentence belongs to the turns that contain the greatest share of its terms, if that is at least `MIN_OVERLAP`. The
+    speaker's name counts only beside other words of the turn.
+
+    Args:
+        text: Content of the entry.
+        turns: Terms of the turns of the entry's chunk, by turn id.
+
+    Returns:
+        Terms of the sentences that belong to a turn, by turn id; a turn without a sentence has no key.
+    """
+    sources: dict[str, frozenset[str]] = {}
+    for line in text.split("\n"):
+        for sentence in split_sentences(line):
+            terms = _terms(sentence)
+            shares = {
+                turn: len(terms & (words.said | words.speaker)) / len(terms)
+                for turn, words in turns.items()
+                if terms & words.said - words.speaker
+            }
+            best = max(shares.values(), default=0.0)
+            for turn, share in shares.items():
+                if share == best >= MIN_OVERLAP:
+                    sources[turn] = sources.get(turn, frozenset()) | terms
+    return sources
+
+
+def split_sentences(line: str) -> Iterator[str]:
+    """Yield the sentences of a line; a full stop of an abbreviation or a number ends none."""
+    start = 0
+    for match in _BOUNDARY.finditer(line):
+        if _ABBREVIATION.search(line[start : match.start()]):
+            continue
+        if sentence := line[start : match.end()].strip():
+            yield sentence
+        start = match.end()
+    if sentence := line[start:].strip():
+        yield sentence
+
+
+def is_unspecific(answer: str) -> bool:
+    """Return True for yes, no and numbers up to 99: words that unrelated texts contain too."""
+    words = normalize(answer).split()
+    return all(word in _UNSPECIFIC or (word.isdecimal() and len(word) < 3) for word in words)
+
+
+def has_alternative_evidence(question: Question) -> bool:
+    """Return True if one evidence turn is enough: `meta["evidence"]` is "any", not "all" (the default)."""
+    return question.meta.get("evidence") == "any"
+
+
+class AnswerSupport:
+    """Support of a question's answer, by the first rule that the task allows."""
+
+    def __init__(self, task: Task, retrieval: Retrieval) -> None:
+        question, sources = retrieval.question, _sources(_Identity(task))
+        self.entries, self.history = (
+            None if passages is None else _indexed(_Identity(passages))
+            for passages in (retrieval.entries, retrieval.history)
+        )
+        self.answers = tuple(answer for answer in question.answers if not is_unspecific(answer))
+        # An accepted answer that has another one in it: the other is all that is needed.
+        self.shortest_answers = tuple(
+            answer
+            for answer in self.answers
+            if not any(normalize(other) != normalize(answer) and contains(answer, other) for other in self.answers)
+        )
+        self.question = question
+        self.rendered, self.chunks, self.turn_terms = sources.rendered, sources.chunks, sources.terms
+        self.texts = {turn: sources.texts[turn] for turn in question.evidence if turn in sources.texts}
+        self.facts: list[tuple[str, str | None]] = []  # (content, turn)
+        for turn in question.evidence:
+            facts = sources.facts.get(turn, [])
+            answering = [c for c in facts if any(contains(c, answer) for answer in question.answers)]
+            self.facts += [(content, turn) for content in answering or facts]
+        self.values = sources.values
+        self._ties = sources.ties
+        groups = [group for group in (self.entries, self.history) if group is not None]
+        groups.append(_IndexedPassages(retrieval.passages))
+        self.rule: Rule = "answers"
+        if self.facts:
+            self.rule = "facts"
+        elif self.texts and any(group.names_turns for group in groups):
+            self.rule = "turns"
+        elif self.texts and any(group.names_chunks for group in groups):
+            self.rule = "chunks"
+
+    def pieces_in(self, *groups: _IndexedPassages) -> list[bool]:
+        """Return for each fact, evidence turn or (rule `answers`) the whole support if the passages hold it."""
+        if self.rule == "facts":
+            return [self._states_fact(groups, *fact) for fact in self.facts]
+        if self.rule == "answers":
+            return [self._hold_answer(groups)]
+        pieces = [self._is_covered(groups, turn) for turn in self.texts]
+        return [any(pieces)] if has_alternative_evidence(self.question) else pieces
+
+    def is_findable(self) -> bool:
+        """Return True if the rule can find the support; `answers` needs an answer in the conversation's words."""
+        return self.rule != "answers" or self._hold_answer([self.rendered])
+
+    def is_written_wrong(self, *groups: _IndexedPassages) -> bool:
+        """Return True if something else was written instead of the missing support.
+
+        A line gives the slot of a missing fact a false value, or an entry comes from the fact's turn. By the other
+        rules an entry comes from each missing turn and speaks of what is needed of it.
+        """
+        if self.rule == "facts":
+            for content, turn in self.facts:
+                if self._states_fact(groups, content, turn):
+                    continue
+                slot = normalize(pair[0]) if (pair := key_value(content)) else None
+                for group in groups:
+                    texts = [normalize(p.text) for p in group.by_turn.get(turn, ())] if turn is not None else []
+                    if not self.values.issuperset([*texts, *(group.by_slot.get(slot, ()) if slot is not None else ())]):
+                        return True
+            return False
+        missing = [turn for turn in self.texts if not self._is_covered(groups, turn)]
+        return self.rule != "answers" and all(
+            any(self._speaks_of_needed(passage, turn) for passage in self._from_turn(groups, turn)) for turn in missing
+        )
+
+    def _hold_answer(self, groups: Sequence[_IndexedPassages]) -> bool:
+        return any(contains(p.text, answer) for answer in self.answers for g in groups for p in g.holding(answer))
+
+    def _has_answer(self, text: str) -> bool:
+        return any(contains(text, answer) for answer in self.answers)
+
+    def _states_fact(self, groups: Sequence[_IndexedPassages], content: str, turn: str | None) -> bool:
+        """Return True if the passages state the fact, or quote the turn that stated it.
+
+        A `key: value` line has to state just the fact; free text may say other things too. So may an entry of the
+        turn's chunk that says the fact's value in a sentence from the turn.
+        """
+        pair = key_value(content)
+        if turn is not None:
+            quoting = [passage for g in groups if turn in self.texts for passage in g.holding(self.texts[turn])]
+            if any(self._quotes_turn(passage, turn) for passage in quoting):
+                return True
+            if pair is not None and any(
+                key_value(p.text) is None and contains(p.text, pair[1]) and self._is_from_turn(p, turn)
+                for p in self._of_chunk(groups, turn)
+            ):
+                return True
+        needle = normalize(content)
+        return any(
+            is_same(line, content) or ((pair is None or key_value(line) is None) and contains(line, content))
+            for group in groups
+            for passage in group.holding(content)
+            if needle in normalize(passage.text)  # cheap filter before the exact comparison
+            for line in passage.text.split("\n")
+        )
+
+    def _of_chunk(self, groups: Sequence[_IndexedPassages], turn: str) -> Iterator[Passage]:
+        """Yield the passages that name no turns, of the turn's chunk or (the core text) of none."""
+        for group in groups:
+            for chunk in dict.fromkeys((self.chunks.get(turn), None)):
+                yield from group.by_chunk.get(chunk, ())
+
+    def _from_turn(self, groups: Sequence[_IndexedPassages], turn: str) -> list[Passage]:
+        """Return the passages that name the turn, or of which a sentence belongs to it."""
+        named = [passage for group in groups for passage in group.by_turn.get(turn, ())]
+        return named + [passage for passage in self._of_chunk(groups, turn) if self._is_from_turn(passage, turn)]
+
+    def _is_from_turn(self, passage: Passage, turn: str) -> bool:
+        """Return True if the passage names the turn, or a sentence of it belongs to the turn by its words."""
+        return turn in passage.turns or turn in self._sources_of(passage, turn)
+
+    def _sources_of(self, passage: Passage, turn: str) -> Mapping[str, frozenset[str]]:
+        """Return the sentences of an entry that names no turns, of the turn's chunk or (the core text) of none."""
+        is_of_chunk = not (passage.turns or passage.cut_turns) and passage.chunk in (None, self.chunks.get(turn))
+        if not is_of_chunk or (passage.chunk is None and self.rule != "chunks"):
+            return {}
+        key = self.chunks[turn], passage.text
+        if key not in self._ties:
+            self._ties[key] = source_sentences(passage.text, self.turn_terms[self.chunks[turn]])
+        return self._ties[key]
+
+    def _quotes_turn(self, passage: Passage, turn: str) -> bool:
+        if passage.turns and turn not in passage.turns:
+            return False
+        return turn in self.texts and contains(passage.text, self.texts[turn])
+
+    def _is_covered(self, groups: Sequence[_IndexedPassages], turn: str) -> bool:
+        """Return True if the passages from the turn keep what the question needs of it.
+
+        If the turn's words have an answer, one passage needs it, or they together need most of a long answer's terms.
+        Otherwise an entry that names the turn counts. Entries tied by their words together need half of the answer's
+        terms that the turn has, or else half of the terms of the turn's sentence nearest to the question.
+        """
+        of_turn = self._from_turn(groups, turn)
+        if not of_turn:
+            return False
+        said = frozenset[str]().union(
+            *(_terms(p.text) if turn in p.turns else self._sources_of(p, turn)[turn] for p in of_turn)
+        )
+        if self._has_answer(self.texts[turn]):
+            return (
+                any(self._has_answer(passage.text) for passage in of_turn)
+                or any(self._quotes_turn(passage, turn) for passage in of_turn)
+                or any(len(a) > 2 and 2 * len(a & said) > len(a) for a in map(_terms, self.shortest_answers))
+            )
+        if any(turn in passage.turns for passage in of_turn):
+            return True
+        needed = [terms for terms in self._answer_terms(turn) if terms]
+        needed = needed or [self._nearest_sentence(turn, _terms(self.question.question))]
+        return any(2 * len(terms & said) >= len(terms) for terms in needed)
+
+    def _answer_terms(self, turn: str) -> list[frozenset[str]]:
+        """Return the terms that the turn shares with each accepted answer that contains no other."""
+        return [_terms(answer) & _terms(self.texts[turn]) for answer in self.shortest_answers]
+
+    def _speaks_of_needed(self, passage: Passage, turn: str) -> bool:
+        """Return True unless the entry is clearly from another sentence of the turn than the question needs.
+
+        It then shares more words with that one: no wrong version of what is missing.
+        """
+        answers = frozenset[str]().union(*self._answer_terms(turn))
+        wanted = answers or _terms(self.question.question)
+        needed, terms = self._nearest_sentence(turn, wanted), _terms(passage.text)
+        most = max((len(sentence & terms) for sentence in self._sentences(turn)), default=0)
+        return not needed & wanted or len(needed & terms) == most
+
+    def _nearest_sentence(self, turn: str, wanted: frozenset[str]) -> frozenset[str]:
+        """Return the terms of the turn's sentence that has most of the wanted ones, the first of equal ones."""
+        return max(self._sentences(turn), key=lambda terms: len(terms & wanted), default=frozenset())
+
+    def _sentences(self, turn: str) -> list[frozenset[str]]:
+        """Return the terms of each sentence of a turn."""
+        return [_terms(sentence) for line in self.texts[turn].split("\n") for sentence in split_sentences(line)]

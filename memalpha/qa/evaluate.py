@@ -1,19 +1,21 @@
 """Evaluate memory systems: one engine for `evaluate`, `memalpha eval`, and the evaluations of a training run.
 
 A system reads the conversations of its tasks; a writer is a system like the others. Its memories are asked the tasks'
-questions (`qa.answers`), and each answer is a record of the report. There are two ways to ask. `Evaluator` scores
-rollouts as training does, by reward and metric of a run: memories here, replies in `rewards.evaluate`. `run_systems`
-evaluates several systems alike: same tasks, questions, reader, token budget and metric. For every question a system
-returns its passages at the time of asking, best first, cut at the budget. The ceiling of a record is the same reader's
-answer when it is shown the evidence.
+questions, and each answer is a record of the report. There are two ways to ask. `Evaluator` scores rollouts as training
+does, by reward and metric of a run: memories here, replies in `rewards.evaluate`. The reader then searches the states
+of the written memory (`ask_states`; so does `train.algorithms.credit`). `run_systems` evaluates several systems alike:
+same tasks, questions, reader, token budget and metric. For every question a system returns its passages at the time of
+asking, best first, cut at the budget, and the reader is shown them (`ask_retrievals`). The ceiling of a record is the
+same reader's answer when it is shown the evidence.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from itertools import islice
 from threading import Lock
 from types import NoneType
 from typing import Any, Generic, Protocol, TypeVar
@@ -21,42 +23,61 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from memalpha.agent.agent import MemoryAgent
-from memalpha.agent.reader import Answer, Conflicts, Item, PolicyReader, Reader, Reading, default_reader
+from memalpha.agent.prompts import question_with_choices
+from memalpha.agent.reader import (
+    Answer,
+    Conflicts,
+    Item,
+    PolicyReader,
+    Reader,
+    Reading,
+    check_answers,
+    default_reader,
+    states_several_values,
+)
+from memalpha.agent.text_match import contains
 from memalpha.arguments import check_flag, check_function, check_items, check_seed, check_type
 from memalpha.config import EVAL_K, AgentConfig, RewardConfig
 from memalpha.environments.engine import RolloutEngine
 from memalpha.environments.memory_writing import memory_engine
 from memalpha.errors import ConfigError, DataError, PolicyError, did_you_mean
 from memalpha.policy.base import BilledPolicy, Policy, is_endpoint, with_prompt_style
-from memalpha.qa.answers import (
-    ask_retrievals,
-    build_record,
-    describe_conflicts,
-    evaluate_memory,
-    questions_of,
-    texts_to_embed,
-)
 from memalpha.qa.error_analysis import ceiling_accuracy, classified, evidence_recall, waterfall, with_error_classes
 from memalpha.qa.memory_reward import MemoryReward, conversation_tokens
 from memalpha.qa.reader import load_reader, reader_metrics, with_check
-from memalpha.qa.report import Record, Report, estimate_tokens, summarize
+from memalpha.qa.report import CHANGED, Record, Report, estimate_tokens, summarize
 from memalpha.qa.scoring.judge import ContentVerdicts, Judge, UnjudgedAnswer, judge_records, judge_step
 from memalpha.qa.scoring.metrics import (
+    CORRECT_FROM,
     JUDGED,
     QUESTION_METRICS,
     best_score,
     cited_scores,
     evidence_notes,
     is_correct,
+    is_refusal,
     official_scores,
+    score_answer,
     score_question,
 )
 from memalpha.qa.scoring.official import LONGMEMEVAL_TYPES, longmemeval, session_scores
 from memalpha.qa.scoring.stats import ScoredAnswer, estimate, macro
-from memalpha.qa.systems.base import Retrieval, UsesPolicy
-from memalpha.qa.systems.builtin import EvaluatedSystem, Oracle, Retrievals, SystemSettings, as_system
+from memalpha.qa.systems import (
+    EvaluatedSystem,
+    Oracle,
+    Passage,
+    Retrieval,
+    Retrievals,
+    SystemSettings,
+    UsesPolicy,
+    as_passage,
+    as_system,
+    passage_tokens,
+)
 from memalpha.store.embedding import Embedder, check_embedder, load_embedder
-from memalpha.types import AnyTask, Question, Task, Trajectory, TrajectoryGroup
+from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.state import MemoryState
+from memalpha.types import AnyTask, Hit, MemoryEntry, Question, Task, Trajectory, TrajectoryGroup
 
 BUDGET = 2048
 """Tokens (characters / 4) that a system may show for a question."""
@@ -164,11 +185,7 @@ class MemoryScorer(RolloutScorer[Task]):
         return scored, [record for of_group in records for records in of_group for record in records]
 
     def group_records(self, groups: Sequence[TrajectoryGroup], records: Sequence[Record]) -> list[list[list[Record]]]:
-        remaining = iter(records)
-        return [
-            [[next(remaining) for _ in trajectory.task.questions] for trajectory in group.trajectories]
-            for group in groups
-        ]
+        return _group_by_trajectory(groups, records)
 
     def accuracy(self, trajectory: Trajectory, records: Sequence[Record]) -> float | None:
         """Return the share of correct answers; None without questions."""
@@ -379,7 +396,7 @@ def run_systems(
     """Evaluate `systems` and return one report for each, in their order.
 
     Args:
-        systems: Names (see `systems.builtin`), policies that write, or objects with the methods of `EvaluatedSystem`.
+        systems: Names (see `qa.systems`), policies that write, or objects with the methods of `EvaluatedSystem`.
         tasks: Tasks with chunks and questions.
         reader: The one reader that answers for all systems.
         budget: Tokens (characters / 4) that a system may show for a question.
@@ -408,8 +425,7 @@ def run_systems(
         raise ConfigError(f"systems: {Counter(names).most_common(1)[0][0]!r} is named twice")
     if repeated := [id for id, count in Counter(task.id for task in tasks).items() if count > 1]:
         raise DataError(f"task {repeated[0]!r} is there twice: records are told apart by the ids of their tasks")
-    tasks = [_with_metric(metric, default_metric, task) for task in tasks]
-    _check_metrics(tasks, judge is not None)
+    tasks = _set_metrics(tasks, metric, default_metric, judge is not None)
     embedder = load_embedder(embedder) if isinstance(embedder, str) else embedder
     searches = isinstance(reader, PolicyReader) and reader.config.kind == "agentic"
     settings = SystemSettings(budget, k, embedder, agent or AgentConfig(), is_searchable=searches)
@@ -450,34 +466,25 @@ def _bill_difference(before: Mapping[str, Mapping[str, Any]], after: Mapping[str
     }
 
 
-def _with_metric(metric: str | None, default: str, task: Task) -> Task:
-    """Return the task with each question's metric set in its `meta`."""
-    questions = [
-        question.model_copy(
-            update={"meta": {**question.meta, "metric": metric or question.meta.get("metric", default)}}
-        )
-        for question in task.questions
-    ]
-    return task.model_copy(update={"questions": tuple(questions)})
-
-
-def _metric_of(question: Question) -> str:
-    """Return the name of the metric that scores a question."""
-    return str(question.meta["metric"])
-
-
-def _check_metrics(tasks: Sequence[Task], judged: bool) -> None:
-    """Check that every question's metric exists and that judged metrics have a judge.
+def _set_metrics(tasks: Sequence[Task], metric: str | None, default: str, judged: bool) -> list[Task]:
+    """Return the tasks with each question's metric, as a text, in its `meta`.
 
     Raises:
         ConfigError: A metric is unknown, or needs a judge and there is none.
     """
-    for metric in dict.fromkeys(_metric_of(question) for task in tasks for question in task.questions):
-        if metric in JUDGED and not judged:
-            raise ConfigError(f"metric {metric} needs a judge: name it in judge.judges, or set metric=contains")
-        if metric not in QUESTION_METRICS and metric not in JUDGED:
-            near = did_you_mean(metric, (*QUESTION_METRICS, *JUDGED))
-            raise ConfigError(f"metric: no metric {metric!r}{near}: one of {', '.join([*QUESTION_METRICS, *JUDGED])}")
+    results = []
+    for task in tasks:
+        questions = []
+        for question in task.questions:
+            name = str(metric or question.meta.get("metric", default))
+            if name in JUDGED and not judged:
+                raise ConfigError(f"metric {name} needs a judge: name it in judge.judges, or set metric=contains")
+            if name not in QUESTION_METRICS and name not in JUDGED:
+                names = (*QUESTION_METRICS, *JUDGED)
+                raise ConfigError(f"metric: no metric {name!r}{did_you_mean(name, names)}: one of {', '.join(names)}")
+            questions.append(question.model_copy(update={"meta": {**question.meta, "metric": name}}))
+        results.append(task.model_copy(update={"questions": tuple(questions)}))
+    return results
 
 
 class _SystemScorer:
@@ -489,8 +496,8 @@ class _SystemScorer:
 
     def ask_ceiling(self) -> None:
         """Ask the reader all questions that name evidence, with the evidence in view."""
-        retrievals = Oracle().retrieve(self.tasks, self.settings)
-        questions = [(task, item) for task, item in self._pairs(retrievals) if item.question.evidence and item.passages]
+        pairs = self._pairs(Oracle().retrieve(self.tasks, self.settings))
+        questions = [(task, item) for task, item in pairs if item.question.evidence and item.passages]
         records, _ = self._score("oracle", questions) if questions else ([], [])
         self.ceiling = {(record.task, record.question_id): record.correct for record in records}
 
@@ -512,7 +519,7 @@ class _SystemScorer:
             "system": name,
             "reader": self.reader.name,
             "conflicts": describe_conflicts(self.reader, [item for _, item in questions]),
-            "metric": "+".join(sorted({_metric_of(item.question) for _, item in questions})),
+            "metric": "+".join(sorted({item.question.meta["metric"] for _, item in questions})),
             "budget": self.settings.budget,
             "reader_truncated": None,
             **reader_metrics(self.reader, records),
@@ -552,7 +559,7 @@ class _SystemScorer:
         question = item.question
         score = score_question(question, answer) or 0.0  # None: a judge has yet to say
         recall = evidence_recall(item) if names_turns else None
-        scores = {_metric_of(question): score}
+        scores = {question.meta["metric"]: score}
         scores |= {other: best_score(other, answer.text, question.answers) for other in EXTRA_METRICS}
         scores |= official_scores(question, answer)
         if answer.cited is not None:
@@ -603,21 +610,300 @@ def _system_metrics(records: Sequence[Record]) -> dict[str, Any]:
         means = {name: [scores[name] for scores in scores_by_record if name in scores] for name in names}
         figures["longmemeval"] = {**table, "retrieval": {name: _mean(values) for name, values in means.items()}}
     figures["accuracy_interval"] = _interval(records)
-    figures["macro"] = macro([_scored_answer(record) for record in records])
+    figures["macro"] = macro(_scored_answers(records))
     figures["waterfall"] = [fall.as_json() for fall in waterfall(records)]
     figures["losses"] = dict(sorted(Counter(record.error_class for record in records if record.error_class).items()))
     figures["rules"] = dict(sorted(Counter(record.rule for record in records if record.rule).items()))
     return figures
 
 
-def _scored_answer(record: Record) -> ScoredAnswer:
-    return ScoredAnswer(record.task, record.ability, float(record.correct))
+def _scored_answers(records: Sequence[Record]) -> list[ScoredAnswer]:
+    return [ScoredAnswer(record.task, record.ability, float(record.correct)) for record in records]
 
 
 def _interval(records: Sequence[Record]) -> tuple[float, float] | None:
     """Return the interval of the accuracy over conversations; None below `MIN_CLUSTERS` conversations."""
-    return estimate([_scored_answer(record) for record in records]).interval
+    return estimate(_scored_answers(records)).interval
 
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+SINGLE_VALUED = ("stated", "updated", "retracted")
+"""Kinds of questions (`Question.meta["kind"]`) about a slot that has one value at a time."""
+MAX_BATCH_PASSAGES = 200_000
+"""Passages that a reader gets in one batch, at most."""
+
+
+# ---------------------------------------------------------------------------------------------------- written memories
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateQuestion:
+    """A question of a task, and the memory state to answer it from; `rollout` goes into the record."""
+
+    task: Task
+    question: Question
+    state: MemoryState
+    rollout: int = 0
+
+
+def questions_of(groups: Sequence[TrajectoryGroup]) -> Iterator[StateQuestion]:
+    """Yield each trajectory's questions with the states that they are asked of."""
+    for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
+        for question in trajectory.task.questions:
+            state = trajectory.states[trajectory.task.asked_after(question)]
+            yield StateQuestion(trajectory.task, question, state, trajectory.rollout)
+
+
+def evaluate_memory(
+    groups: Sequence[TrajectoryGroup], reader: Reader, metric: str = "exact", *, embedder: Embedder
+) -> list[list[list[Record]]]:
+    """Ask every trajectory its task's questions; arguments as in `ask_states`.
+
+    Returns:
+        Records as [group][trajectory][question].
+    """
+    return _group_by_trajectory(groups, ask_states(list(questions_of(groups)), reader, metric, embedder=embedder))
+
+
+def _group_by_trajectory(groups: Sequence[TrajectoryGroup], records: Iterable[Record]) -> list[list[list[Record]]]:
+    remaining = iter(records)
+    return [
+        [list(islice(remaining, len(trajectory.task.questions))) for trajectory in group.trajectories]
+        for group in groups
+    ]
+
+
+def ask_states(
+    items: Sequence[StateQuestion], reader: Reader, metric: str = "exact", *, embedder: Embedder
+) -> list[Record]:
+    """Ask each question of its state.
+
+    Args:
+        items: Questions with their states.
+        reader: Reader that answers. Its exceptions are passed on: a failed reader is not a wrong answer.
+        metric: Name of the metric that scores answers.
+        embedder: Embedder that the memories are searched with.
+
+    Returns:
+        One record per item, in order.
+    """
+    memories: dict[int, WorkingMemory] = {}
+    asked: list[tuple[str | Question, WorkingMemory]] = []
+    for item in items:
+        question = item.question
+        # Custom readers may expect a text: pass the whole question only if it has choices or a date.
+        has_details = question_with_choices(question) != question.question
+        memory = memories.setdefault(id(item.state), WorkingMemory(item.state, embedder))
+        asked.append((question if has_details else question.question, memory))
+    if texts := texts_to_embed(items):
+        embedder.encode(texts)  # in one batch, so that the searches find them in the embedder's cache
+    answers = check_answers(reader, len(asked), lambda: reader.answer(asked))
+    records = []
+    for item, answer in zip(items, answers, strict=True):
+        contents = (entry.content for entry in item.state.entries.values())
+        answer = _refuse_disputed(reader, item.question, answer, contents, item.state.core)
+        score, correct, scores = _score(item.task, item.question, answer, metric)
+        records.append(
+            build_record(
+                item.task,
+                item.question,
+                answer,
+                score,
+                correct,
+                rollout=item.rollout,
+                retrieved=tuple(hit.entry.id for hit in answer.hits),
+                tokens=sum(estimate_tokens(hit.entry.content) for hit in answer.hits),
+                scores=scores,
+            )
+        )
+    return records
+
+
+def texts_to_embed(items: Iterable[StateQuestion]) -> list[str]:
+    """Return each text once whose vector `ask_states` needs: questions and memory entries."""
+    texts: dict[str, None] = {}
+    memories: dict[int, MemoryState] = {}
+    for item in items:
+        texts[item.question.question] = None
+        memories[id(item.state)] = item.state
+    for state in memories.values():
+        texts.update(dict.fromkeys(entry.content for entry in state.entries.values()))
+        texts.update(dict.fromkeys(state.schema.category_texts.values()))
+    return list(texts)
+
+
+def _score(task: Task, question: Question, answer: Answer, metric: str) -> tuple[float, bool, dict[str, float]]:
+    """Return the score, True if it counts as right, and its components if the metric has some."""
+    if metric not in ("question", "cited"):
+        score = score_answer(metric, answer, question.answers)
+        return score, score >= CORRECT_FROM[metric], {}
+    score = score_question(question, answer)
+    if score is None:
+        raise DataError(f"question {question.id!r}: its metric needs a judge: set reward.metric=judge")
+    correct = is_correct(question, score)
+    if metric == "question":
+        return score, correct, {}
+    if answer.cited is None:
+        raise ConfigError("reward.metric: cited scores replies that name their evidence: set reader.cite=true")
+    passages = [as_passage(hit.entry) for hit in answer.hits]
+    parts = cited_scores(answer.cited, score, evidence_notes(task, question, answer.notes, passages))
+    return parts["cited"], correct, parts
+
+
+# ---------------------------------------------------------------------------------------------------------- retrievals
+
+
+def ask_retrievals(
+    questions: Sequence[tuple[Task, Retrieval]], reader: Reader
+) -> Iterator[tuple[Task, Retrieval, Answer]]:
+    """Yield the reader's answer to each question, in batches of at most `MAX_BATCH_PASSAGES` passages.
+
+    As reader entries, passages take a hundred times the memory. Where the reader searched by itself or saw the whole
+    memory, the retrieval holds the passages that it saw.
+    """
+    first = passages = 0
+    for index, (_, item) in enumerate(questions):
+        if index > first and passages + len(item.passages) > MAX_BATCH_PASSAGES:
+            yield from _ask_batch(questions[first:index], reader)
+            first, passages = index, 0
+        passages += len(item.passages)
+    yield from _ask_batch(questions[first:], reader)
+
+
+def _ask_batch(questions: Sequence[tuple[Task, Retrieval]], reader: Reader) -> Iterator[tuple[Task, Retrieval, Answer]]:
+    entries: dict[int, MemoryEntry] = {}
+    live: dict[int, Callable[[], list[MemoryEntry]]] = {}
+    further: list[list[tuple[Passage, ...]]] = [[] for _ in questions]
+
+    def list_entries(passages: Sequence[Passage]) -> list[MemoryEntry]:
+        return [hit.entry for hit in passages_as_hits(passages, entries)]
+
+    def search(item: Retrieval, found: list[tuple[Passage, ...]], query: str) -> tuple[Hit, ...]:
+        assert item.search is not None
+        found.append(item.search(query))
+        return passages_as_hits(found[-1], entries)
+
+    readings = [
+        Reading(
+            item.question.question,
+            passages_as_hits(item.passages, entries),
+            item.core,
+            None
+            if item.entries is None
+            else live.setdefault(id(item.entries), cache(partial(list_entries, item.entries))),
+            question_with_choices(item.question),
+            None if item.search is None else partial(search, item, found),
+        )
+        for (_, item), found in zip(questions, further, strict=True)
+    ]
+    answers = check_answers(reader, len(readings), lambda: reader.read(readings))
+    for (task, item), found, answer in zip(questions, further, answers, strict=True):
+        seen = item
+        if answer.left_out is not None or answer.searches:  # an agentic reader, or one of the whole memory
+            by_entry = {
+                (hit.entry.id, hit.entry.content): passage
+                for passages in (item.passages, item.entries or (), *found)
+                for hit, passage in zip(passages_as_hits(passages), passages, strict=True)
+            }
+            shown = tuple(by_entry[hit.entry.id, hit.entry.content] for hit in answer.hits)
+            seen = replace(item, passages=shown, tokens=passage_tokens(shown) + estimate_tokens(item.core))
+        passages, core = seen.passages, seen.core
+        if seen.entries is not None:
+            passages, core = seen.entries, seen.full_core or core
+        yield task, seen, _refuse_disputed(reader, item.question, answer, (passage.text for passage in passages), core)
+
+
+def passages_as_hits(passages: Sequence[Passage], entries: dict[int, MemoryEntry] | None = None) -> tuple[Hit, ...]:
+    """Convert passages to the hits that a reader takes.
+
+    Args:
+        passages: Passages, best first.
+        entries: Cache of entries by `id()` of passages that have an id; filled here. A system that returns all its
+            passages returns the same ones for every question.
+    """
+    entries = {} if entries is None else entries
+    hits = []
+    for index, passage in enumerate(passages):
+        if (entry := entries.get(id(passage))) is None:
+            entry = MemoryEntry(
+                id=passage.id or f"#{index}",
+                category=passage.category or "",
+                content=passage.text,
+                timestamp=passage.timestamp,
+                turn=passage.turns[0] if passage.turns else None,
+                valid_from=passage.order,
+            )
+            if passage.id:
+                entries[id(passage)] = entry
+        hits.append(Hit(entry, score=-float(index)))
+    return tuple(hits)
+
+
+def describe_conflicts(reader: Reader, retrievals: Iterable[Retrieval]) -> str:
+    """Describe the reader's conflict rule, and what it was applied to.
+
+    As in training, refusing goes by all live entries if the system shows them. That is stricter than going by the
+    retrieved passages alone, so the description says which of the two was used.
+    """
+    if reader.conflicts != "refuse":
+        return reader.conflicts
+    return f"refuse, by {'what is shown' if any(item.entries is None for item in retrievals) else 'all that is held'}"
+
+
+# ------------------------------------------------------------------------------------------------------------- records
+
+
+def build_record(
+    task: Task, question: Question, answer: Answer, score: float, correct: bool, *, rollout: int = 0, **fields: Any
+) -> Record:
+    """Build the record of an answer; `fields` are further fields of `Record`.
+
+    Args:
+        task: Task of the question.
+        question: Question that was asked.
+        answer: Answer of the reader.
+        score: Score by the metric, 0 to 1.
+        correct: True if the score counts as right.
+        rollout: Index of the rollout.
+    """
+    # A wrong answer is stale if it gives a value that no longer holds (`meta["stale"]`, the former values).
+    is_lasting = question.meta.get("kind") not in CHANGED or correct or answer.abstained
+    return Record(
+        task=task.id,
+        rollout=rollout,
+        question_id=question.id,
+        ability=question.category or "none",
+        kind=question.meta.get("kind"),
+        question=question.question,
+        answer=answer.text,
+        gold=question.answers,
+        score=score,
+        correct=correct,
+        stale=not is_lasting and any(contains(answer.text, str(old)) for old in question.meta.get("stale", ())),
+        conflict=answer.conflict,
+        abstained=is_refusal(answer, question.answers),
+        truncated=answer.truncated,
+        searches=tuple(search.as_json() for search in answer.searches),
+        left_out=answer.left_out,
+        **fields,
+    )
+
+
+def _refuse_disputed(reader: Reader, question: Question, answer: Answer, contents: Iterable[str], core: str) -> Answer:
+    """Return the answer, marked as a conflict if live statements give the question's slot two values.
+
+    Statements are the contents of the memory's entries, else its passages, and the lines of the core text. Readers that
+    refuse conflicts go by it. The task has to name the slot and its values in `Question.meta`. The values are `values`,
+    current one first, where the answer itself is no value of the slot ("yes"). Otherwise they are the answers and
+    `stale`.
+    """
+    meta = question.meta
+    values = meta.get("values") or (meta.get("stale") and [*question.answers, *meta["stale"]])
+    if reader.conflicts != "refuse" or meta.get("kind") not in SINGLE_VALUED or not (meta.get("slot") and values):
+        return answer
+    statements = [*contents, *core.splitlines()]
+    is_disputed = states_several_values(str(meta["slot"]), list(map(str, values)), statements)
+    return replace(answer, conflict=True) if is_disputed else answer

@@ -32,10 +32,9 @@ from memalpha.qa.evaluate import run_systems
 from memalpha.qa.memory_reward import check_categories
 from memalpha.qa.progress import show_progress
 from memalpha.qa.reader import Reader, load_reader, with_default_reader
-from memalpha.qa.report import Report, make_result_folder
+from memalpha.qa.report import Report, check_folder, check_names, make_result_folder, provenance, save_results
 from memalpha.qa.scoring.judge import load_judge
-from memalpha.qa.systems.builtin import EvaluatedSystem, is_writer, load_system
-from memalpha.qa.tables import check_folder, check_names, provenance, save_results
+from memalpha.qa.systems import EvaluatedSystem, is_writer, load_system
 from memalpha.store.schema import load_schema
 from memalpha.tasks.catalog import MODULES, get_data_set
 from memalpha.tasks.chunking import rechunk
@@ -67,7 +66,7 @@ class UnfinishedEvaluation:
         Args:
             folder: The `eval` folder.
             systems: Names of the systems to evaluate.
-            provenance: Provenance of the evaluation (`tables.provenance`).
+            provenance: Provenance of the evaluation (`report.provenance`).
         """
         self._path, self.replies_path = folder / MARKER, folder / REPLIES
         self._provenance = json.loads(json.dumps(provenance))

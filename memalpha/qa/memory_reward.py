@@ -37,13 +37,12 @@ from typing import TYPE_CHECKING, Any
 from memalpha.agent.text_match import is_copied
 from memalpha.agent.tools import CHANGING_CODES
 from memalpha.arguments import check_count, is_finite_number
-from memalpha.config import MemoryFunction, RewardConfig
+from memalpha.config import RewardConfig
 from memalpha.config.common import import_object
 from memalpha.errors import ConfigError, DataError, RewardError
 from memalpha.policy.load import load_reward_model
 from memalpha.qa.memory_pairs import conversation_messages, state_text
 from memalpha.qa.scoring.judge import load_judge
-from memalpha.qa.systems.base import question_chunk
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import MemoryState
 from memalpha.store.values import normalize
@@ -134,7 +133,7 @@ class MemoryReward:
         if trajectory.before:  # each turn has a memory, and questions, of its own
             scores: list[list[float]] = [[] for _ in task.chunks]
             for question, record in zip(task.questions, records, strict=True):
-                scores[question_chunk(question, task)].append(record.score)
+                scores[task.asked_after(question)].append(record.score)
             r1 = [sum(values) / len(values) if values else 0.0 for values in scores]
             read_by_then = accumulate(self._chunk_sizes(task))
             r3 = [
@@ -145,13 +144,12 @@ class MemoryReward:
             r1 = [sum(record.score for record in records) / len(records) if records else 0.0] * len(turns)
             read_tokens = sum(self._chunk_sizes(task))
             r3 = [self._compression(read_tokens, state) for state in trajectory.states[-1:] or (None,)] * len(turns)
-        r2 = [_published_call_share(turn) if published else _call_share(turn) for turn in turns]
+        r2 = [_call_share(turn, published) for turn in turns]
         r4, is_judged = [0.0] * len(turns), True
         if self.config.content == "copied":
             r4 = [_copied_share(turn, task.chunks[turn.chunk].render()) for turn in turns]
         elif contents is not None:
-            judge_turn = _published_judged_share if published else _judged_share
-            r4 = [judge_turn(turn, content) for turn, content in zip(turns, contents, strict=True)]
+            r4 = [_judged_share(turn, content, published) for turn, content in zip(turns, contents, strict=True)]
         elif task.gold_operations:
             gold, judge = GoldFacts(task), _published_valid_share if published else _valid_share
             r4 = [judge(turn, gold, task, trajectory.states[index]) for index, turn in enumerate(turns)]
@@ -172,7 +170,13 @@ class MemoryReward:
             shared.add("model")
         for part, function in self.functions:
             weights[part.name] = part.weight
-            components[part.name] = (_call_function(part, function, trajectory, records),) * len(turns)
+            value = function(trajectory, records)
+            if not is_finite_number(value) or abs(part.weight * value) > LARGEST_REWARD / 2:
+                raise RewardError(
+                    f"reward.functions.{part.name}: {part.function} gave {value!r:.80}: a finite number is needed, and "
+                    f"its weight {part.weight:g} must keep it below {LARGEST_REWARD / 2:g}"
+                )
+            components[part.name] = (float(value),) * len(turns)
             shared.add(part.name)
         totals = tuple(
             sum(weights[name] * values[turn] for name, values in components.items()) for turn in range(len(turns))
@@ -209,19 +213,11 @@ def _import_function(path: str, key: str) -> Callable[..., Any]:
     return function
 
 
-def _call_function(
-    part: MemoryFunction, function: Callable[..., Any], trajectory: Trajectory, records: Sequence[Record]
-) -> float:
-    value = function(trajectory, records)
-    if not is_finite_number(value) or abs(part.weight * value) > LARGEST_REWARD / 2:
-        raise RewardError(
-            f"reward.functions.{part.name}: {part.function} gave {value!r:.80}: a finite number is needed, and its "
-            f"weight {part.weight:g} must keep it below {LARGEST_REWARD / 2:g}"
-        )
-    return float(value)
-
-
-def _call_share(turn: Turn) -> float:
+def _call_share(turn: Turn, published: bool) -> float:
+    if published:
+        calls = _published_calls(turn)
+        succeeded = sum(result.code in CHANGING_CODES or _succeeds_as_published(result) for result in calls)
+        return succeeded / len(calls) if calls else 0.0
     succeeded = sum(result.code in CHANGING_CODES for result in turn.results)
     failed = sum(not result.ok for result in turn.results)
     return succeeded / (succeeded + failed) if failed else 1.0
@@ -236,8 +232,11 @@ def _valid_share(turn: Turn, gold: GoldFacts, task: Task, state: MemoryState) ->
     return sum(verdicts) / len(verdicts)
 
 
-def _judged_share(turn: Turn, content: ContentVerdicts) -> float:
-    """Return the share of valid writes by a judge's verdicts; see `_valid_share`."""
+def _judged_share(turn: Turn, content: ContentVerdicts, published: bool) -> float:
+    """Return the share of valid writes by a judge's verdicts; see `_valid_share` and `_published_valid_share`."""
+    if published:
+        calls = _published_calls(turn)
+        return sum(value for value in content.writes if value is not None) / len(calls) if calls else 0.0
     pairs = zip(turn.results, content.writes, strict=True)
     verdicts = [0.0 if result.code == "duplicate" else value for result, value in pairs]
     verdicts = [value for value in verdicts if value is not None]
@@ -256,12 +255,6 @@ def _copied_share(turn: Turn, chunk: str) -> float:
     return sum(verdicts) / len(verdicts) if verdicts else 1.0
 
 
-def _published_call_share(turn: Turn) -> float:
-    calls = _published_calls(turn)
-    succeeded = sum(result.code in CHANGING_CODES or _succeeds_as_published(result) for result in calls)
-    return succeeded / len(calls) if calls else 0.0
-
-
 def _published_valid_share(turn: Turn, gold: GoldFacts, task: Task, state: MemoryState) -> float:
     calls = _published_calls(turn)
     valid_count = sum(
@@ -269,12 +262,6 @@ def _published_valid_share(turn: Turn, gold: GoldFacts, task: Task, state: Memor
         for result in calls
     )
     return valid_count / len(calls) if calls else 0.0
-
-
-def _published_judged_share(turn: Turn, content: ContentVerdicts) -> float:
-    """Return the share of valid writes by a judge's verdicts; see `_published_valid_share`."""
-    calls = _published_calls(turn)
-    return sum(value for value in content.writes if value is not None) / len(calls) if calls else 0.0
 
 
 def _published_calls(turn: Turn) -> list[ToolResult]:

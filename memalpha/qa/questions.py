@@ -25,11 +25,11 @@ from memalpha.config import ReaderConfig
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.base import Policy, sample_checked
 from memalpha.policy.plain_text import enclose, plain_text
-from memalpha.qa.answers import passages_as_hits
+from memalpha.qa.evaluate import passages_as_hits
 from memalpha.qa.progress import show_progress
 from memalpha.qa.reader import load_reader
 from memalpha.qa.scoring.metrics import is_correct, score_question
-from memalpha.qa.systems.baselines import turn_passages
+from memalpha.qa.systems import turn_passages
 from memalpha.qa.teacher import append_lines, read_lines
 from memalpha.tasks.formats.chats import with_turn_ids
 from memalpha.tasks.formats.files import build_task
@@ -176,18 +176,23 @@ class Asker:
 
     def _build(self, job: _Job, drafts: Sequence[_Draft]) -> AskedChunk:
         kept = [draft for draft in drafts if draft.reason is None]
-        questions = [
-            {
-                "id": f"made-{job.chunk.index}-{number}",
-                "question": draft.question,
-                "answers": [draft.answer],
-                "category": CATEGORY,
-                "evidence": _find_evidence(job.chunk, draft.quote),
-                "asked_after_chunk": _last_chunk(draft),
-                "meta": {"made_by": self.policy.name, "chunk": job.chunk.index, "quote": draft.quote},
-            }
-            for number, draft in enumerate(kept)
-        ]
+        turns = [turn for turn in job.chunk.turns if turn.id]
+        questions = []
+        for number, draft in enumerate(kept):
+            # Evidence is the first turn that holds the quote, or the turns that a longer quote holds.
+            holding = [turn.id for turn in turns if contains(f"{turn.speaker}: {turn.text}", draft.quote)]
+            last = job.last if draft.holds_later else job.chunk.index  # the answer is known to hold up to there
+            questions.append(
+                {
+                    "id": f"made-{job.chunk.index}-{number}",
+                    "question": draft.question,
+                    "answers": [draft.answer],
+                    "category": CATEGORY,
+                    "evidence": holding[:1] or [turn.id for turn in turns if contains(draft.quote, turn.text)],
+                    "asked_after_chunk": None if last == len(job.task.chunks) - 1 else last,
+                    "meta": {"made_by": self.policy.name, "chunk": job.chunk.index, "quote": draft.quote},
+                }
+            )
         dropped = [
             {"question": draft.question, "answer": draft.answer, "reason": draft.reason}
             for draft in drafts
@@ -259,7 +264,17 @@ def ask_tasks(
     names = AskedChunk.__dataclass_fields__
     lines = [AskedChunk(**{name: line[name] for name in names}) for line in read_lines(log, names, "memalpha data ask")]
     results = {(line.task, line.chunk, line.asker, line.digest): line for line in lines}
-    jobs = [_make_job(task, chunk) for task in tasks for chunk in task.chunks]
+    jobs = []
+    for task in tasks:
+        rendered = [f"{chunk.timestamp}\n{chunk.render()}" for chunk in task.chunks]
+        for chunk in task.chunks:
+            texts = rendered[chunk.index :]
+            room, number = LATER_CHARACTERS - len(texts[0]), 1
+            while number < len(texts) and len(texts[number]) <= room:
+                room -= len(texts[number])
+                number += 1
+            digest = hashlib.sha256("\n\n".join(texts[:number]).encode("utf-8", "replace")).hexdigest()[:16]
+            jobs.append(_Job(task, chunk, chunk.index + number - 1, digest))
     keys = [(job.task.id, job.chunk.index, asker.name, job.digest) for job in jobs]
     todo = [job for job, key in zip(jobs, keys, strict=True) if key not in results]
     for first in range(0, len(todo), PARALLEL_CHUNKS):
@@ -286,16 +301,6 @@ def ask_tasks(
     return unique
 
 
-def _make_job(task: Task, chunk: Chunk) -> _Job:
-    texts = [f"{later.timestamp}\n{later.render()}" for later in task.chunks[chunk.index :]]
-    room, number = LATER_CHARACTERS - len(texts[0]), 1
-    while number < len(texts) and len(texts[number]) <= room:
-        room -= len(texts[number])
-        number += 1
-    digest = hashlib.sha256("\n\n".join(texts[:number]).encode("utf-8", "replace")).hexdigest()[:16]
-    return _Job(task, chunk, chunk.index + number - 1, digest)
-
-
 def _parse(text: str, job: _Job, number: int) -> Iterator[_Draft]:
     """Yield the questions of a reply; what is wrong with one is its `reason`."""
     reply = text[after_thinking(text) :]
@@ -315,19 +320,6 @@ def _parse(text: str, job: _Job, number: int) -> Iterator[_Draft]:
         elif not contains(job.chunk.render(), draft.quote):
             draft.reason = "the quote is not in the chunk"
         yield draft
-
-
-def _find_evidence(chunk: Chunk, quote: str) -> list[str]:
-    """Return the ids of the turns that hold a quote, or that a longer quote holds."""
-    ids = [turn.id for turn in chunk.turns if turn.id and contains(f"{turn.speaker}: {turn.text}", quote)]
-    return ids[:1] or [turn.id for turn in chunk.turns if turn.id and contains(quote, turn.text)]
-
-
-def _last_chunk(draft: _Draft) -> int | None:
-    """Return the last chunk after which the answer is known to hold; None is the end."""
-    job = draft.job
-    last = job.last if draft.holds_later else job.chunk.index
-    return None if last == len(job.task.chunks) - 1 else last
 
 
 def _split(task: Task, size: int | None) -> list[Task]:

@@ -9,7 +9,7 @@ evaluation the first answers of its reader.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from memalpha.agent.copying_reader import CopyReader
@@ -65,8 +65,13 @@ def has_notes(tasks: Sequence[Task]) -> bool:
 
     Facts are the contents of gold operations where there are any, otherwise what was said.
     """
-    facts = list(_facts(tasks))
-    return 2 * sum(map(_is_note, facts)) > len(facts)
+    facts = [operation.content for task in tasks for operation in task.gold_operations if operation.content]
+    if not facts:
+        for chunk in (chunk for task in tasks for chunk in task.chunks):
+            facts += [*(turn.text for turn in chunk.turns), *(chunk.text or "").splitlines()]
+    values = [pair[1] for pair in map(key_value, facts) if pair is not None]
+    notes = (len(value.split()) <= _MAX_VALUE_WORDS and not _SENTENCE_END.search(value) for value in values)
+    return 2 * sum(notes) > len(facts)
 
 
 def with_default_reader(config: EvalConfig, tasks: Sequence[Task]) -> tuple[EvalConfig, str, str | None]:
@@ -95,21 +100,6 @@ def with_default_reader(config: EvalConfig, tasks: Sequence[Task]) -> tuple[Eval
         remedy = "; a language model reads better: reader.kind=policy reader.policy=MODEL"
     note = f"the data holds sentences; taken by default: {' '.join(choices)}{remedy}" if choices else None
     return config, metric, note
-
-
-def _facts(tasks: Sequence[Task]) -> Iterator[str]:
-    if any(operation.content for task in tasks for operation in task.gold_operations):
-        yield from (operation.content for task in tasks for operation in task.gold_operations if operation.content)
-        return
-    for task in tasks:
-        for chunk in task.chunks:
-            yield from (turn.text for turn in chunk.turns)
-            yield from (chunk.text or "").splitlines()
-
-
-def _is_note(fact: str) -> bool:
-    pair = key_value(fact)
-    return pair is not None and len(pair[1].split()) <= _MAX_VALUE_WORDS and not _SENTENCE_END.search(pair[1])
 
 
 MAX_TRUNCATED = 0.9

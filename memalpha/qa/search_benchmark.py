@@ -33,8 +33,7 @@ from memalpha.errors import DataError
 from memalpha.qa.progress import show_progress
 from memalpha.qa.report import make_result_folder
 from memalpha.qa.scoring.stats import ScoredAnswer, estimate
-from memalpha.qa.systems.base import question_chunk
-from memalpha.qa.systems.baselines import raw_fields, turn_passages
+from memalpha.qa.systems import raw_fields, turn_passages
 from memalpha.store.embedding import load_embedder
 from memalpha.store.search.options import ROUTES, Route
 from memalpha.store.store import MemoryStore
@@ -236,16 +235,11 @@ def measure_task(task: Task, embedder: str, methods: Sequence[str]) -> dict[str,
         entry_ids = {turn: entry.id for (piece, _), entry in zip(pieces, entries, strict=True) for turn in piece.turns}
         distinct = {entry.id: entry for entry in entries}.values()
         for group in _groups(task, entry_ids):
-            visible = [entry for entry in distinct if _chunk(entry) <= group.last]
+            visible = [entry for entry in distinct if entry.chunk is not None and entry.chunk <= group.last]
             for method in methods:
                 search = _bm25s_search(visible) if method == BM25S else _route_search(store, method, group.last)
                 ranks[method] += rank_evidence(group.questions, search, lambda entry: entry.id)
     return ranks
-
-
-def _chunk(entry: MemoryEntry) -> int:
-    assert entry.chunk is not None
-    return entry.chunk
 
 
 def _groups(task: Task, entry_ids: Mapping[str, str]) -> list[_Group]:
@@ -258,7 +252,7 @@ def _groups(task: Task, entry_ids: Mapping[str, str]) -> list[_Group]:
                     "with words"
                 )
             gold = dict.fromkeys(entry_ids[turn] for turn in question.evidence)
-            groups[question_chunk(question, task)].append(
+            groups[task.asked_after(question)].append(
                 EvidenceQuestion(question.question, question.category or "all", tuple(gold))
             )
     return [_Group(last, questions) for last, questions in groups.items()]
@@ -280,9 +274,13 @@ def _bm25s_search(entries: Sequence[MemoryEntry]) -> Search:
 
     stemmer = SnowballStemmer("english")
 
+    def bigrams(match: re.Match[str]) -> str:
+        run = match[0]
+        return f" {' '.join(run[at : at + 2] for at in range(max(1, len(run) - 1)))} "
+
     def tokenize(texts: Sequence[str]) -> Any:
         return bm25s.tokenize(
-            [_WITHOUT_SPACES.sub(_bigrams, text) for text in texts],
+            [_WITHOUT_SPACES.sub(bigrams, text) for text in texts],
             stopwords="en",
             stemmer=lambda words: [stemmer.stem(word) for word in words],
             show_progress=False,
@@ -299,8 +297,3 @@ def _bm25s_search(entries: Sequence[MemoryEntry]) -> Search:
         ]
 
     return search
-
-
-def _bigrams(match: re.Match[str]) -> str:
-    run = match[0]
-    return f" {' '.join(run[at : at + 2] for at in range(max(1, len(run) - 1)))} "

@@ -29,8 +29,7 @@ from memalpha.qa.from_config import load_config_system
 from memalpha.qa.progress import show_progress
 from memalpha.qa.report import make_result_folder
 from memalpha.qa.scoring.stats import ScoredAnswer, estimate
-from memalpha.qa.systems.base import Retrieval
-from memalpha.qa.systems.builtin import SystemSettings
+from memalpha.qa.systems import Retrieval, SystemSettings
 from memalpha.store.embedding import load_embedder
 from memalpha.store.search.bm25 import words
 from memalpha.tasks.synthetic import worlds

@@ -27,7 +27,7 @@ from memalpha.environments.memory_writing import MemoryWriting
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.base import Policy
 from memalpha.policy.load import load_policy
-from memalpha.qa.answers import evaluate_memory
+from memalpha.qa.evaluate import evaluate_memory
 from memalpha.qa.memory_reward import memory_tokens
 from memalpha.qa.progress import show_progress
 from memalpha.qa.report import estimate_tokens

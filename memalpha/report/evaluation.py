@@ -16,9 +16,8 @@ from typing import Any
 
 from memalpha.qa.compare import load_records
 from memalpha.qa.error_analysis import ERROR_CLASSES, Waterfall, waterfall
-from memalpha.qa.report import Record, Report
+from memalpha.qa.report import Record, Report, ceiling_of, warnings_of
 from memalpha.qa.scoring.stats import MIN_CLUSTERS, ScoredAnswer, compare_paired, estimate, micro
-from memalpha.qa.tables import ceiling_of, warnings_of
 from memalpha.report.charts import Z95, Bar, Mark, MarkRow, mark_rows, stacked_bars
 
 MAX_FAILURES = 40  # failures of one class of one system

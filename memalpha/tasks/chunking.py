@@ -133,8 +133,16 @@ class TaskBuilder:
         Raises:
             DataError: A turn id was used before.
         """
-        chunks = pack_turns(self._split_turns(turns))
-        self.chunks.extend(chunk.model_copy(update={"timestamp": timestamp}) for chunk in chunks)
+        parts: list[SpeakerTurn] = []
+        for turn in turns:
+            pieces = split_text(turn.text, max(CHUNK // 2, CHUNK - len(turn.speaker) - 3))
+            ids = [turn.id if n == 0 or turn.id is None else f"{turn.id}~{n + 1}" for n in range(len(pieces))]
+            if turn.id is not None and pieces:
+                if turn.id in self._parts:
+                    raise DataError(f"turn id {turn.id!r} occurs twice in one task")
+                self._parts[turn.id] = [id for id in ids if id is not None]
+            parts += [SpeakerTurn(speaker=turn.speaker, text=text, id=id) for id, text in zip(ids, pieces, strict=True)]
+        self.chunks.extend(chunk.model_copy(update={"timestamp": timestamp}) for chunk in pack_turns(parts))
 
     def add_text(self, text: str, timestamp: str | None = None, borders: Sequence[str] = BORDERS) -> None:
         """Add a text without speakers, in as many chunks as it needs.
@@ -182,17 +190,6 @@ class TaskBuilder:
             return Task(id=id, chunks=tuple(self.chunks), questions=question_tuple, **fields)
         except ValueError as error:
             raise DataError(f"{location}: {error}") from error
-
-    def _split_turns(self, turns: Iterable[SpeakerTurn]) -> Iterator[SpeakerTurn]:
-        for turn in turns:
-            pieces = split_text(turn.text, max(CHUNK // 2, CHUNK - len(turn.speaker) - 3))
-            ids = [turn.id if n == 0 or turn.id is None else f"{turn.id}~{n + 1}" for n in range(len(pieces))]
-            if turn.id is not None and pieces:
-                if turn.id in self._parts:
-                    raise DataError(f"turn id {turn.id!r} occurs twice in one task")
-                self._parts[turn.id] = [id for id in ids if id is not None]
-            for id, piece in zip(ids, pieces, strict=True):
-                yield SpeakerTurn(speaker=turn.speaker, text=piece, id=id)
 
 
 def require_objects(value: Any, location: str) -> list[Mapping[str, Any]]:

@@ -27,9 +27,10 @@ The test set's n-grams are held as sorted 64-bit hashes while the training set s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain
 
 import numpy as np
 
@@ -143,11 +144,19 @@ def find_overlap(
     if examples < 0:
         raise DataError(f"examples={examples}: a number of examples is needed, 0 for none")
     texts = _Texts()
-    test_questions = [
-        (task.id, question, texts.number(wording(question)), passage_numbers)
-        for task in test
-        for question, passage_numbers in _questions_with_passages(task, texts)
-    ]
+    test_questions: list[tuple[str, Question, int, list[int]]] = []  # with the numbers of its text and its passages
+    for task in test:
+        by_chunk = [[texts.number(text) for text in passages(chunk)] for chunk in task.chunks]
+        by_turn = {
+            turn.id: number
+            for chunk, numbers in zip(task.chunks, by_chunk, strict=True)
+            for turn, number in zip(chunk.turns, numbers, strict=False)
+            if turn.id
+        }
+        for question in task.questions:
+            numbers = [by_turn[id] for id in question.evidence if id in by_turn]
+            numbers = numbers or list(chain.from_iterable(by_chunk[: task.asked_after(question) + 1]))
+            test_questions.append((task.id, question, texts.number(wording(question)), numbers))
     matches = _TrainingMatches(texts, n, {number for _, _, number, _ in test_questions})
     for task in train:
         matches.add_task(task, texts)
@@ -173,21 +182,6 @@ def passages(chunk: Chunk) -> list[str]:
         return [turn.text for turn in chunk.turns]
     lines = [line for line in chunk.text.splitlines() if line.strip()]
     return [chunk.text] if len(lines) < 2 else [chunk.text, *lines]
-
-
-def _questions_with_passages(task: Task, texts: _Texts) -> Iterator[tuple[Question, list[int]]]:
-    """Yield every question of a task with the numbers of its passages."""
-    by_chunk: list[list[int]] = []
-    by_turn: dict[str, int] = {}
-    for chunk in task.chunks:
-        passage_numbers = [texts.number(text) for text in passages(chunk)]
-        by_chunk.append(passage_numbers)
-        if chunk.text is None:
-            by_turn |= {turn.id: number for turn, number in zip(chunk.turns, passage_numbers, strict=True) if turn.id}
-    for question in task.questions:
-        cited = [by_turn[id] for id in question.evidence if id in by_turn]
-        chunk_count = len(task.chunks) if question.asked_after_chunk is None else question.asked_after_chunk + 1
-        yield question, cited or [number for passage_numbers in by_chunk[:chunk_count] for number in passage_numbers]
 
 
 class _TrainingMatches:
@@ -242,22 +236,20 @@ class _TrainingMatches:
                 self._digests.add(digest)
                 units.append(words)
                 locations.append(entry)
-        if units:
-            self._count_ngrams(units, locations)
-
-    def _count_ngrams(self, units: Sequence[np.ndarray], locations: Sequence[tuple[str, str]]) -> None:
-        """Count each n-gram of the test set once for every unit that it occurs in."""
+        if not units:
+            return
+        # Count each n-gram of the test set once for every unit that it occurs in.
         lengths = np.array([len(words) for words in units])
         unit, words = np.repeat(np.arange(len(units)), lengths), np.concatenate(units)
         hits, unit_indices = np.divmod(np.unique(self._hits(self.keys, words, unit, self.n, len(units))), len(units))
         np.add.at(self.counts, hits, 1)
         for gram, unit_index in zip(hits.tolist(), unit_indices.tolist(), strict=True):
             self.ngram_sources.setdefault(gram, locations[unit_index])
-        for size, (keys, texts) in self._short.items():
+        for size, (keys, numbers) in self._short.items():
             for hit in self._hits(keys, words, unit, size, len(units)).tolist():
                 text_index, unit_index = divmod(hit, len(units))
                 if lengths[unit_index] > size:  # equal lengths: the texts are equal
-                    self.containing_texts.setdefault(int(texts[text_index]), locations[unit_index])
+                    self.containing_texts.setdefault(int(numbers[text_index]), locations[unit_index])
 
     @staticmethod
     def _hits(keys: np.ndarray, words: np.ndarray, unit: np.ndarray, n: int, units: int) -> np.ndarray:

@@ -182,7 +182,10 @@ def _read(source: str, split: str, config: str | None, name: str) -> Dataset | R
     """Read the rows of one split: an own file as it is written, anything else through `datasets`."""
     path = Path(source)
     kind = FORMATS.get(path.suffix)
-    if files := _own_files(path, split) if config is None else []:
+    files = [path]  # the file, or the files of a split in a folder without a card, are read as they are written
+    if path.is_dir() and not (path / "README.md").exists():
+        files = sorted(file for file in path.glob(f"{split}*") if re.split(r"[-_.]", file.name)[0] == split)
+    if config is None and files and all(f.is_file() and FORMATS.get(f.suffix) in ("csv", "json") for f in files):
         if not (own_rows := [row for file in files for row in _read_own_file(file)]):
             raise DataError(f"{name}: holds no row")
         names = dict.fromkeys(column for row in own_rows for column in row)
@@ -225,8 +228,14 @@ def _read(source: str, split: str, config: str | None, name: str) -> Dataset | R
             rows = datasets.load_dataset(source, config, split=split)
     except (OSError, ValueError, DatasetGenerationError) as error:
         why = " ".join(str(error).split()) or type(error).__name__
-        cause = f": {' '.join(str(error.__cause__).split())}" if error.__cause__ is not None else ""
-        raise DataError(f"{name}: cannot be read: {why}{cause}{_alternatives(name, config)}") from error
+        why += f": {' '.join(str(error.__cause__).split())}" if error.__cause__ is not None else ""
+        if name in HUB_SETS:
+            got = f"get the data set {HUB_SETS[name].source}"
+            why += f" (without the hub: {got} and name its folder: data=PATH, in a configuration data_folder=PATH)"
+        elif config is None and not Path(name).exists():
+            names = ", ".join([*GENERATED, *HUB_SETS])
+            why += f" (names are {names}; anything else is a file, a folder or a hub id)"
+        raise DataError(f"{name}: cannot be read: {why}") from error
     if not len(rows):
         raise DataError(f"{name}: holds no row")
     return rows
@@ -241,38 +250,15 @@ def _read_own_file(path: Path) -> Iterator[dict[str, Any]]:
     located: Iterable[tuple[str, Any]]
     if path.suffix in (".csv", ".tsv"):
         located = iter_csv_rows(path, separator="\t" if path.suffix == ".tsv" else ",")
-    elif _starts_with_list(path):
-        located = ((f"{path}: row {number}", row) for number, row in enumerate(iter_json_array(path)))
     else:
-        located = iter_json_lines(path)
+        with path.open("rb") as stream:
+            is_list = stream.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
+        rows = ((f"{path}: row {number}", row) for number, row in enumerate(iter_json_array(path)))
+        located = rows if is_list else iter_json_lines(path)
     for location, row in located:
         if not isinstance(row, dict):
             raise DataError(f"{location}: a JSON object is needed, a row of named columns")
         yield row
-
-
-def _own_files(path: Path, split: str) -> list[Path]:
-    """Return the file, or the files of a split in a folder without a card, that are read as they are written."""
-    candidates = [path]
-    if path.is_dir() and not (path / "README.md").exists():
-        candidates = sorted(file for file in path.glob(f"{split}*") if re.split(r"[-_.]", file.name)[0] == split)
-    own = [file for file in candidates if file.is_file() and FORMATS.get(file.suffix) in ("csv", "json")]
-    return own if len(own) == len(candidates) else []
-
-
-def _starts_with_list(path: Path) -> bool:
-    with path.open("rb") as stream:
-        return stream.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
-
-
-def _alternatives(name: str, config: str | None) -> str:
-    """Return a hint for an error: how to do without the hub, or which names exist."""
-    if name in HUB_SETS:
-        got = f"get the data set {HUB_SETS[name].source}"
-        return f" (without the hub: {got} and name its folder: data=PATH, in a configuration data_folder=PATH)"
-    if config is None and not Path(name).exists():
-        return f" (names are {', '.join([*GENERATED, *HUB_SETS])}; anything else is a file, a folder or a hub id)"
-    return ""
 
 
 def _tasks(
@@ -300,20 +286,21 @@ def _tasks(
 
 
 def _prompt(value: Any, location: str) -> str | tuple[dict[str, str], ...]:
+    keys = ("role", "content")
     if isinstance(value, str) and value:
         return value
-    if isinstance(value, list) and value and all(_is_message(message) for message in value):
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(part, Mapping) and isinstance(part.get(key), str) for part in value for key in keys)
+    ):
         for number, message in enumerate(value):
             for name, part in message.items():
-                if name not in ("role", "content") and part not in (None, "", [], {}):
+                if name not in keys and part not in (None, "", [], {}):
                     raise DataError(
                         f"{location}: prompt[{number}].{name}: a prompt's message has role and content, and no other "
                         "field reaches the policy: write it into content, or leave it out"
                     )
-        return tuple({"role": message["role"], "content": message["content"]} for message in value)
+        return tuple({key: message[key] for key in keys} for message in value)
     excerpt = json.dumps(value, ensure_ascii=False, default=str)[:80]
     raise DataError(f"{location}: prompt: a text or chat messages (role and content), not {excerpt}")
-
-
-def _is_message(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(value.get(key), str) for key in ("role", "content"))

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +15,12 @@ from memalpha.qa.error_analysis import (
     classify,
     evidence_recall,
     feedback,
+    split_sentences,
     trace,
     waterfall,
 )
 from memalpha.qa.report import Record
-from memalpha.qa.support import split_sentences
-from memalpha.qa.systems.base import Passage, Retrieval
+from memalpha.qa.systems import Passage, Retrieval
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
 
 BENCH = runpy.run_path(str(Path(__file__).parents[2] / "eval" / "qa" / "error_analysis.py"))
@@ -396,3 +397,47 @@ def test_feedback_says_what_was_lost():
     long = retrieval(CITY, entries("word " * 100, "b", "c", "d"))
     retrieved = feedback(TASK, long, wrong(), passages=2, length=20).splitlines()[3]
     assert retrieved == "Retrieved: word word word word… | b"
+
+
+@pytest.mark.parametrize("rule", ["facts", "turns", "chunks", "answers"])
+def test_the_cost_is_linear_in_the_length_of_a_conversation(rule):
+    """Four times the turns, with a question on each, cost about four times the calls: no question reads all entries."""
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event == "call" and "/memalpha/" in frame.f_code.co_filename.replace("\\", "/")
+
+    costs = []
+    for size in (50, 200):
+        turns = [SpeakerTurn(speaker="Ana", text=f"Town t{n} lies on river r{n}.", id=f"t{n}") for n in range(size)]
+        chunks = tuple(Chunk(turns=tuple(turns[n : n + 10])) for n in range(0, size, 10))
+        questions = tuple(
+            Question(id=f"q{n}", question=f"River of t{n}?", answers=(f"r{n}",), evidence=(f"t{n}",))
+            for n in range(size)
+        )
+        gold = tuple(
+            GoldOperation(kind="insert", chunk=n // 10, category="semantic", content=f"t{n}: r{n}", turn=f"t{n}")
+            for n in range(size)
+        )
+        if rule == "answers":
+            questions = tuple(question.model_copy(update={"evidence": ()}) for question in questions)
+        task = Task(
+            id=f"{rule}-{size}", chunks=chunks, questions=questions, gold_operations=gold if rule == "facts" else ()
+        )
+        texts = [f"Town t{n} is on a stream." if n % 2 else turns[n].text for n in range(size)]
+        held = tuple(
+            Passage(text, f"e{n}", turns=() if rule == "chunks" else (f"t{n}",), chunk=n // 10)
+            for n, text in enumerate(texts)
+        )
+        calls = 0
+        sys.setprofile(count)
+        try:
+            classes = [
+                classify(task, retrieval(question, current=held, past=held), wrong(question)) for question in questions
+            ]
+        finally:
+            sys.setprofile(None)
+        costs.append(calls)
+        assert len(set(classes)) == 2  # half of the answers are held, half are not
+    assert costs[1] < 5 * costs[0]

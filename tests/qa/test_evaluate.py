@@ -12,13 +12,11 @@ from memalpha.agent.reader import Answer, ExtractiveReader
 from memalpha.config import AgentConfig, ReaderConfig, WorldConfig
 from memalpha.errors import ConfigError, DataError, PolicyError, StoreError
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.qa import support
-from memalpha.qa.answers import evaluate_memory
+from memalpha.qa import error_analysis, systems
 from memalpha.qa.error_analysis import with_error_classes
-from memalpha.qa.evaluate import evaluate
+from memalpha.qa.evaluate import evaluate, evaluate_memory
 from memalpha.qa.reader import load_reader
 from memalpha.qa.report import make_result_folder, mean_and_error, summarize
-from memalpha.qa.systems import base
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import load_schema
@@ -110,8 +108,8 @@ def test_four_times_the_questions_trace_the_same_passages(monkeypatch):
 
         return call
 
-    monkeypatch.setattr(base, "Passage", counted("passages", base.Passage))
-    monkeypatch.setattr(support, "source_sentences", counted("ties", support.source_sentences))
+    monkeypatch.setattr(systems, "Passage", counted("passages", systems.Passage))
+    monkeypatch.setattr(error_analysis, "source_sentences", counted("ties", error_analysis.source_sentences))
     turns = tuple(SpeakerTurn(speaker="Ana", text=f"City {n} is near river {n}.", id=f"t{n}") for n in range(8))
     costs = []
     for copies in (1, 4):

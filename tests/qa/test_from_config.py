@@ -10,7 +10,7 @@ import yaml
 from memalpha.config import EvalConfig, WorldConfig, load_config
 from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.qa.from_config import load_config_tasks, load_run_settings, load_settings, run_evaluation
-from memalpha.qa.tables import provenance
+from memalpha.qa.report import provenance
 from memalpha.tasks.datasets import babi
 from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.tasks.synthetic import worlds as synthetic

@@ -12,15 +12,19 @@ from talk import TASK
 from memalpha.agent.prompts import order_notes
 from memalpha.config import ReaderConfig, WorldConfig
 from memalpha.errors import ConfigError, DataError, PolicyError
-from memalpha.qa.answers import passages_as_hits
-from memalpha.qa.evaluate import run_systems
+from memalpha.qa.evaluate import passages_as_hits, run_systems
 from memalpha.qa.reader import load_reader
-from memalpha.qa.report import estimate_tokens
+from memalpha.qa.report import as_markdown, estimate_tokens, print_table, table_rows
 from memalpha.qa.scoring.judge import Judge, UnjudgedAnswer
-from memalpha.qa.systems.base import Passage
-from memalpha.qa.systems.baselines import cut_to_budget, passage_tokens, window_passages
-from memalpha.qa.systems.builtin import Streamed, SystemSettings, load_system
-from memalpha.qa.tables import as_markdown, print_table, table_rows
+from memalpha.qa.systems import (
+    Passage,
+    Streamed,
+    SystemSettings,
+    cut_to_budget,
+    load_system,
+    passage_tokens,
+    window_passages,
+)
 from memalpha.store.embedding import load_embedder
 from memalpha.tasks.chunking import rechunk
 from memalpha.tasks.synthetic import worlds as synthetic
@@ -281,7 +285,7 @@ def test_bad_input_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="there is no module 'nonesuch'"):
         run("nonesuch.module:Thing")
     with pytest.raises(ConfigError, match="has no 'Nothing'"):
-        run("memalpha.qa.systems.base:Nothing")
+        run("memalpha.qa.systems:Nothing")
     (tmp_path / "broken_system_of_a_test.py").write_text("\nraise OSError('no')\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=r"cannot be imported: OSError: no \(.*_test\.py, line 2\)"):

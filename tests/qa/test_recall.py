@@ -8,7 +8,7 @@ import pytest
 
 from memalpha.config import EvalConfig, load_config
 from memalpha.qa.search_benchmark import run_search
-from memalpha.tasks.datasets.locomo import load_locomo
+from memalpha.tasks.datasets import locomo
 from memalpha.tasks.formats.jsonl import save_jsonl
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "locomo" / "locomo10.json"
@@ -18,7 +18,7 @@ REAL = Path(__file__).parents[3] / "shared" / "data" / "locomo" / "locomo10.json
     not REAL.exists(), reason="LoCoMo may not be shipped, and ../shared/data/locomo/locomo10.json is absent"
 )
 def test_the_default_search_beats_flat_on_the_real_file(tmp_path):
-    save_jsonl(load_locomo(REAL), tmp_path / "locomo.jsonl")
+    save_jsonl(locomo.load(REAL), tmp_path / "locomo.jsonl")
     result = run_search(load_config(EvalConfig, "search", {"data": str(tmp_path / "locomo.jsonl")}))
     rows = {row["method"]: row for row in result["retrieval"]}
     assert rows["soft"]["questions"] == 1536

@@ -17,7 +17,7 @@ from memalpha.policy.reply_cache import AnswerCache
 from memalpha.qa import from_config
 from memalpha.qa.from_config import MARKER, REPLIES, run_evaluation
 from memalpha.qa.progress import SECONDS, line_progress
-from memalpha.qa.systems.baselines import EmptySystem
+from memalpha.qa.systems import EmptySystem
 
 TASK = {
     "id": "ana",

@@ -37,7 +37,7 @@ from functools import lru_cache, partial
 from importlib import resources
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import yaml
 
@@ -50,27 +50,34 @@ from memalpha.policy.load import load_policy
 from memalpha.policy.plain_text import enclose
 from memalpha.policy.reply_cache import cache_frozen
 from memalpha.qa.scoring.metrics import CORRECT_FROM, JUDGED, replace_answer_score
-from memalpha.qa.scoring.official import event_order, keypoint_f1
+from memalpha.qa.scoring.official import LONGMEMEVAL_TYPES, event_order, keypoint_f1
 from memalpha.text_files import decode_text
-from memalpha.types import Question, SampleRequest, Task, ToolResult, Trajectory, TrajectoryGroup, Turn
+from memalpha.types import Question, SampleRequest, Task, Trajectory, TrajectoryGroup, Turn
 
 if TYPE_CHECKING:
     from memalpha.qa.report import Record
 
 
 Benchmark = Literal["generic", "longmemeval", "locomo", "halumem", "beam"]
-BENCHMARKS: tuple[Benchmark, ...] = ("generic", "longmemeval", "locomo", "halumem", "beam")
+WriteKind = Literal["insert", "update", "delete", "core_update", "nothing"]
+BENCHMARKS: tuple[Benchmark, ...] = get_args(Benchmark)
 
 _RULES = yaml.safe_load((resources.files("memalpha") / "data" / "judge_rules.yaml").read_text(encoding="utf-8"))
 SYSTEM: str = _RULES["system"]
 
 RIGHT_OR_WRONG = {"correct": 1.0, "wrong": 0.0}
-HALLUCINATION_OR_OMISSION = {"correct": 1.0, "hallucination": 0.0, "omission": 0.0}
-RUBRIC_POINTS = {"full": 1.0, "partial": 0.5, "none": 0.0}
 VALIDITY = {"valid": 1.0, "invalid": 0.0}
-STATED = {"stated": 1.0, "missing": 0.0}
-SUPPORTED = {"supported": 1.0, "unsupported": 0.0}
-FLUENT = {"fluent": 1.0, "broken": 0.0}
+VERDICTS: Mapping[str, Mapping[str, float]] = {
+    **dict.fromkeys(("fact", "strict", "preference", "abstain"), RIGHT_OR_WRONG),
+    **dict.fromkeys(("written", "deleted", "nothing"), VALIDITY),
+    "halumem": {"correct": 1.0, "hallucination": 0.0, "omission": 0.0},
+    "point": {"full": 1.0, "partial": 0.5, "none": 0.0},
+    "keypoint": {"stated": 1.0, "missing": 0.0},
+    "sentences": {"supported": 1.0, "unsupported": 0.0},
+    "fluency": {"fluent": 1.0, "broken": 0.0},
+}
+"""Verdicts of each rule with their scores; those of "event" are the numbers of the events."""
+_LONGMEMEVAL_RULES = {"temporal-reasoning": ("fact", "temporal"), "knowledge-update": ("fact", "updated")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +121,7 @@ class Write:
         timestamp: Date of the chunk.
     """
 
-    kind: Literal["insert", "update", "delete", "core_update", "nothing"]
+    kind: WriteKind
     chunk: str
     category: str = ""
     content: str = ""
@@ -128,16 +135,6 @@ class JudgePrompt:
 
     prompt: str
     verdicts: Mapping[str, float]
-
-
-_LME_KINDS = (
-    "single-session-user",
-    "single-session-assistant",
-    "single-session-preference",
-    "multi-session",
-    "temporal-reasoning",
-    "knowledge-update",
-)
 
 
 def item_of(question: Question, prediction: str, benchmark: Benchmark | None = None) -> Item:
@@ -156,7 +153,7 @@ def item_of(question: Question, prediction: str, benchmark: Benchmark | None = N
     implied = "generic"
     if meta.get("rubric"):
         implied = "beam"
-    elif question.category in _LME_KINDS:
+    elif question.category in LONGMEMEVAL_TYPES:
         implied = "longmemeval"
     name = benchmark or meta.get("benchmark", implied)
     if name not in BENCHMARKS:
@@ -177,43 +174,60 @@ def item_of(question: Question, prediction: str, benchmark: Benchmark | None = N
 def prompts_of(item: Item | Write) -> list[JudgePrompt]:
     """The prompts whose verdicts make the item's score (`score_of`)."""
     if isinstance(item, Write):
-        return [_make_prompt(_write_rule(item), _write_parts(item), VALIDITY)]
-    if item.rubric and item.benchmark == "beam" and item.category == _ORDERING:
+        text = f"({item.timestamp})\n{item.chunk}" if item.timestamp else item.chunk
+        parts = {"part of the conversation": text}
+        if item.kind == "nothing":
+            return [_make_prompt(["nothing"], parts)]
+        if item.kind == "delete":
+            return [_make_prompt(["deleted"], {**parts, "deleted entry": item.before})]
+        parts |= {"category": item.category} if item.category else {}
+        parts |= {"entry that was replaced": item.before} if item.before else {}
+        rules = ["written", "core"] if item.kind == "core_update" else ["written"]
+        return [_make_prompt(rules, {**parts, "written": item.content})]
+    question = {"question": item.question, **({"asked on": item.date} if item.date else {})}
+    answer = {"answer": item.prediction}
+    if item.rubric and item.benchmark == "beam" and item.category == "event_ordering":
         # BEAM's script asks of every pair of event and line whether they are the same, blank lines counted as events.
         # Here a line is asked about once, and blank lines are skipped.
         verdicts = {**{str(number): float(number) for number in range(1, len(item.rubric) + 1)}, "none": 0.0}
         events = "\n".join(f"{number}. {event}" for number, event in enumerate(item.rubric, start=1))
         lines = [line.strip() for line in item.prediction.splitlines() if line.strip()]
-        return [
-            _make_prompt(_RULES["event"], {**_question(item), "events": events, "line": line}, verdicts)
-            for line in lines
-        ]
+        return [_make_prompt(["event"], {**question, "events": events, "line": line}, verdicts) for line in lines]
     if item.rubric:
-        return [
-            _make_prompt(_RULES["point"], {**_question(item), "point": point, "answer": item.prediction}, RUBRIC_POINTS)
-            for point in item.rubric
-        ]
+        return [_make_prompt(["point"], {**question, "point": point, **answer}) for point in item.rubric]
     if item.keypoints:
-        sentences = [text.strip() for text in _SENTENCE.split(item.prediction) if text.strip()]
+        summary = {"summary": item.prediction}
         reference = "\nor: ".join(item.gold) or "\n".join(item.keypoints)
+        sentences = [text.strip() for text in _SENTENCE.split(item.prediction) if text.strip()]
         return [
-            *(
-                _make_prompt(_RULES["keypoint"], {"summary": item.prediction, "key point": point}, STATED)
-                for point in item.keypoints
-            ),
-            *(
-                _make_prompt(_RULES["sentences"], {"reference": reference, "sentence": sentence}, SUPPORTED)
-                for sentence in sentences
-            ),
-            _make_prompt(_RULES["fluency"], {"summary": item.prediction}, FLUENT),
+            *(_make_prompt(["keypoint"], {**summary, "key point": point}) for point in item.keypoints),
+            *(_make_prompt(["sentences"], {"reference": reference, "sentence": sentence}) for sentence in sentences),
+            _make_prompt(["fluency"], summary),
         ]
-    parts = _question(item)
     if not item.gold:
-        parts |= {"remark": item.refused} if item.refused else {}
-        return [_make_prompt(_RULES["abstain"], {**parts, "answer": item.prediction}, RIGHT_OR_WRONG)]
-    parts["accepted answer"] = "\nor: ".join(item.gold)
-    rule, verdicts = _rule(item)
-    return [_make_prompt(rule, {**parts, "answer": item.prediction}, verdicts)]
+        remark = {"remark": item.refused} if item.refused else {}
+        return [_make_prompt(["abstain"], {**question, **remark, **answer})]
+    rules: Sequence[str] = {"locomo": ["strict"], "halumem": ["halumem"]}.get(item.benchmark, ["fact"])
+    if item.benchmark == "longmemeval":
+        kind = item.category or ""
+        rules = ["preference"] if kind.endswith("preference") else _LONGMEMEVAL_RULES.get(kind, ["fact"])
+    return [_make_prompt(rules, {**question, "accepted answer": "\nor: ".join(item.gold), **answer})]
+
+
+def _make_prompt(
+    rules: Sequence[str], parts: Mapping[str, str], verdicts: Mapping[str, float] | None = None
+) -> JudgePrompt:
+    """Build a prompt from rules of the data file; `verdicts` are by default those of the first rule."""
+    verdicts = VERDICTS[rules[0]] if verdicts is None else verdicts
+    rule = "".join(_RULES[name] for name in rules).strip()
+    material = "\n".join(enclose(name, text) for name, text in parts.items())
+    *words, last = verdicts
+    form = f'{{"reason": "one short sentence", "verdict": "{", ".join(words)} or {last}"}}'
+    return JudgePrompt(f"{rule}\n\n{material}\n\nReply with one JSON object and nothing else:\n{form}", verdicts)
+
+
+_FIRST_EVENT = "1"
+_SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
 
 def score_of(prompts: Sequence[JudgePrompt], values: Sequence[float]) -> float:
@@ -221,72 +235,19 @@ def score_of(prompts: Sequence[JudgePrompt], values: Sequence[float]) -> float:
 
     It is their mean; for a summary with key points `keypoint_f1`, for events in order the `tau` of `event_order`.
     """
-    if _FIRST in prompts[0].verdicts:
+    if _FIRST_EVENT in prompts[0].verdicts:
         names, numbers = [], set()  # the first line that tells an event counts, other lines are extra events
         for line, number in enumerate(values):
             names.append(f"event {number:.0f}" if number and number not in numbers else f"line {line}")
             numbers.add(number)
         return event_order([f"event {number}" for number in range(1, len(prompts[0].verdicts))], names)["tau"]
-    if not any(prompt.verdicts is FLUENT for prompt in prompts):
+    if "fluent" not in prompts[-1].verdicts:
         return sum(values) / len(values)
     pairs = list(zip(prompts, values, strict=True))
-    stated = [value for prompt, value in pairs if prompt.verdicts is STATED]
-    supported = [value for prompt, value in pairs if prompt.verdicts is SUPPORTED]
-    return keypoint_f1(int(sum(stated)), len(stated), int(sum(supported)), len(supported), values[-1])
-
-
-_ORDERING = "event_ordering"
-_FIRST = "1"
-
-
-_SENTENCE = re.compile(r"(?<=[.!?])\s+")
-
-
-def _make_prompt(rule: str, parts: Mapping[str, str], verdicts: Mapping[str, float]) -> JudgePrompt:
-    material = "\n".join(enclose(name, text) for name, text in parts.items())
-    words = list(verdicts)
-    choice = f"{', '.join(words[:-1])} or {words[-1]}"
-    form = f'{{"reason": "one short sentence", "verdict": "{choice}"}}'
-    return JudgePrompt(
-        f"{rule.strip()}\n\n{material}\n\nReply with one JSON object and nothing else:\n{form}", verdicts
+    stated, supported = (
+        [value for prompt, value in pairs if word in prompt.verdicts] for word in ("stated", "supported")
     )
-
-
-def _question(item: Item) -> dict[str, str]:
-    return {"question": item.question, **({"asked on": item.date} if item.date else {})}
-
-
-def _rule(item: Item) -> tuple[str, Mapping[str, float]]:
-    kind = item.category or ""
-    if item.benchmark == "locomo":
-        return _RULES["strict"], RIGHT_OR_WRONG
-    if item.benchmark == "halumem":
-        return _RULES["halumem"], HALLUCINATION_OR_OMISSION
-    if item.benchmark == "longmemeval":
-        if kind.endswith("preference"):
-            return _RULES["preference"], RIGHT_OR_WRONG
-        extra = {"temporal-reasoning": _RULES["temporal"], "knowledge-update": _RULES["updated"]}.get(kind, "")
-        return f"{_RULES['fact']}{extra}", RIGHT_OR_WRONG
-    return _RULES["fact"], RIGHT_OR_WRONG
-
-
-def _write_rule(write: Write) -> str:
-    if write.kind in ("delete", "nothing"):
-        return _RULES["deleted"] if write.kind == "delete" else _RULES["nothing"]
-    return _RULES["written"] + (_RULES["core"] if write.kind == "core_update" else "")
-
-
-def _write_parts(write: Write) -> dict[str, str]:
-    parts = {"part of the conversation": f"({write.timestamp})\n{write.chunk}" if write.timestamp else write.chunk}
-    if write.kind == "nothing":
-        return parts
-    if write.kind == "delete":
-        return {**parts, "deleted entry": write.before}
-    if write.category:
-        parts["category"] = write.category
-    if write.before:
-        parts["entry that was replaced"] = write.before
-    return {**parts, "written": write.content}
+    return keypoint_f1(int(sum(stated)), len(stated), int(sum(supported)), len(supported), values[-1])
 
 
 __all__ = ["Item", "Judge", "Judgement", "Vote", "Write", "agreement", "item_of", "load_judge", "read_verdict"]
@@ -384,7 +345,25 @@ class Judge:
         unique = list({prompt.prompt: prompt for prompts in prompts_by_item for prompt in prompts}.values())
         with ThreadPoolExecutor(len(self.policies)) as pool:
             verdicts_by_policy = list(pool.map(lambda policy: self.verdicts(policy, unique), self.policies))
-        return [self._judgement(prompts, verdicts_by_policy) for prompts in prompts_by_item]
+        judgements = []
+        for prompts in prompts_by_item:
+            if not prompts:
+                judgements.append(Judgement(0.0, ()))
+                continue
+            votes = []
+            for policy, answers in zip(self.policies, verdicts_by_policy, strict=True):
+                words, replies = zip(*(answers[prompt.prompt] for prompt in prompts), strict=True)
+                values = [
+                    prompt.verdicts[word] for prompt, word in zip(prompts, words, strict=True) if word is not None
+                ]
+                score = score_of(prompts, values) if len(values) == len(prompts) else None
+                votes.append(Vote(policy.name, score, words, replies))
+            pairs = zip(votes, self.weights, strict=True)
+            weighted = [(vote.score, weight) for vote, weight in pairs if vote.score is not None]
+            total = sum(weight for _, weight in weighted)
+            mean = sum(score * weight for score, weight in weighted) / total if total else None
+            judgements.append(Judgement(mean, tuple(votes)))
+        return judgements
 
     def score(self, items: Sequence[Item | Write]) -> list[float]:
         """Return the score of each item, for rewards.
@@ -443,22 +422,6 @@ class Judge:
         cache = self._caches[id(policy)]
         sample = partial(sample_checked, policy) if cache is None else cache.ask
         return [completion.text for completion in sample([self._request(item) for item in messages])]
-
-    def _judgement(
-        self, prompts: Sequence[JudgePrompt], verdicts_by_policy: Sequence[Mapping[str, tuple[str | None, str]]]
-    ) -> Judgement:
-        if not prompts:
-            return Judgement(0.0, ())
-        votes = []
-        for policy, answers in zip(self.policies, verdicts_by_policy, strict=True):
-            verdicts, replies = zip(*(answers[prompt.prompt] for prompt in prompts), strict=True)
-            values = [prompt.verdicts[word] for prompt, word in zip(prompts, verdicts, strict=True) if word is not None]
-            score = score_of(prompts, values) if len(values) == len(prompts) else None
-            votes.append(Vote(policy.name, score, verdicts, replies))
-        pairs = zip((vote.score for vote in votes), self.weights, strict=True)
-        weighted = [(score, weight) for score, weight in pairs if score is not None]
-        weight = sum(weight for _, weight in weighted)
-        return Judgement(sum(score * share for score, share in weighted) / weight if weighted else None, tuple(votes))
 
 
 def load_judge(config: JudgeConfig) -> Judge:
@@ -550,11 +513,10 @@ class LabelledItem:
     id: str
 
 
-_ITEM_FIELDS = ("question", "prediction", "category", "benchmark", "refused", "date")
 _LIST_FIELDS = ("gold", "rubric", "keypoints")
-_WRITE_FIELDS = ("kind", "chunk", "category", "content", "before", "timestamp")
-
-_ALLOWED_VALUES = {"benchmark": BENCHMARKS, "kind": ("insert", "update", "delete", "core_update", "nothing")}
+_ITEM_FIELDS = tuple(name for name in Item.__slots__ if name not in _LIST_FIELDS)
+_WRITE_FIELDS = tuple(Write.__slots__)
+_ALLOWED_VALUES = {"benchmark": BENCHMARKS, "kind": get_args(WriteKind)}
 
 
 def load_labels(path: str | Path | None = None) -> list[LabelledItem]:
@@ -673,8 +635,8 @@ def check_judge(judge: Judge, labelled: Sequence[LabelledItem]) -> dict[str, Any
 MAJORITY = 0.5
 """Score above which a vote of judges counts as correct."""
 
-_WRITES = {"inserted": "insert", "updated": "update", "core_updated": "core_update", "deleted": "delete"}
-_PUBLISHED = ("inserted", "updated")
+_PUBLISHED: Mapping[str, WriteKind] = {"inserted": "insert", "updated": "update"}
+_WRITES: Mapping[str, WriteKind] = {**_PUBLISHED, "core_updated": "core_update", "deleted": "delete"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -699,14 +661,8 @@ class UnjudgedAnswer:
 
     def as_json(self) -> dict[str, Any]:
         """Return one line of the file of unjudged answers."""
-        record = self.record
-        keys = {
-            "task": record.task,
-            "rollout": record.rollout,
-            "question_id": record.question_id,
-            "system": record.system,
-        }
-        return {**keys, "question": record.question, "answer": record.answer, **self.votes}
+        names = ("task", "rollout", "question_id", "system", "question", "answer")
+        return {**{name: getattr(self.record, name) for name in names}, **self.votes}
 
 
 GroupedRecords = list[list[list["Record"]]]
@@ -815,19 +771,13 @@ def _with_score(record: Record, score: float, metric: str = "judge") -> Record:
 def _turn_writes(trajectory: Trajectory, turn: Turn, published: bool) -> list[Write | None]:
     """Return the writes of a turn to judge: one per result (None: not judged), or one for writing nothing."""
     chunk = trajectory.task.chunks[turn.chunk]
-    writes = [_write(result, chunk.render(), chunk.timestamp or "", published) for result in turn.results]
+    text, date = chunk.render(), chunk.timestamp or ""
+    kinds = _PUBLISHED if published else _WRITES
+    writes = [
+        Write(kinds[result.code], text, result.category or "", result.content or "", result.before or "", date)
+        if result.code in kinds
+        else None
+        for result in turn.results
+    ]
     silent = not published and not any(result.code in _WRITES or result.code == "duplicate" for result in turn.results)
-    return [*writes, Write("nothing", chunk.render(), timestamp=chunk.timestamp or "")] if silent else writes
-
-
-def _write(result: ToolResult, chunk: str, timestamp: str, published: bool) -> Write | None:
-    if result.code not in (_PUBLISHED if published else _WRITES):
-        return None
-    return Write(
-        _WRITES[result.code],  # type: ignore[arg-type]
-        chunk,
-        result.category or "",
-        result.content or "",
-        result.before or "",
-        timestamp,
-    )
+    return [*writes, Write("nothing", text, timestamp=date)] if silent else writes

@@ -18,6 +18,7 @@ that it is a score in 0..1.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from memalpha.agent.reader import Answer, Cited
 from memalpha.agent.text_match import contains, holds_answer, is_same
@@ -37,9 +38,11 @@ from memalpha.qa.scoring.official import (
     strict_match,
     substring_match,
 )
-from memalpha.qa.systems.base import Passage
 from memalpha.store.values import FULL_DATE, normalize
 from memalpha.types import Question, Task
+
+if TYPE_CHECKING:
+    from memalpha.qa.systems import Passage
 
 Metric = Callable[[str, str], float]
 

@@ -7,7 +7,7 @@ pass the verdicts of judges.
 | benchmark        | official script                                 | here                                            |
 |------------------|-------------------------------------------------|-------------------------------------------------|
 | LoCoMo           | snap-research/locomo `task_eval`                | `locomo_f1`                                     |
-| LongMemEval      | xiaowu0162/LongMemEval `src`                    | module `scoring.longmemeval`                    |
+| LongMemEval      | xiaowu0162/LongMemEval `src`                    | `longmemeval`, `retrieval_scores`               |
 | MemoryAgentBench | HUST-AI-HYZ/MemoryAgentBench `utils`            | `substring_match` to `keypoint_f1`              |
 | PersonaMem       | bowen-upenn/PersonaMem `inference_standalone`   | `choice_score`                                  |
 | BEAM             | mohammadtavakoli78/BEAM `evaluation`            | `rubric_mean`, `event_order`                    |
@@ -145,7 +145,11 @@ def recommendations(text: str) -> list[str]:
     """
     _, separator, rest = text.partition("1.")
     lines = rest.split("\n") if separator else text.replace(",", "\n").split("\n")
-    return [_strip_numbering(line) for line in lines]
+    items = []
+    for line in lines:
+        without_brackets = re.sub(r"\([^()]*\)", "", line.strip())
+        items.append(" ".join(re.sub(r"^\d+[.)\u3001]?\s*[-\u2014\u2013]?", "", without_brackets).split()))
+    return items
 
 
 def recommendation_recall(
@@ -168,11 +172,6 @@ def recommendation_recall(
         items = [_nearest(item, candidates) for item in items]
     names = {item.lower() for item in items}
     return sum(gold.lower() in names for gold in golds) / len(golds) if golds else 0.0
-
-
-def _strip_numbering(line: str) -> str:
-    without_brackets = re.sub(r"\([^()]*\)", "", line.strip())
-    return " ".join(re.sub(r"^\d+[.)\u3001]?\s*[-\u2014\u2013]?", "", without_brackets).split())
 
 
 def _nearest(name: str, candidates: Sequence[str]) -> str:
@@ -259,19 +258,15 @@ def choice_score(
     lowered = text.lower()
     letters = next((set(found) for form in (_BRACKETED, _BOXED, _BOLD) if (found := form.findall(lowered))), set())
     plain = lowered.replace("*", "").replace("`", "")
-    letters = letters or set(_BARE.findall(plain)) or _letters_with_text(plain, options)
+    letters = letters or set(_BARE.findall(plain))
+    letters = letters or {  # a line begins with a letter and the text of its option; any text without options
+        letter
+        for letter, rest in _WITH_TEXT.findall(plain)
+        if options is None or normalize_text(rest).startswith(normalize_text(options.get(letter, "\0")))
+    }
     if not letters and options and not _WITH_TEXT.search(plain):
         letters = {letter for letter, option in options.items() if normalize_text(option) == normalize_text(text)}
     return float(letters == {gold_letter})
-
-
-def _letters_with_text(text: str, options: Mapping[str, str] | None) -> set[str]:
-    """Return the letters that begin a line with the text of their option; any text without options."""
-    return {
-        letter
-        for letter, rest in _WITH_TEXT.findall(text)
-        if options is None or normalize_text(rest).startswith(normalize_text(options.get(letter, "\0")))
-    }
 
 
 def _any_letters(text: str) -> set[str]:

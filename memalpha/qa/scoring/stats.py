@@ -125,9 +125,26 @@ def _estimate(
     rows: Sequence[ScoredAnswer], is_macro: bool, seed: int, resamples: int
 ) -> tuple[Estimate, _Spread | None]:
     value = macro(rows) if is_macro else micro(rows)
-    spread, clusters = _bootstrap(rows, is_macro, seed, resamples)
-    low, high = _bca(value, spread) if spread else (None, None)
-    return Estimate(value, low, high, len(rows), clusters), spread
+    rows_of: dict[str, int] = {}  # in order of appearance
+    columns: dict[str, int] = {}
+    for row in rows:
+        rows_of.setdefault(row.cluster, len(rows_of))
+        columns.setdefault(row.group if is_macro else "", len(columns))
+    sums, counts = np.zeros((2, len(rows_of), len(columns)))
+    for row in rows:
+        cell = rows_of[row.cluster], columns[row.group if is_macro else ""]
+        sums[cell] += row.value
+        counts[cell] += 1
+    clusters = len(sums)
+    if clusters < 2:
+        return Estimate(value, None, None, len(rows), clusters), None
+    statistics = []
+    for start in range(0, resamples, _BLOCK):
+        weights = _resample_counts(clusters, seed, resamples)[start : start + _BLOCK].astype(np.float64)
+        statistics.append(_means(weights @ sums, weights @ counts))
+    without = _means(sums.sum(axis=0) - sums, counts.sum(axis=0) - counts)
+    spread = _Spread(np.concatenate(statistics), without)
+    return Estimate(value, *_bca(value, spread), len(rows), clusters), spread
 
 
 def compare_paired(
@@ -151,7 +168,12 @@ def compare_paired(
         for baseline, other in zip(first, second, strict=True)
     ]
     difference, spread = _estimate(differences, False, seed, resamples)
-    paired = Paired(micro(first), micro(second), difference, _p_value(difference.value, spread))
+    p = None  # the two-sided share of centred resamples as far from 0 as the difference, never quite 0
+    if spread is not None:
+        distances = np.abs(spread.resampled - difference.value)
+        extreme = int(np.sum(distances >= abs(difference.value) - 1e-12))
+        p = (extreme + 1) / (len(spread.resampled) + 1)
+    paired = Paired(micro(first), micro(second), difference, p)
     if any(row.value not in (0.0, 1.0) for row in (*first, *second)):
         return paired
     return with_mcnemar(paired, [row.value for row in first], [row.value for row in second])
@@ -189,28 +211,6 @@ class _Spread(NamedTuple):
     without: np.ndarray
 
 
-def _bootstrap(rows: Sequence[ScoredAnswer], is_macro: bool, seed: int, resamples: int) -> tuple[_Spread | None, int]:
-    rows_of: dict[str, int] = {}  # in order of appearance
-    columns: dict[str, int] = {}
-    for row in rows:
-        rows_of.setdefault(row.cluster, len(rows_of))
-        columns.setdefault(row.group if is_macro else "", len(columns))
-    sums, counts = np.zeros((2, len(rows_of), len(columns)))
-    for row in rows:
-        cell = rows_of[row.cluster], columns[row.group if is_macro else ""]
-        sums[cell] += row.value
-        counts[cell] += 1
-    clusters = len(sums)
-    if clusters < 2:
-        return None, clusters
-    statistics = []
-    for start in range(0, resamples, _BLOCK):
-        weights = _resample_counts(clusters, seed, resamples)[start : start + _BLOCK].astype(np.float64)
-        statistics.append(_means(weights @ sums, weights @ counts))
-    without = _means(sums.sum(axis=0) - sums, counts.sum(axis=0) - counts)
-    return _Spread(np.concatenate(statistics), without), clusters
-
-
 @lru_cache(maxsize=2)
 def _resample_counts(clusters: int, seed: int, resamples: int) -> np.ndarray:
     """Return the count of each cluster in each resample [R, C]; cached, since a comparison repeats the call."""
@@ -246,11 +246,3 @@ def _bca(value: float, spread: _Spread) -> tuple[float, float]:
     z = _NORMAL.inv_cdf((1 + CONFIDENCE) / 2)
     low, high = np.quantile(resampled, [level(-z), level(z)])
     return float(low), float(high)
-
-
-def _p_value(value: float, spread: _Spread | None) -> float | None:
-    """Return the two-sided share of centred resamples as far from 0 as the value, never quite 0."""
-    if spread is None:
-        return None
-    extreme = int(np.sum(np.abs(spread.resampled - value) >= abs(value) - 1e-12))
-    return (extreme + 1) / (len(spread.resampled) + 1)

@@ -274,29 +274,27 @@ def read_file(path: Path, task: int) -> tuple[Story, ...]:
             if len(fields) == 1:
                 world.tell(fields[0], line_number)
                 statements.append((line_number, fields[0]))
-            else:
-                questions.append(_read_question(line_number, fields, statements, world, location))
+                continue
+            if len(fields) != 3 or not all(fields) or not _EVIDENCE.fullmatch(fields[2]):
+                raise DataError(f"{location}: a question is 'text, answer, supporting line numbers', parted by tabs")
+            # A list of things has any order. An answer that does not follow from the statements is refused.
+            question, answer, evidence = fields[0], ", ".join(fields[1].split(",")), tuple(map(int, fields[2].split()))
+            if not {line for line, _ in statements}.issuperset(evidence):
+                raise DataError(
+                    f"{location}: supporting lines {fields[2]!r} are not all statements before it in the story"
+                )
+            reply = world.ask(question)
+            if reply is None or answer not in reply.answers:
+                derived = "nothing follows" if reply is None else f"{reply.answers[0]!r} follows"
+                raise DataError(
+                    f"{location}: the answer to {question!r} is given as {answer!r}, but {derived} from the statements"
+                )
+            questions.append(StoryQuestion(line_number, question, answer, evidence))
         except UnreadableStatement as error:
             raise DataError(f"{location}: {error}") from error
     if not (stories := [story for story in stories if story.statements]):
         raise DataError(f"{path}: no story in it")
     return tuple(stories)
-
-
-def _read_question(
-    line: int, fields: Sequence[str], statements: Sequence[tuple[int, str]], world: BabiStory, location: str
-) -> StoryQuestion:
-    """Read an official question; refuse an answer that does not follow from the statements. Lists have any order."""
-    if len(fields) != 3 or not all(fields) or not _EVIDENCE.fullmatch(fields[2]):
-        raise DataError(f"{location}: a question is 'text, answer, supporting line numbers', parted by tabs")
-    text, answer, evidence = fields[0], ", ".join(fields[1].split(",")), tuple(map(int, fields[2].split()))
-    if not {line for line, _ in statements}.issuperset(evidence):
-        raise DataError(f"{location}: supporting lines {fields[2]!r} are not all statements before it in the story")
-    reply = world.ask(text)
-    if reply is None or answer not in reply.answers:
-        derived = "nothing follows" if reply is None else f"{reply.answers[0]!r} follows"
-        raise DataError(f"{location}: the answer to {text!r} is given as {answer!r}, but {derived} from the statements")
-    return StoryQuestion(line, text, answer, evidence)
 
 
 def stories(config: BabiConfig, split: Split) -> tuple[Story, ...]:

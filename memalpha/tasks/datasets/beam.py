@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def load_beam(path: Path, variant: str | None = None, limit: int | None = None) 
         variant: "100K", "500K" or "1M".
         limit: Return the first `limit` conversations only.
     """
-    return list(islice(conversations(path, DATA[0], variant), limit))
+    return _conversations(path, DATA[0], variant or DATA[0].variants[0], limit)
 
 
 def load_beam_10m(path: Path, variant: str | None = None, limit: int | None = None) -> list[Task]:
@@ -45,24 +45,15 @@ def load_beam_10m(path: Path, variant: str | None = None, limit: int | None = No
         variant: Not used, the set has no variants.
         limit: Return the first `limit` conversations only.
     """
-    return list(islice(conversations(path, DATA[1]), limit))
+    return _conversations(path, DATA[1], "10M", limit)
 
 
-def conversations(path: Path, dataset: DataSet, variant: str | None = None) -> Iterator[Task]:
-    """Yield one conversation at a time.
-
-    Args:
-        path: Folder or Parquet file.
-        dataset: `beam` or `beam_10m`.
-        variant: Size to read.
-
-    Raises:
-        DataError: The file does not fit; the message names file, row and field.
-    """
-    files = [path] if path.is_file() else [find_file(path, file.path) for file in dataset.files_for(variant)]
-    for file in files:
-        for location, row in iter_parquet_rows(file, ("conversation_id", "chat", "probing_questions")):
-            yield _task(row, variant or (dataset.variants or ("10M",))[0], location)
+def _conversations(path: Path, dataset: DataSet, size: str, limit: int | None) -> list[Task]:
+    """Read the conversations of a size. Raises `DataError` naming file, row and field."""
+    files = [path] if path.is_file() else [find_file(path, file.path) for file in dataset.files_for(size)]
+    columns = ("conversation_id", "chat", "probing_questions")
+    rows = chain.from_iterable(iter_parquet_rows(file, columns) for file in files)
+    return [_task(row, size, location) for location, row in islice(rows, limit)]
 
 
 def _task(row: Mapping[str, Any], size: str, location: str) -> Task:
@@ -93,7 +84,8 @@ def _batches(value: Any) -> Iterator[list[Mapping[str, Any]]]:
         if isinstance(value.get("turns"), list):
             yield [message for turn in value["turns"] for message in (turn if isinstance(turn, list) else [turn])]
         else:
-            for key in sorted(value, key=_natural):
+            numbers = {key: key.rpartition("-")[2] for key in value}  # plan-2 comes before plan-10
+            for key in sorted(value, key=lambda key: (int(numbers[key]) if numbers[key].isdecimal() else -1, key)):
                 yield from _batches(value[key])
     elif isinstance(value, list) and value:
         if all(isinstance(item, Mapping) and "content" in item for item in value):
@@ -101,12 +93,6 @@ def _batches(value: Any) -> Iterator[list[Mapping[str, Any]]]:
         else:
             for item in value:
                 yield from _batches(item)
-
-
-def _natural(key: str) -> tuple[int, str]:
-    """Return a sort key with `plan-2` before `plan-10`."""
-    number = key.rpartition("-")[2]
-    return (int(number), key) if number.isdecimal() else (-1, key)
 
 
 def _questions(row: Mapping[str, Any], builder: TaskBuilder, location: str) -> Iterator[Question]:

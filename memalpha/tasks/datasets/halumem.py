@@ -34,14 +34,12 @@ def load(path: Path, variant: str | None = None, limit: int | None = None) -> li
         path: Folder or file.
         variant: "Medium" or "Long".
         limit: Return the first `limit` users only.
+
+    Raises:
+        DataError: The file does not fit; the message names file, line, session and field.
     """
-    return list(islice(users(path, variant), limit))
-
-
-def users(path: Path, variant: str | None = None) -> Iterator[Task]:
-    """Yield one user at a time. Raises `DataError` naming file, line, session and field."""
-    for location, user in iter_json_lines(find_file(path, DATA.files_for(variant)[0].path)):
-        yield _task(user, location)
+    lines = iter_json_lines(find_file(path, DATA.files_for(variant)[0].path))
+    return [_task(user, location) for location, user in islice(lines, limit)]
 
 
 def _task(user: Any, location: str) -> Task:

@@ -6,7 +6,7 @@ of missing turns are kept in `meta["unknown_evidence"]`. A question's id is `loc
 from 0.
 
 The data set's own observations are facts that a language model wrote of every session, with the turns they come from.
-They are in `Task.meta["observations"]`; `observations(task)` returns them as `Fact`s.
+They are in `Task.meta["observations"]`.
 
 `audit=` names errors.json of the third-party audit (github.com/dial481/locomo-audit, CC BY-NC 4.0): 156 faults, 99 of
 them wrong answers. A faulty question has `meta["fault"]`: its `type`, whether it is a fault `of` "answer" or
@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from memalpha.errors import DataError
 from memalpha.tasks.dataset_info import shipped_card
@@ -29,22 +29,10 @@ from memalpha.types import Chunk, Question, SpeakerTurn, Task
 DATA = shipped_card("locomo")
 
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
-ANSWERABLE = ("multi-hop", "temporal", "open-domain", "single-hop")
-
 Faults = Literal["mark", "mend", "drop"]
 
 _EVIDENCE = re.compile(r"D:?(\d+):(\d+)")
 _SESSION = re.compile(r"session_(\d+)")
-
-
-class Fact(NamedTuple):
-    """Hold an observation: text, subject, source turns, the session's chunk and date."""
-
-    text: str
-    speaker: str
-    turns: tuple[str, ...]
-    chunk: int
-    timestamp: str | None
 
 
 def load(
@@ -72,7 +60,7 @@ def load(
     Raises:
         DataError: The file does not fit; the message names file, conversation and field.
     """
-    file = find_file(Path(path), DATA.files[0].path)
+    file = find_file(path, DATA.files[0].path)
     try:
         samples = read_json(file)
     except DataError as error:
@@ -96,28 +84,6 @@ def load(
         require_strings(require_field(item, "correct_evidence", list, location), f"{location}: correct_evidence")
         audit_entries[item["question_id"]] = item
     return [_apply_audit(task, audit_entries, faults, source) for task in tasks]
-
-
-def load_locomo(path: str | Path, limit: int | None = None, *, adversarial: bool = False) -> list[Task]:
-    """Load one of the two variants that share no question.
-
-    Args:
-        path: File, or its folder.
-        limit: Return the first `limit` conversations only.
-        adversarial: Load variant "adversarial", not "answerable".
-    """
-    return load(Path(path), "adversarial" if adversarial else "answerable", limit)
-
-
-def observations(task: Task) -> list[Fact]:
-    """Return LoCoMo's own facts on a conversation, in order of sessions.
-
-    A task of another data set has none.
-    """
-    return [
-        Fact(item["text"], item["speaker"], tuple(item["turns"]), item["chunk"], task.chunks[item["chunk"]].timestamp)
-        for item in task.meta.get("observations", ())
-    ]
 
 
 def mend_evidence(strings: list[str]) -> list[str]:

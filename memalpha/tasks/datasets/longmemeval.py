@@ -8,7 +8,7 @@ answer; the official reply is in `meta["refused"]`. The files are read one insta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,20 +28,14 @@ def load(path: Path, variant: str | None = None, limit: int | None = None) -> li
     Args:
         path: Folder or file.
         variant: "s", "oracle" or "m".
-        limit: Return the first `limit` instances only.
-    """
-    return list(islice(instances(path, variant), limit))
-
-
-def instances(path: Path, variant: str | None = None) -> Iterator[Task]:
-    """Yield one instance at a time: the m file holds 2.7 GB.
+        limit: Return the first `limit` instances only; the m file holds 2.7 GB.
 
     Raises:
         DataError: The file does not fit; the message names file, instance and field.
     """
     file = find_file(path, DATA.files_for(variant)[0].path)
-    for number, item in enumerate(iter_json_array(file)):
-        yield _task(item, f"{file}: instance {number}")
+    items = enumerate(islice(iter_json_array(file), limit))
+    return [_task(item, f"{file}: instance {number}") for number, item in items]
 
 
 def _task(item: Any, location: str) -> Task:

@@ -43,7 +43,7 @@ _HEADER = re.compile(
 
 
 def load_memalpha(path: Path, variant: str | None = None, limit: int | None = None, source: str = "") -> list[Task]:
-    """Load the rows whose source begins with `source`.
+    """Load the rows of Mem-alpha's own sets whose source begins with `source`.
 
     Args:
         path: Folder or Parquet file.
@@ -51,11 +51,11 @@ def load_memalpha(path: Path, variant: str | None = None, limit: int | None = No
         limit: Return the first `limit` rows only.
         source: Beginning of the source; "" takes all rows.
     """
-    return list(islice(rows(path, DATA[0], variant, source), limit))
+    return list(islice(_rows(path, DATA[0], variant, source), limit))
 
 
 def load_memalpha_mab(path: Path, variant: str | None = None, limit: int | None = None, source: str = "") -> list[Task]:
-    """Load the rows whose source begins with `source`.
+    """Load the rows of MemoryAgentBench whose source begins with `source`.
 
     Args:
         path: Folder or Parquet file.
@@ -63,10 +63,10 @@ def load_memalpha_mab(path: Path, variant: str | None = None, limit: int | None 
         limit: Return the first `limit` rows only.
         source: Beginning of the source; "" takes all rows.
     """
-    return list(islice(rows(path, DATA[1], variant, source), limit))
+    return list(islice(_rows(path, DATA[1], variant, source), limit))
 
 
-def rows(path: Path, dataset: DataSet, variant: str | None = None, source: str = "") -> Iterator[Task]:
+def _rows(path: Path, dataset: DataSet, variant: str | None, source: str) -> Iterator[Task]:
     """Yield one row at a time.
 
     Args:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -48,28 +47,21 @@ def load(path: Path, variant: str | None = None, limit: int | None = None, sourc
         variant: Name of the split.
         limit: Return the first `limit` rows only.
         source: Beginning of `metadata.source`; "" takes all rows.
-    """
-    return list(islice(contexts(path, variant, source), limit))
-
-
-def contexts(path: Path, variant: str | None = None, source: str = "") -> Iterator[Task]:
-    """Yield the rows of a split one at a time, as `load` returns them.
-
-    Args:
-        path: Folder or Parquet file.
-        variant: Name of the split.
-        source: Beginning of `metadata.source`; "" takes all rows.
 
     Raises:
         DataError: The file does not fit; the message names file, row and field.
     """
     file = find_file(path, DATA.files_for(variant)[0].path)
     count: dict[str, int] = {}
+    tasks: list[Task] = []
     for location, row in files.iter_parquet_rows(file, ("context", "questions", "answers", "metadata")):
         kind = require_field(require_field(row, "metadata", Mapping, location), "source", str, f"{location}: metadata")
         count[kind] = count.get(kind, -1) + 1
         if kind.startswith(source):
-            yield _task(row, kind, f"{kind}_{count[kind]}", location, file)
+            tasks.append(_task(row, kind, f"{kind}_{count[kind]}", location, file))
+            if len(tasks) == limit:
+                break
+    return tasks
 
 
 def film_title(entity: str) -> str:

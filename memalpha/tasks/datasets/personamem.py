@@ -11,7 +11,7 @@ follows from the question's text.
 
 Snippets: v2 as short tasks for training. A task is one question. Its chunks are the related snippet and 1 to
 `irrelevant` others, drawn from rows of other personas and shuffled. All of it follows from `seed` and the rows; `limit`
-does not change it. Evidence are the turns of the related snippet, `meta["snippet"]` is its index. `qa.scoring.cited`
+does not change it. Evidence are the turns of the related snippet, `meta["snippet"]` is its index. `qa.scoring.metrics`
 describes the reward of an answer that names its evidence.
 """
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -44,9 +44,28 @@ def load_personamem(path: Path, variant: str | None = None, limit: int | None = 
     Args:
         path: Folder that holds both files, or one of them.
         variant: "32k", "128k" or "1M".
-        limit: Return the first `limit` contexts only.
+        limit: Return the first `limit` contexts only; the largest have 1M tokens each.
+
+    Raises:
+        DataError: A file does not fit; the message names file, line and field.
     """
-    return list(islice(contexts(path, variant), limit))
+    questions, shared = (find_sibling(path, file.path) for file in _V1.files_for(variant))
+    rows_by_context: dict[str, list[tuple[str, dict[str, str]]]] = {}
+    for location, row in files.iter_csv_rows(questions):
+        rows_by_context.setdefault(require_field(row, "shared_context_id", str, location), []).append((location, row))
+    tasks: list[Task] = []
+    for location, value in files.iter_json_lines(shared):
+        if not isinstance(value, dict) or not all(isinstance(messages, list) for messages in value.values()):
+            raise DataError(f"{location}: an object of a context id and its list of messages is needed")
+        for id, messages in value.items():
+            if rows := rows_by_context.pop(id, None):
+                tasks.append(_context(id, messages, rows, location))
+                if len(tasks) == limit:
+                    return tasks
+        if not rows_by_context:
+            return tasks
+    location, row = next(iter(rows_by_context.values()))[0]
+    raise DataError(f"{location}: shared_context_id {row['shared_context_id']!r} is not in {shared}")
 
 
 def load_personamem_v2(path: Path, variant: str | None = None, limit: int | None = None) -> list[Task]:
@@ -56,34 +75,10 @@ def load_personamem_v2(path: Path, variant: str | None = None, limit: int | None
         path: Folder laid out as the official repository.
         variant: "32k" or "128k".
         limit: Return the first `limit` histories only.
-    """
-    return list(islice(histories(path, variant), limit))
-
-
-def contexts(path: Path, variant: str | None = None) -> Iterator[Task]:
-    """Yield the contexts of v1 one at a time, 1M tokens each in the largest.
 
     Raises:
         DataError: A file does not fit; the message names file, line and field.
     """
-    questions, shared = (find_sibling(path, file.path) for file in _V1.files_for(variant))
-    rows_by_context: dict[str, list[tuple[str, dict[str, str]]]] = {}
-    for location, row in files.iter_csv_rows(questions):
-        rows_by_context.setdefault(require_field(row, "shared_context_id", str, location), []).append((location, row))
-    for location, value in files.iter_json_lines(shared):
-        if not isinstance(value, dict) or not all(isinstance(messages, list) for messages in value.values()):
-            raise DataError(f"{location}: an object of a context id and its list of messages is needed")
-        for id, messages in value.items():
-            if rows := rows_by_context.pop(id, None):
-                yield _context(id, messages, rows, location)
-        if not rows_by_context:
-            return
-    location, row = next(iter(rows_by_context.values()))[0]
-    raise DataError(f"{location}: shared_context_id {row['shared_context_id']!r} is not in {shared}")
-
-
-def histories(path: Path, variant: str | None = None) -> Iterator[Task]:
-    """Yield the histories of v2 one at a time. Raises `DataError` naming file, line and field."""
     size = variant or _V2.variants[0]
     questions = find_sibling(path, _V2.files[0].path)
     root = path if path.is_dir() else path.parent
@@ -91,7 +86,8 @@ def histories(path: Path, variant: str | None = None) -> Iterator[Task]:
     for location, row in files.iter_csv_rows(questions):
         link = require_field(row, f"chat_history_{size}_link", str, location)
         rows_by_history.setdefault(link, []).append((location, row))
-    for link, rows in rows_by_history.items():
+    tasks: list[Task] = []
+    for link, rows in islice(rows_by_history.items(), limit):
         for folder in (root, *questions.parents[:4]):
             if (file := folder / link).is_file():
                 break
@@ -101,7 +97,8 @@ def histories(path: Path, variant: str | None = None) -> Iterator[Task]:
         messages = value.get("chat_history") if isinstance(value, dict) else value
         if not isinstance(messages, list):
             raise DataError(f"{file}: field 'chat_history' is missing or not list")
-        yield _history(messages, rows, file, size)
+        tasks.append(_history(messages, rows, file, size))
+    return tasks
 
 
 def _context(id_: str, messages: list[Any], rows: list[tuple[str, dict[str, str]]], location: str) -> Task:

@@ -24,7 +24,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import date, timedelta
-from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
@@ -93,33 +92,28 @@ def _passages(articles: list[Any], file: str) -> Iterator[tuple[SpeakerTurn, lis
         for p, item in enumerate(require_field(article, "paragraphs", list, f"{file}: data[{a}]")):
             location = f"{file}: data[{a}].paragraphs[{p}]"
             turn = SpeakerTurn(speaker=title, text=require_field(item, "context", str, location), id=f"{a}:{p}")
-            questions = require_field(item, "qas", list, location)
-            yield turn, [_passage_question(question, f"{a}:{p}", location) for question in questions]
-
-
-def _passage_question(item: Any, turn: str, location: str) -> Question:
-    id = require_field(item, "id", str, location)
-    location = f"{location}: question {id}"
-    official_answers = require_field(item, "answers", list, location)
-    answers = tuple(dict.fromkeys(require_field(answer, "text", str, location) for answer in official_answers))
-    impossible = item.get("is_impossible", False)
-    if bool(answers) == impossible:
-        raise DataError(f"{location}: {'answers to an impossible question' if impossible else 'no answer'}")
-    return Question(
-        id=id,
-        question=require_field(item, "question", str, location).strip(),
-        answers=answers,
-        category="unanswerable" if impossible else "extraction",
-        evidence=() if impossible else (turn,),
-        meta={"metric": "squad-f1"},
-    )
+            questions: list[Question] = []
+            for question in require_field(item, "qas", list, location):
+                id = require_field(question, "id", str, location)
+                place = f"{location}: question {id}"
+                texts = [require_field(x, "text", str, place) for x in require_field(question, "answers", list, place)]
+                impossible = question.get("is_impossible", False)
+                if bool(texts) == impossible:
+                    raise DataError(f"{place}: {'answers to an impossible question' if impossible else 'no answer'}")
+                questions.append(
+                    Question(
+                        id=id,
+                        question=require_field(question, "question", str, place).strip(),
+                        answers=tuple(dict.fromkeys(texts)),
+                        category="unanswerable" if impossible else "extraction",
+                        evidence=() if impossible else (f"{a}:{p}",),
+                        meta={"metric": "squad-f1"},
+                    )
+                )
+            yield turn, questions
 
 
 # -------------------------------------------------------------------------------------------------------------- labels
-
-
-def _read_banking77(path: Path, variant: str | None) -> list[Sentences]:
-    return [_read_csv(find_sibling(path, file.path), ",", "text", "category") for file in _CARDS["banking77"].files]
 
 
 def _read_clinc150(path: Path, variant: str | None) -> list[Sentences]:
@@ -245,7 +239,12 @@ def _label_loader(name: str, read: Callable[[Path, str | None], list[Sentences]]
     return load
 
 
-load_banking77 = _label_loader("banking77", _read_banking77)
+load_banking77 = _label_loader(
+    "banking77",
+    lambda path, variant: [
+        _read_csv(find_sibling(path, file.path), ",", "text", "category") for file in _CARDS["banking77"].files
+    ],
+)
 load_clinc150 = _label_loader("clinc150", _read_clinc150)
 load_nlu = _label_loader("nlu", _read_nlu)
 load_trec = _label_loader("trec", _read_trec)
@@ -281,27 +280,27 @@ def load_booksum(
         DataError: The file does not fit; the message names file, line and field.
     """
     file = find_file(path, _CARDS["booksum"].files_for(variant)[0].path)
-    rows = enumerate(files.iter_json_lines(file))
-    tasks = (_chapter_task(row, f"booksum-{file.stem}-{number}", location) for number, (location, row) in rows)
-    return list(islice((task for task in tasks if task and min_chunks <= len(task.chunks) <= max_chunks), limit))
-
-
-def _chapter_task(row: Any, id: str, location: str) -> Task | None:
-    pieces = split_text(require_field(row, "text", str, location))
-    summaries: list[str] = []
-    for n, item in enumerate(require_field(row, "summary", list, location)):
-        text = item if isinstance(item, str) else require_field(item, "text", (str, list), f"{location}: summary[{n}]")
-        summaries.append((text if isinstance(text, str) else "\n".join(map(str, text))).strip())
-    if not pieces or not any(summaries):
-        return None
-    days = [(date(2024, 1, 1) + timedelta(days=n)).isoformat() for n in range(len(pieces))]
-    question = Question(
-        id="summary",
-        question=f"Summarize what I read in the book from {days[0]} to {days[-1]}.",
-        answers=tuple(filter(None, dict.fromkeys(summaries))),
-        category="summary",
-        meta={"metric": "rouge"},
-    )
-    chunks = tuple(Chunk(text=piece, timestamp=day) for piece, day in zip(pieces, days, strict=True))
-    meta = {key: str(row[key]) for key in ("book_title", "title", "chapter_id", "bid") if row.get(key)}
-    return Task(id=id, chunks=chunks, questions=(question,), meta=meta)
+    tasks: list[Task] = []
+    for number, (location, row) in enumerate(files.iter_json_lines(file)):
+        pieces = split_text(require_field(row, "text", str, location))
+        summaries: list[str] = []
+        for n, item in enumerate(require_field(row, "summary", list, location)):
+            is_text, place = isinstance(item, str), f"{location}: summary[{n}]"
+            text = item if is_text else require_field(item, "text", (str, list), place)
+            summaries.append((text if isinstance(text, str) else "\n".join(map(str, text))).strip())
+        if not pieces or not any(summaries) or not min_chunks <= len(pieces) <= max_chunks:
+            continue
+        days = [(date(2024, 1, 1) + timedelta(days=n)).isoformat() for n in range(len(pieces))]
+        question = Question(
+            id="summary",
+            question=f"Summarize what I read in the book from {days[0]} to {days[-1]}.",
+            answers=tuple(filter(None, dict.fromkeys(summaries))),
+            category="summary",
+            meta={"metric": "rouge"},
+        )
+        chunks = tuple(Chunk(text=piece, timestamp=day) for piece, day in zip(pieces, days, strict=True))
+        meta = {key: str(row[key]) for key in ("book_title", "title", "chapter_id", "bid") if row.get(key)}
+        tasks.append(Task(id=f"booksum-{file.stem}-{number}", chunks=chunks, questions=(question,), meta=meta))
+        if len(tasks) == limit:
+            break
+    return tasks

@@ -80,34 +80,33 @@ def _scene(item: Any, location: str) -> tuple[str, Chunk, list[Question]]:
             text = require_field(utterance, "utterance", str, f"{location}: utterance {uid}")
             turns.append(SpeakerTurn(speaker=", ".join(map(str, speakers)), text=text, id=f"{title}:{uid}"))
         turn_ids = {turn.id for turn in turns}
-        questions += [
-            _scene_question(item_question, title, turn_ids, location)
-            for item_question in require_field(paragraph, "qas", list, location)
-        ]
+        for question in require_field(paragraph, "qas", list, location):
+            id = require_field(question, "id", str, location)
+            place = f"{location}: question {id}"
+            answers = require_items(require_field(question, "answers", list, place), "answers", place)
+            evidence = dict.fromkeys(
+                f"{title}:{require_field(answer, 'utterance_id', int, place)}" for answer in answers
+            )
+            if unknown := [turn for turn in evidence if turn not in turn_ids]:
+                raise DataError(
+                    f"{place}: its answer is taken from {unknown[0]}, an utterance that the scene does not have"
+                )
+            paraphrased = {"paraphrased": True} if id.endswith("_Paraphrased") else {}
+            text = require_field(question, "question", str, place)
+            answer_texts = [require_field(answer, "answer_text", str, place).strip() for answer in answers]
+            questions.append(
+                Question(
+                    id=id,
+                    question=text,
+                    answers=tuple(dict.fromkeys(answer_texts)),
+                    category=id.removeprefix(title).strip("_").partition("_")[0].lower() or None,
+                    evidence=tuple(evidence),
+                    meta={"metric": _FRIENDSQA.metric, "evidence": "any", **paraphrased},
+                )
+            )
     if not turns:
         raise DataError(f"{location}: a scene without utterances")
     return title, Chunk(turns=tuple(turns)), questions
-
-
-def _scene_question(item: Mapping[str, Any], title: str, turn_ids: set[str | None], location: str) -> Question:
-    id = require_field(item, "id", str, location)
-    location = f"{location}: question {id}"
-    answers = require_items(require_field(item, "answers", list, location), "answers", location)
-    evidence = tuple(
-        dict.fromkeys(f"{title}:{require_field(answer, 'utterance_id', int, location)}" for answer in answers)
-    )
-    if unknown := [turn for turn in evidence if turn not in turn_ids]:
-        raise DataError(f"{location}: its answer is taken from {unknown[0]}, an utterance that the scene does not have")
-    paraphrased = {"paraphrased": True} if id.endswith("_Paraphrased") else {}
-    kind = id.removeprefix(title).strip("_").partition("_")[0].lower()
-    return Question(
-        id=id,
-        question=require_field(item, "question", str, location),
-        answers=tuple(dict.fromkeys(require_field(answer, "answer_text", str, location).strip() for answer in answers)),
-        category=kind or None,
-        evidence=evidence,
-        meta={"metric": _FRIENDSQA.metric, "evidence": "any", **paraphrased},
-    )
 
 
 def load_qmsum(path: Path, variant: str | None = None, limit: int | None = None) -> list[Task]:

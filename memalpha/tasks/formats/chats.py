@@ -1,28 +1,39 @@
-"""Chats as apps export them, told apart by their content: WhatsApp, ChatGPT, Claude, chat messages.
+"""Chats as chunks of a day each: chat messages, and exports of ChatGPT, Claude and WhatsApp, told apart by content.
 
-Of ChatGPT and Claude, `conversations.json` is read: a task for each conversation, with a chunk for each day. Read are
-the words of the user and of the assistant, on the branch that the app shows. Left out are hidden and system messages,
-tool calls and their results, thoughts, images and attached files. Times are UTC. Neither company publishes the format
-and both extend it, so unknown fields and kinds of content are skipped; what is needed must be there.
+**Chat messages** are `[{"role", "content", "name"?, "timestamp"?}]`, as chat APIs take and return them. The words of
+users and assistants are read. Messages of other roles (system, developer, tool, function) are left out. So are tool
+calls, tool results, thoughts and media inside a message. The speaker of a turn is the role, or the `name` of a user.
+
+Of **ChatGPT and Claude**, `conversations.json` is read: a task for each conversation. Read are the words of the user
+and of the assistant, on the branch that the app shows. Left out are hidden and system messages, tool calls and their
+results, thoughts, images and attached files. Times are UTC. Neither company publishes the format and both extend it, so
+unknown fields and kinds of content are skipped; what is needed must be there.
+
+**WhatsApp** on a phone writes two forms: `[24/05/2024, 21:05:09] Ana: text` (iOS) and `24/05/2024, 21:05 - Ana: text`
+(Android). Order, separators, seconds and the 12-hour clock follow the phone's language. A line without such a head
+continues the message before it. Left out are lines of the app (no name, or text behind a U+200E) and placeholders of
+media. Whether the day or the month comes first is decided over the whole file: by a number above 12, or by the order of
+the messages. If both readings fit, the file is refused, and `dates=` says which holds.
 """
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 from zipfile import is_zipfile
 
 from memalpha.errors import DataError
-from memalpha.tasks.chunking import CHUNK
-from memalpha.tasks.formats.files import require_field
-from memalpha.tasks.formats.messages import is_messages, load_messages, pack_days
-from memalpha.tasks.formats.whatsapp import NO_CHAT, is_whatsapp, load_whatsapp
-from memalpha.text_files import read_text
-from memalpha.types import Task
+from memalpha.tasks.chunking import CHUNK, split_text
+from memalpha.tasks.formats.files import pack_turns, require_field
+from memalpha.text_files import UTF_16, read_text, to_utf8
+from memalpha.types import Chunk, SpeakerTurn, Task, is_iso_time
 
 
 def load_chats(path: Path, dates: str | None = None) -> list[Task] | None:
@@ -76,7 +87,9 @@ def load_exports(path: Path, *, dates: str | None = None, size: int = CHUNK) -> 
     if is_whatsapp(text):
         return [load_whatsapp(path, dates=dates, size=size)]
     value = _parse_json(text)
-    return load_assistant_export(value, path, size) if is_assistant_export(value) else None
+    items = value if isinstance(value, list) else [value]
+    first = next((item for item in items if isinstance(item, Mapping)), {})
+    return load_assistant_export(value, path, size) if "mapping" in first or "chat_messages" in first else None
 
 
 def _parse_json(text: str) -> object:
@@ -97,17 +110,12 @@ def with_turn_ids(task: Task) -> Task:
     return task.model_copy(update={"chunks": tuple(chunks)})
 
 
+# ----------------------------------------------------------------------------------------------------- ChatGPT, Claude
+
 _Utterance = tuple[str, str, str | None]
 
 _SPEAKERS = {"human": "user", "assistant": "assistant"}
 _CITATION = re.compile("\ue200[^\ue200\ue201]*\ue201")
-
-
-def is_assistant_export(value: object) -> bool:
-    """Return True for parsed JSON that is a conversation of ChatGPT or Claude, or a list of them."""
-    items = value if isinstance(value, list) else [value]
-    first = next((item for item in items if isinstance(item, Mapping)), {})
-    return "mapping" in first or "chat_messages" in first
 
 
 def load_assistant_export(value: object, path: Path, size: int = CHUNK) -> list[Task]:
@@ -165,70 +173,63 @@ def _read_chatgpt(conversation: Mapping[str, Any], location: str) -> Iterator[_U
         path[id] = nodes[id]
         id, where = nodes[id].get("parent"), f"{where}.parent"
     for id, node in reversed(path.items()):
-        message = node.get("message")
-        if message is not None:
-            yield _read_chatgpt_message(message, f"{location}.mapping[{id!r}].message")
-
-
-def _read_chatgpt_message(message: Any, location: str) -> _Utterance:
-    author = require_field(message, "author", dict, location)
-    role = require_field(author, "role", str, f"{location}.author")
-    content = require_field(message, "content", dict, location)
-    metadata = message.get("metadata") or {}
-    is_hidden = isinstance(metadata, Mapping) and metadata.get("is_visually_hidden_from_conversation")
-    is_read = (
-        role in ("user", "assistant")
-        and not is_hidden
-        and message.get("recipient") in (None, "all")
-        and message.get("channel") in (None, "final")
-        and content.get("content_type") in ("text", "multimodal_text")
-    )
-    if not is_read:
-        return "", "", None
-    parts = require_field(content, "parts", list, f"{location}.content")
-    # A spoken message is an object with the words as `text`; images and files have none.
-    texts = [part if isinstance(part, str) else part.get("text") for part in parts if isinstance(part, str | dict)]
-    text = "\n".join(text for text in texts if isinstance(text, str) and text.strip())
-    timestamp = _from_unix(message.get("create_time"), f"{location}.create_time")
-    return role, _CITATION.sub("", text).strip(), timestamp
+        if (message := node.get("message")) is None:
+            continue
+        where = f"{location}.mapping[{id!r}].message"
+        author = require_field(message, "author", dict, where)
+        role = require_field(author, "role", str, f"{where}.author")
+        content = require_field(message, "content", dict, where)
+        metadata = message.get("metadata") or {}
+        is_hidden = isinstance(metadata, Mapping) and metadata.get("is_visually_hidden_from_conversation")
+        if (
+            role in ("user", "assistant")
+            and not is_hidden
+            and message.get("recipient") in (None, "all")
+            and message.get("channel") in (None, "final")
+            and content.get("content_type") in ("text", "multimodal_text")
+        ):
+            parts = require_field(content, "parts", list, f"{where}.content")
+            # A spoken message is an object with the words as `text`; images and files have none.
+            texts = [
+                part if isinstance(part, str) else part.get("text") for part in parts if isinstance(part, str | dict)
+            ]
+            time = _from_unix(message.get("create_time"), f"{where}.create_time")
+            yield role, _CITATION.sub("", _join_lines(texts)).strip(), time
 
 
 def _read_claude(conversation: Mapping[str, Any], location: str) -> Iterator[_Utterance]:
-    messages = require_field(conversation, "chat_messages", list, location)
-    for number in _current_branch(messages, conversation.get("current_leaf_message_uuid")):
-        yield _read_claude_message(messages[number], f"{location}.chat_messages[{number}]")
-
-
-def _current_branch(messages: Sequence[Any], leaf: Any) -> list[int]:
-    """Return the indices of the messages from the first to the leaf, by their parents.
+    """Yield the utterances from the first to the leaf, by their parents.
 
     The leaf is the last message unless it is named. Older exports name no parents: they hold one branch, all messages.
     """
+    messages = require_field(conversation, "chat_messages", list, location)
     parents = [item.get("parent_message_uuid") for item in messages if isinstance(item, Mapping)]
-    if not messages or sum(isinstance(parent, str) for parent in parents) < len(messages):
-        return list(range(len(messages)))
-    by_id = {message.get("uuid"): index for index, message in enumerate(messages)}
-    index: int | None = by_id.get(leaf, len(messages) - 1)
-    path: dict[int, None] = {}
-    while index is not None and index not in path:
-        path[index] = None
-        index = by_id.get(parents[index])  # that of the first message is nobody's
-    return list(reversed(path))
+    branch = dict.fromkeys(range(len(messages)))
+    if messages and sum(isinstance(parent, str) for parent in parents) == len(messages):
+        by_id = {message.get("uuid"): index for index, message in enumerate(messages)}
+        index: int | None = by_id.get(conversation.get("current_leaf_message_uuid"), len(messages) - 1)
+        path: dict[int, None] = {}
+        while index is not None and index not in path:
+            path[index] = None
+            index = by_id.get(parents[index])  # that of the first message is nobody's
+        branch = dict.fromkeys(reversed(path))
+    for number in branch:
+        message, where = messages[number], f"{location}.chat_messages[{number}]"
+        sender = require_field(message, "sender", str, where)
+        if sender not in _SPEAKERS:
+            raise DataError(f"{where}.sender: is {sender!r}: use human or assistant")
+        blocks = message.get("content") or []
+        if not isinstance(blocks, list) or not all(isinstance(block, Mapping) for block in blocks):
+            raise DataError(f"{where}.content: a list of blocks is needed")
+        # `text` repeats the blocks, with notes about those that cannot be shown; old exports have it alone.
+        text = _join_lines([block.get("text") for block in blocks if block.get("type") == "text"])
+        if not blocks:
+            text = require_field(message, "text", str, where)
+        yield _SPEAKERS[sender], text.strip(), _from_iso(message.get("created_at"), f"{where}.created_at")
 
 
-def _read_claude_message(message: Any, location: str) -> _Utterance:
-    sender = require_field(message, "sender", str, location)
-    if sender not in _SPEAKERS:
-        raise DataError(f"{location}.sender: is {sender!r}: use human or assistant")
-    blocks = message.get("content") or []
-    if not isinstance(blocks, list) or not all(isinstance(block, Mapping) for block in blocks):
-        raise DataError(f"{location}.content: a list of blocks is needed")
-    texts = [block.get("text") for block in blocks if block.get("type") == "text"]
-    # `text` repeats the blocks, with notes about those that cannot be shown; old exports have it alone.
-    text = "\n".join(text for text in texts if isinstance(text, str) and text.strip())
-    if not blocks:
-        text = require_field(message, "text", str, location)
-    return _SPEAKERS[sender], text.strip(), _from_iso(message.get("created_at"), f"{location}.created_at")
+def _join_lines(texts: Iterable[Any]) -> str:
+    return "\n".join(text for text in texts if isinstance(text, str) and text.strip())
 
 
 def _from_unix(value: Any, location: str) -> str | None:
@@ -252,3 +253,359 @@ def _from_iso(value: Any, location: str) -> str | None:
     except (ValueError, TypeError) as error:
         raise DataError(f"{location}: {value!r} is no ISO 8601 time") from error
     return (time.astimezone(UTC) if time.tzinfo else time).replace(tzinfo=None).isoformat(timespec="seconds")
+
+
+# ------------------------------------------------------------------------------------------------------- chat messages
+
+Messages = Sequence[Mapping[str, Any]]
+
+READ_ROLES = ("user", "assistant")
+"""Roles whose words are read."""
+OTHER_ROLES = ("system", "developer", "tool", "function")
+"""Roles whose messages are left out."""
+
+_FIELDS = ("role", "content", "name", "timestamp")
+# Further fields of the messages that OpenAI's and Anthropic's APIs take or return; none has words of the conversation.
+_API_FIELDS = frozenset(
+    {"id", "type", "object", "model", "status", "created_at", "metadata", "cache_control", "usage", "stop_reason"}
+    | {"stop_sequence", "stop_details", "container", "context_management", "tool_calls", "tool_call_id"}
+    | {"function_call", "refusal", "annotations", "audio", "reasoning", "reasoning_content", "phase"}
+)
+_TEXT_BLOCKS = ("text", "input_text", "output_text")
+_OTHER_BLOCKS = frozenset(
+    {"image_url", "input_audio", "audio", "file", "refusal", "input_image", "input_file", "reasoning"}
+    | {"image", "document", "search_result", "thinking", "redacted_thinking", "tool_use", "tool_result"}
+    | {"server_tool_use", "mcp_tool_use", "mcp_tool_result", "web_search_tool_result", "web_fetch_tool_result"}
+    | {"code_execution_tool_result", "container_upload", "compaction"}
+)
+
+
+def is_messages(value: object) -> TypeGuard[Messages]:
+    """Return True for a non-empty list or tuple that begins with a mapping."""
+    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping)
+
+
+def chunk_messages(
+    messages: Messages,
+    *,
+    timestamp: str | None = None,
+    size: int = CHUNK,
+    location: str = "messages",
+    first_index: int = 0,
+) -> list[Chunk]:
+    """Return the turns of chat messages in as few chunks as hold them.
+
+    A chunk holds the messages of one day and has the timestamp of its first one. A message without a timestamp has that
+    of the message before it.
+
+    Args:
+        messages: the messages, in the order of the conversation.
+        timestamp: ISO 8601 date of messages before the first one with a date of its own.
+        size: most characters of a chunk.
+        location: name of the list that an error message begins with.
+        first_index: index of the first chunk.
+
+    Returns:
+        The chunks; `[]` if no user or assistant says anything.
+
+    Raises:
+        DataError: a message is invalid; the error names its position and field.
+    """
+    located = ((f"{location}[{number}]", message) for number, message in enumerate(messages))
+    return _pack(located, timestamp, size, first_index)
+
+
+def load_messages(path: Path, *, timestamp: str | None = None, size: int = CHUNK) -> list[Chunk]:
+    """Return the chunks of a file of chat messages, as `chunk_messages` does.
+
+    Args:
+        path: JSON Lines with a message a line, or one JSON value: a list of messages, or an object with the list as its
+            field `messages`.
+        timestamp: ISO 8601 date of messages without one.
+        size: most characters of a chunk.
+
+    Raises:
+        DataError: the file is no such file, or a message is invalid; the error names line and field.
+    """
+    try:
+        data = to_utf8(path.read_bytes(), str(path))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}): give the path of a file of messages") from error
+    if path.suffix == ".jsonl":
+        places = ((f"{path}:{number}", line) for number, line in enumerate(data.split(b"\n"), start=1) if line.strip())
+        return _pack(((place, _decode(line, place)) for place, line in places), timestamp, size, 0)
+    value = _decode(data, str(path))
+    messages = value.get("messages") if isinstance(value, dict) else value
+    if not isinstance(messages, list):
+        raise DataError(f'{path}: a list of messages is needed, or {{"messages": [...]}}')
+    return chunk_messages(messages, timestamp=timestamp, size=size, location=f"{path}: messages")
+
+
+def is_message_file(path: Path) -> bool:
+    """Return True if the first JSON line of a file is a chat message: an object with `role` and without `chunks`."""
+    try:
+        with path.open("rb") as file:
+            line = next((line for line in file if line.strip()), b"").removeprefix(codecs.BOM_UTF8)
+        if line.startswith(UTF_16):
+            line = line[: len(line) // 2 * 2]  # the line end is cut in half; `json` knows the encoding
+        value = json.loads(line)
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and "role" in value and "chunks" not in value
+
+
+def _decode(data: bytes, location: str) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{location}: not JSON: {error}") from error
+
+
+def _pack(messages: Iterable[tuple[str, Any]], timestamp: str | None, size: int, first_index: int) -> list[Chunk]:
+    utterances = (_parse_message(message, location) for location, message in messages)
+    chunks = pack_days(utterances, timestamp=timestamp, size=size)
+    return [chunk.model_copy(update={"index": index}) for index, chunk in enumerate(chunks, first_index)]
+
+
+def pack_days(
+    utterances: Iterable[tuple[str, str, str | None]], *, timestamp: str | None = None, size: int = CHUNK
+) -> list[Chunk]:
+    """Pack utterances into as few chunks as hold them; a chunk holds those of one day.
+
+    Args:
+        utterances: Speaker, text and ISO timestamp, in the order of the conversation. An utterance without a timestamp
+            has that of the one before it; one without speaker or text is left out.
+        timestamp: ISO 8601 date of utterances before the first one with a date of its own.
+        size: Most characters of a chunk.
+
+    Returns:
+        The chunks, each with the timestamp of its first utterance.
+    """
+
+    def day_of(timestamp: str) -> date:
+        return datetime.fromisoformat(timestamp).date()
+
+    days: list[tuple[str | None, list[SpeakerTurn]]] = []
+    for speaker, text, own_timestamp in utterances:
+        if own_timestamp is not None and (timestamp is None or day_of(own_timestamp) != day_of(timestamp)):
+            timestamp = own_timestamp
+        if not speaker or not text.strip():
+            continue
+        if not days or days[-1][0] != timestamp:
+            days.append((timestamp, []))
+        pieces = split_text(text, max(size // 2, size - len(speaker) - 3))
+        days[-1][1].extend(SpeakerTurn(speaker=speaker, text=piece) for piece in pieces)
+    return [
+        chunk.model_copy(update={"timestamp": day_timestamp})
+        for day_timestamp, turns in days
+        for chunk in pack_turns(turns, max(size // 4, 1))
+    ]
+
+
+def _parse_message(message: Any, location: str) -> tuple[str, str, str | None]:
+    """Return speaker, text and timestamp of a message; the speaker is "" if the role is not read."""
+    if not isinstance(message, Mapping):
+        raise DataError(f"{location}: a message is an object with 'role' and 'content', not {type(message).__name__}")
+    for field in message:
+        if field not in _FIELDS and field not in _API_FIELDS:
+            raise DataError(f"{location}.{field}: no field of a message: use {', '.join(_FIELDS)}")
+    role = message.get("role")
+    if role not in READ_ROLES and role not in OTHER_ROLES:
+        problem = "is missing" if role is None else f"is {role!r}"
+        raise DataError(f"{location}.role: {problem}: use {', '.join((*READ_ROLES, *OTHER_ROLES))}")
+    name, timestamp = message.get("name"), message.get("timestamp")
+    if name is not None and not (isinstance(name, str) and name.strip() and "\n" not in name):
+        raise DataError(f"{location}.name: a name on one line is needed, not {name!r}")
+    if timestamp is not None and not (isinstance(timestamp, str) and is_iso_time(timestamp)):
+        raise DataError(f"{location}.timestamp: {timestamp!r} is no ISO 8601 date or time (2024-05-01T10:30)")
+    if role == "user" and name and name.strip().lower() in (*READ_ROLES[1:], *OTHER_ROLES):
+        raise DataError(f"{location}.name: {name!r} is a role: a user needs another name")
+    if "content" not in message and role != "assistant":  # an assistant may have only called tools
+        raise DataError(f"{location}.content: is missing: a text or a list of content blocks is needed")
+    text = _parse_content(message.get("content"), f"{location}.content", is_optional=role == "assistant")
+    if role not in READ_ROLES:
+        return "", "", timestamp
+    return (name.strip() if role == "user" and name else role), text, timestamp
+
+
+def _parse_content(content: Any, location: str, *, is_optional: bool) -> str:
+    if isinstance(content, str):
+        return content
+    if content is None and is_optional:
+        return ""
+    if not isinstance(content, list | tuple):
+        raise DataError(f"{location}: a text or a list of content blocks is needed, not {type(content).__name__}")
+    texts = []
+    for number, block in enumerate(content):
+        block_location = f"{location}[{number}]"
+        if isinstance(block, str):
+            texts.append(block)
+            continue
+        if not isinstance(block, Mapping):
+            raise DataError(f"{block_location}: a content block is an object with 'type', not {type(block).__name__}")
+        kind = block.get("type")
+        if kind in _TEXT_BLOCKS:
+            text = block.get("text")
+            if not isinstance(text, str):
+                raise DataError(f"{block_location}.text: a text is needed, not {type(text).__name__}")
+            texts.append(text)
+        elif kind not in _OTHER_BLOCKS:
+            problem = "is missing" if kind is None else f"{kind!r} is unknown"
+            raise DataError(f"{block_location}.type: {problem}: a block of words has the type 'text'")
+    return "\n".join(text for text in texts if text.strip())
+
+
+# ------------------------------------------------------------------------------------------------------------ WhatsApp
+
+DATE_ORDERS = ("day-first", "month-first")
+NO_CHAT = "no message of a chat export, such as '[24/05/2024, 21:05:09] Ana: text'"
+
+_MARKS = re.compile("[\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+_SPACES = re.compile("[\u00a0\u2009\u202f]")
+_MOMENT = (
+    r"(?P<first>\d{1,4})(?P<separator>[./-])(?P<second>\d{1,2})(?P=separator)(?P<third>\d{1,4})\.?,? "
+    r"(?:klo )?(?P<hour>\d{1,2})[:.](?P<minute>\d{2})(?:[:.](?P<seconds>\d{2}))?(?: ?(?P<half>[ap])\.? ?m\.?)?"
+)
+_HEADS = tuple(re.compile(form % _MOMENT, re.IGNORECASE) for form in (r"\[%s\] ?", "%s [-\u2013] "))
+_NAME = re.compile('([^:"\u201c\u201d\u201e\u00ab\u00bb]{1,80}):(?: |$)')
+_APP_NOTE = re.compile("[ \n]?\u200e<[^<>\n]*>$")
+_PLACEHOLDER = re.compile(
+    r"<[^<>\n]{3,40}>|(?-i:null)|.{1,200} \(file attached\)|(?:this message was|you) deleted(?: this message)?\.?",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """Message of an export: the number of its line, its date and time as numbers, its name and text with all marks."""
+
+    line: int
+    date: tuple[str, str, str]
+    time: tuple[int, int, int]
+    text: str
+
+
+def is_whatsapp(text: str) -> bool:
+    """Return True if the first line of a text that is not blank has the head of a message."""
+    line = next((line for line in text.split("\n") if line.strip()), "")
+    return _match_head(line) is not None
+
+
+def load_whatsapp(path: Path, *, dates: str | None = None, size: int = CHUNK) -> Task:
+    """Return the chat as a task without questions; its id is the file's name.
+
+    Args:
+        path: The exported text.
+        dates: "day-first" or "month-first"; None decides over the whole file.
+        size: Most characters of a chunk.
+
+    Raises:
+        DataError: The file is no such text, a date does not exist, or the order of dates stays open.
+    """
+    if dates is not None and dates not in DATE_ORDERS:
+        raise DataError(f"dates={dates}: use {' or '.join(DATE_ORDERS)}")
+    text = read_text(path)
+    if not is_whatsapp(text):
+        raise DataError(f"{path}:1: {NO_CHAT}")
+    messages = list(_parse(text, str(path)))
+    times = _resolve_times(messages, path, dates)
+    utterances = [
+        (*_read_message(message.text), time.isoformat(timespec="seconds" if time.second else "minutes"))
+        for message, time in zip(messages, times, strict=True)
+    ]
+    chunks = pack_days(utterances, size=size)
+    if not chunks:
+        raise DataError(f"{path}: no message has words of a person: there is nothing to read")
+    return Task(id=path.stem, chunks=tuple(chunks), meta={"source": "whatsapp"})
+
+
+def _match_head(line: str) -> re.Match[str] | None:
+    """Match the head of a message in a line without its marks, with plain spaces."""
+    plain = _SPACES.sub(" ", _MARKS.sub("", line))
+    return next((match for head in _HEADS if (match := head.match(plain))), None)
+
+
+def _parse(text: str, location: str) -> Iterator[_Message]:
+    """Yield the messages; only heads of the first one's form begin another."""
+    head: re.Match[str] | None = None
+    first_line, lines = 0, list[str]()
+    for number, line in enumerate(text.split("\n"), 1):
+        match = _match_head(line)
+        if match is None or (head is not None and match.re is not head.re):
+            lines.append(line)
+            continue
+        if head is not None:
+            yield _build_message(head, lines, first_line, location)
+        head, first_line, lines = match, number, [_after_head(line, match.end())]
+    if head is not None:
+        yield _build_message(head, lines, first_line, location)
+
+
+def _after_head(line: str, length: int) -> str:
+    """Return what follows the first `length` characters of a line that are no marks; marks behind them stay."""
+    position = 0
+    while length:
+        length -= not _MARKS.match(line[position])
+        position += 1
+    return line[position:]
+
+
+def _build_message(head: re.Match[str], lines: Sequence[str], line: int, location: str) -> _Message:
+    hour, minute, second = int(head["hour"]), int(head["minute"]), int(head["seconds"] or 0)
+    if half := head["half"]:
+        if not 1 <= hour <= 12:
+            raise DataError(f"{location}:{line}: hour {hour} does not exist on a 12-hour clock")
+        hour = hour % 12 + 12 * (half.lower() == "p")
+    if hour > 23 or minute > 59 or second > 59:
+        raise DataError(f"{location}:{line}: there is no time {hour:02}:{minute:02}:{second:02}")
+    return _Message(line, (head["first"], head["second"], head["third"]), (hour, minute, second), "\n".join(lines))
+
+
+def _read_message(text: str) -> tuple[str, str]:
+    """Return speaker and words of a message; both are empty where the app speaks or media are left out."""
+    first, newline, rest = text.rstrip("\n").partition("\n")
+    name = _NAME.match(_MARKS.sub("", first))
+    if name is None:
+        return "", ""
+    words = _APP_NOTE.sub("", _after_head(first, name.end()) + newline + rest)
+    # A line that begins with U+200E is the app's: "image omitted", "Ana joined".
+    lines = [_MARKS.sub("", line) for line in words.split("\n") if not line.startswith("\u200e")]
+    if lines and _PLACEHOLDER.fullmatch(lines[0].strip()):
+        del lines[0]
+    return name[1].strip(), "\n".join(lines).strip().removesuffix(" <This message was edited>")
+
+
+def _resolve_times(messages: Sequence[_Message], path: Path, dates: str | None) -> list[datetime]:
+    """Return the time of each message in the one order of dates that fits the whole file."""
+    orders = DATE_ORDERS if dates is None else (dates,)
+    readings: list[list[datetime]] = []
+    problem = (0, "")
+    for order in orders:
+        times: list[datetime] = []
+        for message in messages:
+            try:
+                first, second, third = message.date
+                if len(first) == 4:
+                    year, month, day = first, second, third
+                else:
+                    day, month = (first, second) if order == "day-first" else (second, first)
+                    year = third
+                if len(year) not in (2, 4):
+                    raise ValueError(year)
+                times.append(datetime(int(year) + 2000 * (len(year) == 2), int(month), int(day), *message.time))
+            except ValueError:
+                problem = max(problem, (message.line, "/".join(message.date)))
+                break
+        else:
+            readings.append(times)
+    if not readings:
+        raise DataError(f"{path}:{problem[0]}: there is no date {problem[1]}, read {' or '.join(orders)}")
+    if len(readings) == 1 or readings[0] == readings[1]:
+        return readings[0]
+    in_order = [times for times in readings if all(a.date() <= b.date() for a, b in pairwise(times))]
+    if len(in_order) == 1:
+        return in_order[0]
+    raise DataError(
+        f"{path}: the dates may begin with the day or the month ({'/'.join(messages[0].date)} on line "
+        f"{messages[0].line}): say which with memalpha data prepare FILE tasks.jsonl dates=day-first, or month-first"
+    )

@@ -58,8 +58,15 @@ def load_csv(path: str | Path) -> list[Task]:
     if ("task" in chunk_rows[0][1]) != ("task" in question_rows[0][1]):
         raise DataError(f"{questions}: 'task' is a column of both tables, or of none")
     default_task = questions.parent.resolve().name
+    groups: list[tuple[str, str | None, list[Row]]] = []  # consecutive rows of a chunk, with its task and label
+    for location, row in chunk_rows:
+        id, label = _task_id(row, location) if "task" in row else default_task, row.get("chunk")
+        if label is not None and groups and groups[-1][:2] == (id, label):
+            groups[-1][2].append((location, row))
+        else:
+            groups.append((id, label, [(location, row)]))
     streams: dict[str, tuple[TaskBuilder, dict[str, int]]] = {}
-    for id, label, rows in _group_rows(chunk_rows, default_task):
+    for id, label, rows in groups:
         builder, ends = streams.setdefault(id, (TaskBuilder(), {}))
         location, first_row = rows[0]
         if label in ends:
@@ -71,41 +78,37 @@ def load_csv(path: str | Path) -> list[Task]:
         id = _task_id(row, location) if "task" in row else default_task
         if id not in streams:
             raise DataError(f"{location}: task: {id!r} has no chunk in {chunks}")
-        questions_of[id].append(_placed_question(row, location, len(questions_of[id]), *streams[id]))
+        builder, ends = streams[id]
+        evidence, unknown = builder.resolve_evidence(_split_values(row.get("evidence", "")))
+        if unknown:
+            raise DataError(f"{location}: evidence: no turn of the task has the id {unknown[0]!r}")
+        label = row.get("asked_after_chunk", "").strip()
+        if label and label not in ends:
+            raise DataError(f"{location}: asked_after_chunk: {label!r} is no chunk of the task")
+        placed = {"evidence": evidence, "asked_after_chunk": ends[label] if label else None}
+        questions_of[id].append(_question(row, location, len(questions_of[id])).model_copy(update=placed))
     return [builder.build(id, questions_of[id], str(questions)) for id, (builder, _) in streams.items()]
 
 
 def _one_table(question_rows: Sequence[Row], path: Path) -> list[Task]:
     _refuse_columns(question_rows, ("evidence", "asked_after_chunk"), "needs the turns of a chunks.csv")
     tasks: dict[str, tuple[TaskBuilder, list[Question]]] = {}
-    numbers: dict[str, dict[str, int]] = {}
+    seen: set[tuple[str, str]] = set()
     for location, row in question_rows:
         context = row["context"].strip()
         if not context:
             raise DataError(f"{location}: context: empty")
         id = _task_id(row, location) if "task" in row else context
         builder, questions = tasks.setdefault(id, (TaskBuilder(), []))
-        if context not in numbers.setdefault(id, {}):
+        if (id, context) not in seen:
             builder.add_text(context, _time(row, location))
-            numbers[id][context] = builder.last_index
+            seen.add((id, context))
         questions.append(_question(row, location, len(questions)))
     has_task_column = "task" in question_rows[0][1]
     return [
         builder.build(id if has_task_column else f"{path.stem}-{number}", questions, str(path))
         for number, (id, (builder, questions)) in enumerate(tasks.items())
     ]
-
-
-def _group_rows(chunk_rows: Sequence[Row], default_task: str) -> list[tuple[str, str | None, list[Row]]]:
-    """Group consecutive rows into chunks: (task, label of the chunk, rows)."""
-    groups: list[tuple[str, str | None, list[Row]]] = []
-    for location, row in chunk_rows:
-        id, label = _task_id(row, location) if "task" in row else default_task, row.get("chunk")
-        if label is not None and groups and groups[-1][:2] == (id, label):
-            groups[-1][2].append((location, row))
-        else:
-            groups.append((id, label, [(location, row)]))
-    return groups
 
 
 def _add_chunk(builder: TaskBuilder, rows: Sequence[Row], timestamp: str | None) -> None:
@@ -123,20 +126,6 @@ def _add_chunk(builder: TaskBuilder, rows: Sequence[Row], timestamp: str | None)
         builder.add_session((SpeakerTurn(speaker=who, text=said, id=id) for who, said, id in fields), timestamp)
     except DataError as error:
         raise DataError(f"{rows[0][0]}: turn: {error}") from error
-
-
-def _placed_question(
-    row: Mapping[str, str], location: str, number: int, builder: TaskBuilder, ends: Mapping[str, int]
-) -> Question:
-    """Return a question with its evidence and the chunk that it is asked after."""
-    evidence, unknown = builder.resolve_evidence(_split_values(row.get("evidence", "")))
-    if unknown:
-        raise DataError(f"{location}: evidence: no turn of the task has the id {unknown[0]!r}")
-    chunk_label = row.get("asked_after_chunk", "").strip()
-    if chunk_label and chunk_label not in ends:
-        raise DataError(f"{location}: asked_after_chunk: {chunk_label!r} is no chunk of the task")
-    update = {"evidence": evidence, "asked_after_chunk": ends[chunk_label] if chunk_label else None}
-    return _question(row, location, number).model_copy(update=update)
 
 
 def _question(row: Mapping[str, str], location: str, number: int) -> Question:

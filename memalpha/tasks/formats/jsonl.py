@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,11 @@ def load_jsonl(path: str | Path) -> list[Task]:
         try:
             task = parse_task(raw, location)
         except DataError:
-            if _is_one_value(data):
+            try:
+                value = json.loads(data)
+            except (ValueError, RecursionError):
+                value = None
+            if isinstance(value, list) or (value is not None and b"\n" in data.strip()):
                 raise DataError(
                     f"{path}: one JSON value, not JSON Lines: write one task a line, an object without line breaks"
                 ) from None
@@ -182,15 +187,6 @@ def parse_task(raw: bytes, location: str) -> Task:
     return task
 
 
-def _is_one_value(data: bytes) -> bool:
-    """Return True if the file is a single JSON value: a list, or one task over several lines."""
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(value, list) or b"\n" in data.strip()
-
-
 def _describe(item: Any) -> str:
     location: Sequence[str | int] = item["loc"]
     message = item["msg"].removeprefix("Value error, ").replace(" at line 1 column ", " at column ")
@@ -280,7 +276,11 @@ def to_dataset(tasks: Iterable[Task]) -> Dataset:
         import datasets
     except ModuleNotFoundError:
         raise DataError(f"a Dataset needs the package datasets: {install_command('train')}") from None
-    rows = [_row(task) for task in check_tasks(tasks)]
+    rows = []
+    for task in check_tasks(tasks):
+        rows.append(task.model_dump(exclude=POSITIONS))
+        for fields in (rows[-1], *rows[-1]["questions"]):
+            fields["meta"] = json.dumps(fields["meta"], ensure_ascii=False, allow_nan=False)
     if not rows:
         raise DataError("there is no task: give at least one")
     return datasets.Dataset.from_list(rows, features=datasets.Features(_features(datasets.Value, datasets.List)))
@@ -292,7 +292,8 @@ def from_dataset(rows: Iterable[Mapping[str, Any]]) -> list[Task]:
     Raises:
         DataError: A row is no task; names its number, from 0, and the field. There is none, or two have one id.
     """
-    tasks, first_row = [], {}
+    first_row: dict[str, int] = {}
+    tasks: list[Task] = []
     for number, row in enumerate(rows):
         location = f"row {number}"
         task = parse_task(json.dumps(_drop_empty(row)).encode(), location)
@@ -305,47 +306,27 @@ def from_dataset(rows: Iterable[Mapping[str, Any]]) -> list[Task]:
     return tasks
 
 
-def _row(task: Task) -> dict[str, Any]:
-    row = task.model_dump(exclude=POSITIONS)
-    for fields in (row, *row["questions"]):
-        fields["meta"] = json.dumps(fields["meta"], ensure_ascii=False, allow_nan=False)
-    return row
-
-
 def _drop_empty(value: Any) -> Any:
     """Return a row without the values that are None or empty lists, and with `meta` as a mapping."""
     if isinstance(value, Mapping):
-        fields = {key: _parse_meta(part) if key == "meta" else _drop_empty(part) for key, part in value.items()}
+        fields = {key: part if key == "meta" else _drop_empty(part) for key, part in value.items()}
+        if isinstance(meta := fields.get("meta"), str):
+            with suppress(ValueError):  # is refused with its place, as any other text there
+                fields["meta"] = json.loads(meta)
         return {key: part for key, part in fields.items() if part is not None and part != []}
     return [_drop_empty(part) for part in value] if isinstance(value, list | tuple) else value
-
-
-def _parse_meta(meta: Any) -> Any:
-    if not isinstance(meta, str):
-        return meta
-    try:
-        return json.loads(meta)
-    except ValueError:
-        return meta  # refused with its place, as any other text there
 
 
 def _features(value: Any, list_of: Any) -> dict[str, Any]:
     text, number = value("string"), value("int64")
     turn = {"speaker": text, "text": text, "id": text}
-    question = {
-        "id": text,
-        "question": text,
-        "answers": list_of(text),
-        "category": text,
-        "evidence": list_of(text),
-        "asked_after_chunk": number,
-        "meta": text,
-    }
-    gold = {"kind": text, "chunk": number, "category": text, "content": text, "replaces": text, "timestamp": text}
+    question = dict.fromkeys(("id", "question", "answers", "category", "evidence", "asked_after_chunk", "meta"), text)
+    question |= {"answers": list_of(text), "evidence": list_of(text), "asked_after_chunk": number}
+    gold = dict.fromkeys(GoldOperation.model_fields, text) | {"chunk": number}
     return {
         "id": text,
         "chunks": list_of({"text": text, "turns": list_of(turn), "timestamp": text}),
         "questions": list_of(question),
-        "gold_operations": list_of({**gold, "turn": text}),
+        "gold_operations": list_of(gold),
         "meta": text,
     }

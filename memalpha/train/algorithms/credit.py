@@ -47,10 +47,8 @@ from memalpha.errors import StoreError
 from memalpha.policy.chat.replies import THINK
 from memalpha.policy.hermes import CLOSE
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.qa.answers import StateQuestion, ask_states, questions_of, texts_to_embed
-from memalpha.qa.evaluate import MemoryScorer, ScoredGroups
+from memalpha.qa.evaluate import MemoryScorer, ScoredGroups, StateQuestion, ask_states, questions_of, texts_to_embed
 from memalpha.qa.report import Record
-from memalpha.qa.systems.base import question_chunk
 from memalpha.store.state import MemoryState
 from memalpha.train.algorithms.advantages import TIE_TOLERANCE, centre
 from memalpha.types import Operation, Question, Task, ToolResult, Trajectory, TrajectoryGroup, Turn
@@ -442,7 +440,7 @@ class TurnComparison(NamedTuple):
 def compare_turns(group: TrajectoryGroup) -> Iterator[TurnComparison]:
     """Yield the comparisons of a group: one, or one per chunk of a chunk group."""
     task, trajectories = group.task, group.trajectories
-    asked = [(question, question_chunk(question, task)) for question in task.questions]
+    asked = [(question, task.asked_after(question)) for question in task.questions]
     if not trajectories[0].before:
         states = [[MemoryState.empty(item.states[0].schema), *item.states] for item in trajectories]
         yield TurnComparison(task, trajectories, 0, states, [(question, chunk + 1) for question, chunk in asked])

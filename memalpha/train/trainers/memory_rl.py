@@ -19,7 +19,6 @@ from memalpha.qa.evaluate import Evaluator, MemoryScorer
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import check_reader_answers
 from memalpha.qa.report import Record, Report, summarize
-from memalpha.qa.systems.base import question_chunk
 from memalpha.store.embedding import load_embedder
 from memalpha.train.algorithms import build_algorithm
 from memalpha.train.algorithms.credit import CallCredit, CallSpans, CreditScorer, credit_metrics
@@ -166,7 +165,7 @@ def _task_fields(task: Task) -> dict[str, Any]:
     return {
         "chunks": [{"text": chunk.render(), "timestamp": chunk.timestamp} for chunk in task.chunks],
         "questions": [
-            {"id": item.id, "question": item.question, "answers": item.answers, "chunk": question_chunk(item, task)}
+            {"id": item.id, "question": item.question, "answers": item.answers, "chunk": task.asked_after(item)}
             for item in task.questions
         ],
     }

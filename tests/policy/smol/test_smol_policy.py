@@ -21,7 +21,7 @@ from memalpha.policy.load import load_policy
 from memalpha.policy.smol import base_model
 from memalpha.policy.smol.base_model import GGUF_SHA256, base_folder, write_base_record
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.qa.systems.builtin import load_system
+from memalpha.qa.systems import load_system
 from memalpha.store.store import MemoryStore
 from memalpha.train.api import train
 from memalpha.train.plan import ModelShape

@@ -9,8 +9,7 @@ from memalpha.config import AgentConfig, ReaderConfig, TrainConfig, load_config
 from memalpha.environments import memory_engine
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.qa.answers import evaluate_memory
-from memalpha.qa.evaluate import run_systems
+from memalpha.qa.evaluate import evaluate_memory, run_systems
 from memalpha.qa.scoring.metrics import cited_scores
 from memalpha.store.embedding import load_embedder
 from memalpha.types import Task

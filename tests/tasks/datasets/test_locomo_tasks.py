@@ -8,14 +8,14 @@ import pytest
 from official import DATA, needs
 
 from memalpha.errors import DataError
-from memalpha.tasks.datasets.locomo import Fact, load, load_locomo, mend_evidence, observations
+from memalpha.tasks.datasets.locomo import load, mend_evidence
 
 FIXTURE = Path(__file__).parents[2] / "data" / "locomo_like.json"
 REAL = DATA / "locomo" / "locomo10.json"
 
 
 def test_sessions_become_dated_chunks_in_order_of_their_number():
-    (task,) = load_locomo(FIXTURE)
+    (task,) = load(FIXTURE)
     assert task.id == "conv-a"
     assert task.meta["speakers"] == ["Mira", "Tom"]
     assert [chunk.timestamp for chunk in task.chunks] == ["2024-05-08T13:56", "2024-06-01T00:30", "2024-07-03T09:05"]
@@ -24,7 +24,7 @@ def test_sessions_become_dated_chunks_in_order_of_their_number():
 
 
 def test_questions_have_mended_evidence():
-    (task,) = load_locomo(FIXTURE)
+    (task,) = load(FIXTURE)
     assert [(q.id, q.category, q.answers, q.evidence) for q in task.questions] == [
         ("locomo_0_qa0", "single-hop", ("Riverside studio",), ("D1:1",)),
         ("locomo_0_qa1", "temporal", ("2 July 2024",), ("D10:1",)),
@@ -37,7 +37,7 @@ def test_questions_have_mended_evidence():
 
 
 def test_adversarial_questions_are_apart():
-    (task,) = load_locomo(FIXTURE, adversarial=True)
+    (task,) = load(FIXTURE, "adversarial")
     (question,) = task.questions
     assert (question.id, question.category, question.answers) == ("locomo_0_qa6", "adversarial", ())
     assert question.meta == {"metric": "locomo-f1", "benchmark": "locomo", "adversarial_answer": "Juniper"}
@@ -90,7 +90,7 @@ def test_a_fault_is_named_with_file_place_and_field(tmp_path, change, message):
     file = tmp_path / "bad.json"
     file.write_text(json.dumps(samples))
     with pytest.raises(DataError, match=message) as caught:
-        load_locomo(file)
+        load(file)
     assert str(file) in str(caught.value)
 
 
@@ -99,16 +99,16 @@ def test_other_files_are_refused(tmp_path, text, message):
     file = tmp_path / "other.json"
     file.write_text(text)
     with pytest.raises(DataError, match=message):
-        load_locomo(file)
+        load(file)
     with pytest.raises(DataError, match="snap-research/LoCoMo"):
-        load_locomo(tmp_path / "missing.json")
+        load(tmp_path / "missing.json")
 
 
 @pytest.mark.parametrize(
     ("cited", "turns"),
-    [("D2:1", ("D2:1",)), (["D2:1", "D2:2"], ("D2:1", "D2:2")), ("D2:1, D2:02, D9:9", ("D2:1", "D2:2"))],
+    [("D2:1", ["D2:1"]), (["D2:1", "D2:2"], ["D2:1", "D2:2"]), ("D2:1, D2:02, D9:9", ["D2:1", "D2:2"])],
 )
-def test_observations_are_facts_with_their_turns_and_dates(tmp_path, cited, turns):
+def test_observations_are_facts_with_their_turns(tmp_path, cited, turns):
     samples = json.loads(FIXTURE.read_text())
     samples[0]["observation"] = {
         "session_2_observation": {"Mira": [["Mira made a vase.", cited]], "Tom": [["Tom moved.", "D2:2"]]},
@@ -116,9 +116,9 @@ def test_observations_are_facts_with_their_turns_and_dates(tmp_path, cited, turn
     }
     (tmp_path / "locomo10.json").write_text(json.dumps(samples))
     (task,) = load(tmp_path)
-    assert observations(task) == [
-        Fact("Mira made a vase.", "Mira", turns, 1, "2024-06-01T00:30"),
-        Fact("Tom moved.", "Tom", ("D2:2",), 1, "2024-06-01T00:30"),
+    assert task.meta["observations"] == [
+        {"text": "Mira made a vase.", "speaker": "Mira", "turns": turns, "chunk": 1},
+        {"text": "Tom moved.", "speaker": "Tom", "turns": ["D2:2"], "chunk": 1},
     ]
     samples[0]["observation"]["session_1_observation"] = {"Tom": ["Tom moved."]}
     (tmp_path / "locomo10.json").write_text(json.dumps(samples))
@@ -185,14 +185,14 @@ def test_an_audit_of_other_data_is_refused(tmp_path, entries, options, says):
 
 @needs("locomo")
 def test_the_real_file_has_its_known_counts():
-    tasks = load_locomo(REAL)
+    tasks = load(REAL)
     questions = [question for task in tasks for question in task.questions]
     turns = [turn for task in tasks for chunk in task.chunks for turn in chunk.turns]
     assert (len(tasks), sum(len(task.chunks) for task in tasks), len(turns)) == (10, 272, 5882)
     assert len(questions) == 1540
     assert sum(bool(question.evidence) for question in questions) == 1536
     assert sum(turn.text.endswith("]") for turn in turns) >= 1226
-    hard = load_locomo(REAL, adversarial=True)
+    hard = load(REAL, "adversarial")
     assert sum(len(task.questions) for task in hard) == 446
     assert not any(question.answers for task in hard for question in task.questions)
-    assert [task.id for task in load_locomo(REAL, 2)] == [task.id for task in tasks[:2]]
+    assert [task.id for task in load(REAL, limit=2)] == [task.id for task in tasks[:2]]

@@ -12,8 +12,7 @@ from memalpha.agent.reader import ExtractiveReader
 from memalpha.config import AgentConfig, ERLSettings, RewardConfig, WorldConfig
 from memalpha.environments import memory_engine
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.qa.answers import evaluate_memory
-from memalpha.qa.evaluate import MemoryScorer
+from memalpha.qa.evaluate import MemoryScorer, evaluate_memory
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.store.embedding import HashEmbedder
 from memalpha.tasks.synthetic import worlds as synthetic

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from memalpha.errors import DataError, install_command
+from memalpha.tasks.catalog import obtain, snapshot_commit
 from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.formats.hub import obtain, snapshot_commit
 from memalpha.tasks.load import load_tasks
 
 COMMIT = "a" * 40
@@ -92,7 +92,7 @@ def ask(home, port, *sets):
         "import json, sys\n"
         "from memalpha.errors import DataError\n"
         "from memalpha.tasks.dataset_info import DataSet, File\n"
-        "from memalpha.tasks.formats.hub import obtain\n"
+        "from memalpha.tasks.catalog import obtain\n"
         "for known in eval(sys.argv[1]):\n"
         "    try: print(json.dumps(['path', str(obtain(known))]))\n"
         "    except DataError as error: print(json.dumps(['error', str(error)]))\n"
