@@ -372,6 +372,9 @@ def execute(
         requested = tool.apply(memory)
         if not requested:
             return _with_ignored(ToolResult(call, True, "skipped"), ignored), ()
+        ids = [operation.id for operation in requested if operation.kind in ("update", "delete")]
+        if len(set(ids)) < len(ids):
+            raise InvalidContent("names one entry twice: an update and a delete of it would lose what both say")
         before = [_before(memory, operation) for operation in requested]
         operations = [
             _complete(operation, entry, timestamp, metadata, origin)

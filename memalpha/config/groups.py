@@ -231,7 +231,9 @@ class LossConfig(Config):
         default=None, gt=0.0, description="upper clip range (default: epsilon); cispo: the largest weight (default 5)"
     )
     delta: float | None = Field(
-        default=None, gt=0.0, description="two-sided clip: upper bound of the ratio where the advantage is negative"
+        default=None,
+        gt=0.0,
+        description="two-sided or dual clip: upper bound of the ratio where the advantage is negative",
     )
     old_logprobs: Literal["sampled", "recomputed"] = Field(
         default="sampled",

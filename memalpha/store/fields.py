@@ -2,7 +2,7 @@
 
 From it come the columns and triggers of both databases, the codec of rows, the checks of a write, the lines of JSONL
 and Markdown, filters, and the bodies of the server's requests. `types.MemoryEntry` and `types.Operation` have the same
-fields in the same order, as `tests/store/test_fields.py` holds. docs/extend/field.md adds one.
+fields in the same order. docs/extend/field.md adds one.
 """
 
 from __future__ import annotations

@@ -134,6 +134,8 @@ def test_operations_happen_together_or_not_at_all(kind):
 
     result, operations = merge("nobody")
     assert (result.code, operations, memory.state) == ("unknown_id", (), before)
+    result, operations = merge(first)
+    assert (result.code, operations, memory.state) == ("invalid_content", (), before), "an entry with itself"
     result, operations = merge(second)
     assert [operation.kind for operation in operations] == ["update", "delete"]
     assert (result.ok, result.code, result.operations) == (True, "changed", 2)

@@ -91,11 +91,13 @@ def test_a_file_of_format_1_is_written_on(path: Path, tmp_path: Path) -> None:
     assert table_definitions(path) == table_definitions(tmp_path / "new.db")
 
 
-@pytest.mark.parametrize("version", [0, FORMAT + 1])
+@pytest.mark.parametrize(
+    ("version", "advice"), [(0, "open it with the memalpha that made it"), (FORMAT + 1, "upgrade")]
+)
 @pytest.mark.parametrize("read_only", [True, False])
-def test_another_format_is_refused_by_name(path: Path, version: int, read_only: bool) -> None:
+def test_another_format_is_refused_by_name(path: Path, version: int, advice: str, read_only: bool) -> None:
     with sqlite3.connect(path) as rows:
         rows.execute(f"PRAGMA user_version = {version}")
     rows.close()
-    with pytest.raises(StoreError, match=f"format {version}, this memalpha reads 1: upgrade memalpha"):
+    with pytest.raises(StoreError, match=f"format {version}, this memalpha reads 1: {advice}"):
         MemoryStore.open(path, read_only=read_only)

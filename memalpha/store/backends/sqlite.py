@@ -498,7 +498,8 @@ class SQLiteDatabase(TransactionalConnection):
         """Raise `StoreError` for another format and `DamagedStore` for foreign objects."""
         version = self._pragma("user_version")
         if version != FORMAT:
-            raise StoreError(f"{self.path} has store format {version}, this memalpha reads {FORMAT}: upgrade memalpha")
+            advice = "upgrade memalpha" if version > FORMAT else "open it with the memalpha that made it, and export it"
+            raise StoreError(f"{self.path} has store format {version}, this memalpha reads {FORMAT}: {advice}")
         foreign = foreign_objects(self.connection)
         if not foreign or (self._inspect and not TABLES & foreign.keys()):
             return
