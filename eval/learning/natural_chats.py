@@ -3,15 +3,18 @@
     scripts/make_smol_rows.py --chats --held-out chats.jsonl --count 40 --seed 5
     python eval/learning/natural_chats.py chats.jsonl smol
 
-TASKS is a task file whose gold operations are lines `topic: value`. Every writer reads each chat as a user would let
-it: `MemoryAgent(WRITER, store).read(chunk)`. An entry states a fact if it has the words of its value. Figures, over the
-memory after the last chunk:
+TASKS is a task file whose gold operations are lines `topic: value`: an entry states such a fact if it has the words of
+its value. `natural_chats.jsonl` beside this file has 104 chats by two other authors, language models, who had seen no
+training row. There `meta` says which parts an entry must have to state a fact, which show that something false was kept
+(a joke, hearsay, a slip), and which are true beside the facts. Every writer reads each chat as a user would let it:
+`MemoryAgent(WRITER, store).read(chunk)`. Figures, over the memory after the last chunk:
 
 - kept: share of the facts that still hold and stand in an entry
 - updates: share of the changed facts whose new value stands in an entry and whose old one in none
 - retractions: share of the ended facts that no entry states, of those that stood in the memory before
 - stale: share of entries that state only what no longer holds
-- never true: share of entries that match no fact and are no part of a line of the chat
+- never true: share of entries that state something false (a whole line of the chat does not), or match no fact and are
+  no part of a line
 - answers: share of right answers of `MemoryAgent.ask`; a question without an answer wants none
 
 Beside the writers stand append-only (every line), add_all (what no assistant said) and the oracle, which has the gold
@@ -20,11 +23,13 @@ lines. Intervals are over conversations. Writes STEM.json and STEM.md to --resul
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +49,36 @@ FIGURES = ("kept", "updates", "retractions", "stale", "never true", "answers")
 
 @dataclass(slots=True)
 class Fact:
-    """Hold one fact: the words of its value (none for an end), what it replaces, and whether it holds at the end."""
+    """Hold one fact.
+
+    Attributes:
+        chunk: Chunk that says it.
+        kind: "insert", "update" or "delete".
+        text: The fact in one line; "" for an end.
+        stated_by: Alternatives of parts that an entry must have to state it.
+        replaces: Fact that it changes or ends.
+        is_live: True if it holds after the last chunk.
+    """
 
     chunk: int
     kind: str
     text: str
-    words: list[str]
+    stated_by: list[list[str]]
     replaces: Fact | None
     is_live: bool
 
 
 def facts_of(task: Task) -> list[Fact]:
-    """Return the facts of a task, from its net gold operations."""
+    """Return the facts of a task, from its `meta` or else from its net gold operations."""
     facts: list[Fact] = []
+    by_id: dict[str, Fact] = {}
+    for item in task.meta.get("facts", ()):
+        kind = {"update": "update", "retraction": "delete"}.get(item["change"], "insert")
+        old = by_id.get(item["replaces"])
+        kind = "update" if kind == "insert" and old is not None else kind
+        by_id[item["id"]] = Fact(item["chunk"], kind, item["text"], item["kept_if"], old, item["live"])
+    if by_id:
+        return list(by_id.values())
     live: dict[str, Fact] = {}
     for chunk in task.chunks:
         for operation in task.gold_at(chunk.index):
@@ -66,17 +88,28 @@ def facts_of(task: Task) -> list[Fact]:
             elif operation.kind == "delete":
                 continue
             value = operation.content.partition(": ")[2] or operation.content
-            fact = Fact(chunk.index, operation.kind, operation.content, words(value), old, bool(operation.content))
+            stated_by = [words(value)] if operation.content else []
+            fact = Fact(chunk.index, operation.kind, operation.content, stated_by, old, bool(operation.content))
             facts.append(fact)
             if operation.content:
                 live[operation.content] = fact
     return facts
 
 
+def has_parts(entry: str, alternatives: Iterable[list[str]]) -> bool:
+    """Return True if an entry has all parts of an alternative: each a whole number, or the start of a word."""
+    return any(parts and all(_pattern(part).search(entry) for part in parts) for parts in alternatives)
+
+
+@cache
+def _pattern(part: str) -> re.Pattern[str]:
+    spaced = r"\s+".join(map(re.escape, part.split()))
+    return re.compile(rf"(?<!\w){spaced}" + (r"(?!\d)" if part[-1].isdigit() else ""), re.IGNORECASE)
+
+
 def states(entry: str, facts: Iterable[Fact]) -> bool:
-    """Return True if an entry has all words of the value of one of the facts."""
-    known = set(words(entry))
-    return any(fact.words and known.issuperset(fact.words) for fact in facts)
+    """Return True if an entry states one of the facts."""
+    return any(has_parts(entry, fact.stated_by) for fact in facts)
 
 
 def write_oracle(store: MemoryStore, facts: Iterable[Fact], chunk: int) -> None:
@@ -86,7 +119,7 @@ def write_oracle(store: MemoryStore, facts: Iterable[Fact], chunk: int) -> None:
         if fact.chunk == chunk:
             if fact.replaces is not None and fact.replaces.text in ids:
                 store.delete_many([ids[fact.replaces.text]])
-            if fact.text:
+            if fact.kind != "delete":
                 store.add(fact.text)
 
 
@@ -141,12 +174,16 @@ def tally(task: Task, memories: list[list[str]], answers: list[bool]) -> dict[st
         if fact.kind == "delete" and any(states(entry, old) for entry in memories[fact.chunk - 1]):
             count("retractions", not is_old_there)
     lines = [" ".join(words(turn.text)) for chunk in task.chunks for turn in chunk.turns]
+    false = [parts for statement in task.meta.get("false", ()) for parts in statement["words"]]
     for entry in entries:
         is_true = states(entry, [fact for fact in facts if fact.is_live])
+        is_true = is_true or has_parts(entry, task.meta.get("also_true", ()))
         is_stale = states(entry, [fact for fact in facts if not fact.is_live])
         is_quote = any(" ".join(words(entry.partition(": ")[2] or entry)) in line for line in lines)
         count("stale", is_stale and not is_true)
-        count("never true", not (is_true or is_stale or is_quote))
+        is_line = " ".join(words(entry.partition(": ")[2])) in lines or " ".join(words(entry)) in lines
+        is_false = has_parts(entry, false) and not is_line and not has_parts(entry, task.meta.get("also_true", ()))
+        count("never true", is_false or not (is_true or is_stale or is_quote))
     for is_right in answers:
         count("answers", is_right)
     return counts
@@ -198,9 +235,10 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("tasks", type=Path, help="task file with gold operations")
     parser.add_argument("writers", nargs="*", help="names or directories of policies")
+    parser.add_argument("--count", type=int, help="the first chats only")
     parser.add_argument("--stem", default="natural-chats", help="name of the record")
     arguments = parser.parse_args()
-    tasks = load_tasks(str(arguments.tasks))
+    tasks = load_tasks(str(arguments.tasks), arguments.count)
     kinds = Counter(fact.kind for task in tasks for fact in facts_of(task))
     results = {}
     table = [
