@@ -22,6 +22,7 @@ A fifth of each part but `full` are reader rows. Rows longer than `MAX_TOKENS` a
 order is random: every part occurs from the first rows on.
 
 `--held-out TASKS.jsonl --count 60` writes tasks told in held-out phrasings, which no row uses, for evaluation.
+With `--chats` most wordings are those of the rows (`smol.chats`), and most values are not.
 `--tasks TASKS.jsonl --count 256` writes tasks with training values and phrasings, for reinforcement.
 """
 

@@ -40,7 +40,7 @@ KEPT_SKIPS = 0.6
 GAPS = 0.25
 """Share of chats whose memory loses entries on the way, so that a change meets what is not there."""
 HELD_OUT_EVERY = 5
-"""Every fifth wording is held out."""
+"""Every fifth wording of a form is held out; a form with fewer than five has its last one in both splits."""
 
 _FIELD = re.compile(r"\{(?:(old|bad|keep)\.)?(\w+)\}")
 _ISO_DATE = r"\d{4}-\d\d-\d\d"
@@ -72,7 +72,10 @@ class ChatKind:
         return sorted({name for _, name in _FIELD.findall(self.topic)} | people)
 
     def select(self, form: str, split: Split) -> list[str]:
-        """Return the wordings of one form: every fifth for "test", the others for "train"."""
+        """Return the wordings of one form: every fifth for "test", the others for "train".
+
+        A form of fewer than five wordings has all for "train", and the last of them for "test", too.
+        """
         texts = self.wordings.get(form, [])
         held_out = texts[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
         return [text for text in texts if text not in held_out] if split == "train" else held_out or texts[-1:]
