@@ -1,4 +1,4 @@
-"""Rows of natural chats: every value stands in its chunk, equal options give equal chats, splits share few wordings."""
+"""Rows of natural chats: values stand in their chunks, equal options give equal chats, short forms share a wording."""
 
 import re
 
