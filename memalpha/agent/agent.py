@@ -434,11 +434,10 @@ class MemoryAgent(ForkAware):
     def _parts(self, chunk: Text) -> list[Text]:
         """Cut a chunk that is longer than those that the policy was trained on."""
         size = self._chunk_characters
-        if size == MAX_CHUNK_CHARACTERS:
+        is_text = isinstance(chunk, str)
+        if size == MAX_CHUNK_CHARACTERS or len(chunk if is_text else chunk.render()) <= size:
             return [chunk]
-        if isinstance(chunk, str):
-            return [*split_text(chunk, size)] if len(chunk) > size else [chunk]
-        return [*cut_chunk(chunk, size)]
+        return [*(split_text(chunk, size) if is_text else cut_chunk(chunk, size))]
 
     def _split(self, text: Text | Messages | Iterable[Text], timestamp: str | None) -> Iterable[Text]:
         if isinstance(text, str):

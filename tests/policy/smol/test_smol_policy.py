@@ -131,10 +131,11 @@ def test_an_agent_takes_the_sizes_of_the_rows_unless_it_is_given_others(adapter)
         lines = tuple(SpeakerTurn(speaker="Ana", text=f"{number} " + "la " * 20) for number in range(3))
         agent.read(Chunk(turns=lines, timestamp="2025-01-10"))
         agent.read("short")
+        agent.read(Chunk(text=" "))
         agent.read("One sentence. " * 12)
-        assert agent.chunks_read == 3 + 1 + 3
+        assert agent.chunks_read == 3 + 1 + 1 + 3
         assert list(agent.stream([Chunk(text="One sentence. " * 6)])) == []
-        assert agent.chunks_read == 9
+        assert agent.chunks_read == 10
 
 
 def test_a_plan_reads_the_style_of_adapters(adapter):
