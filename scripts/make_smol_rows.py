@@ -12,8 +12,8 @@ it: prompts in the compact style, completions in the line form. Equal options gi
 | babi | .07 | streams of bAbI's training stories |
 | passages | .08 | XQuAD (every second article), HotpotQA (even-numbered questions), FriendsQA (dev) |
 
-`--chats` makes rows of short natural chats (`smol.chats`, .70), the demo world (.12) and its paraphrases (.18), with
-which the adapter learnt on.
+`--chats` makes rows of short natural chats, from wordings (`smol.chats`, .35) and told in full (`smol.told`, .35), the
+demo world (.12) and its paraphrases (.18).
 
 `--focus` takes other shares (`FOCUS_SHARES`) and a tenth of reader rows. Three of four writer rows of its first three
 parts are what the writer found hard: four or more calls, or a change among four or more entries in view.
@@ -42,6 +42,7 @@ from smol.chats import chat_rows, chat_tasks
 from smol.dialogues import dialogue_rows
 from smol.passages import load_passages, passage_rows
 from smol.rows import SmolRow
+from smol.told import told_rows
 from smol.worlds import babi_rows, demo_rows, full_rows, held_out_tasks, paraphrase_rows, reward_tasks
 
 from memalpha.errors import DataError, MemalphaError
@@ -49,7 +50,7 @@ from memalpha.tasks.formats.jsonl import save_jsonl
 
 SHARES = {"demo": 0.20, "paraphrase": 0.44, "dialogue": 0.18, "full": 0.03, "babi": 0.07, "passages": 0.08}
 """Share of each part among all rows."""
-CHAT_SHARES = {"chats": 0.70, "demo": 0.12, "paraphrase": 0.18}
+CHAT_SHARES = {"chats": 0.35, "told": 0.35, "demo": 0.12, "paraphrase": 0.18}
 """Share of each part with `--chats`."""
 FOCUS_SHARES = {"demo": 0.24, "paraphrase": 0.52, "dialogue": 0.12, "full": 0.03, "babi": 0.03, "passages": 0.06}
 """Share of each part with `--focus`."""
@@ -154,6 +155,7 @@ def make_rows(
         "full": full_rows,
         "babi": babi_rows,
         "chats": chat_rows,
+        "told": told_rows,
     }
     if data is not None:
         sources["passages"] = partial(passage_rows, load_passages(data))

@@ -394,7 +394,17 @@ def chat_tasks(count: int, seed: int = 0, *, split: Split = "train") -> list[Tas
 
 def chat_rows(seed: int, index: int) -> Iterator[SmolRow]:
     """Yield the writer rows of chat number `index`, and reader rows of some of its questions."""
-    task, rng = chat_task(seed, index), Random(f"smol|chat rows|{seed}|{index}")
+    yield from task_rows("chats", chat_task(seed, index), Random(f"smol|chat rows|{seed}|{index}"))
+
+
+def task_rows(part: str, task: Task, rng: Random) -> Iterator[SmolRow]:
+    """Yield the writer rows of a chat, and reader rows of two questions; `meta["slot"]` names the topic asked for.
+
+    Args:
+        part: Part of the mixture.
+        task: Chat with gold operations.
+        rng: Source of randomness: which entries a memory loses on the way, and which chunks without a call give a row.
+    """
     state, has_gaps = MemoryState.empty(SCHEMA, unique_contents=True), rng.random() < GAPS
     for chunk in task.chunks:
         view, calls = state.list(), []
@@ -415,7 +425,7 @@ def chat_rows(seed: int, index: int) -> Iterator[SmolRow]:
             calls.append(operation_call(call, operation.timestamp))
             state = state.apply(replace(call, timestamp=operation.timestamp or chunk.timestamp))
         if calls or rng.random() < KEPT_SKIPS:
-            yield writer_row("chats", chunk, view[-VIEW:], calls)
+            yield writer_row(part, chunk, view[-VIEW:], calls)
         for entry in state.list() if has_gaps else ():
             if rng.random() < 0.15:
                 state = state.apply(Operation("delete", id=entry.id))
@@ -424,9 +434,8 @@ def chat_rows(seed: int, index: int) -> Iterator[SmolRow]:
     for question in task.questions[:2]:
         is_known = question.meta["slot"] in by_topic and question.answers
         answer = question.answers[0] if is_known else ABSTAIN
-        yield reader_row(
-            "chats", question.question, notes[-8:] if not is_known else _with(notes, question.meta["slot"], rng), answer
-        )
+        shown = _with(notes, question.meta["slot"], rng) if is_known else notes[-8:]
+        yield reader_row(part, question.question, shown, answer)
 
 
 def _with(notes: list[MemoryEntry], topic: str, rng: Random) -> list[MemoryEntry]:
