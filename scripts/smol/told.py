@@ -8,9 +8,9 @@ The chats stand in `told/*.txt`:
     + pet: {petcall} the {beast}     written after this turn; "+e" is an event, "@2024-10-12" behind it its day
     a: Congratulations!
     = 2024-09-20 18:05
-    u: sold the {car=Fiat|Volvo}, got a {car2=Kia|Mini} now
-    ~ car: {car} -> {car2}           an entry that changes; "- car: {car2}" one that ends
-    ? What is my pet called? | {petcall}
+    u: {petcall} is the size of a {size=fox|loaf} now. call him {petcall2} from today
+    ~ pet: {petcall} the {beast} -> {petcall2}    an entry that changes; "- pet: {petcall2}" one that ends
+    ? What is my pet called? | {petcall2}
     ? What is my cat called? |       a question without an answer
 
 `{name=one|two}` names alternatives where they are first used, and `{name}` is the one drawn. A name that is not
@@ -40,22 +40,35 @@ MAX_WORDS, MAX_CALLS = 90, 6
 
 @dataclass(frozen=True, slots=True)
 class ToldChat:
-    """Hold one chat as it stands in its file: the name of the file and line, and the lines."""
+    """Hold one chat as it stands in its file.
+
+    Attributes:
+        name: Name of the file and line.
+        speakers: Marks of its two speakers, "ua" or "12".
+        lines: Its lines without the first.
+    """
 
     name: str
+    speakers: str
     lines: tuple[str, ...]
 
     def task(self, id: str, rng: Random) -> Task:
         """Draw the values and return the chat as a task.
 
         Raises:
-            ValueError: If a line cannot be read or an entry says what its chunk does not; names the chat and the line.
+            ValueError: If a line cannot be read, an entry says what its chunk does not, or no entry answers a question;
+                names the chat and the line.
         """
-        people = _Values(rng)
-        lines = [people.fill(line) for line in self.lines]
+        values = _Values(rng)
+        try:
+            lines = [values.fill(line) for line in self.lines]
+        except KeyError as error:
+            raise ValueError(
+                f"{self.name}: {{{error.args[0]}}} is no pool, and no line before names its values"
+            ) from error
         chunks: list[Chunk] = []
         gold: list[GoldOperation] = []
-        questions: list[Question] = []
+        asked: list[tuple[str, tuple[str, ...]]] = []
         turns: list[SpeakerTurn] = []
         live: dict[str, str] = {}
         number, time = 0, ""
@@ -65,22 +78,23 @@ class ToldChat:
                 chunks.append(Chunk(turns=tuple(turns), timestamp=time, index=len(chunks)))
                 turns.clear()
 
-        names = {"u": "user", "a": "assistant", "1": people.values["1"], "2": people.values["2"]}
+        names = {"u": "user", "a": "assistant", "1": values.drawn["1"], "2": values.drawn["2"]}
         for line in lines:
             if match := re.fullmatch(r"= (\d{4}-\d\d-\d\d) (\d\d:\d\d)", line):
                 close()
                 time = f"{match[1]}T{match[2]}"
-            elif match := re.fullmatch(r"([ua12]): (.+)", line):
+            elif match := re.fullmatch(rf"([{self.speakers}]): (.+)", line):
                 turns.append(SpeakerTurn(speaker=names[match[1]], text=match[2], id=f"t{number}"))
                 number += 1
             elif match := re.fullmatch(r"\? (.+?) \|(.*)", line):
-                answers = tuple(answer.strip() for answer in match[2].split("|") if answer.strip())
-                questions.append(Question(id=f"q{len(questions)}", question=match[1], answers=answers))
+                asked.append((match[1], tuple(answer.strip() for answer in match[2].split("|") if answer.strip())))
             elif turns and (match := _CHANGE.fullmatch(line)):
                 mark, topic, value, new, day = match.groups()
                 content = f"{topic}: {new or value}"
                 before = None if mark[0] == "+" else f"{topic}: {value}"
-                if (mark == "~") != bool(new) or (before is not None and before not in live):
+                if (mark == "~") != bool(new):
+                    raise ValueError(f"{self.name}: '~ topic: old -> new' alone has an arrow: {line!r}")
+                if before is not None and before not in live:
                     raise ValueError(f"{self.name}: no entry {before!r} to change: {line!r}; there are {sorted(live)}")
                 category = live.pop(before) if before else "episodic" if mark == "+e" else "semantic"
                 if mark != "-":
@@ -110,15 +124,22 @@ class ToldChat:
             calls = sum(operation.chunk == chunk.index for operation in gold)
             if length > MAX_WORDS or calls > MAX_CALLS or not chunk.turns:
                 raise ValueError(f"{self.name}: chunk of {chunk.timestamp} has {length} words and {calls} changes")
-        asked = [question.model_copy(update={"meta": {"slot": _topic_of(question, live)}}) for question in questions]
-        return Task(id=id, chunks=tuple(chunks), gold_operations=tuple(gold), questions=tuple(asked))
+        questions = []
+        for text, answers in asked:
+            topic = _topic_of(answers, live)
+            if answers and not topic:
+                raise ValueError(
+                    f"{self.name}: no entry that holds has an answer of {text!r}; there are {sorted(live)}"
+                )
+            questions.append(Question(id=f"q{len(questions)}", question=text, answers=answers, meta={"slot": topic}))
+        return Task(id=id, chunks=tuple(chunks), gold_operations=tuple(gold), questions=tuple(questions))
 
 
-def _topic_of(question: Question, contents: Iterable[str]) -> str:
-    """Return the topic of the entry that answers a question; "" if none does."""
+def _topic_of(answers: Iterable[str], contents: Iterable[str]) -> str:
+    """Return the topic of the first entry whose value has one of the answers; "" if none has."""
     for content in contents:
         topic, _, value = content.partition(": ")
-        if any(holds_answer(value, answer) for answer in question.answers):
+        if any(holds_answer(value, answer) for answer in answers):
             return topic
     return ""
 
@@ -128,11 +149,11 @@ class _Values:
 
     def __init__(self, rng: Random) -> None:
         self.rng, self.chat = rng, Chat(rng, "train")
-        self.values = {"1": self.chat.draw("first")}
-        self.values["2"] = self._other("first")
+        self.drawn = {"1": self.chat.draw("first")}
+        self.drawn["2"] = self._other("first")
 
     def _other(self, pool: str) -> str:
-        while (value := self.chat.draw(pool)) in self.values.values():
+        while (value := self.chat.draw(pool)) in self.drawn.values():
             pass
         return value
 
@@ -142,33 +163,34 @@ class _Values:
 
     def _draw(self, match: re.Match[str]) -> str:
         name, alternatives = match.groups()
-        if name not in self.values:
-            self.values[name] = (
+        if name not in self.drawn:
+            self.drawn[name] = (
                 self.rng.choice(alternatives.split("|")) if alternatives else self._other(name.rstrip("0123456789"))
             )
-        return self.values[name]
+        return self.drawn[name]
 
 
 @cache
 def load_told() -> tuple[ToldChat, ...]:
     """Read all chats of `told/*.txt`."""
-    chats = []
-    for path in sorted((Path(__file__).parent / "told").glob("*.txt")):
-        chats += _read(path)
-    return tuple(chats)
+    return tuple(chat for path in sorted((Path(__file__).parent / "told").glob("*.txt")) for chat in read_told(path))
 
 
-def _read(path: Path) -> Iterator[ToldChat]:
-    lines: list[str] = []
-    start = 0
-    for number, line in enumerate([*path.read_text(encoding="utf-8").splitlines(), "== end"], 1):
-        text = line.strip()
-        if text.startswith("== "):
-            if lines:
-                yield ToldChat(f"{path.name}:{start}", tuple(lines))
-            lines, start = [], number
-        elif text and not text.startswith("#"):
-            lines.append(text)
+def read_told(path: Path) -> list[ToldChat]:
+    """Read the chats of one file.
+
+    Raises:
+        ValueError: A chat begins with another line than "== user" or "== two"; names the file and line.
+    """
+    chats: list[tuple[str, str, list[str]]] = []
+    for number, line in enumerate(map(str.strip, path.read_text(encoding="utf-8").splitlines()), 1):
+        if line in ("== user", "== two"):
+            chats.append((f"{path.name}:{number}", "ua" if line == "== user" else "12", []))
+        elif line and (not chats or line.startswith("== ")):
+            raise ValueError(f"{path.name}:{number}: a chat begins with '== user' or '== two', not {line!r}")
+        elif line:
+            chats[-1][2].append(line)
+    return [ToldChat(name, speakers, tuple(lines)) for name, speakers, lines in chats]
 
 
 def told_rows(seed: int, index: int) -> Iterator[SmolRow]:
