@@ -1,7 +1,8 @@
 """Run work in processes that may be killed: by the machine, by what they do, or because they exceed a limit.
 
-The processes are those of Pebble, which replaces one that dies. Each has one thread for numerical libraries. None
-imports the caller's script, which therefore needs no guard `if __name__ == "__main__":`.
+Each process has a pipe of its own and shares no lock, so one that is killed at any moment holds up no other; the next
+call starts another in its place. Each has one thread for numerical libraries. None imports the caller's script, which
+therefore needs no guard `if __name__ == "__main__":`.
 
 This is no sandbox: the functions are trusted, only their running time and memory are not.
 """
@@ -9,18 +10,21 @@ This is no sandbox: the functions are trusted, only their running time and memor
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import threading
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import util
 from multiprocessing.context import SpawnContext, SpawnProcess
+from queue import LifoQueue
 from typing import Any, Protocol, TypeVar
 
 from memalpha.errors import ConfigError, MemalphaError, RewardError, WorkerError, install_command
@@ -61,10 +65,127 @@ class _Context(SpawnContext):
     Process = _Process
 
 
-def _start_pool(workers: int, initializer: Callable[..., None], *arguments: Any) -> Any:
-    from pebble import ProcessPool
+class _Died(MemalphaError):
+    """A process died.
 
-    return ProcessPool(workers, initializer=initializer, initargs=arguments, context=_Context())
+    Attributes:
+        exitcode: Its exit status; negative for a signal.
+        ready: False if it died before its first call.
+    """
+
+    def __init__(self, exitcode: int | None, ready: bool) -> None:
+        super().__init__(f"exit status {exitcode}")
+        self.exitcode, self.ready = exitcode, ready
+
+
+class _Worker:
+    """One process, started by the first call and again by the next one after it died."""
+
+    def __init__(self, start: Callable[[], object]) -> None:
+        self._start = start
+        self._process: SpawnProcess | None = None
+        self._pipe: Any = None
+        self._busy, self._stopped = threading.Lock(), False
+
+    def call(self, function: Callable[..., Any], arguments: Sequence[Any], timeout: float | None) -> Any:
+        """Return what the function returns there.
+
+        Raises:
+            _Died: The process died.
+            TimeoutError: It took longer than `timeout` seconds, and its process was killed.
+            Exception: What the function raised.
+        """
+        with self._busy:
+            process = self._process
+            if not (ready := process is not None and process.is_alive()):
+                self._pipe, end = _Context().Pipe()
+                process = _Process(target=_serve, args=(end, self._start))
+                process.start()
+                end.close()  # the process has the only copy: its death ends the pipe
+                self._process = process
+            assert process is not None
+            try:
+                if self._stopped:  # while it started
+                    raise EOFError
+                ready = ready or self._pipe.recv()
+                self._pipe.send((function, arguments))
+                if not self._pipe.poll(timeout):
+                    raise TimeoutError
+                succeeded, value = self._pipe.recv()
+            except (EOFError, OSError) as error:
+                process.kill()
+                process.join()
+                if isinstance(error, TimeoutError):
+                    raise
+                raise _Died(process.exitcode, ready) from error
+        if succeeded:
+            return value
+        raise value
+
+    def stop(self) -> None:
+        """End the process: an idle one by itself, if it does so in three seconds."""
+        self._stopped = True
+        process = self._process
+        if process is None:
+            return
+        if self._busy.acquire(blocking=False):
+            self._pipe.close()
+            process.join(3)
+            self._busy.release()
+        process.kill()
+        process.join()
+
+
+def _serve(pipe: Any, start: Callable[[], object]) -> None:
+    """Call in this process what comes through the pipe, until the other end is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    start()
+    try:
+        pipe.send(True)
+        while True:
+            message = pipe.recv_bytes()
+            try:
+                function, arguments = pickle.loads(message)
+                answer = True, function(*arguments)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the caller is to see it
+                answer = False, error
+            try:
+                pipe.send(answer)
+            except (pickle.PicklingError, TypeError, AttributeError) as error:
+                pipe.send((False, WorkerError(f"a result cannot be sent: {error}")))
+    except (EOFError, ConnectionError):
+        pass  # the caller stopped, or died
+
+
+class _Processes:
+    """Worker processes, and a thread for each that waits for it."""
+
+    def __init__(self, count: int, start: Callable[[], object]) -> None:
+        self._workers = [_Worker(start) for _ in range(count)]
+        self._idle: LifoQueue[_Worker] = LifoQueue()  # last first: a single caller needs a single process
+        for worker in self._workers:
+            self._idle.put(worker)
+        self._threads = ThreadPoolExecutor(count, "memalpha worker")
+        self.stop = weakref.finalize(self, _stop, self._threads, self._workers)  # also when the interpreter ends
+
+    def submit(
+        self, function: Callable[..., Any], arguments: Sequence[Any], timeout: float | None = None
+    ) -> Future[Any]:
+        """Call a function in one of the processes; as `_Worker.call`."""
+        return self._threads.submit(self._call, function, arguments, timeout)
+
+    def _call(self, *call: Any) -> Any:
+        worker = self._idle.get()
+        try:
+            return worker.call(*call)
+        finally:
+            self._idle.put(worker)
+
+
+def _stop(threads: ThreadPoolExecutor, workers: Sequence[_Worker]) -> None:
+    threads.shutdown(wait=False, cancel_futures=True)
+    for worker in workers:
+        worker.stop()
 
 
 # ------------------------------------------------------------------------------------------------------- many jobs
@@ -91,29 +212,21 @@ class Pool(Protocol):
 
 
 class LocalPool:
-    """Processes of this machine.
+    """Processes of this machine."""
 
-    A process that dies between two jobs breaks all of pebble's pool. The next job starts another one then.
-    """
+    died: tuple[type[Exception], ...] = (_Died,)
 
     def __init__(self, workers: int) -> None:
-        from pebble import ProcessExpired
-
         self.workers = workers
-        self.died: tuple[type[Exception], ...] = (ProcessExpired, BrokenProcessPool)
-        self._pool = _start_pool(workers, limit_threads)
+        self._processes = _Processes(workers, limit_threads)
 
     def schedule(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """Call a function in one of the processes."""
-        if not self._pool.active:
-            self.stop()
-            self._pool = _start_pool(self.workers, limit_threads)
-        return self._pool.schedule(function, args)
+        return self._processes.submit(function, args)
 
     def stop(self) -> None:
         """End the processes and what they do."""
-        self._pool.stop()
-        self._pool.join()
+        self._processes.stop()
 
 
 class RayPool:
@@ -277,8 +390,10 @@ class KillableFunction:
         warm: Sequence[Any] = (),
     ) -> None:
         self.function, self.seconds, self.count = function, seconds, count or max(1, min(4, os.cpu_count() or 1))
-        self._name, self._arguments = f"{function.__module__}:{function.__qualname__}", (function, megabytes, warm)
-        self._pool, self._pid, self._lock = None, 0, threading.Lock()
+        self._name = f"{function.__module__}:{function.__qualname__}"
+        self._start = partial(_limit_memory, function, megabytes, warm)
+        self._processes: _Processes | None = None
+        self._pid, self._lock = 0, threading.Lock()
 
     def map(self, arguments: Sequence[Sequence[Any]]) -> list[Any]:
         """Return the function's result for each argument list, or `Killed`.
@@ -287,34 +402,31 @@ class KillableFunction:
             RewardError: The function raised, or its processes do not start.
         """
         with self._lock:
-            if self._pool is None or os.getpid() != self._pid or not self._pool.active:
-                self._pool, self._pid = _start_pool(self.count, _limit_memory, *self._arguments), os.getpid()
-            pool, patience = self._pool, PATIENCE * self.seconds
-        calls = [pool.schedule(_call, (self.function, self.seconds, args), timeout=patience) for args in arguments]
+            if self._processes is None or os.getpid() != self._pid:  # a fork has not its parent's processes
+                self._processes, self._pid = _Processes(self.count, self._start), os.getpid()
+            submit, patience = self._processes.submit, PATIENCE * self.seconds
+        calls = [submit(_call, (self.function, self.seconds, args), patience) for args in arguments]
         return [self._outcome(call) for call in calls]
 
     def close(self) -> None:
         """End the processes; the next call starts new ones."""
-        if self._pool is not None and os.getpid() == self._pid:
-            self._pool.stop()
-            self._pool.join()
-        self._pool = None
+        if self._processes is not None and os.getpid() == self._pid:
+            self._processes.stop()
+        self._processes = None
 
     def _outcome(self, call: Future[Any]) -> Any:
-        from pebble import ProcessExpired
-
         try:
             return call.result()
         except TimeoutError:
             return Killed(f"no answer in {PATIENCE * self.seconds:g} s")
-        except ProcessExpired as error:
+        except _Died as error:
+            if not error.ready:
+                raise RewardError(f"{self._name}: its processes do not start: {error}") from error
             if error.exitcode == -signal.SIGPROF:
                 return Killed(f"over {self.seconds:g} s of CPU time")
             return Killed(f"ended with status {error.exitcode}")
         except (MemoryError, RecursionError) as error:
             return Killed("too much memory" if isinstance(error, MemoryError) else "nested too deep")
-        except BrokenProcessPool as error:
-            raise RewardError(f"{self._name}: its processes do not start: {error}") from error
         except Exception as error:
             raise RewardError(f"{self._name} raised {type(error).__name__}: {error}") from error
 

@@ -75,7 +75,6 @@ OPTIONAL_LIBRARIES = MODEL_LIBRARIES | {
         "mem0",
         "nltk",
         "openai",
-        "pebble",
         "opentelemetry",
     ),
     *("pandas", "pyarrow", "ray", "referencing", "regex", "rich", "rouge_score", "tokenizers", "uvicorn", "vllm"),

@@ -124,7 +124,7 @@ def test_core_dependencies_are_these() -> None:
     core = [requirement for requirement in requires("memalpha") or () if "extra ==" not in requirement]
     names = {re.split(r"[\[<>=!~; ]", requirement.lower())[0] for requirement in core}
     assert names == {
-        *("pydantic", "numpy", "pystemmer", "faiss-cpu", "typer", "rich", "pyyaml", "immutables", "pebble", "httpx2"),
+        *("pydantic", "numpy", "pystemmer", "faiss-cpu", "typer", "rich", "pyyaml", "immutables", "httpx2"),
         *("jinja2", "markupsafe"),  # what pages escape with
         "typing-extensions",  # a dependency of pydantic anyway
     }

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -69,6 +70,25 @@ def test_a_worker_that_dies_between_two_jobs_is_replaced(tmp_path: Path) -> None
         2: 4,
         3: 9,
     }
+
+
+def test_workers_killed_at_any_moment_hold_up_no_other(tmp_path: Path) -> None:
+    def kill_some() -> None:
+        while not ended.wait(0.02):
+            for child in multiprocessing.active_children():
+                if random.random() < 0.03:
+                    os.kill(child.pid, signal.SIGKILL)
+
+    ended, random = threading.Event(), Random(0)
+    killer = threading.Thread(target=kill_some)
+    killer.start()
+    try:
+        results = dict(run_jobs(partial(start_squaring, tmp_path), range(3000), LocalPool(3)))
+    finally:
+        ended.set()
+        killer.join()
+    assert list(sorted(results)) == list(range(3000))
+    assert all(isinstance(result, Killed) or result[0] == number**2 for number, result in results.items())
 
 
 def test_jobs_are_fetched_when_a_worker_is_free(tmp_path: Path) -> None:

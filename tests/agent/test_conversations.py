@@ -169,8 +169,10 @@ def count_namespaces(store: Path) -> int:
 
 def children(pid: int) -> list[int]:
     """Return the worker processes of a process, oldest first."""
-    pids = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-    return [pid for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    pids = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return [pid for pid in sorted(pids) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def is_running(pid: int) -> bool:
