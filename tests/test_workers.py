@@ -87,7 +87,7 @@ def test_workers_killed_at_any_moment_hold_up_no_other(tmp_path: Path) -> None:
     finally:
         ended.set()
         killer.join()
-    assert list(sorted(results)) == list(range(3000))
+    assert sorted(results) == list(range(3000))
     assert all(isinstance(result, Killed) or result[0] == number**2 for number, result in results.items())
 
 
