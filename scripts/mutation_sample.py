@@ -33,7 +33,7 @@ from mutants import Mutant, find_mutants
 
 ROOT = Path(__file__).resolve().parents[1]
 CORE = (
-    "agent", "environments", "qa", "qa/scoring", "rewards", "store", "store/backends", "store/indexing", "store/search",
+    "agent", "environments", "qa", "qa/scoring", "rewards", "store", "store/backends", "store/search",
     "train/algorithms", "train/data", "train/learner", "train/rollouts", "train/trainers",
 )  # fmt: skip
 PRELOADED = (

@@ -107,8 +107,7 @@ class SchemaPool:
         if database.schema[:2] not in ("m_", "t_"):
             original(database, connection, meta)
             return
-        from memalpha.store.backends.postgres.ddl import FORMAT
-        from memalpha.store.backends.postgres.guards import guard_functions
+        from memalpha.store.backends.postgres.ddl import FORMAT, guard_functions
 
         self.clear(only_left=True)
         if self.free:

@@ -19,7 +19,7 @@ from memalpha.qa.scoring.judge import Item, Judge
 from memalpha.rewards.base import named
 from memalpha.rewards.evaluate import evaluate_text
 from memalpha.store.embedding import HashEmbedder
-from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import MEM_ALPHA
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore

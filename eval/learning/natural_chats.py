@@ -37,7 +37,7 @@ from tqdm import tqdm
 
 from memalpha import MemoryAgent, MemoryStore, load_policy, load_tasks
 from memalpha.agent.text_match import holds_answer
-from memalpha.store.search.bm25 import words
+from memalpha.store.search.lexical import words
 from memalpha.types import Task
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -30,10 +30,10 @@ from memalpha.forks import ForkAware
 from memalpha.policy.base import Policy, count_checked, sample_checked, trained_sizes
 from memalpha.policy.load import load_policy
 from memalpha.policy.scripted import ignores_memory
+from memalpha.store.fields import check_text, check_timestamp, validate_fields
 from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema
 from memalpha.store.store import MemoryStore
-from memalpha.store.validation import check_text, check_timestamp, validate_fields
 from memalpha.tasks.chunking import cut_chunk, split_text
 from memalpha.tasks.formats.chats import Messages, chunk_messages, is_messages
 from memalpha.types import (

@@ -30,7 +30,7 @@ from memalpha.policy.chat.tool_text import describe_tools
 from memalpha.policy.plain_text import plain_line
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.checks.audit import plain, stale_findings
-from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import fact_identity
 from memalpha.store.store import MemoryStore

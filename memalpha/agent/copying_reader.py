@@ -14,7 +14,7 @@ from datetime import date, timedelta
 from memalpha.agent.prompts import ABSTAIN
 from memalpha.agent.reader import Answer, Conflicts, Item, Reading, apply_conflict_rule, mark_conflicts, retrieve
 from memalpha.config import ReaderConfig
-from memalpha.store.search.bm25 import STOP_WORDS, words
+from memalpha.store.search.lexical import STOP_WORDS, words
 from memalpha.store.values import MONTHS
 from memalpha.types import is_iso_time
 

@@ -23,9 +23,9 @@ from memalpha.policy.base import Policy, with_prompt_style
 from memalpha.policy.chat.tool_text import describe_tools
 from memalpha.policy.plain_text import plain_line, plain_text
 from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.store.fields import check_timestamp
 from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema, load_schema
-from memalpha.store.validation import check_timestamp
 from memalpha.types import Chunk, Hit, MemoryEntry, Observation, Question, Task, ViewEntry
 
 Message = dict[str, str]

@@ -29,7 +29,7 @@ from memalpha.policy.base import Policy, count_checked, reader_style, sample_che
 from memalpha.policy.reply_cache import cache_frozen
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.memory import Memory
-from memalpha.store.search.bm25 import stem
+from memalpha.store.search.lexical import stem
 from memalpha.store.values import is_contradictory, key_value, slot_value
 from memalpha.types import Completion, Hit, MemoryEntry, Question, SampleRequest, ToolCall
 

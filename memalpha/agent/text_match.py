@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from memalpha.store.search.bm25 import words
+from memalpha.store.search.lexical import words
 from memalpha.store.values import key_value, normalize
 
 MAX_REFUSAL_WORDS = 40

@@ -24,11 +24,11 @@ from memalpha.agent.parsing import named_tool
 from memalpha.config.common import import_object
 from memalpha.errors import ConfigError, DuplicateContent, InvalidContent, StoreError, UnknownCategory, UnknownEntry
 from memalpha.policy.plain_text import plain_line
+from memalpha.store.fields import clean_content
 from memalpha.store.memory import Memory
+from memalpha.store.quarantine import quarantine_operation
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import fact_identity, refuse_duplicate
-from memalpha.store.trust.quarantine import quarantine_operation
-from memalpha.store.validation import clean_content
 from memalpha.types import MemoryEntry, Operation, ToolCall, ToolResult, is_iso_time
 
 

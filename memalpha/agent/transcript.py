@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from memalpha.store.search.roles import ASSISTANTS
+from memalpha.store.search.ranking import ASSISTANTS
 from memalpha.types import Chunk
 
 USERS = frozenset(

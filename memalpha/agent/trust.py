@@ -31,9 +31,9 @@ from memalpha.agent.transcript import is_anonymous, is_assistant, split_label, s
 from memalpha.config import TrustConfig
 from memalpha.errors import ConfigError, StoreError
 from memalpha.store.memory import Memory
-from memalpha.store.search.bm25 import words
+from memalpha.store.quarantine import WRITER
+from memalpha.store.search.lexical import words
 from memalpha.store.store import MemoryStore
-from memalpha.store.trust.quarantine import WRITER
 from memalpha.types import Chunk, Hit, MemoryEntry, Operation
 
 _MARKUP = re.compile(r"<\|\w+\|>|</?(?:tool_call|tool_response|tools)>")

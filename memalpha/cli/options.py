@@ -16,7 +16,7 @@ import typer
 
 from memalpha.config import AgentConfig, ReaderConfig, TrustConfig, build_config, parse_overrides
 from memalpha.errors import ConfigError, DataError, StoreError
-from memalpha.store.validation import check_timestamp, visible
+from memalpha.store.fields import check_timestamp, visible
 from memalpha.tasks.formats.chats import is_message_file, load_exports, load_messages
 from memalpha.tasks.formats.jsonl import load_jsonl
 from memalpha.text_files import decode_text

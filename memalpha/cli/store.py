@@ -27,7 +27,7 @@ from memalpha.cli.options import (
 )
 from memalpha.config import AgentConfig
 from memalpha.errors import ConfigError, DuplicateContent, StoreError
-from memalpha.store.validation import check_timestamp
+from memalpha.store.fields import check_timestamp
 from memalpha.types import Operation
 
 if TYPE_CHECKING:

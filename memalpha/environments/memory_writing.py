@@ -26,7 +26,7 @@ from memalpha.errors import ConfigError
 from memalpha.policy.base import Policy, sample_checked
 from memalpha.policy.noise import noise_key
 from memalpha.store.embedding import Embedder, load_embedder
-from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.store.state import MemoryState
 from memalpha.types import (

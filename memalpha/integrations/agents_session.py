@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memalpha.store.filters import format_utc
+from memalpha.store.fields import format_utc
 from memalpha.store.keyed_entries import KeyedEntries
 from memalpha.store.store import MemoryStore
 from memalpha.types import MemoryEntry

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from memalpha.errors import ConfigError, InvalidContent, MemalphaError
-from memalpha.store.filters import format_utc
+from memalpha.store.fields import format_utc
 from memalpha.store.keyed_entries import KeyedEntries, escape_key, original_text
 from memalpha.store.store import MemoryStore
 

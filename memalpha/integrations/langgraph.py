@@ -21,11 +21,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from memalpha.errors import ConfigError, DuplicateContent, InvalidContent
-from memalpha.store.filters import format_utc
+from memalpha.store.fields import format_utc, validate_fields
 from memalpha.store.keyed_entries import KeyedEntries, escape_key
 from memalpha.store.search.options import Route
 from memalpha.store.store import MemoryStore
-from memalpha.store.validation import validate_fields
 from memalpha.types import MemoryEntry, Operation
 
 try:

@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 from memalpha.agent.text_match import contains, is_same
 from memalpha.qa.systems import Passage, Retrieval, WrittenMemory
-from memalpha.store.search.bm25 import term_counts
+from memalpha.store.search.lexical import term_counts
 from memalpha.store.values import key_value, normalize
 from memalpha.types import Question, Task, TrajectoryGroup
 

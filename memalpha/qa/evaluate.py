@@ -75,7 +75,7 @@ from memalpha.qa.systems import (
     passage_tokens,
 )
 from memalpha.store.embedding import Embedder, check_embedder, load_embedder
-from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.state import MemoryState
 from memalpha.types import AnyTask, Hit, MemoryEntry, Question, Task, Trajectory, TrajectoryGroup
 

@@ -31,7 +31,7 @@ from memalpha.qa.report import make_result_folder
 from memalpha.qa.scoring.stats import ScoredAnswer, estimate
 from memalpha.qa.systems import Retrieval, SystemSettings
 from memalpha.store.embedding import load_embedder
-from memalpha.store.search.bm25 import words
+from memalpha.store.search.lexical import words
 from memalpha.tasks.synthetic import worlds
 from memalpha.tasks.synthetic.state_world import SITUATIONS
 from memalpha.types import Task

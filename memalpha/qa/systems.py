@@ -47,7 +47,7 @@ from memalpha.policy.reply_cache import AnswerCache, keep_replies
 from memalpha.qa.memory_reward import memory_tokens
 from memalpha.qa.report import estimate_tokens
 from memalpha.store.embedding import Embedder
-from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.store import MemoryStore
 from memalpha.types import Chunk, MemoryEntry, Question, Task, Trajectory, TrajectoryGroup, is_iso_time
 

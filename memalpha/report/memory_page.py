@@ -24,10 +24,10 @@ from memalpha.arguments import check_path
 from memalpha.errors import StoreError
 from memalpha.report import page as render
 from memalpha.store.checks.audit import Finding, find_conflicts
+from memalpha.store.fields import visible
 from memalpha.store.io.jsonl import atomic_writer
+from memalpha.store.quarantine import Quarantined
 from memalpha.store.store import MemoryStore
-from memalpha.store.trust.quarantine import Quarantined
-from memalpha.store.validation import visible
 from memalpha.types import MemoryEntry, Operation
 
 MAX_OPERATIONS = 5000

@@ -10,21 +10,24 @@ import numpy as np
 
 from memalpha.arguments import check_items
 from memalpha.errors import InvalidContent, StoreError
-from memalpha.store.backends.namespace import Namespace
-from memalpha.store.backends.row_codec import content_digest
-from memalpha.store.backends.rows import LogEnd
-from memalpha.store.fields import ARGUMENTS, BLANKS, NAMES, make_entry, new_defaults
-from memalpha.store.schema import MemorySchema
-from memalpha.store.state import fact_identity
-from memalpha.store.trust.quarantine import WRITER
-from memalpha.store.validation import (
+from memalpha.store.backends.namespace import LogEnd, Namespace
+from memalpha.store.fields import (
+    ARGUMENTS,
+    BLANKS,
     FIELD_CHECKS,
+    NAMES,
     check_content_size,
     check_timestamp,
     clean_content,
+    content_digest,
     id_parts,
+    make_entry,
+    new_defaults,
     validate_fields,
 )
+from memalpha.store.quarantine import WRITER
+from memalpha.store.schema import MemorySchema
+from memalpha.store.state import fact_identity
 from memalpha.types import MemoryEntry, Operation
 
 Fact = Mapping[str, Any]

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from operator import ge, gt, le, lt
 from typing import Any
 
 from memalpha.arguments import brief_repr
 from memalpha.errors import StoreError
-from memalpha.store.fields import FILTERED, TIMES
+from memalpha.store.fields import FILTERED, TIMES, parse_time
 from memalpha.types import MemoryEntry, is_iso_time
 
 COMPARISONS = ("$eq", "$ne", "$in", "$nin", "$exists", "$gt", "$gte", "$lt", "$lte", "$contains")
@@ -134,19 +134,6 @@ def filter_fields(entry_filter: Filter) -> set[str]:
         return {entry_filter.field}
     parts = (entry_filter.part,) if isinstance(entry_filter, Not) else entry_filter.parts
     return set().union(*map(filter_fields, parts))
-
-
-def parse_time(text: str) -> datetime:
-    """Parse an ISO time; without an offset it is UTC."""
-    time = datetime.fromisoformat(text)
-    return time.replace(tzinfo=UTC) if time.tzinfo is None else time
-
-
-def format_utc(time: datetime) -> str:
-    """Format a time as the log stores it: UTC with microseconds, so that text order is time order."""
-    if time.tzinfo is not UTC:
-        time = time.astimezone(UTC)
-    return time.isoformat(timespec="microseconds")
 
 
 def comparison_type(value: Any) -> type | None:

@@ -16,8 +16,8 @@ from datetime import datetime
 from typing import Any
 
 from memalpha.errors import DuplicateContent, StoreError, UnknownEntry
+from memalpha.store.fields import is_id
 from memalpha.store.store import MemoryStore
-from memalpha.store.validation import is_id
 from memalpha.types import MemoryEntry, Operation
 
 

@@ -15,9 +15,9 @@ from memalpha.store.backends.base import Backend, Clock, Durability
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.sqlite import ReadOnlyDatabase, SQLiteDatabase, create_file
 from memalpha.store.embedding import Embedder
-from memalpha.store.indexing.stored_embedder import RecordedEmbedder, embedder_record
+from memalpha.store.fields import is_text
 from memalpha.store.schema import MemorySchema, load_schema
-from memalpha.store.validation import is_text
+from memalpha.store.search.index import RecordedEmbedder, embedder_record
 
 if TYPE_CHECKING:
     from memalpha.store.backends.postgres.database import PostgresDatabase
@@ -138,7 +138,7 @@ def open_namespace(database: Backend, name: str, schema: MemorySchema) -> Namesp
         raise StoreError(f"namespace {brief_repr(name)}: a non-empty text is needed")
     if isinstance(database, SQLiteDatabase):
         return Namespace(database, name, schema)
-    from memalpha.store.backends.postgres.namespace import PostgresNamespace
+    from memalpha.store.backends.postgres.database import PostgresNamespace
 
     return PostgresNamespace(database, name, schema)  # pyright: ignore[reportArgumentType]: the other of the two
 

@@ -19,16 +19,21 @@ from memalpha.arguments import brief_repr
 from memalpha.errors import DuplicateContent, InvalidContent, StoreError, UnknownEntry
 from memalpha.store.fields import (
     BLANKS,
+    FIELD_CHECKS,
     FIELDS,
     NAMES,
+    check_text,
+    clean_content,
+    clean_core_text,
     entry_values,
     field_values,
+    is_id,
     make_entry,
+    make_id,
     make_operation,
     new_defaults,
 )
 from memalpha.store.schema import MemorySchema
-from memalpha.store.validation import FIELD_CHECKS, check_text, clean_content, clean_core_text, is_id, make_id
 from memalpha.types import MemoryEntry, Operation
 
 _CHECKED_FIELDS = attrgetter(*FIELD_CHECKS)

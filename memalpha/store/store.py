@@ -31,8 +31,7 @@ from memalpha.errors import (
 )
 from memalpha.store import history as timeline
 from memalpha.store.backends.base import Backend, Clock, Durability, system_clock
-from memalpha.store.backends.row_codec import is_storable
-from memalpha.store.backends.rows import LogEnd, check_clock
+from memalpha.store.backends.namespace import LogEnd, check_clock
 from memalpha.store.bulk_insert import (
     CheckedFact,
     Fact,
@@ -44,36 +43,36 @@ from memalpha.store.bulk_insert import (
     vector_rows,
 )
 from memalpha.store.embedding import Embedder
-from memalpha.store.fields import BLANKS, FILTERED
-from memalpha.store.filters import Filter, Where, filter_fields
-from memalpha.store.history import Diff
-from memalpha.store.indexing.namespace_index import NamespaceIndex, surrounding_spans
-from memalpha.store.indexing.stored_embedder import RecordedEmbedder
-from memalpha.store.io.copy import back_up
-from memalpha.store.io.jsonl import apply_lines, read_jsonl, stored_contents, write_jsonl
-from memalpha.store.memory import Memory, html_table, refuse_other_keywords
-from memalpha.store.open import copy_noted, create_namespace, is_url, is_writable, open_database, open_namespace
-from memalpha.store.schema import MemorySchema
-from memalpha.store.search.options import SearchOptions
-from memalpha.store.state import Change, MemoryState, as_operation, duplicate_error
-from memalpha.store.trust.quarantine import (
-    Quarantined,
-    accepted_operation,
-    decision_operation,
-    list_quarantined,
-    writing_as,
-)
-from memalpha.store.trust.revert import Revert, revert
-from memalpha.store.validation import (
+from memalpha.store.fields import (
+    BLANKS,
+    FILTERED,
     MAX_CONTENT,
     UPDATE_FIELDS,
     check_content_size,
     check_text,
     check_timestamp,
     clean_content,
+    is_storable,
     is_text,
     update_operation,
 )
+from memalpha.store.filters import Filter, Where, filter_fields
+from memalpha.store.history import Diff, Revert, revert
+from memalpha.store.io.copy import back_up
+from memalpha.store.io.jsonl import apply_lines, read_jsonl, stored_contents, write_jsonl
+from memalpha.store.memory import Memory, html_table, refuse_other_keywords
+from memalpha.store.open import copy_noted, create_namespace, is_url, is_writable, open_database, open_namespace
+from memalpha.store.quarantine import (
+    Quarantined,
+    accepted_operation,
+    decision_operation,
+    list_quarantined,
+    writing_as,
+)
+from memalpha.store.schema import MemorySchema
+from memalpha.store.search.index import NamespaceIndex, RecordedEmbedder, surrounding_spans
+from memalpha.store.search.options import SearchOptions
+from memalpha.store.state import Change, MemoryState, as_operation, duplicate_error
 from memalpha.types import Hit, MemoryEntry, Operation
 
 if TYPE_CHECKING:

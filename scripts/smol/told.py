@@ -27,7 +27,7 @@ from pathlib import Path
 from random import Random
 
 from memalpha.agent.text_match import holds_answer
-from memalpha.store.search.bm25 import words
+from memalpha.store.search.lexical import words
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
 from smol.chats import Chat, task_rows
 from smol.rows import SmolRow

@@ -23,7 +23,7 @@ from memalpha.qa.from_config import run_evaluation
 from memalpha.qa.reader import load_reader
 from memalpha.qa.report import Record, Report
 from memalpha.store.embedding import HashEmbedder
-from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
 from memalpha.tasks.formats.jsonl import save_jsonl

@@ -21,7 +21,7 @@ from memalpha.cli.main import app
 from memalpha.config import AgentConfig
 from memalpha.errors import ConfigError, StoreError
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.store import MemoryStore
 
 

@@ -22,7 +22,7 @@ from memalpha.policy.base import with_prompt_style
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.store.embedding import load_embedder
-from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore

@@ -18,7 +18,7 @@ from memalpha.config import AgentConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.embedding import HashEmbedder
-from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore

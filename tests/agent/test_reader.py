@@ -19,7 +19,7 @@ from memalpha.agent.reader import (
 from memalpha.agent.text_match import contains, is_abstention, is_same
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.store.embedding import HashEmbedder
-from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
 from memalpha.store.values import key_value, normalize

@@ -9,7 +9,7 @@ from memalpha.agent.tools import TOOLS, execute, read_call, tool_schemas
 from memalpha.errors import StoreError
 from memalpha.policy.chat.tool_text import describe_tools
 from memalpha.store.embedding import HashEmbedder
-from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore

@@ -14,8 +14,7 @@ from memalpha.config import AgentConfig
 from memalpha.environments import memory_engine
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.embedding import HashEmbedder, load_embedder
-from memalpha.store.in_memory import WorkingMemory
-from memalpha.store.memory import Memory
+from memalpha.store.memory import Memory, WorkingMemory
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
+from memalpha.store.quarantine import quarantine_operation
 from memalpha.store.store import MemoryStore
-from memalpha.store.trust.quarantine import quarantine_operation
 from memalpha.types import Operation
 
 

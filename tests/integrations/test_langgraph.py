@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from memalpha import MemoryStore
 from memalpha.errors import ConfigError, InvalidContent, StoreError
-from memalpha.store.filters import format_utc
+from memalpha.store.fields import format_utc
 
 pytest.importorskip("langgraph")
 from langgraph.store.base import (

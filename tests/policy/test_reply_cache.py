@@ -19,7 +19,7 @@ from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.reader import load_reader
 from memalpha.qa.scoring.judge import Item, Judge
 from memalpha.store.embedding import HashEmbedder
-from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
 from memalpha.types import Completion, SampleRequest

@@ -18,7 +18,7 @@ from memalpha.qa.evaluate import evaluate, evaluate_memory
 from memalpha.qa.reader import load_reader
 from memalpha.qa.report import make_result_folder, mean_and_error, summarize
 from memalpha.store.embedding import HashEmbedder
-from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore

@@ -14,7 +14,7 @@ from memalpha.errors import RewardError
 from memalpha.qa.memory_reward import GoldFacts, MemoryReward
 from memalpha.qa.scoring.judge import ContentVerdicts
 from memalpha.store.embedding import HashEmbedder
-from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
 from memalpha.types import Chunk, Completion, GoldOperation, Task, Trajectory

@@ -21,7 +21,7 @@ from memalpha.cli.main import app
 from memalpha.errors import StoreError
 from memalpha.report import memory_page
 from memalpha.report.memory_page import write_memory_page
-from memalpha.store.trust.quarantine import quarantine_operation
+from memalpha.store.quarantine import quarantine_operation
 from memalpha.types import Operation
 
 MARKUP = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">"

@@ -7,7 +7,7 @@ from smol.chats import chat_rows, chat_task, load_chats
 
 from memalpha.agent.forms import parse_lines
 from memalpha.agent.text_match import contains
-from memalpha.store.search.bm25 import words
+from memalpha.store.search.lexical import words
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

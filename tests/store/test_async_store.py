@@ -10,7 +10,7 @@ from memalpha.errors import StoreError, UnknownEntry
 from memalpha.store.async_store import AsyncMemoryStore
 from memalpha.store.checks.audit import audit
 from memalpha.store.embedding import HashEmbedder
-from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.store import MemoryStore
 
 

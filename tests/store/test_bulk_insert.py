@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import memalpha.store.backends.rows
+import memalpha.store.backends.namespace
 from memalpha.errors import InvalidContent, StoreError, UnknownCategory
-from memalpha.store.backends.row_codec import encode_json
 from memalpha.store.embedding import HashEmbedder
+from memalpha.store.fields import encode_json
 from memalpha.store.memory import Memory
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
@@ -54,7 +54,7 @@ def rows_of(store: MemoryStore) -> list[list[tuple]]:
 @given(facts, facts, st.booleans(), st.sampled_from([2, 500]))
 def test_bulk_insert_equals_single_inserts(before, batch, search_first, many) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memalpha.store.backends.rows, "_BATCH", many)
+        patch.setattr(memalpha.store.backends.namespace, "_BATCH", many)
         single, bulk = new(), new()
         for store in (single, bulk):
             for fact in before:

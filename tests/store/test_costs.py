@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 from memalpha.errors import UnknownEntry
-from memalpha.store.backends import rows as row_module
+from memalpha.store.backends import namespace
 from memalpha.store.embedding import HashEmbedder
+from memalpha.store.quarantine import quarantine_operation
 from memalpha.store.store import MemoryStore
-from memalpha.store.trust.quarantine import quarantine_operation
 from memalpha.types import Operation
 
 pytestmark = pytest.mark.sqlite
@@ -97,9 +97,9 @@ def counted(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Wo
 
     connection = sample.store.database.connection
     with monkeypatch.context() as patch:
-        patch.setattr(row_module, "decode_entry", count(row_module.decode_entry))
-        patch.setattr(row_module, "decode_entries", lambda page: list(map(row_module.decode_entry, page)))
-        patch.setattr(row_module, "decode_log_row", count(row_module.decode_log_row))
+        patch.setattr(namespace, "decode_entry", count(namespace.decode_entry))
+        patch.setattr(namespace, "decode_entries", lambda page: list(map(namespace.decode_entry, page)))
+        patch.setattr(namespace, "decode_log_row", count(namespace.decode_log_row))
         connection.set_progress_handler(tick, 1)
         yield work
         connection.set_progress_handler(None, 0)

@@ -14,8 +14,8 @@ import pytest
 from memalpha.errors import ScrubPending, StoreError, UnknownEntry
 from memalpha.store.backends.sqlite import SQLiteDatabase
 from memalpha.store.checks.integrity import examine
+from memalpha.store.quarantine import quarantine_operation
 from memalpha.store.store import MemoryStore
-from memalpha.store.trust.quarantine import quarantine_operation
 from memalpha.types import Operation
 
 SECRETS = ["zyxomma", "Größenwahn", "qwobblefrotz", "1899-12-31", "chat-vrumquip", "turn-blixnard", "vorpalgimble"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from memalpha.errors import InvalidContent
 from memalpha.store.checks.integrity import examine
 from memalpha.store.embedding import load_embedder
-from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 

@@ -8,12 +8,12 @@ from filter_strategies import entries, wheres
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import memalpha.store.search.filter_columns
+import memalpha.store.search.corpus
 import memalpha.store.store
 from memalpha.errors import StoreError
 from memalpha.store.embedding import load_embedder
 from memalpha.store.filters import parse_filter
-from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import Category, MemorySchema
 from memalpha.store.search.options import Boost
 from memalpha.store.store import MemoryStore
@@ -241,7 +241,7 @@ def test_an_interrupted_search_leaves_a_correct_index(monkeypatch) -> None:
     expected_hits = MemoryStore.search(store, "fact 3", where={"chunk": {"$in": [1, 3]}})
     store.insert("semantic", "fact 5", chunk=3)
     with monkeypatch.context() as patch:
-        patch.setattr(memalpha.store.search.filter_columns.FilterColumns, "mask", lambda *_: 1 / 0)
+        patch.setattr(memalpha.store.search.corpus.FilterColumns, "mask", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             store.search("fact 3", where={"chunk": {"$in": [1, 3]}})
     store.undo()

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memalpha.errors import DamagedStore, StoreError
-from memalpha.store.backends.row_codec import decode_entries, decode_entry
 from memalpha.store.checks.integrity import examine
 from memalpha.store.embedding import HashEmbedder
+from memalpha.store.fields import decode_entries, decode_entry
 from memalpha.store.io.copy import copy_store
 from memalpha.store.store import MemoryStore
 

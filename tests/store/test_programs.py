@@ -16,7 +16,7 @@ from memalpha.errors import MemalphaError, UnknownEntry
 from memalpha.store.checks.integrity import examine
 from memalpha.store.embedding import load_embedder
 from memalpha.store.history import Diff
-from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import MEM_ALPHA
 from memalpha.store.state import MemoryState, is_same_fact
 from memalpha.store.store import MemoryStore

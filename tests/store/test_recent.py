@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memalpha.store.embedding import load_embedder
-from memalpha.store.in_memory import WorkingMemory
-from memalpha.store.memory import Memory
+from memalpha.store.memory import Memory, WorkingMemory
 from memalpha.store.schema import MEM_ALPHA
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore

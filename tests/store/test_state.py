@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from memalpha.errors import DuplicateContent, InvalidContent, StoreError, UnknownCategory, UnknownEntry
 from memalpha.store.embedding import load_embedder
-from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.fields import make_id
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import MEM_ALPHA, MemorySchema
 from memalpha.store.state import MemoryState, inverse, plan
-from memalpha.store.validation import make_id
 from memalpha.types import Operation
 
 EMPTY = MemoryState.empty(MEM_ALPHA)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from memalpha.errors import DataError, InvalidContent, StoreError, UnknownCategory, UnknownEntry
 from memalpha.store.embedding import load_embedder
 from memalpha.store.filters import freeze
-from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import MEM_ALPHA
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore

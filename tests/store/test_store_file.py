@@ -15,7 +15,7 @@ import pytest
 from memalpha.errors import DataError, EmbedderError, InvalidContent, MemalphaError, StoreError
 from memalpha.store.backends import base
 from memalpha.store.embedding import HashEmbedder, load_embedder
-from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 

@@ -36,8 +36,8 @@ from memalpha.agent.consolidate import apply_consolidation, propose_consolidatio
 from memalpha.errors import MemalphaError, ScrubPending
 from memalpha.store.checks.integrity import examine
 from memalpha.store.io.copy import copy_store
+from memalpha.store.quarantine import quarantine_operation
 from memalpha.store.store import MemoryStore
-from memalpha.store.trust.quarantine import quarantine_operation
 from memalpha.types import Operation
 
 KINDS = {"full disk": 1, "I/O error": 2, "I/O errors": 3, "half a write": 4, "half, then full": 5, "SIGKILL": 6}

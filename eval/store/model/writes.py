@@ -14,8 +14,8 @@ from brute_force import embed
 from naive import Fact, NaiveMemory, Pending, Row
 
 from memalpha.errors import StoreError
+from memalpha.store.quarantine import quarantine_operation
 from memalpha.store.store import MemoryStore
-from memalpha.store.trust.quarantine import quarantine_operation
 from memalpha.types import MemoryEntry, Operation
 
 _SPEAKERS, SOURCES, _KEYS = ("ana", "ben"), ("chat-1", "chat-2"), ("user:city", "user:pet", "user:job")

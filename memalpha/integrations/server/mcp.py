@@ -33,8 +33,7 @@ from memalpha.integrations.server.schemas import (
 )
 from memalpha.integrations.server.service import MemoryService
 from memalpha.store.io.jsonl import to_json
-from memalpha.store.search.bm25 import words
-from memalpha.store.search.passages import split_passages
+from memalpha.store.search.lexical import split_passages, words
 
 try:
     import mcp_types as types

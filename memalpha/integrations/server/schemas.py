@@ -13,10 +13,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
-from memalpha.store.fields import FIELDS, Kind
-from memalpha.store.filters import format_utc, parse_time
+from memalpha.store.fields import FIELDS, Kind, format_utc, is_text, parse_time
 from memalpha.store.io.jsonl import to_json
-from memalpha.store.validation import is_text
 from memalpha.types import Hit, MemoryEntry, Operation, ToolResult
 
 MAX_TEXT = 200_000

@@ -69,9 +69,9 @@ from memalpha.store.backends.base import deadline
 from memalpha.store.filters import Where, parse_filter
 from memalpha.store.io.jsonl import to_json
 from memalpha.store.memory import Memory
+from memalpha.store.quarantine import WRITER
 from memalpha.store.schema import MemorySchema
 from memalpha.store.store import MemoryStore
-from memalpha.store.trust.quarantine import WRITER
 from memalpha.tasks.chunking import split_text
 from memalpha.tasks.formats.chats import chunk_messages
 from memalpha.types import Chunk, Hit, MemoryEntry, Operation, ToolCall, ToolResult, Turn

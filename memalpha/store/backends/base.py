@@ -15,8 +15,7 @@ from typing import Any, Literal, Protocol, get_args
 
 from memalpha.arguments import brief_repr
 from memalpha.errors import DeadlineExceeded, StoreError
-from memalpha.store.backends.row_codec import check_namespace_name
-from memalpha.store.filters import format_utc
+from memalpha.store.fields import check_namespace_name, format_utc
 
 Clock = Callable[[], datetime]
 Durability = Literal["full", "normal"]

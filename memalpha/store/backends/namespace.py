@@ -1,40 +1,822 @@
-"""`Namespace`: the log, entries and vectors of one namespace, written together.
+"""`Namespace`: the log, entries and vectors of one namespace, written together, in SQLite and PostgreSQL.
 
-`postgres.namespace` replaces the tables' statements that differ in PostgreSQL.
+Their tables are `OperationLog`, `EntryTable` (every version of every entry, live or ended) and `VectorTable` (the
+embedding of each content). `NamespaceScope` is what all three need of the database: its statements and the namespace's
+id. `postgres.database` replaces the statements that differ in PostgreSQL.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from itertools import islice
-from typing import Any
+from functools import cache
+from itertools import islice, repeat
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from memalpha.store.backends.base import Backend
-from memalpha.store.backends.row_codec import (
+from memalpha.arguments import brief_repr
+from memalpha.errors import DamagedStore, StoreError, UnknownEntry
+from memalpha.store.backends.base import Backend, Cursor
+from memalpha.store.embedding import first_faulty_row
+from memalpha.store.fields import (
+    BLANKS,
+    ENTRY_COLUMNS,
+    ENTRY_NAMES,
+    FIELDS,
+    OPERATION_NAMES,
+    OPERATION_VALUES,
+    check_digest,
+    check_position,
     content_digest,
-    decode_vectors,
+    decode_entries,
+    decode_entry,
+    decode_log_row,
+    format_utc,
+    is_storable,
+    logged_values,
+    new_defaults,
     operation_values,
-    vector_blob,
+    parse_time,
+    sql_default,
     version_row,
 )
-from memalpha.store.backends.rows import EntryTable, LogEnd, NamespaceScope, OperationLog, VectorTable, check_clock
-from memalpha.store.fields import ENTRY_NAMES, new_defaults
 from memalpha.store.filters import Filter
-from memalpha.store.schema import MemorySchema
-from memalpha.store.state import NOT_UNDOABLE, Change, plan
-from memalpha.store.trust.quarantine import (
+from memalpha.store.quarantine import (
     WRITER,
     accepted_as,
     list_quarantined,
     past_core_quarantine,
     quarantined_contents,
 )
+from memalpha.store.schema import MemorySchema
+from memalpha.store.state import NOT_UNDOABLE, Change, StateView, canonical_json, fact_identity, plan
 from memalpha.types import MemoryEntry, Operation
+
+_LAST_NAMESPACE = (  # highest id that was ever given
+    "SELECT max(coalesce((SELECT max(ns) FROM namespaces), 0), "
+    "coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'last namespace'), 0))"
+)
+_INSERT_NAMESPACE = f"INSERT INTO namespaces (ns, name) SELECT 1 + ({_LAST_NAMESPACE}), ?"
+
+
+class NamespaceScope:
+    """Rows of one namespace, whose id stands in the column `ns` of every table."""
+
+    def __init__(self, database: Backend, name: str) -> None:
+        self.database = database
+        self.name = name
+
+    @property
+    def statements(self) -> Any:
+        """Executor of statements in the open transaction."""
+        return self.database.connection
+
+    @property
+    def namespace_id(self) -> int:
+        """Id of the namespace; -1, which no row has, before its first operation."""
+        namespace_id = self.database.namespace_ids.get(self.name)
+        if namespace_id is None:
+            row = self.statements.execute("SELECT ns FROM namespaces WHERE name = ?", (self.name,)).fetchone()
+            if row is None:
+                return -1
+            namespace_id = self.database.namespace_ids[self.name] = int(row[0])
+        return namespace_id
+
+    def create(self) -> int:
+        """Return the namespace's id, creating the namespace if needed."""
+        if self.namespace_id < 0:
+            self.statements.execute(_INSERT_NAMESPACE, (self.name,))
+        return self.namespace_id
+
+    def drop(self) -> None:
+        """Delete the namespace's name. Its id is not given again, so that an open index or handle can tell."""
+        (last_id,) = self.statements.execute(_LAST_NAMESPACE).fetchone()
+        self.statements.execute("INSERT OR REPLACE INTO meta VALUES ('last namespace', ?)", (str(last_id),))
+        self.select("DELETE FROM namespaces WHERE ns = ?")
+        self.database.namespace_ids.clear()
+
+    def select(self, sql: str, *values: Any) -> Cursor:
+        """Execute a statement whose first value is the namespace's id."""
+        return self.statements.execute(sql, (self.namespace_id, *values))
+
+    def first(self, sql: str, *values: Any) -> Any:
+        """Return the first row of `select`, or None."""
+        return self.statements.execute(sql, (self.namespace_id, *values)).fetchone()
+
+    def insert(self, sql: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Execute a statement for each row of values, each after the namespace's id."""
+        namespace_id = self.namespace_id
+        self.statements.executemany(sql, ((namespace_id, *row) for row in rows))
+
+
+T = TypeVar("T")
+OPERATION_COLUMNS = f"seq, time, head, kind, {OPERATION_VALUES}"
+_RELEASE, _MOST_YEARS = "2026-11-01", 10  # a clock further ahead of both the release and the log is wrong
+_FEW = 500  # ids that a statement names
+_LAST = 2**63 - 1  # position after all others
+_FINGERPRINT_ROWS = 64  # log rows that a fingerprint covers
+_INSERT_OPERATION = (
+    f"INSERT INTO operations (ns, {OPERATION_COLUMNS}) VALUES ({','.join('?' * (5 + len(OPERATION_NAMES)))})"
+)
+_SELECT_LOG_END = (
+    "SELECT seq, time, (SELECT min(expires) FROM versions INDEXED BY expiring "
+    "WHERE ns = ?1 AND valid_to IS NULL AND expires IS NOT NULL) "
+    "FROM operations WHERE ns = ?1 ORDER BY seq DESC LIMIT 1"
+)
+_OPTIONAL_DEFAULTS = {field.name: sql_default(field) for field in FIELDS}  # what replaces missing fields of an insert
+
+
+class LogEnd(NamedTuple):
+    """End of a namespace's log.
+
+    Attributes:
+        position: Position of the last operation; 0 for an empty log.
+        time: Time of the last operation.
+        next_expiry: Time at which the next live entry expires, or None.
+    """
+
+    position: int = 0
+    time: str = ""
+    next_expiry: str | None = None
+
+
+def check_clock(database: Backend, log_end: LogEnd) -> str:
+    """Return the clock's time, if it can be right: the log's times never go back, so a wrong one would stay.
+
+    Args:
+        database: Database with the clock.
+        log_end: End of the log.
+
+    Raises:
+        StoreError: It is over ten years after this release and after the last operation, or it has jumped.
+        DamagedStore: The log's end has no year.
+    """
+    latest = max(log_end.time, _RELEASE)
+    if not (latest.isascii() and latest[:4].isdigit()):
+        raise DamagedStore(f"the last time of the log is {latest[:40]!r}: run `memalpha doctor`, or go back to a copy")
+    now = database.checked_now(log_end.time)
+    if int(now[:4]) - int(latest[:4]) > _MOST_YEARS:
+        raise StoreError(
+            f"the clock reads {now[:19]}, more than {_MOST_YEARS} years after {latest[:10]}: set it right; the log's "
+            "times never go back, so nothing was written"
+        )
+    return now
+
+
+def _checked(value: Any, kind: type[T], name: str) -> T:
+    """Return a value of the log. Raises `DamagedStore` if it has another type."""
+    if type(value) is not kind:
+        raise DamagedStore(f"the log is damaged: {name} is {type(value).__name__}: run `memalpha doctor`")
+    return value
+
+
+class OperationLog:
+    """Operations of a namespace by position: 1, 2, 3 and so on. Call every method inside a transaction."""
+
+    def __init__(self, scope: NamespaceScope) -> None:
+        self._scope = scope
+
+    @property
+    def position(self) -> int:
+        """Position of the last operation; 0 for an empty log."""
+        (position,) = self._scope.first("SELECT seq FROM operations WHERE ns = ? ORDER BY seq DESC LIMIT 1") or (0,)
+        return _checked(position, int, "its last position")
+
+    def end(self) -> LogEnd:
+        """Return the end of the log. Raises `DamagedStore`."""
+        row = self._scope.first(_SELECT_LOG_END)
+        if row is None:
+            return LogEnd()
+        position, time, expiry = row
+        if type(position) is not int or type(time) is not str:
+            raise DamagedStore(f"the log's end is damaged (position {position!r:.40}): run `memalpha doctor`")
+        if expiry is not None and type(expiry) is not str:
+            (id,) = self._scope.first("SELECT id FROM versions WHERE ns = ? AND typeof(expires) = 'blob' LIMIT 1")
+            raise DamagedStore(
+                f"the stored row of {str(id)[:80]!r} is damaged: its expiry is no text: run `memalpha doctor`"
+            )
+        return LogEnd(position, time, expiry)
+
+    def effective_position(self, position: int) -> int:
+        """Return the position whose facts the memory holds after a log row; 0 before the first."""
+        row = self._scope.first("SELECT head FROM operations WHERE ns = ? AND seq = ?", position)
+        return _checked(row[0], int, f"the head of position {position}") if row else 0
+
+    def kind_at(self, position: int) -> str:
+        """Return the kind of the operation at a position; "" before the first."""
+        row = self._scope.first("SELECT kind FROM operations WHERE ns = ? AND seq = ?", position)
+        return row[0] if row else ""
+
+    def position_at(self, time: str) -> int:
+        """Return the last position at or before `time`. Times never decrease along the log."""
+        query = "SELECT time FROM operations WHERE ns = ? AND seq = ?"
+
+        def time_at(position: int) -> str:
+            row = self._scope.first(query, position) or (None,)
+            return _checked(row[0], str, f"the time of position {position}")
+
+        return bisect_right(range(1, self.position + 1), time, key=time_at)
+
+    def resolve_as_of(self, as_of: int | str | None) -> int | None:
+        """Return the log position that `as_of` means; None (now) stays None. Raises `StoreError`."""
+        if as_of is None:
+            return None
+        if isinstance(as_of, str):
+            try:
+                return self.position_at(format_utc(parse_time(as_of)))
+            except (ValueError, OverflowError) as error:
+                raise StoreError(f"as_of {brief_repr(as_of)} is neither a log position nor an ISO time") from error
+        if isinstance(as_of, bool) or not isinstance(as_of, int) or as_of < 0:
+            raise StoreError(f"as_of {brief_repr(as_of)} is neither a log position (0 or more) nor an ISO time")
+        return min(as_of, self.position)
+
+    def resolve_position(self, as_of: int | str | None) -> int:
+        """Return the log position that `as_of` means; for None, the current one. Raises `StoreError`."""
+        position = self.resolve_as_of(as_of)
+        return self.position if position is None else position
+
+    def page(self, after: int, limit: int) -> list[tuple[int, str, int, Operation]]:
+        """Return at most `limit` rows after a position: position, time, effective position, operation."""
+        rows = self._scope.select(
+            f"SELECT {OPERATION_COLUMNS} FROM operations WHERE ns = ? AND seq > ? ORDER BY seq LIMIT ?", after, limit
+        )
+        return [decode_log_row(tuple(row)) for row in rows]
+
+    def quarantine(self) -> list[tuple[int, str, Operation]]:
+        """Return the operations that were quarantined, and their reviews: position, time, operation."""
+        query = (
+            f"SELECT {OPERATION_COLUMNS} FROM operations INDEXED BY quarantine "
+            "WHERE ns = ? AND kind IN ('quarantined', 'reviewed') ORDER BY seq"
+        )
+        rows = (decode_log_row(tuple(row)) for row in self._scope.select(query))
+        return [(position, time, operation) for position, time, _, operation in rows]
+
+    def is_quarantined(self, id: str) -> bool:
+        """Return True if an operation with this id was quarantined."""
+        query = (
+            "SELECT 1 FROM operations INDEXED BY quarantine "
+            "WHERE ns = ? AND kind IN ('quarantined', 'reviewed') AND id = ? LIMIT 1"
+        )
+        return self._scope.first(query, id) is not None
+
+    def core_at(self, position: int) -> str:
+        """Return the core memory text at a position."""
+        row = self._scope.first(
+            "SELECT content FROM operations INDEXED BY core_updates WHERE ns = ? AND kind = 'core_update' AND seq <= ? "
+            "ORDER BY seq DESC LIMIT 1",
+            position,
+        )
+        return _checked(row[0], str, "a text of the core memory") if row else ""
+
+    def changed_ids(self, after: int, last: int | None = None) -> list[str]:
+        """Return the ids that operations after a position changed, up to `last` (the log's end)."""
+        query = "SELECT DISTINCT id FROM operations WHERE ns = ? AND seq > ? AND seq <= ? AND id IS NOT NULL"
+        return [id for (id,) in self._scope.select(query, after, _LAST if last is None else last)]
+
+    def last_ids(self, position: int, limit: int) -> list[tuple[int, str | None]]:
+        """Return position and id of the last `limit` operations up to a position, newest first.
+
+        The id is None where an operation changes no entry, as in quarantine.
+        """
+        query = "SELECT seq, kind, id FROM operations WHERE ns = ? AND seq <= ? ORDER BY seq DESC LIMIT ?"
+        rows = self._scope.select(query, position, limit)
+        return [(at, None if kind == "quarantined" else id) for at, kind, id in rows]
+
+    def has_erasure_after(self, position: int) -> bool:
+        """Return True if entries were erased after a position, so that earlier states may have changed."""
+        query = "SELECT 1 FROM operations INDEXED BY erasures WHERE ns = ? AND seq > ? AND kind = 'erased' LIMIT 1"
+        return self._scope.first(query, position) is not None
+
+    def fingerprint(self, position: int) -> str:
+        """Return a digest of the last log rows up to a position.
+
+        Logs that have diverged differ in it.
+        """
+        rows = self.rows(position, after=position - _FINGERPRINT_ROWS).fetchall()
+        return hashlib.sha256(repr(rows).encode("utf-8", "surrogatepass")).hexdigest()
+
+    def rows(self, position: int, *, after: int = 0) -> Any:
+        """Return a cursor over the raw rows up to a position, in log order."""
+        query = f"SELECT {OPERATION_COLUMNS} FROM operations WHERE ns = ? AND seq > ? AND seq <= ? ORDER BY seq"
+        return self._scope.select(query, after, position)
+
+    def append(self, row: tuple[Any, ...]) -> None:
+        """Append an operation, given by the namespace's id and the values of `OPERATION_COLUMNS`."""
+        self._scope.statements.execute(_INSERT_OPERATION, row)
+
+    def extend(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Append raw rows of another log."""
+        self._scope.insert(_INSERT_OPERATION, rows)
+
+    def append_inserts(
+        self, start: int, time: str, entries: Sequence[MemoryEntry], optional_fields: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Append inserts of new ids in bulk.
+
+        Args:
+            start: Position of the first one.
+            time: Time of all.
+            entries: First versions of the new entries.
+            optional_fields: For each entry, the optional fields that its insert gave.
+        """
+        # Binding a value costs a good part of inserting its row, so constants are not bound.
+        bound_names = [name for name in _OPTIONAL_DEFAULTS if any(name in fields for fields in optional_fields)]
+        constants_by_name = {name: text for name, text in _OPTIONAL_DEFAULTS.items() if name not in bound_names}
+        placeholders = ", ".join(f"?{number}" for number in range(1, 6 + len(bound_names)))
+        columns = ", ".join(["seq, time, id, category, content", *bound_names, "ns, head, kind", *constants_by_name])
+        constants = ", ".join([f"{self._scope.namespace_id}, ?1, 'insert'", *constants_by_name.values()])
+        rows = zip(
+            range(start, start + len(entries)),
+            repeat(time),
+            *([getattr(entry, name) for entry in entries] for name in ("id", "category", "content")),
+            *(logged_values(entries, name, optional_fields) for name in bound_names),
+            strict=False,  # the time is repeated without end
+        )
+        self._scope.statements.executemany(
+            f"INSERT INTO operations ({columns}) VALUES ({placeholders}, {constants})", rows
+        )
+
+    def erase_core_history(self, quarantined: Iterable[int] = ()) -> int:
+        """Turn all core updates but the last into stubs and return their number.
+
+        Args:
+            quarantined: Positions of quarantined core updates that become stubs, too.
+        """
+        query = "SELECT seq FROM operations INDEXED BY core_updates WHERE ns = ? AND kind = 'core_update' ORDER BY seq"
+        positions = [position for (position,) in self._scope.select(query)][:-1]
+        self.clear([(None, position) for position in (*positions, *quarantined)])
+        return len(positions)
+
+    def erase(self, ids: Collection[str] | None) -> list[str | None]:
+        """Turn all operations on `ids` (None: all operations) into stubs and return their ids, in log order."""
+        few = () if ids is None or len(ids) > _FEW else tuple(ids)  # the database finds a few in a quarter of the time
+        condition = f"AND id IN ({','.join('?' * len(few))})" if few else ""
+        query = f"SELECT seq, id FROM operations WHERE ns = ? AND kind <> 'erased' {condition} ORDER BY seq"
+        erased_ids = set(ids or ())
+        rows = [(position, id) for position, id in self._scope.select(query, *few) if ids is None or id in erased_ids]
+        first_positions: dict[str | None, int] = {}
+        for position, id in rows:
+            first_positions.setdefault(id, position)
+        self.clear([(id and f"erased#{first_positions[id]}", position) for position, id in rows])
+        return [id for _, id in rows]
+
+    def forks(self, ids: Sequence[str], names: Sequence[str]) -> list[str]:
+        """Return those of `names` whose log shares operations on some ids with this one, as forks do."""
+        found: set[str] = set()
+        for start in range(0, len(ids), _FEW):
+            batch = ids[start : start + _FEW]
+            query = (  # each log is read by its positions
+                "SELECT DISTINCT n.name FROM operations own CROSS JOIN namespaces n CROSS JOIN operations o "
+                f"WHERE own.ns = ? AND own.id IN ({','.join('?' * len(batch))}) "
+                f"AND n.name IN ({','.join('?' * len(names))}) "
+                "AND o.ns = n.ns AND o.seq = own.seq AND o.id = own.id AND o.time = own.time"
+            )
+            found.update(name for (name,) in self._scope.select(query, *batch, *names))
+        return sorted(found)
+
+    def stubs(self, position: int) -> dict[int, str | None]:
+        """Return the stubs up to a position: their positions and ids. The rows that log erasures are among them."""
+        query = "SELECT seq, id FROM operations INDEXED BY erasures WHERE ns = ? AND kind = 'erased' AND seq <= ?"
+        return dict(self._scope.select(query, position).fetchall())
+
+    def clear(self, stubs: Iterable[tuple[str | None, int]]) -> None:
+        """Turn operations into stubs, given by the id of the stub and the position."""
+        cleared = ", ".join(f"{name} = NULL" for name in OPERATION_NAMES[1:])
+        self._scope.statements.executemany(
+            f"UPDATE operations SET kind = 'erased', id = ?, {cleared} WHERE ns = ? AND seq = ?",
+            [(id, self._scope.namespace_id, position) for id, position in stubs],
+        )
+
+
+VERSION_COLUMNS = f"version, valid_from, valid_to, created, digest, {ENTRY_COLUMNS}"
+INSERTED_COLUMNS = ", ".join(f"nullif({name}, '')" if name in BLANKS else name for name in ENTRY_NAMES)
+"""Columns of a version that a logged insert makes."""
+_BATCH = 500  # values per statement
+_PAGE = 1000  # entries that are read at once to filter them
+_INSERT_VERSION = f"INSERT INTO versions (ns, {VERSION_COLUMNS}) VALUES ({','.join('?' * (6 + len(ENTRY_NAMES)))})"
+_SELECT_DUPLICATE = (
+    "SELECT id FROM versions INDEXED BY live_content "
+    "WHERE ns = ? AND digest = ? AND valid_to IS NULL AND category = ? AND content = ?"
+)  # one column only: sqlite3 describes every column at each execution, which costs as much as the lookup
+_SELECT_SAME = (  # what `fact_identity` has of a lasting fact
+    f"{_SELECT_DUPLICATE.replace('id', 'id, metadata', 1)} AND length(metadata) = ? AND coalesce(expires, '') = ? "
+    "AND coalesce(turn, '') = ? "
+)
+_AT_PLACE = "AND coalesce(timestamp, '') = ? AND coalesce(source, '') = ? AND coalesce(chunk, -1) = ? "
+_IS_LIVE = "valid_to IS NULL"
+_WAS_LIVE = "valid_from <= ? AND (valid_to IS NULL OR valid_to > ?)"
+
+
+class EntryTable(StateView):
+    """Versions of a namespace's entries, as `plan` needs them. Call every method inside a transaction."""
+
+    _HAS_SOURCE = "source = ?"
+    _HAS_TEXT = "instr(metadata, ?2) > 0"
+
+    def __init__(self, scope: NamespaceScope, schema: MemorySchema) -> None:
+        self._scope, self._schema = scope, schema
+
+    @property
+    def schema(self) -> MemorySchema:
+        return self._schema
+
+    @property
+    def unique_contents(self) -> bool:
+        return False
+
+    def used_ids(self, ids: Sequence[str]) -> set[str]:
+        used = set()
+        for start in range(0, len(ids), _BATCH):
+            batch = ids[start : start + _BATCH]
+            query = f"SELECT DISTINCT id FROM versions WHERE ns = ? AND id IN ({','.join('?' * len(batch))})"
+            used.update(id for (id,) in self._scope.select(query, *batch))
+        return used
+
+    def has_erasure(self) -> bool:
+        query = "SELECT 1 FROM operations INDEXED BY erasures WHERE ns = ? AND kind = 'erased' LIMIT 1"
+        return self._scope.first(query) is not None
+
+    def latest_version(self, id: str) -> MemoryEntry | None:
+        return self._select_one("id = ? ORDER BY version DESC LIMIT 1", id) if isinstance(id, str) else None
+
+    def find(self, category: str, content: str) -> MemoryEntry | None:
+        """Return the oldest live entry of the category with exactly this content."""
+        if not (is_storable(content) and is_storable(category)):
+            return None
+        row = self._scope.first(f"{_SELECT_DUPLICATE} ORDER BY created", content_digest(content), category, content)
+        return self.latest_version(row[0]) if row else None
+
+    def find_same(self, fact: Operation) -> MemoryEntry | None:
+        assert fact.content is not None
+        holder = content_digest(fact.content), fact.category, fact.content
+        if self._scope.first(_SELECT_DUPLICATE, *holder) is None:
+            return None
+        _, _, metadata, *rest = fact_identity(self._schema, fact)
+        query = f"{_SELECT_SAME}{_AT_PLACE if len(rest) > 2 else ''}ORDER BY created"
+        rows = self._scope.select(query, *holder, len(metadata), *rest)
+        letters = sorted(metadata)  # compared first: parsing the metadata of thousands of holders would take long
+        same = (id for id, text in rows if sorted(text) == letters and canonical_json(json.loads(text)) == metadata)
+        return self.latest_version(next(same, ""))
+
+    def version_at(self, id: str, position: int | None) -> MemoryEntry | None:
+        """Return the version of an entry that is live, or was live at a position."""
+        if not isinstance(id, str):
+            return None
+        where, values = _live_condition(position)
+        entry = self._select_one(f"id = ? AND {where}", id, *values)
+        return None if entry is None else _as_live(entry)
+
+    def versions_at(self, ids: Sequence[str], position: int | None) -> dict[str, MemoryEntry]:
+        """Return `version_at` of several entries, by id; entries that are not live are left out."""
+        where, values = _live_condition(position)
+        entries = {}
+        for start in range(0, len(ids), _BATCH):
+            batch = ids[start : start + _BATCH]
+            for entry in self._select_all(f"id IN ({','.join('?' * len(batch))}) AND {where}", *batch, *values):
+                entries[entry.id] = _as_live(entry)
+        return entries
+
+    def with_contents(self, digests: Sequence[bytes]) -> dict[Hashable, MemoryEntry]:
+        """Return the live entries whose content has one of these digests, by `fact_identity`; of equals the oldest."""
+        entries: dict[Hashable, MemoryEntry] = {}
+        for start in range(0, len(digests), _BATCH):
+            batch = digests[start : start + _BATCH]
+            where = f"{_IS_LIVE} AND digest IN ({','.join('?' * len(batch))}) ORDER BY created"
+            for entry in self._select_all(where, *batch, index="live_content"):
+                entries.setdefault(fact_identity(self._schema, entry), entry)
+        return entries
+
+    def version_ended_at(self, id: str, position: int) -> MemoryEntry | None:
+        """Return the version of an entry that the operation at `position` ended, or None."""
+        return self._select_one("id = ? AND valid_to = ?", id, position)
+
+    def history(self, id: str) -> list[MemoryEntry]:
+        """Return all versions of an entry, oldest first; an empty list for an unused id."""
+        return list(self._select("id = ? ORDER BY version", id)) if isinstance(id, str) and is_storable(id) else []
+
+    def histories(self, ids: Sequence[str]) -> dict[str, list[MemoryEntry]]:
+        """Return all versions of several entries by id, oldest first; unused ids are left out."""
+        versions: dict[str, list[MemoryEntry]] = {}
+        storable = [id for id in ids if isinstance(id, str) and is_storable(id)]
+        for start in range(0, len(storable), _BATCH):
+            batch = storable[start : start + _BATCH]
+            for entry in self._select(f"id IN ({','.join('?' * len(batch))}) ORDER BY id, version", *batch):
+                versions.setdefault(entry.id, []).append(entry)
+        return versions
+
+    def live(
+        self,
+        category: str | None = None,
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+        position: int | None = None,
+    ) -> list[MemoryEntry]:
+        """Return the live entries, oldest id first.
+
+        Args:
+            category: Entries of this category only.
+            after: Only entries created after this id.
+            limit: Number of entries at most.
+            position: Entries live at this position, as they were then; None means now.
+        """
+        return self._live("", (), category, after, limit, position)
+
+    def _live(
+        self,
+        condition: str,
+        condition_values: Sequence[Any],
+        category: str | None,
+        after: str | None,
+        limit: int | None,
+        position: int | None,
+    ) -> list[MemoryEntry]:
+        """Return the entries of `live` that also fulfil a condition of SQL.
+
+        Args:
+            condition: Condition on the columns of `versions`, begun by "AND"; "" for none.
+            condition_values: Its values.
+            category: Entries of this category only.
+            after: Only entries created after this id.
+            limit: Number of entries at most.
+            position: Entries live at this position; None means now.
+        """
+        where, values = _live_condition(position)
+        where, values = f"{where} {condition}".rstrip(), [*values, *condition_values]
+        if category is not None:
+            where, values = where + " AND category = ?", [*values, category]
+        if after is not None:
+            where += " AND created > (SELECT min(created) FROM versions WHERE ns = ? AND id = ?)"
+            values = [*values, self._scope.namespace_id, after]
+        where += " ORDER BY created"
+        if limit is not None:
+            where, values = where + " LIMIT ?", [*values, limit]
+        index = "live_order" if position is None else None
+        return [_as_live(entry) for entry in self._select_all(where, *values, index=index)]
+
+    def matching(
+        self, where: Filter, category: str | None, *, after: str | None, limit: int | None, position: int | None
+    ) -> list[MemoryEntry]:
+        """Return the live entries that pass a filter, oldest id first.
+
+        Args:
+            where: Filter.
+            category: Entries of this category only.
+            after: Only entries created after this id.
+            limit: Number of entries at most.
+            position: Entries live at this position, as they were then; None means now.
+        """
+        matches: list[MemoryEntry] = []
+        while limit is None or len(matches) < limit:
+            page = self.live(category, after=after, limit=_PAGE, position=position)
+            matches += [entry for entry in page if where.matches(entry)]
+            if len(page) < _PAGE:
+                break
+            after = page[-1].id
+        return matches[:limit]
+
+    def count(self, category: str | None, position: int | None) -> int:
+        """Return the number of entries that are live, or were at a position; of one category, if given."""
+        where, values = _live_condition(position)
+        if category is not None:
+            where, values = where + " AND category = ?", [*values, category]
+        index = " INDEXED BY live_order" if position is None else ""
+        return self._scope.first(f"SELECT count(*) FROM versions{index} WHERE ns = ? AND {where}", *values)[0]
+
+    def has_metadata_key(self, key: str) -> bool:
+        """Return True if a live entry has this key in its metadata, or perhaps in a text there."""
+        query = f"SELECT 1 FROM versions WHERE ns = ?1 AND {_IS_LIVE} AND {self._HAS_TEXT} LIMIT 1"
+        return self._scope.first(query, json.dumps(key) + ": ") is not None
+
+    def spans(self, entry: MemoryEntry, position: int | None, *, after: bool) -> Iterator[MemoryEntry]:
+        """Iterate over the live spans of an entry's source, nearest first.
+
+        Args:
+            entry: Entry whose source is read.
+            position: Position at which the spans are live; None means now.
+            after: True for the spans after the entry, False for those before it.
+        """
+        comparison, direction = (">", "ASC") if after else ("<", "DESC")
+        bounds_of_entry = -1 if entry.chunk is None else entry.chunk, self.creation_positions([entry.id])[entry.id]
+        is_live, values = _live_condition(position)
+        in_source = f"{self._HAS_SOURCE} AND source IS NOT NULL AND turn IS NOT NULL"  # conditions of the partial index
+        in_source += f" AND {is_live} AND coalesce(chunk, -1)"
+        same_chunk = f"{in_source} = ? AND created {comparison} ? ORDER BY created {direction}"
+        other_chunks = f"{in_source} {comparison} ? ORDER BY coalesce(chunk, -1) {direction}, created {direction}"
+        index = "spans" if position is None else None
+        for where, bounds in ((same_chunk, bounds_of_entry), (other_chunks, bounds_of_entry[:1])):
+            yield from map(_as_live, self._select(where, entry.source, *values, *bounds, index=index))
+
+    def latest_versions(self) -> Iterator[tuple[MemoryEntry, int]]:
+        """Iterate over the newest version of every entry ever made, with the position that created its id."""
+        created = dict(self._scope.select("SELECT id, min(created) FROM versions WHERE ns = ? GROUP BY id"))
+        for entry in {entry.id: entry for entry in self._select("true ORDER BY id, version")}.values():
+            yield entry, created[entry.id]
+
+    def all_versions(self) -> Iterator[MemoryEntry]:
+        """Iterate over every version of every entry, live or ended, oldest id first."""
+        return self._select("true ORDER BY created, version")
+
+    def creation_positions(self, ids: Sequence[str]) -> dict[str, int]:
+        """Return the creation position of each id. Raises `UnknownEntry` or `DamagedStore`."""
+        query = "SELECT created FROM versions WHERE ns = ? AND id = ? LIMIT 1"
+        positions = {}
+        for id in ids:
+            row = self._scope.first(query, id) if isinstance(id, str) and is_storable(id) else None
+            if row is None:
+                raise UnknownEntry(f"no entry ever had the id {brief_repr(id)}")
+            positions[id] = check_position(id, row[0])
+        return positions
+
+    def holders(self, ids: Collection[str]) -> dict[bytes, set[str]]:
+        """Return every content that one of these ids holds, or held: its digest, with all ids that do."""
+        holders: dict[bytes, set[str]] = {}
+        all_ids = list(dict.fromkeys(ids))
+        for start in range(0, len(all_ids), _BATCH):
+            batch = all_ids[start : start + _BATCH]
+            query = (
+                "SELECT DISTINCT digest, id FROM versions WHERE ns = ?1 AND digest IN (SELECT digest FROM versions "
+                f"WHERE ns = ?1 AND id IN ({','.join(f'?{number}' for number in range(2, 2 + len(batch)))}))"
+            )
+            for digest, id in self._scope.select(query, *batch):
+                holders.setdefault(check_digest(id, digest), set()).add(id)
+        return holders
+
+    def ids_with(self, digest: bytes) -> set[str]:
+        """Return the ids that hold, or held, the content of a digest."""
+        return {
+            id for (id,) in self._scope.select("SELECT DISTINCT id FROM versions WHERE ns = ? AND digest = ?", digest)
+        }
+
+    def expired_by(self, time: str) -> list[tuple[str, str]]:
+        """Return id and expiry of the live entries that expire at or before a time, earliest first."""
+        query = (
+            "SELECT id, expires FROM versions INDEXED BY expiring WHERE ns = ? AND valid_to IS NULL "
+            "AND expires IS NOT NULL AND expires <= ? ORDER BY expires, created"
+        )
+        return self._scope.select(query, time).fetchall()
+
+    def has_expired(self, position: int, later: int) -> bool:
+        """Return True if the entry of a log row has expired by a later position."""
+        query = (
+            "SELECT v.valid_to, e.kind FROM versions v LEFT JOIN operations e ON e.ns = v.ns AND e.seq = v.valid_to "
+            "WHERE v.ns = ?1 AND v.id = (SELECT id FROM operations WHERE ns = ?1 AND seq = ?2) AND v.valid_from <= ?3 "
+            "ORDER BY v.version DESC LIMIT 1"
+        )
+        ended_at, kind = self._scope.first(query, position, later) or (0, "")
+        return kind == "expired" and position < ended_at <= later
+
+    def rows(self, position: int | None = None) -> Iterator[tuple[Any, ...]]:
+        """Iterate over the raw rows, as `version_row` builds them; with `position`, as they were then."""
+        query = f"SELECT {VERSION_COLUMNS} FROM versions WHERE ns = ?"
+        if position is None:
+            return iter(self._scope.select(query))
+        rows = self._scope.select(f"{query} AND valid_from <= ?", position)
+
+        def valid_to(row: tuple[Any, ...]) -> int | None:
+            return None if row[2] is None or check_position(row[5], row[2]) > position else row[2]
+
+        return ((*row[:2], valid_to(row), *row[3:]) for row in rows)
+
+    def insert(self, row: tuple[Any, ...]) -> None:
+        """Insert a row of `version_row`."""
+        self._scope.select(_INSERT_VERSION, *row)
+
+    def extend(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Insert rows of `version_row`."""
+        self._scope.insert(_INSERT_VERSION, rows)
+
+    def insert_logged(self, start: int, digests: Sequence[bytes]) -> None:
+        """Insert the first versions that logged inserts make.
+
+        Args:
+            start: Position of the first insert; all later ones are read, too.
+            digests: Digest of each one's content.
+        """
+        self._scope.statements.create_function("digest_at", 1, lambda position: digests[position - start])
+        self._scope.select(
+            f"INSERT INTO versions (ns, version, valid_from, created, digest, {ENTRY_COLUMNS}) "
+            f"SELECT ns, 1, seq, seq, digest_at(seq), {INSERTED_COLUMNS} FROM operations WHERE ns = ? AND seq >= ?",
+            start,
+        )
+
+    def end_version(self, entry: MemoryEntry, position: int) -> None:
+        """End a live version at a position."""
+        query = "UPDATE versions SET valid_to = ?2 WHERE ns = ?1 AND id = ?3 AND version = ?4"
+        self._scope.select(query, position, entry.id, entry.version)
+
+    def delete(self, ids: Iterable[str | None]) -> None:
+        """Delete all versions of some ids."""
+        self._scope.insert("DELETE FROM versions WHERE ns = ? AND id = ?", ((id,) for id in ids))
+
+    def replace(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Replace all rows."""
+        self._scope.select("DELETE FROM versions WHERE ns = ?")
+        self.extend(rows)
+
+    def _select_one(self, where: str, *values: Any) -> MemoryEntry | None:
+        row = self._scope.first(_version_query(where, None), *values) if all(map(is_storable, values)) else None
+        return decode_entry(row) if row else None
+
+    def _select(self, where: str, *values: Any, index: str | None = None) -> Iterator[MemoryEntry]:
+        return map(decode_entry, self._scope.select(_version_query(where, index), *values))
+
+    def _select_all(self, where: str, *values: Any, index: str | None = None) -> list[MemoryEntry]:
+        return decode_entries(self._scope.select(_version_query(where, index), *values).fetchall())
+
+
+@cache
+def _version_query(where: str, index: str | None) -> str:
+    # Name partial indexes: without statistics, SQLite's planner would scan the namespace instead.
+    table = f"versions INDEXED BY {index}" if index else "versions"
+    return f"SELECT {ENTRY_COLUMNS}, version, valid_from, valid_to FROM {table} WHERE ns = ? AND {where}"
+
+
+def _live_condition(position: int | None) -> tuple[str, list[Any]]:
+    """Return the condition on versions that are live, or were at a position, and its values."""
+    return (_IS_LIVE, []) if position is None else (_WAS_LIVE, [position, position])
+
+
+def _as_live(entry: MemoryEntry) -> MemoryEntry:
+    """Return a version as it was while it was live."""
+    return entry if entry.valid_to is None else replace(entry, valid_to=None)
+
+
+INSERT_VECTOR = "INSERT INTO vectors (ns, digest, vector) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+
+
+class VectorTable:
+    """Embeddings by content digest. Call every method inside a transaction."""
+
+    def __init__(self, scope: NamespaceScope) -> None:
+        self._scope = scope
+
+    def of_texts(self, texts: Sequence[str], dim: int) -> dict[str, np.ndarray]:
+        """Return the stored embeddings of the texts that have one, float32 (dim,) each. Raises `DamagedStore`."""
+        texts_by_digest, vectors = {content_digest(text): text for text in texts}, {}
+        digests = list(texts_by_digest)
+        for start in range(0, len(digests), _BATCH):
+            batch = digests[start : start + _BATCH]
+            query = f"SELECT digest, vector FROM vectors WHERE ns = ? AND digest IN ({','.join('?' * len(batch))})"
+            for digest, vector in self._scope.select(query, *batch):
+                text = texts_by_digest[digest]
+                vectors[text] = decode_vectors([text], [vector], dim)[0]
+        return vectors
+
+    def rows(self, position: int | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """Iterate over the raw rows, digest and vector; with `position`, of the contents stored by then."""
+        query = "SELECT digest, vector FROM vectors WHERE ns = ?1"
+        if position is None:
+            return iter(self._scope.select(query))
+        condition = "AND digest IN (SELECT digest FROM versions WHERE ns = ?1 AND valid_from <= ?2)"
+        return iter(self._scope.select(f"{query} {condition}", position))
+
+    def insert(self, digest: bytes, vector: bytes) -> None:
+        """Insert the vector of a content, unless it has one."""
+        self._scope.select(INSERT_VECTOR, digest, vector)
+
+    def extend(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Insert vectors by content digest; the versions with these contents must exist."""
+        self._scope.insert(INSERT_VECTOR, rows)
+
+    def insert_new(self, rows: Mapping[str, tuple[bytes, bytes]]) -> None:
+        """Insert the vectors of contents that were just stored, given as digest and vector by content."""
+        statement = INSERT_VECTOR.replace("?", str(self._scope.namespace_id), 1)  # a bound value costs time
+        self._scope.statements.executemany(statement, rows.values())
+
+    def delete_unused(self) -> None:
+        """Delete the vectors of contents that no version holds."""
+        used = "SELECT digest FROM versions WHERE ns = ?1"
+        self._scope.select(f"DELETE FROM vectors WHERE ns = ?1 AND digest NOT IN ({used})")
+
+    def delete(self, digests: Iterable[bytes]) -> None:
+        """Delete the vectors of contents that no version holds any more."""
+        self._scope.insert("DELETE FROM vectors WHERE ns = ? AND digest = ?", ((digest,) for digest in digests))
+
+    def replace(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Replace all rows."""
+        self._scope.select("DELETE FROM vectors WHERE ns = ?")
+        self.extend(rows)
+
+    def search_rows(self, page_size: int) -> Iterator[list[tuple[Any, ...]]]:
+        """Iterate over the live entries in batches, oldest id first, with all that a search index needs.
+
+        A row is id, content, category, position, source, chunk, turn, creation position, and vector or None.
+        """
+        rows = self._scope.select(
+            "SELECT v.id, v.content, v.category, v.valid_from, v.source, v.chunk, v.turn, v.created, x.vector "
+            "FROM versions v INDEXED BY live_order "
+            "LEFT JOIN vectors x ON x.ns = v.ns AND x.digest = v.digest "
+            "WHERE v.ns = ? AND v.valid_to IS NULL ORDER BY v.created"
+        )
+        while batch := rows.fetchmany(page_size):
+            yield batch
+
 
 _MAX_PAGE = 500  # log rows read at once
 
@@ -244,6 +1026,36 @@ class Namespace:
         target.entries.extend(self.entries.rows(position))
         dim = int(json.loads(target.database.meta["embedder"])["dim"])
         target.vectors.extend(_sound_vectors(self.vectors.rows(position), dim))
+
+
+def vector_blob(vector: np.ndarray) -> bytes:
+    """Return an embedding as stored bytes: little-endian float32."""
+    return np.asarray(vector, "<f4").tobytes()
+
+
+def decode_vectors(names: Sequence[object], blobs: Sequence[Any], dim: int) -> np.ndarray:
+    """Return stored embeddings, float32 (n, dim).
+
+    Args:
+        names: For each one, the id or content that a message names.
+        blobs: Stored bytes.
+        dim: Dimension of the store's embedder.
+
+    Raises:
+        DamagedStore: An embedding is no vector of the dimension with length 1 or 0.
+    """
+    for name, blob in zip(names, blobs, strict=True):
+        if not isinstance(blob, bytes) or len(blob) != 4 * dim:
+            raise _damaged_vector(name, f"{dim} numbers are needed")
+    vectors = np.frombuffer(b"".join(blobs), "<f4").reshape(len(blobs), dim)
+    faulty = first_faulty_row(vectors)
+    if faulty is not None:
+        raise _damaged_vector(names[faulty], "it is not finite, or its length is not 1")
+    return vectors
+
+
+def _damaged_vector(name: object, fault: str) -> DamagedStore:
+    return DamagedStore(f"the stored vector of {str(name)[:80]!r} is damaged ({fault}): run `memalpha doctor --repair`")
 
 
 def _sound_vectors(rows: Iterable[tuple[bytes, bytes]], dim: int) -> Iterator[tuple[bytes, bytes]]:

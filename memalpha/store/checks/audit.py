@@ -37,8 +37,8 @@ import numpy as np
 from memalpha.arguments import brief_repr, check_count, check_items, check_texts, check_type, is_finite_number
 from memalpha.errors import StoreError
 from memalpha.store.backends.namespace import Namespace
-from memalpha.store.filters import parse_time
-from memalpha.store.search.bm25 import words
+from memalpha.store.fields import parse_time
+from memalpha.store.search.lexical import words
 from memalpha.store.store import MemoryStore
 from memalpha.store.values import is_contradictory, key_value, normalize, slot_value
 from memalpha.types import Chunk, MemoryEntry, is_iso_time

@@ -15,14 +15,13 @@ import numpy as np
 
 from memalpha.errors import DamagedStore, EmbedderError, MemalphaError, StoreError
 from memalpha.store.backends.base import Backend
-from memalpha.store.backends.namespace import Namespace
-from memalpha.store.backends.row_codec import content_digest, vector_blob, version_row
+from memalpha.store.backends.namespace import Namespace, vector_blob
 from memalpha.store.backends.sqlite import SQLiteDatabase
 from memalpha.store.embedding import Embedder, first_faulty_row
-from memalpha.store.filters import format_utc
-from memalpha.store.indexing.stored_embedder import RecordedEmbedder
+from memalpha.store.fields import content_digest, format_utc, version_row
 from memalpha.store.open import is_writable, open_existing, open_namespace
 from memalpha.store.schema import MemorySchema
+from memalpha.store.search.index import RecordedEmbedder
 from memalpha.store.state import MemoryState, plan
 from memalpha.types import MemoryEntry
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from memalpha.errors import StoreError
 from memalpha.store.backends.base import Backend, system_clock
-from memalpha.store.indexing.stored_embedder import RecordedEmbedder
 from memalpha.store.open import copy_noted, create_database, is_url, open_database, open_namespace
 from memalpha.store.schema import MemorySchema
+from memalpha.store.search.index import RecordedEmbedder
 from memalpha.types import Operation
 
 

@@ -21,11 +21,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from memalpha.arguments import check_target
 from memalpha.errors import DataError, DuplicateContent, StoreError
 from memalpha.store.backends.namespace import Namespace
-from memalpha.store.backends.temporary import locked_file, move_file, remove_abandoned_files, temporary_path
-from memalpha.store.fields import FIELDS, Kind
-from memalpha.store.filters import format_utc
+from memalpha.store.backends.sqlite import locked_file, move_file, remove_abandoned_files, temporary_path
+from memalpha.store.fields import FIELDS, Kind, check_timestamp, clean_content, format_utc
 from memalpha.store.schema import MemorySchema
-from memalpha.store.validation import check_timestamp, clean_content
 from memalpha.text_files import read_text
 from memalpha.types import LoggedKind, Operation
 

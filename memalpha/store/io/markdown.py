@@ -33,10 +33,9 @@ import numpy as np
 
 from memalpha.errors import DataError, DuplicateContent, StoreError
 from memalpha.store.backends.namespace import Namespace
-from memalpha.store.fields import BLANKS, NAMES, new_defaults
+from memalpha.store.fields import BLANKS, NAMES, check_timestamp, clean_content, new_defaults
 from memalpha.store.io.jsonl import atomic_writer, locate_errors, parse_fields, to_json
 from memalpha.store.schema import MemorySchema
-from memalpha.store.validation import check_timestamp, clean_content
 from memalpha.text_files import read_text
 from memalpha.types import MemoryEntry, Operation
 

@@ -12,8 +12,8 @@ lexical text. `scale` maps the searched documents to 0..1 by their smallest and 
 the query that the embedder knows: where it knows nothing, words alone decide. Confidence is the share of the query's
 words, by idf, that the document with most of them holds: where all share but a common word with the query, vectors
 decide. It is 1 where there are spans (below). A single category has no part. A long document has the bm25 of its best
-passage (`passages`). Role is -1 for what an assistant said, unless the query asks about it, and question is -1 for
-a span that asks itself (`roles`). Scaled sums keep how far ahead a document is, which rank fusion discards (LoCoMo
+passage (`lexical`). Role is -1 for what an assistant said, unless the query asks about it, and question is -1 for
+a span that asks itself (`ranking`). Scaled sums keep how far ahead a document is, which rank fusion discards (LoCoMo
 recall@10 .61 against .56).
 
 The other routes are "flat" (no prior), "dense", "bm25", and "hard" (flat, within the best round(sqrt(groups)) groups by
@@ -21,35 +21,406 @@ both priors). A hard first layer loses what it cuts, so it is used only on reque
 document. Nothing here is tuned by kind of question.
 
 In raw text (documents that are spans of a source: entries with a `source` and a `turn`) route "soft" takes the bm25 of
-`span_bm25`, which counts the words of neighbouring spans too. Facts that a writer states have no turn, so nothing
+`NeighbourBM25`, which counts the words of neighbouring spans too. Facts that a writer states have no turn, so nothing
 changes for them.
 
 A filtered search equals, to the last digit, the search of a memory that holds only the entries that pass. Document
 counts, mean lengths, groups, prototypes and neighbours are those of these documents alone. So k results are found
 whenever k entries pass, and no score reveals anything about the rest of the memory.
+
+**Filters.** A column holds one field's value of every slot, as the number of a distinct value. A filter is evaluated on
+the distinct values, and the result is looked up for all slots. Equality is a dict look-up. For ranges the distinct
+values are sorted, so an operand is never compared with all of them. `$contains` tests each distinct value once per
+operand. A column is built when a filter first needs its field, and updated from then on. `filters` alone defines what a
+filter means: columns give what `matches` gives.
+
+**Large memories.** Above `EXACT_LIMIT` documents, a search of the whole memory by vectors scores candidates instead of
+every document:
+
+- the `NEAREST` documents by an index of FAISS, and a quarter as many of a group that the prior favours;
+- the `BEST_BY_WORDS` best by the query's words and their group's prior.
+
+Their scores equal those of the exact search, part by part: bm25 and the prior are computed for all documents, and dense
+scores are products of the vectors themselves, not of the index's codes. Only the scale of dense can differ, and then
+all scores by the same factor: its maximum is the best candidate's, its minimum that of the documents nearest to the
+opposite of the query. So the only possible error is that one of the best is no candidate (`eval/store/scale.py`
+measures that). Every document is scored in filtered searches, of past states, by the routes "hard" and "bm25", and by
+"soft" with raw spans.
 """
 
 from __future__ import annotations
 
 import copy
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
+import faiss
 import numpy as np
 
 from memalpha.store.embedding import Embedder, query_coverages
-from memalpha.store.filters import Filter
-from memalpha.store.search import ann
-from memalpha.store.search.ann import ApproximateIndex, Candidates
-from memalpha.store.search.bm25 import LexicalIndex, words
-from memalpha.store.search.filter_columns import FilterColumns
+from memalpha.store.fields import parse_time
+from memalpha.store.filters import (
+    ORDER,
+    And,
+    Condition,
+    Filter,
+    Not,
+    comparison_type,
+    field_value,
+    filter_fields,
+    freeze,
+)
+from memalpha.store.search.lexical import WINDOW, LexicalIndex, PassageIndex, Span, words
 from memalpha.store.search.options import SearchOptions
-from memalpha.store.search.passages import WINDOW, PassageIndex
-from memalpha.store.search.ranking import ScoredEntry, Selection, explain, score_documents, top_k
-from memalpha.store.search.roles import asks_for_assistants, is_assistants, is_question
-from memalpha.store.search.span_bm25 import Span
+from memalpha.store.search.ranking import (
+    CATEGORY_WEIGHT,
+    LexicalScores,
+    ScoredEntry,
+    Selection,
+    asks_for_assistants,
+    explain,
+    is_assistants,
+    is_question,
+    score_documents,
+    top_k,
+)
 from memalpha.store.search.vectors import Prototypes, VectorIndex, inner_products
-from memalpha.types import MemoryEntry
+from memalpha.types import MemoryEntry, is_iso_time
+
+if TYPE_CHECKING:
+    from memalpha.store.search.options import Route
+
+
+_MOST_COLUMNS = 64
+_MOST_VERDICTS = 64
+
+
+class FilterColumns:
+    """Columns of the fields that filters use; `entries` returns all entries that have a slot."""
+
+    def __init__(self, entries: Callable[[], Iterable[MemoryEntry]]) -> None:
+        self.entries = entries
+        self._columns: dict[str, _Column] = {}
+
+    def set(self, slot: int, entry: MemoryEntry) -> None:
+        """Record that a slot holds an entry."""
+        for name, column in self._columns.items():
+            column.set(slot, field_value(entry, name))
+
+    def mask(self, where: Filter, slots: Mapping[str, int], size: int) -> np.ndarray:
+        """Return a mask of the slots whose entry matches, bool `(size,)`; undefined for empty slots.
+
+        Args:
+            where: Filter.
+            slots: Slot of every entry by id.
+            size: Number of slots.
+        """
+        self._ensure_columns(filter_fields(where), slots)
+        return self._mask(where, size)
+
+    def numbers(self, field: str, slots: Mapping[str, int], size: int) -> np.ndarray:
+        """Return a field's values as numbers, float64 `(size,)`; undefined for empty slots.
+
+        Times are in seconds since 1970; values that are no numbers are NaN.
+
+        Args:
+            field: Field of the entries.
+            slots: Slot of every entry by id.
+            size: Number of slots.
+        """
+        self._ensure_columns({field}, slots)
+        return self._columns[field].numbers(size)
+
+    def _ensure_columns(self, fields: set[str], slots: Mapping[str, int]) -> None:
+        """Build the missing columns of these fields, and drop those unused for longest."""
+        columns = self._columns
+        missing = {field: _Column() for field in fields if field not in columns or columns[field].is_worn(len(slots))}
+        for entry in self.entries() if missing else ():
+            for name, column in missing.items():
+                column.set(slots[entry.id], field_value(entry, name))
+        columns |= missing  # only once they are complete
+        for name in fields:
+            columns[name] = columns.pop(name)  # in order of last use
+        while len(columns) > max(_MOST_COLUMNS, len(fields)):
+            del columns[next(iter(columns))]
+
+    def _mask(self, where: Filter, size: int) -> np.ndarray:
+        if isinstance(where, Condition):
+            return self._columns[where.field].mask(where, size)
+        if isinstance(where, Not):
+            return ~self._mask(where.part, size)
+        masks = [self._mask(part, size) for part in where.parts]
+        combine = np.logical_and if isinstance(where, And) else np.logical_or
+        return combine.reduce(masks) if masks else np.full(size, isinstance(where, And))
+
+
+class _Column:
+    """Values of one field by slot."""
+
+    def __init__(self) -> None:
+        self._codes = np.zeros(0, np.int32)  # number of the value, by slot
+        self._values: list[Any] = []  # the distinct values
+        self._numbers: dict[Any, int] = {}
+        self._orders: dict[type, _Order] = {}  # by kind of value
+        self._verdicts: dict[Any, np.ndarray] = {}  # mask of the values that contain it, by operand of `$contains`
+        self._floats = np.zeros(0)  # the values as numbers
+
+    def is_worn(self, entries: int) -> bool:
+        """Return True if most of the distinct values belong to no entry any more."""
+        return len(self._values) > 1024 + 2 * entries
+
+    def set(self, slot: int, value: Any) -> None:
+        """Store the value of a slot."""
+        self._make_room(slot + 1)
+        number = self._numbers.setdefault(freeze(value), len(self._values))
+        if number == len(self._values):
+            self._values.append(value)
+        self._codes[slot] = number
+
+    def _make_room(self, size: int) -> None:
+        if size > len(self._codes):
+            room = np.zeros(max(32, size, 2 * len(self._codes)) - len(self._codes), np.int32)
+            self._codes = np.concatenate([self._codes, room])
+
+    def mask(self, condition: Condition, size: int) -> np.ndarray:
+        """Return a mask of the slots that fulfil a condition, bool `(size,)`."""
+        self._make_room(size)
+        codes, numbers = self._codes[:size], self._fulfilling(condition)
+        if len(numbers) == 1:
+            mask = codes == numbers[0]
+        elif self._values:
+            verdicts = np.zeros(len(self._values), bool)
+            verdicts[numbers] = True
+            mask = verdicts.take(codes)
+        else:
+            mask = np.zeros(size, bool)
+        return ~mask if condition.operator == "$ne" else mask
+
+    def numbers(self, size: int) -> np.ndarray:
+        """Return the values as numbers, float64 `(size,)`."""
+        self._make_room(size)
+        new_floats = [to_number(value) for value in self._values[len(self._floats) :]]
+        self._floats = np.concatenate([self._floats, new_floats])
+        return self._floats.take(self._codes[:size]) if len(self._floats) else np.full(size, np.nan)
+
+    def _fulfilling(self, condition: Condition) -> Sequence[int] | np.ndarray:
+        """Return the numbers of the distinct values that fulfil a condition; for `$ne`, of those that do not."""
+        if condition.operator == "$contains":
+            key = freeze(condition.operand)
+            verdicts = self._verdicts.pop(key, np.zeros(0, bool))
+            if len(verdicts) < len(self._values):
+                new_verdicts = [condition.holds(value) for value in self._values[len(verdicts) :]]
+                verdicts = np.concatenate([verdicts, np.array(new_verdicts, bool)])
+            self._verdicts[key] = verdicts  # in order of last use
+            if len(self._verdicts) > _MOST_VERDICTS:
+                del self._verdicts[next(iter(self._verdicts))]
+            return np.flatnonzero(verdicts)
+        if condition.operator in ORDER:
+            return self._within(condition, condition.operator, condition.operand)
+        return [number for operand in condition.operands for number in self._equal(condition, operand)]
+
+    def _equal(self, condition: Condition, operand: Any) -> Iterable[int]:
+        if isinstance(condition.comparable(operand), datetime):  # times have many spellings
+            return self._within(condition, "$eq", operand)
+        number = self._numbers.get(freeze(operand))
+        return () if number is None else (number,)
+
+    def _within(self, condition: Condition, operator: str, operand: Any) -> np.ndarray:
+        bound = condition.comparable(operand)
+        kind = comparison_type(bound)
+        if kind is None:
+            return np.zeros(0, np.int32)
+        order = self._orders.setdefault(kind, _Order())
+        if order.value_count < len(self._values):
+            keys = [condition.comparable(value) for value in self._values[order.value_count :]]
+            order.add(
+                [(key, number) for number, key in enumerate(keys, order.value_count) if comparison_type(key) is kind]
+            )
+            order.value_count = len(self._values)
+        return order.within(operator, bound)
+
+
+class _Order:
+    """Sorted distinct values of one kind, among the first `value_count` values of a column."""
+
+    def __init__(self) -> None:
+        self.value_count = 0
+        self._keys = np.zeros(0, object)
+        self._numbers = np.zeros(0, np.int32)
+
+    def add(self, new: list[tuple[Any, int]]) -> None:
+        """Insert values, each with its number."""
+        new.sort(key=itemgetter(0))
+        keys = np.empty(len(new), object)  # filled this way, texts stay Python objects
+        keys[:] = [key for key, _ in new]
+        indices = [bisect_right(self._keys, key) for key in keys]
+        self._keys = np.insert(self._keys, indices, keys)
+        self._numbers = np.insert(self._numbers, indices, [number for _, number in new])
+
+    def within(self, operator: str, bound: Any) -> np.ndarray:
+        """Return the numbers of the values that compare to the bound as the operator requires."""
+        first, end = bisect_left(self._keys, bound), bisect_right(self._keys, bound)
+        spans = {"$eq": (first, end), "$gt": (end, None), "$gte": (first, None), "$lt": (0, first), "$lte": (0, end)}
+        return self._numbers[slice(*spans[operator])]
+
+
+def to_number(value: Any) -> float:
+    """Return a field's value as a number, a time in seconds since 1970; NaN for others."""
+    if isinstance(value, str) and is_iso_time(value):
+        return parse_time(value).timestamp()
+    return float(value) if isinstance(value, int | float) else np.nan
+
+
+EXACT_LIMIT = 50_000  # documents; up to here every one is scored, in a few milliseconds
+NEAREST = BEST_BY_WORDS = 600
+FARTHEST = 100
+MAX_RESULTS = 100  # for more results, every document is scored
+LISTS = 256
+_ROWS_PER_LIST = 40  # in training
+_EXTRA_GROUPS = 3  # groups whose nearest documents may be added
+_BLOCK = 16384
+
+
+class ApproximateIndex:
+    """FAISS's inverted lists of 4-bit codes (IVF, PQ) over vectors by slot.
+
+    Codes take 1/32 of the vectors' memory. A query compares all of them: of a million, some milliseconds more than a
+    quarter of the lists take, which miss one of seven of the nearest where vectors do not cluster. Training is seeded.
+    Removed slots stay until the index is built anew.
+    """
+
+    def __init__(self, rows: np.ndarray, slots: np.ndarray) -> None:
+        """Train the index and add the vectors `rows[slots]`."""
+        dim = rows.shape[1]
+        codes = next(parts for parts in range(max(1, dim // 4), 0, -1) if dim % parts == 0)
+        self._index: Any = faiss.index_factory(dim, f"IVF{LISTS},PQ{codes}x4fs", faiss.METRIC_INNER_PRODUCT)
+        self._index.cp.niter, self._index.cp.max_points_per_centroid = 8, _ROWS_PER_LIST
+        sample = np.random.default_rng(0).choice(slots, min(len(slots), _ROWS_PER_LIST * LISTS), replace=False)
+        self._index.train(rows[np.sort(sample)])
+        self._trained_for = len(slots)
+        self.add(rows, slots)
+
+    def add(self, rows: np.ndarray, slots: np.ndarray) -> None:
+        """Add the vectors `rows[slots]`."""
+        for start in range(0, len(slots), _BLOCK):
+            block = slots[start : start + _BLOCK]
+            self._index.add_with_ids(rows[block], block)
+
+    def is_worn(self, count: int) -> bool:
+        """Return True if the index was trained for far fewer than `count` documents, or holds many removed ones."""
+        return count > 4 * self._trained_for or self._index.ntotal > 2 * count
+
+    def nearest(
+        self, vector: np.ndarray, count: int, among: np.ndarray | None = None, *, fast: bool = False
+    ) -> np.ndarray:
+        """Return the slots of about `count` nearest vectors; some may have been removed since.
+
+        Args:
+            vector: Query `(1, dim)`.
+            count: Number of slots.
+            among: Mask of the slots to search, bool `(slots,)`; None searches all.
+            fast: Compare a quarter of the lists only.
+        """
+        params: Any = faiss.SearchParametersIVF()
+        params.nprobe = LISTS // 4 if fast else LISTS
+        if among is not None:
+            bitmap = np.packbits(among, bitorder="little")
+            selector = faiss.IDSelectorBitmap(bitmap)  # pyright: ignore[reportCallIssue]: FAISS's wrapper takes arrays
+            params.sel = selector
+        slots = self._index.search(vector, count, params=params)[1][0]
+        return slots[slots >= 0]
+
+
+class Candidates:
+    """Documents that may be among the best for one query, with the statistics of the whole memory.
+
+    Attributes:
+        slots: Slots of the candidates, int64 `(n,)`.
+        score_ranges: Minimum and maximum over all documents, by part of the score.
+    """
+
+    def __init__(
+        self, whole: Selection, index: ApproximateIndex, query: Sequence[str], vector: np.ndarray, route: Route
+    ) -> None:
+        """Choose the candidates.
+
+        Args:
+            whole: Selection of all documents.
+            index: Index of their vectors.
+            query: Terms of the query.
+            vector: Embedding of the query `(1, dim)`.
+            route: Route of the search: "soft", "flat" or "dense".
+        """
+        group_prior = whole.group_priors(query, vector) if route == "soft" else np.zeros(whole.size)
+        described = whole.description_scores(vector) if route == "soft" else None
+        prior = group_prior if described is None else group_prior + CATEGORY_WEIGHT * described
+        chosen = [self._nearest(whole, index, vector, prior)]
+        lexical = None if route == "dense" else whole.bm25_scores(query)
+        if lexical is not None:
+            holders = np.flatnonzero(lexical.scores)
+            values = lexical.scores[holders]
+            low, high = 0.0 if len(holders) < len(whole.slots) else values.min(), values.max(initial=0.0)
+            self.score_ranges = {"bm25": (low, high)}
+            values = values / max(high, 1e-9) + prior[whole.groups[holders]]
+            chosen.append(holders[_indices_of_largest(values, BEST_BY_WORDS)])
+        documents = np.unique(np.concatenate(chosen))
+        self.slots = whole.slots[documents]
+        self._dense = whole.products(vector, documents)
+        self._prior = group_prior[whole.groups[documents]]
+        self._category = None if described is None else described[whole.groups[documents]]
+        if lexical is not None:
+            self._lexical = LexicalScores(
+                lexical.scores[documents], lexical.passages[documents], confidence=lexical.confidence
+            )
+            far = whole.products(vector, whole.documents_at(index.nearest(-vector, FARTHEST, fast=True)))
+            lowest = far.min(initial=self._dense.min(initial=0.0))
+            self.score_ranges["dense"] = (lowest, self._dense.max(initial=0.0))
+
+    @staticmethod
+    def _nearest(whole: Selection, index: ApproximateIndex, vector: np.ndarray, prior: np.ndarray) -> np.ndarray:
+        """Return the nearest documents, with more of the groups that the prior favours."""
+        documents = whole.documents_at(index.nearest(vector, NEAREST))
+        groups = whole.groups[documents]
+        counts, sizes = np.bincount(groups, minlength=whole.size), whole.group_sizes
+        chosen, mean_prior = [documents], prior[groups].mean() if len(documents) else 0.0
+        for group in np.argsort(-prior, kind="stable")[:_EXTRA_GROUPS].tolist():
+            if prior[group] > mean_prior and counts[group] < min(NEAREST // 4, sizes[group]):
+                chosen.append(whole.documents_at(index.nearest(vector, NEAREST // 4, whole.slots_in_group(group))))
+        return np.concatenate(chosen)
+
+    def dense_scores(self, vector: np.ndarray) -> np.ndarray:
+        """Return the inner products of the query's vector `(1, dim)` with the documents', float64 `(n,)`."""
+        return self._dense
+
+    def bm25_scores(self, query: Sequence[str]) -> LexicalScores:
+        """Return BM25 of each document."""
+        return self._lexical
+
+    def neighbour_scores(self, query: Sequence[str]) -> None:
+        """Return None: a memory with spans is searched exactly."""
+
+    def marks(self) -> np.ndarray:
+        """Return that no document is a span: a memory with spans is searched exactly."""
+        return np.zeros((len(self.slots), 2), bool)
+
+    def group_prior(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
+        """Return the prior of each document's group, float64 `(n,)`."""
+        return self._prior
+
+    def category_prior(self, vector: np.ndarray) -> np.ndarray | None:
+        """Return the similarity of the query to what each document's group is for, float64 `(n,)`; None if equal."""
+        return self._category
+
+
+def _indices_of_largest(values: np.ndarray, count: int) -> np.ndarray:
+    """Return the indices of the `count` largest values, and of those equal to the last."""
+    if len(values) <= count:
+        return np.arange(len(values))
+    return np.flatnonzero(values >= np.partition(values, len(values) - count)[len(values) - count])
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,8 +690,8 @@ class Corpus:
     def _can_approximate(self, options: SearchOptions) -> bool:
         needs_all = options.exact or options.filter is not None or options.route in ("hard", "bm25")
         has_neighbours = options.route == "soft" and bool(self.source_numbers)
-        is_large = self.is_approximate and len(self) > ann.EXACT_LIMIT
-        return is_large and not needs_all and not has_neighbours and options.k <= ann.MAX_RESULTS
+        is_large = self.is_approximate and len(self) > EXACT_LIMIT
+        return is_large and not needs_all and not has_neighbours and options.k <= MAX_RESULTS
 
     def copy(self, entries: Callable[[], Iterable[MemoryEntry]]) -> Corpus:
         """Return a copy that can be changed by itself and is searched exactly.

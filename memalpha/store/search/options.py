@@ -11,7 +11,8 @@ import numpy as np
 
 from memalpha.arguments import brief_repr, check_count, check_flag, is_finite_number
 from memalpha.errors import StoreError
-from memalpha.store.filters import Filter, Where, parse_filter, parse_time
+from memalpha.store.fields import parse_time
+from memalpha.store.filters import Filter, Where, parse_filter
 from memalpha.types import is_iso_time
 
 Reranker = Callable[[str, Sequence[str]], Sequence[float]]

@@ -1,25 +1,69 @@
 """Scoring of a set of documents: the parts of their scores, the sums of these, and the priors of groups.
 
 A `Selection` gives the statistics of the documents that a search covers. `corpus` explains the score.
+
+A raw span may be an assistant's, or a question. What people ask of a memory was mostly said by themselves. An
+assistant's replies are longer and repeat their words, so they crowd them out: they count less (`ROLE_WEIGHT`), unless
+the question is about what the assistant said. A turn that asks has the words of a question and seldom its answer, which
+follows: it counts less, too.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
-from memalpha.store.search.bm25 import BM25, SelectedPostings, TermMatches
-from memalpha.store.search.passages import PassageMatches, effective_total
-from memalpha.store.search.span_bm25 import NeighbourBM25
+from memalpha.store.search.lexical import (
+    BM25,
+    NeighbourBM25,
+    PassageMatches,
+    SelectedPostings,
+    TermMatches,
+    effective_total,
+)
 from memalpha.store.search.vectors import BLOCK, add_by_group, inner_products, unit_directions
 
 if TYPE_CHECKING:
-    from memalpha.store.search.ann import Candidates
-    from memalpha.store.search.corpus import Corpus
+    from memalpha.store.search.corpus import Candidates, Corpus
     from memalpha.store.search.options import SearchOptions
+
+
+ASSISTANTS = frozenset(
+    {"assistant", "ai", "bot", "chatbot", "model", "chatgpt", "gpt", "claude", "gemini", "copilot", "asistente"}
+    | {"assistent", "assistente", "助手", "アシスタント", "ассистент"}
+)
+"""Labels in lower case of an assistant in a chat."""
+
+_LABEL = re.compile(rf"(?:\d{{1,2}} \w+ \d{{4}} )?(?:{'|'.join(sorted(ASSISTANTS))})\s*[:\uff1a]", re.IGNORECASE)
+_SAID = (
+    "said|told|gave|suggested|recommended|advised|proposed|explained|described|listed|mentioned|provided|wrote|answered"
+    "|replied|showed|offered|outlined|promised"
+)
+_ABOUT_ASSISTANT = re.compile(
+    rf"\b(?:did|had|have|were) you\b|\byou(?: had| have|['\u2019](?:d|ve))? (?:{_SAID})\b|\b(?:assistant|chatbot)\b"
+    r"|\byour (?:\w+ )?(?:suggestion|recommendation|advice|answer|reply|response|explanation|proposal|instruction)s?\b",
+    re.IGNORECASE,
+)
+
+
+def is_assistants(text: str) -> bool:
+    """Return True if a raw span is an assistant's, by its label (`assistant: ...`) at the start or after a date."""
+    return _LABEL.match(text) is not None
+
+
+def is_question(text: str) -> bool:
+    """Return True if a text ends with a question mark of any script."""
+    return text.rstrip().endswith(("?", "\uff1f", "\u061f", "\u037e"))
+
+
+def asks_for_assistants(query: str) -> bool:
+    """Return True if a question in English is about what an assistant said: "What did you recommend?"."""
+    return _ABOUT_ASSISTANT.search(query) is not None
+
 
 SURE_WORDS = 4.0  # words of no other document, from which on words count fully beside vectors
 CATEGORY_WEIGHT = 2.0  # of what a category is for; like SURE_WORDS chosen on one of the sets in eval/qa/pools

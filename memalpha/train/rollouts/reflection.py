@@ -38,7 +38,7 @@ from memalpha.rewards.base import call_function
 from memalpha.rewards.environments import TextGeneration, columns_of, prompt_of
 from memalpha.rewards.evaluate import TextScorer
 from memalpha.store.embedding import Embedder, load_embedder
-from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import Category, MemorySchema
 from memalpha.store.state import MemoryState
 from memalpha.train.rollouts.worker import Reflecting, ReflectionCandidate

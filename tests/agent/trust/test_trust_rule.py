@@ -16,7 +16,7 @@ from memalpha.errors import ConfigError, ReviewConflict
 from memalpha.policy.hermes import format_call
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.embedding import load_embedder
-from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore

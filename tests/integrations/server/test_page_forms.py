@@ -23,8 +23,8 @@ from memalpha.integrations.server.http import HttpApp
 from memalpha.integrations.server.service import MemoryService
 from memalpha.policy.load import load_policy
 from memalpha.report.memory_page import render_memory_page
+from memalpha.store.quarantine import quarantine_operation
 from memalpha.store.store import MemoryStore
-from memalpha.store.trust.quarantine import quarantine_operation
 from memalpha.types import Operation
 
 MARKUP = "<script>document.title='run'</script>"

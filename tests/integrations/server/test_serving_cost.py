@@ -20,7 +20,7 @@ from memalpha.integrations.server import http, service
 from memalpha.integrations.server.http import HttpApp
 from memalpha.integrations.server.run import listen
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.store.indexing import namespace_index
+from memalpha.store.search import index
 from memalpha.store.store import MemoryStore
 
 SEARCH = ("POST", "/v1/search", {"query": "Where does Ana live?"})
@@ -115,7 +115,7 @@ def test_a_search_that_may_take_long_has_a_thread(app, counts, more):
 
 @pytest.mark.parametrize("name", ["_MAX_WARM", "_MAX_LAG"])
 def test_a_large_index_or_one_far_behind_is_searched_in_a_thread(app, counts, name, monkeypatch):
-    monkeypatch.setattr(namespace_index, name, -1)
+    monkeypatch.setattr(index, name, -1)
     assert answers(app, counts, SEARCH, SEARCH)[1][0] == 200
     assert counts["threads"] == 1
 

@@ -18,7 +18,7 @@ from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.scoring.judge import Judge, judge_records
 from memalpha.qa.scoring.metrics import cited_scores
 from memalpha.store.embedding import HashEmbedder
-from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
 from memalpha.types import Chunk, Completion, Question, Task, Trajectory, TrajectoryGroup

@@ -17,9 +17,9 @@ from memalpha.store.io.copy import copy_store
 from memalpha.store.store import MemoryStore
 
 psycopg = pytest.importorskip("psycopg")
+from memalpha.store.backends.postgres.connections import redact_url, split_connections, split_schema  # noqa: E402
 from memalpha.store.backends.postgres.database import PostgresDatabase, PostgresStatements  # noqa: E402
 from memalpha.store.backends.postgres.ddl import TABLES  # noqa: E402
-from memalpha.store.backends.postgres.url import redact_url, split_connections, split_schema  # noqa: E402
 
 EVAL = Path(__file__).parents[3] / "eval" / "store" / "postgres_check.py"
 

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 import pytest
 
 from memalpha.errors import StoreError
-from memalpha.store.backends.rows import VectorTable
-from memalpha.store.indexing import namespace_index
+from memalpha.store.backends.namespace import VectorTable
 from memalpha.store.io.copy import copy_store
 from memalpha.store.schema import Category, MemorySchema
+from memalpha.store.search.index import NamespaceIndex
 from memalpha.store.search.options import ROUTES, Boost
 from memalpha.store.store import MemoryStore
 
@@ -120,10 +120,8 @@ def test_a_transaction_searches_the_memory_of_its_moment(postgres_url: str) -> N
 
 def test_an_earlier_transaction_takes_back_few_entries(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
-    build = namespace_index.NamespaceIndex._build_corpus
-    monkeypatch.setattr(
-        namespace_index.NamespaceIndex, "_build_corpus", lambda index: built.append(index) or build(index)
-    )
+    build = NamespaceIndex._build_corpus
+    monkeypatch.setattr(NamespaceIndex, "_build_corpus", lambda index: built.append(index) or build(index))
     with MemoryStore.open(postgres_url, SCHEMA, "hash") as store:
         store.insert_many(facts(30))
         expected = contents(store, "ana")
@@ -194,7 +192,7 @@ def test_a_namespace_is_read_in_pages(postgres_url: str, monkeypatch: pytest.Mon
         for store in (remote, local):
             store.insert_many(facts(45))
             store.delete(store.list()[6].id)
-        monkeypatch.setattr(namespace_index, "_PAGE", 7)
+        monkeypatch.setattr("memalpha.store.search.index._PAGE", 7)
         assert remote.search("ana lives", 60) == local.search("ana lives", 60) and remote.count() == 44
 
 

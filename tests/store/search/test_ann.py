@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from corpus_search import search, search_many
 
-from memalpha.store.search import ann
+from memalpha.store.search import corpus
 from memalpha.store.search.corpus import Corpus, Document
 from memalpha.store.store import MemoryStore
 
@@ -15,11 +15,11 @@ QUERIES = ["Which pet has fur?", "fjord 17", "piano", "flour 250 oven bread", "n
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lower the limits, so that a few hundred documents count as many."""
-    monkeypatch.setattr(ann, "EXACT_LIMIT", 200)
-    monkeypatch.setattr(ann, "NEAREST", 100)
-    monkeypatch.setattr(ann, "BEST_BY_WORDS", 100)
-    monkeypatch.setattr(ann, "FARTHEST", 20)
-    monkeypatch.setattr(ann, "LISTS", 8)
+    monkeypatch.setattr(corpus, "EXACT_LIMIT", 200)
+    monkeypatch.setattr(corpus, "NEAREST", 100)
+    monkeypatch.setattr(corpus, "BEST_BY_WORDS", 100)
+    monkeypatch.setattr(corpus, "FARTHEST", 20)
+    monkeypatch.setattr(corpus, "LISTS", 8)
 
 
 class Embedder:
@@ -50,13 +50,13 @@ def make_corpus(count: int, *, approximate: bool = True) -> Corpus:
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Number of vectors of each index that was trained."""
     sizes: list[int] = []
-    make = ann.ApproximateIndex.__init__
+    make = corpus.ApproximateIndex.__init__
 
     def counted(self, rows, slots) -> None:
         sizes.append(len(slots))
         make(self, rows, slots)
 
-    monkeypatch.setattr(ann.ApproximateIndex, "__init__", counted)
+    monkeypatch.setattr(corpus.ApproximateIndex, "__init__", counted)
     return sizes
 
 

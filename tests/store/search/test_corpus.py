@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from memalpha.errors import StoreError
 from memalpha.store.embedding import CachedEmbedder, HashEmbedder
 from memalpha.store.filters import parse_filter
-from memalpha.store.search.bm25 import BM25, LexicalIndex, SelectedPostings, words
 from memalpha.store.search.corpus import Corpus, Document
+from memalpha.store.search.lexical import BM25, LexicalIndex, SelectedPostings, Span, words
 from memalpha.store.search.options import ROUTES, Boost
-from memalpha.store.search.span_bm25 import Span
 from memalpha.types import MemoryEntry
 
 EMBEDDER = CachedEmbedder(HashEmbedder(64))

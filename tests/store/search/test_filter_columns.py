@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memalpha.store.filters import parse_filter
-from memalpha.store.search import filter_columns as columns
-from memalpha.store.search.filter_columns import FilterColumns
+from memalpha.store.search import corpus
+from memalpha.store.search.corpus import FilterColumns
 from memalpha.types import MemoryEntry
 
 
@@ -63,8 +63,8 @@ def check(some: FilterColumns, where, live, slots) -> None:
 
 
 def test_what_is_kept_is_bounded(monkeypatch) -> None:
-    monkeypatch.setattr(columns, "_MOST_COLUMNS", 3)
-    monkeypatch.setattr(columns, "_MOST_VERDICTS", 3)
+    monkeypatch.setattr(corpus, "_MOST_COLUMNS", 3)
+    monkeypatch.setattr(corpus, "_MOST_VERDICTS", 3)
     entry = MemoryEntry("n0", "semantic", "a", metadata={"x": "0123456789"})
     some = FilterColumns(lambda: [entry])
     for number in range(10):

@@ -11,8 +11,7 @@ import pytest
 from memalpha.errors import StoreError
 from memalpha.store.async_store import AsyncMemoryStore
 from memalpha.store.embedding import HashEmbedder
-from memalpha.store.in_memory import WorkingMemory
-from memalpha.store.memory import Memory
+from memalpha.store.memory import Memory, WorkingMemory
 from memalpha.store.schema import load_schema
 from memalpha.store.search.options import SearchOptions
 from memalpha.store.state import MemoryState

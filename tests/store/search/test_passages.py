@@ -6,8 +6,7 @@ import pytest
 
 from memalpha.errors import StoreError
 from memalpha.store.embedding import HashEmbedder
-from memalpha.store.search.bm25 import words
-from memalpha.store.search.passages import WINDOW, split_passages
+from memalpha.store.search.lexical import WINDOW, split_passages, words
 from memalpha.store.store import MemoryStore
 
 FILLER = "The kettle was broken again before lunch. "

@@ -3,8 +3,7 @@
 import pytest
 
 from memalpha import MemoryStore
-from memalpha.store.search.ranking import ROLE_WEIGHT
-from memalpha.store.search.roles import asks_for_assistants, is_assistants
+from memalpha.store.search.ranking import ROLE_WEIGHT, asks_for_assistants, is_assistants
 
 LINES = (
     "user: I keep my bicycle in the cellar of the old house.",

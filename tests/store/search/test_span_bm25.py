@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 
 from memalpha.errors import StoreError, UnknownEntry
 from memalpha.store.embedding import CachedEmbedder, HashEmbedder
-from memalpha.store.search.bm25 import words
 from memalpha.store.search.corpus import Corpus, Document
-from memalpha.store.search.passages import split_passages
-from memalpha.store.search.span_bm25 import Span
+from memalpha.store.search.lexical import Span, split_passages, words
 from memalpha.store.store import MemoryStore
 from memalpha.types import MemoryEntry
 

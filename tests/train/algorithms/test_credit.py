@@ -19,7 +19,7 @@ from memalpha.policy.hermes import format_call
 from memalpha.policy.load import load_policy
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.store.embedding import load_embedder
-from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import MEM_ALPHA
 from memalpha.store.state import MemoryState
 from memalpha.tasks.synthetic import worlds

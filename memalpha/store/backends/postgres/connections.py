@@ -1,4 +1,4 @@
-"""Connections to one PostgreSQL server: a pool of them, their deadlines, and what happens while the server is silent.
+"""Connections to one PostgreSQL server: its URL, a pool, deadlines, and its errors in the store's words.
 
 A silent server (a cut network, a stopped machine) answers no new connection in time. Threads that wait for it would
 wait for long. So a look at it (`ping`) that gets no answer ends the connections in use, and until it answers again one
@@ -8,20 +8,118 @@ thread at a time looks while all others get their error at once: nobody else wai
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
+from typing import NoReturn
+from urllib.parse import unquote
 from weakref import WeakSet
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from psycopg_pool import ConnectionPool, PoolTimeout
+from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
-from memalpha.errors import StoreError, StoreUnavailable
+from memalpha.errors import DamagedStore, DeadlineExceeded, StoreError, StoreUnavailable
 from memalpha.forks import ForkAware
-from memalpha.store.backends.postgres.errors import explain_connection_error
-from memalpha.store.backends.postgres.url import CONNECTIONS
+
+SCHEMA = "memalpha"
+CONNECTIONS = 10
+"""Connections of a store to a server at most, unless the URL says otherwise; further threads wait."""
+
+
+def split_schema(url: str, default: str = SCHEMA) -> tuple[str, str]:
+    """Split our own key `schema` off a URL; return the rest and the schema (`default` without one)."""
+    start, _, query = url.partition("?")
+    keys = [item for item in query.split("&") if item]
+    schemas = [unquote(item.partition("=")[2]) for item in keys if item.startswith("schema=")]
+    other_keys = "&".join(item for item in keys if not item.startswith("schema="))
+    schema = schemas[-1] if schemas else default
+    if not re.fullmatch(r"(?!pg_)[A-Za-z0-9_ -]{1,63}", schema):
+        message = "1 to 63 letters (of a to z), digits, _, - and spaces that do not begin with pg_ are needed"
+        raise StoreError(f"schema {schema!r}: {message}")
+    return start + (f"?{other_keys}" if other_keys else ""), schema
+
+
+def split_connections(url: str) -> tuple[str, int]:
+    """Split our own key `connections` off a URL. Raises `StoreError` unless its value is a number above 0."""
+    start, _, query = url.partition("?")
+    items = [item for item in query.split("&") if item]
+    own = [item.partition("=")[2] for item in items if item.startswith("connections=")]
+    if own and not re.fullmatch(r"0*[1-9][0-9]{0,3}", own[-1]):
+        raise StoreError(f"connections={own[-1]!r:.40}: a number above 0 is needed")
+    other_keys = "&".join(item for item in items if not item.startswith("connections="))
+    return start + (f"?{other_keys}" if other_keys else ""), int(own[-1]) if own else CONNECTIONS
+
+
+def redact_url(url: str) -> str:
+    """Return a URL without its passwords."""
+    url = re.sub(r"^([\w+]+://[^:@/?]*):[^@/?]*@", r"\1@", url)
+    start, _, query = url.partition("?")
+    visible = "&".join(item for item in query.split("&") if item and "password" not in item.partition("=")[0])
+    return start + (f"?{visible}" if visible else "")
+
+
+_CONNECTION_LOST = ("08", "57P01", "57P02", "57P03")  # error classes and codes after which the connection is gone
+_CONFLICTS = ("40001", "40P01", "55P03")  # serialization failure, deadlock, lock timeout
+
+
+def raise_store_error(error: psycopg.Error, path: str, state: str, admit: str | None) -> NoReturn:
+    """Raise a PostgreSQL error as a `StoreError`.
+
+    Args:
+        error: Error of the server or the driver.
+        path: URL of the store, without secrets.
+        state: Known outcome of the transaction; may be "".
+        admit: Call of the function `admit` for the hint; None while the store is being opened.
+    """
+    code, outcome = error.sqlstate or "", f": {state}" if state else ""
+    if isinstance(error, PoolClosed):
+        raise StoreError(f"the store {path} is closed") from error
+    if is_connection_lost(error):
+        raise StoreUnavailable(f"{path}: the connection was lost{outcome} ({first_line(error)})", state) from error
+    if code == "57014":  # statement_timeout
+        raise DeadlineExceeded from error
+    if code in _CONFLICTS:
+        raise StoreError(f"{path}: another transaction conflicted, or kept it locked{outcome}: try again") from error
+    if code.startswith("XX00"):
+        raise DamagedStore(f"{path} is damaged ({first_line(error)}): restore a backup") from error
+    if code == "42501":
+        if admit is None:
+            hint = "the role needs CREATE on the database, or on that schema; or give another with ?schema=NAME"
+            raise StoreError(f"{path}: {first_line(error)}: {hint}") from error
+        raise StoreError(
+            f"{path}: {first_line(error)}: the tables' owner may admit a role to a namespace with SELECT {admit}"
+        ) from error
+    raise StoreError(f"{path}: {first_line(error)}{outcome}") from error
+
+
+def first_line(error: psycopg.Error) -> str:
+    """Return the first line of an error's message."""
+    text = error.diag.message_primary or str(error)
+    return (text.strip().splitlines() or [type(error).__name__])[0]
+
+
+def explain_connection_error(error: psycopg.Error) -> str:
+    """Return why a connection failed, and what to do."""
+    text = str(error)
+    last_line = text.strip().splitlines()[-1].strip() if text.strip() else type(error).__name__
+    if "password" in text or "authentication" in text or "pg_hba.conf" in text:
+        return f"the server refuses the user ({last_line}): look at user and password in the URL"
+    if re.search(r'database ".*" does not exist', text):
+        return f"the server has no such database ({last_line}): make it with CREATE DATABASE, or look at the URL"
+    if re.search(r'role ".*" does not exist', text):
+        return f"the server has no such user ({last_line}): look at the URL"
+    if "too many" in text or "remaining connection slots" in text:
+        return f"the server takes no more connections ({last_line}): close some, or raise its max_connections"
+    return f"no server can be reached ({last_line}): is it running, and are host and port right?"
+
+
+def is_connection_lost(error: psycopg.Error) -> bool:
+    """Return True if the connection is gone: the server answered nothing, or that it is stopping."""
+    return isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08").startswith(_CONNECTION_LOST)
+
 
 LOCK_TIMEOUT = 30  # seconds that a writer waits for its lock, or a thread for a connection
 CONNECT_TIMEOUT = 10  # seconds for the server to answer

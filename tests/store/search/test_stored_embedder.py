@@ -12,8 +12,8 @@ import pytest
 from memalpha.errors import EmbedderError, StoreError
 from memalpha.store.checks.integrity import examine
 from memalpha.store.embedding import HashEmbedder, SentenceTransformerEmbedder
-from memalpha.store.indexing import stored_embedder
-from memalpha.store.indexing.stored_embedder import RecordedEmbedder, embedder_record
+from memalpha.store.search import index
+from memalpha.store.search.index import RecordedEmbedder, embedder_record
 from memalpha.store.store import MemoryStore
 
 FOLDER = "models/notes"
@@ -58,7 +58,7 @@ USES = {
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_a_recorded_folder_is_not_loaded(store_path, monkeypatch, use):
-    monkeypatch.setattr(stored_embedder, "load_embedder", lambda name: pytest.fail(f"{name} was loaded"))
+    monkeypatch.setattr(index, "load_embedder", lambda name: pytest.fail(f"{name} was loaded"))
     with (
         MemoryStore.open(store_path) as store,
         pytest.raises(StoreError, match=r"records the embedder 'models/notes'.*embedder='models/notes'.*--embedder"),

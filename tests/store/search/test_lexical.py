@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memalpha.store.search import bm25 as lexical
-from memalpha.store.search.bm25 import BM25, LexicalIndex, SelectedPostings, stem, words
+from memalpha.store.search import lexical
+from memalpha.store.search.lexical import BM25, LexicalIndex, SelectedPostings, stem, words
 
 DOCS = [
     "Ana moved to Lisbon with her dog last May.",

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from memalpha.errors import EmbedderError, StoreError
-from memalpha.store.embedding import HashEmbedder, load_embedder
-from memalpha.store.indexing import endpoint_embedder
-from memalpha.store.indexing.endpoint_embedder import TRIES, EndpointEmbedder
+from memalpha.store import embedding
+from memalpha.store.embedding import TRIES, EndpointEmbedder, HashEmbedder, load_embedder
 from memalpha.store.store import MemoryStore
 
 REFERENCE = HashEmbedder(8)
@@ -66,7 +65,7 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    for variable in (endpoint_embedder.KEY_VARIABLE, "OPENAI_BASE_URL"):
+    for variable in (embedding.KEY_VARIABLE, "OPENAI_BASE_URL"):
         monkeypatch.delenv(variable, raising=False)
     server = Server()
     yield server
@@ -121,7 +120,7 @@ def test_keys_come_from_variables_and_reach_no_other_host(server: Server, monkey
     monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
     EndpointEmbedder("openai:text-embedding-3-small")
     EndpointEmbedder(server.name)  # an address gets no key of OpenAI's
-    monkeypatch.setenv(endpoint_embedder.KEY_VARIABLE, "other")
+    monkeypatch.setenv(embedding.KEY_VARIABLE, "other")
     EndpointEmbedder(server.name)
     assert server.keys == ["Bearer sk-1", None, "Bearer other"]
     with pytest.raises(EmbedderError, match="names no model"):

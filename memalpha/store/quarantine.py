@@ -11,12 +11,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from memalpha.errors import DamagedStore
-from memalpha.store.backends.rows import OperationLog
-from memalpha.store.validation import check_text
+from memalpha.store.fields import check_text
 from memalpha.types import Operation, OperationKind
+
+if TYPE_CHECKING:
+    from memalpha.store.backends.namespace import OperationLog
 
 _KINDS = get_args(OperationKind)
 _ACCEPTED = "review: accepted "  # begins the reason of an operation that a review applied; the position follows

@@ -7,8 +7,8 @@ import pytest
 
 from memalpha.errors import DamagedStore, InvalidContent, StoreError, UnknownEntry
 from memalpha.store.async_store import AsyncMemoryStore
+from memalpha.store.quarantine import quarantine_operation
 from memalpha.store.store import MemoryStore
-from memalpha.store.trust.quarantine import quarantine_operation
 from memalpha.types import MemoryEntry, Operation
 
 

@@ -1,4 +1,4 @@
-"""Lexical index (term counts by document), and BM25 over any selection of its documents.
+"""Words: BM25 of whole entries (`LexicalIndex`), of passages (`PassageIndex`), and of raw spans (`NeighbourBM25`).
 
 Scores follow Lucene's variant (Kamphuis et al., "Which BM25 do you mean?", ECIR 2020): a query term t gives document d
 `idf(t) * tf / (tf + k1 * (1 - b + b * |d| / mean |d|))` with `idf = ln(1 + (N - df + 0.5) / (df + 0.5))`. Document
@@ -6,16 +6,40 @@ counts and lengths are those of the selection alone, so documents outside it hav
 
 English words are stemmed by Porter's algorithm (M. F. Porter, "An algorithm for suffix stripping", Program 14(3), 1980)
 with the two rules of the author's later reference program that Snowball lacks: `bli -> ble` and `logi -> log`.
+
+**Passages.** An entry of more than `WINDOW` words is about several things. Its BM25 is that of its best window of whole
+sentences (passage retrieval: Kaszkiel, Zobel, "Effective ranking with arbitrary passages", JASIST 2001). A word that
+the passage lacks counts as often as the rest of the entry has it, times `CONTEXT / words of the entry`. So the entry's
+other words count like those of a text of `CONTEXT` words around the passage. Document frequencies stay those of whole
+entries, and mean lengths assume entries cut into equal parts. So only entries that hold a word of the query are ever
+cut or looked up.
+
+**Neighbours.** A turn of a conversation often answers a question whose words stand in the turn before it. So a word
+that a span lacks is taken from the spans around it in its source, up to three steps away. Each of these counts it as
+often as it is there, times `(m / (m + length)) ** steps` of the receiving span, with `m` the mean length of a passage,
+`NEAR` words at most. That is backing off (Katz, "Estimation of probabilities from sparse data", 1987) with the weight
+of a Dirichlet prior of m words (Zhai, Lafferty: "A study of smoothing methods for language models", SIGIR 2001).
+
+What surrounds a span counts by its length, not only by steps: a span of more than `NEAR` words lends its words, and
+lets those behind it pass, by `(NEAR / length) ** 8` alone. So the turns of a dialogue help each other, and the long
+replies of an assistant do not drown the short messages between them. Spans of more than `WINDOW` words neither lend nor
+borrow: they are searched by passage. A span's own word never counts twice because its neighbours repeat it.
+
+The counts, and lengths to which all neighbouring words add by the same weights, go into one BM25 (as in BM25F of
+Robertson, Zaragoza, Taylor, CIKM 2004). Its document frequency is the number of documents that a word reaches with a
+count of `REACHED` or more. Neighbours and means are those of the searched documents, so entries that a filter excludes
+have no influence.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, pairwise
 from threading import local
 from typing import NamedTuple
 
@@ -372,3 +396,324 @@ class BM25:
         idf = self.idf(repeats, np.bincount(terms, minlength=len(repeats)))
         scores = np.bincount(documents, idf[terms] * counts / (counts + self._penalties[documents]), self._size)
         return scores, idf
+
+
+WINDOW = 80  # words of a passage at most
+CONTEXT = 64  # words that the rest of an entry counts as
+_SENTENCE = re.compile(r"(?<=[.!?\u061f\u0964])\s+|\n+|(?<=[\u3002\uff01\uff1f])")
+
+
+@lru_cache(maxsize=1024)
+def split_passages(text: str) -> tuple[str, ...]:
+    """Split a text into windows of whole sentences, of at most `WINDOW` words each.
+
+    A longer sentence is cut at blanks, or between characters where it has none. A text that fits is one passage.
+    """
+    if len(words(text)) <= WINDOW:
+        return (text,)
+    windows, start, end, size = [], 0, 0, 0
+    for piece_start, piece_end, count in _pieces(text):
+        if size and size + count > WINDOW:
+            windows.append(text[start:end].strip())
+            start, size = piece_start, 0
+        end, size = piece_end, size + count
+    return (*windows, text[start:end].strip())
+
+
+def _pieces(text: str) -> Iterator[tuple[int, int, int]]:
+    """Yield start, end and word count of the sentences of a text, of parts of those that are too long."""
+    ends = [match.end() for match in _SENTENCE.finditer(text)]
+    start = 0
+    for end in dict.fromkeys([*ends, len(text)]):
+        yield from _cut(text, start, end)
+        start = end
+
+
+def _cut(text: str, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    count = len(words(text[start:end]))
+    if count <= WINDOW or end - start < 2:
+        yield start, end, count
+        return
+    middle = (start + end) // 2
+    blank = text.find(" ", middle, end - 1)
+    middle = middle if blank < 0 else blank + 1
+    yield from _cut(text, start, middle)
+    yield from _cut(text, middle, end)
+
+
+def count_passages(lengths: np.ndarray) -> np.ndarray:
+    """Return the number of passages of entries by their lengths in words, float64 `(n,)`: an estimate, not a count."""
+    return np.ceil(np.maximum(lengths, 1) / WINDOW)
+
+
+def effective_total(lengths: np.ndarray) -> tuple[int, int]:
+    """Return the number of passages of entries, and their words; a passage of a long entry has `CONTEXT` more."""
+    counts = count_passages(lengths).astype(np.int64)
+    return int(counts.sum()), int(lengths.sum() + CONTEXT * counts[lengths > WINDOW].sum())
+
+
+class PassageMatches(NamedTuple):
+    """Matches of a query's terms among passages of long documents, those of one document beside each other.
+
+    Attributes:
+        terms: Number of the term, as in the matches of documents, `(m,)`.
+        passages: Index of the passage, `(m,)`.
+        counts: Count of the term in the passage, `(m,)`.
+        documents: Index of each passage's document in the selection, `(p,)`.
+        lengths: Words of each passage, `(p,)`.
+        numbers: Number of each passage within its document, from 0, `(p,)`.
+    """
+
+    terms: np.ndarray
+    passages: np.ndarray
+    counts: np.ndarray
+    documents: np.ndarray
+    lengths: np.ndarray
+    numbers: np.ndarray
+
+    def best(self, idf: np.ndarray, lengths: np.ndarray, inverse_mean: float) -> PassageScores:
+        """Return the best passage of each document that has any here.
+
+        Args:
+            idf: Weight of each term.
+            lengths: Words of each document of the selection.
+            inverse_mean: 1 / the mean length of `effective_total`.
+        """
+        is_first = np.diff(self.documents, prepend=-1) != 0
+        starts, owners = np.flatnonzero(is_first), np.cumsum(is_first) - 1  # of each passage, among these documents
+        documents = self.documents[starts]
+        document_lengths = lengths[documents]
+        share = CONTEXT / document_lengths
+        keys = self.terms * len(starts) + owners[self.passages]
+        totals = np.bincount(keys, self.counts, len(idf) * len(starts))
+        filled = np.flatnonzero(totals)
+        mean_lengths = document_lengths / count_passages(document_lengths)
+        rest = np.zeros(len(totals))  # of terms that a passage lacks
+        terms, holders = filled // len(starts), filled % len(starts)
+        counts = totals[filled] * share[holders]
+        rest[filled] = idf[terms] * counts / (counts + _penalties(mean_lengths, inverse_mean)[holders])
+        scores = np.bincount(holders, rest[filled], len(starts))[owners]
+        penalties = _penalties(self.lengths, inverse_mean)[self.passages]
+        gains = idf[self.terms] * self.counts / (self.counts + penalties) - rest[keys]
+        scores += np.bincount(self.passages, gains, len(owners))
+        best = np.lexsort((self.numbers, -scores, owners))[starts]
+        return PassageScores(documents, scores[best], self.numbers[best])
+
+
+class PassageScores(NamedTuple):
+    """Best passages of documents: index of the document, score and number of its best passage, each `(d,)`."""
+
+    documents: np.ndarray
+    scores: np.ndarray
+    numbers: np.ndarray
+
+
+def _penalties(lengths: np.ndarray, inverse_mean: float) -> np.ndarray:
+    """Return the length penalties of passages of some words, with the rest of their entries."""
+    return K1 * (1.0 - B + B * (lengths + CONTEXT) * inverse_mean)
+
+
+class PassageIndex:
+    """Count of each term in the passages of long documents, by slot of the document.
+
+    Passages of removed documents are excluded by the selections until `settle` drops them, as in `LexicalIndex`.
+    """
+
+    def __init__(self) -> None:
+        self.lexical = LexicalIndex()
+        self.slots = np.zeros(0, np.int64)  # of the document, by passage; -1 where a passage was dropped
+        self.numbers = np.zeros(0, np.int64)  # of the passage within its document
+
+    def add(self, slots: np.ndarray, texts: Sequence[str]) -> None:
+        """Add the passages of long documents at as many slots `(n,)`."""
+        passages = [split_passages(text) for text in texts]
+        sizes = list(map(len, passages))
+        first = len(self.slots)
+        self.slots = np.concatenate([self.slots, np.repeat(slots, sizes)])
+        self.numbers = np.concatenate([self.numbers, *map(np.arange, sizes)]).astype(np.int64)
+        self.lexical.add(np.arange(first, len(self.slots)), [part for parts in passages for part in parts])
+
+    def settle(self, live: np.ndarray) -> None:
+        """Drop the passages of slots that are not `live` (bool by slot)."""
+        if len(self.slots):
+            is_live = (self.slots >= 0) & live[self.slots]
+            self.slots[~is_live] = -1
+            self.lexical.settle(is_live)
+
+    def match(self, query: Sequence[str], document_of_slot: np.ndarray) -> PassageMatches | None:
+        """Return the matches among the passages of selected documents; None if there are none.
+
+        Args:
+            query: Terms of the query.
+            document_of_slot: Index of each slot's document in the selection, -1 where it is not selected.
+        """
+        postings = self.lexical.term_postings(query)
+        if not len(self.slots) or not postings:
+            return None
+        passages = np.concatenate([part for _, part, _ in postings])
+        slots = self.slots[passages]
+        selected = np.flatnonzero((slots >= 0) & (document_of_slot[slots] >= 0))
+        if not len(selected):
+            return None
+        terms = np.repeat(np.arange(len(postings)), [len(part) for _, part, _ in postings])[selected]
+        counts = np.concatenate([counts for _, _, counts in postings])[selected]
+        passages = passages[selected]
+        is_match = np.zeros(len(self.slots), bool)
+        is_match[passages] = True
+        indices = np.cumsum(is_match) - 1
+        matching = np.flatnonzero(is_match)
+        documents = document_of_slot[self.slots[matching]].astype(np.int64)
+        lengths = self.lexical.lengths[matching].astype(np.int64)
+        return PassageMatches(terms, indices[passages], counts, documents, lengths, self.numbers[matching])
+
+
+REACH = 3  # steps
+NEAR = 32  # words up to which a span lends all of its words
+REACHED = 0.1  # smallest count with which a document counts as holding a word
+_SPARSE = 24  # a word that fewer than 1 / _SPARSE of the spans hold is spread from its holders alone
+
+
+class Span(NamedTuple):
+    """Origin of a raw span: its source, the chunk, and the log position that created it."""
+
+    source: str
+    chunk: int
+    position: int
+
+    @classmethod
+    def from_origin(cls, source: str | None, chunk: int | None, turn: str | None, position: int) -> Span | None:
+        """Return the span of an entry with this origin; None if it lacks a source or a turn.
+
+        Args:
+            source: Source of the entry.
+            chunk: Chunk within the source; None sorts before all others.
+            turn: Turn within the chunk.
+            position: Log position that created the entry, by which spans of a chunk are ordered.
+        """
+        return None if source is None or turn is None else cls(source, -1 if chunk is None else chunk, position)
+
+
+class NeighbourBM25:
+    """BM25 of n documents, some of which are spans of a source.
+
+    Attributes:
+        inverse_mean: 1 / the mean length of passages, with the neighbours' words.
+    """
+
+    def __init__(self, sources: np.ndarray, chunks: np.ndarray, positions: np.ndarray, lengths: np.ndarray) -> None:
+        """Lay out the documents, of which at least one is a span.
+
+        Args:
+            sources: Number of each span's source, 0 for documents that are no spans, `(n,)`.
+            chunks: Chunk of each span `(n,)`.
+            positions: Log position that created each span `(n,)`; chunk and position are unique within a source.
+            lengths: Words of each document `(n,)`.
+        """
+        order = np.lexsort((positions, chunks, sources))
+        ordered_sources, ordered_lengths = sources[order], lengths[order]
+        lends = NEAR / np.maximum(ordered_lengths, NEAR)
+        for _ in range(3):  # not `**`: the last digit must not depend on the index
+            lends = lends * lends
+        lends[(ordered_sources == 0) | (ordered_lengths > WINDOW)] = 0.0
+        first = np.diff(ordered_sources, prepend=-1) != 0
+        # Runs of spans that lend lie on one line, with gaps between them and at both ends, so no words cross.
+        is_linked = lends > 0
+        previous_linked = np.append(False, is_linked[:-1]) & ~first
+        self._linked = order[is_linked]
+        starts = (is_linked & ~previous_linked)[is_linked]
+        self._line_indices = np.arange(len(self._linked)) + REACH * np.cumsum(starts)
+        self._line_of_document = np.full(len(order), -1, np.int64)
+        self._line_of_document[self._linked] = self._line_indices
+        self._line_size = (int(self._line_indices[-1]) if len(self._linked) else REACH) + 1 + REACH
+
+        counts = count_passages(lengths)
+        mass = min(float(NEAR), lengths.sum() / counts.sum())
+        linked_lengths = lengths[self._linked]
+        self._lends = self._line(lends[is_linked])
+        received = self._line(mass / (mass + linked_lengths) if mass else np.zeros(len(linked_lengths)))
+        inside = slice(REACH, self._line_size - REACH)
+        self._weights = []  # before and after, by steps, for the indices between the ends
+        weight = np.ones(self._line_size - 2 * REACH)
+        before, after = weight, weight
+        for steps in range(1, REACH + 1):
+            weight = weight * received[inside]  # not a power: the last digit must not depend on the index
+            before = before * self._shifted(self._lends, -steps)
+            after = after * self._shifted(self._lends, steps)
+            self._weights.append((weight * before, weight * after))
+        around = np.zeros(self._line_size)
+        around[inside] = self._sum_neighbours(self._line(linked_lengths))
+        effective = lengths / counts + np.where(lengths > WINDOW, CONTEXT, 0)
+        effective[self._linked] += around[self._line_indices]
+        mean = math.fsum(effective * counts) / counts.sum()  # exact in any order of the documents
+        self.inverse_mean = 1.0 / mean if mean else 0.0
+        effective_lengths = lengths.astype(np.float64)
+        effective_lengths[self._linked] = effective[self._linked]
+        self._penalties = K1 * (1.0 - B + B * effective_lengths * self.inverse_mean)
+
+    def _line(self, values: np.ndarray) -> np.ndarray:
+        """Return values of the linked documents on the line, 0 in the gaps."""
+        line = np.zeros(self._line_size)
+        line[self._line_indices] = values
+        return line
+
+    def _shifted(self, line: np.ndarray, steps: int) -> np.ndarray:
+        """Return the values some steps away, for the indices between the ends of the line."""
+        return line[REACH + steps : self._line_size - REACH + steps]
+
+    def _sum_neighbours(self, line: np.ndarray) -> np.ndarray:
+        """Return the weighted sums of neighbouring values, for the indices between the ends of the line."""
+        around = np.zeros(self._line_size - 2 * REACH)
+        for steps, (before, after) in enumerate(self._weights, start=1):
+            around += before * self._shifted(line, -steps)
+            around += after * self._shifted(line, steps)
+        return around
+
+    def _spread(self, indices: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Return the counts of a word on the line, with those of its neighbours where a span lacks it.
+
+        Args:
+            indices: Indices on the line of the spans that hold the word.
+            counts: Its counts there.
+        """
+        line = np.bincount(indices, counts, self._line_size).astype(np.float64, copy=False)
+        if len(indices) * _SPARSE > self._line_size:
+            inner = line[REACH : self._line_size - REACH]
+            np.copyto(inner, self._sum_neighbours(line), where=inner == 0.0)
+            return line
+        around = np.zeros(self._line_size)
+        for steps, (before, after) in enumerate(self._weights, start=1):
+            for weights, step in ((before, steps), (after, -steps)):  # from a span to the one `step` after it
+                targets = indices + step
+                inside = (targets >= REACH) & (targets < self._line_size - REACH)
+                around[targets[inside]] += weights[targets[inside] - REACH] * counts[inside]
+        around[indices] = counts
+        return around
+
+    def scores(self, matches: TermMatches | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return scores and term weights for a query's matches.
+
+        Returns:
+            Scores of all documents, float64 `(n,)`, 0 where no word reaches, and the weight of each term `(t,)`.
+        """
+        size = len(self._line_of_document)
+        total = np.zeros(size)
+        if matches is None:
+            return total, np.zeros(0)
+        idf = np.zeros(len(matches.repeats))
+        ends = np.searchsorted(matches.terms, np.arange(len(matches.repeats) + 1))
+        for term, (start, end) in enumerate(pairwise(ends.tolist())):
+            if start == end:
+                continue
+            documents, counts = matches.documents[start:end], matches.counts[start:end].astype(np.float64)
+            indices = self._line_of_document[documents]
+            is_linked = indices >= 0
+            line = self._spread(indices[is_linked], counts[is_linked])
+            reached = np.flatnonzero(line[self._line_indices])
+            reached_documents, reached_counts = self._linked[reached], line[self._line_indices[reached]]
+            alone, alone_counts = documents[~is_linked], counts[~is_linked]
+            holders = len(alone) + np.count_nonzero(reached_counts >= REACHED)
+            idf[term] = math.log(1.0 + (size - holders + 0.5) / (holders + 0.5)) * matches.repeats[term]
+            total[alone] += idf[term] * alone_counts / (alone_counts + self._penalties[alone])
+            penalties = self._penalties[reached_documents]
+            total[reached_documents] += idf[term] * reached_counts / (reached_counts + penalties)
+        return total, idf

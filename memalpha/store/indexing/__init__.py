@@ -1,1 +1,0 @@
-"""Search indexes made from the operation log."""

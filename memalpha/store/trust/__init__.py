@@ -1,1 +1,0 @@
-"""Who wrote what: provenance, taking writes back, and operations that await a review."""
