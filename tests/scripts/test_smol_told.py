@@ -20,13 +20,14 @@ CHAT = (
 )
 
 
-@pytest.mark.parametrize("chat", load_told(), ids=lambda chat: chat.name)
-def test_every_chat_can_be_told(chat):
-    for seed in range(3):
+def test_every_chat_can_be_told():
+    chats = load_told()
+    assert len({chat.name for chat in chats}) == len(chats) > 500
+    for seed, chat in enumerate(chats):  # an error names the chat
         task = chat.task("told", Random(seed))
         assert task == chat.task("told", Random(seed))
-        assert task.questions and len(task.chunks) > 1
-        assert "{" not in "".join(chunk.render() for chunk in task.chunks)
+        assert task.questions and len(task.chunks) > 1, chat.name
+        assert "{" not in "".join(chunk.render() for chunk in task.chunks), chat.name
 
 
 def test_a_chat_gives_its_changes_and_the_topics_asked_for():
