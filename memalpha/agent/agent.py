@@ -20,7 +20,7 @@ from memalpha.agent.apply import act, execute_calls
 from memalpha.agent.consolidate import Consolidation, apply_consolidation, propose_consolidation
 from memalpha.agent.forms import parse_reply
 from memalpha.agent.prompts import check_store_names, check_style, observe, prompted_config, writer_messages
-from memalpha.agent.reader import Answer, Reader, check_answers, default_reader
+from memalpha.agent.reader import Answer, Reader, check_answers, default_reader, require_reader
 from memalpha.agent.tools import load_tools
 from memalpha.agent.trust import TrustJudge, redact_chunk, trusted_view
 from memalpha.arguments import brief_repr, check_count, check_flag, check_function, check_type
@@ -158,7 +158,7 @@ class MemoryAgent(ForkAware):
         check_type("config", config, (AgentConfig, NoneType), error=ConfigError)
         check_type("trust", trust, (TrustConfig, NoneType), error=ConfigError)
         if reader is not None:
-            check_function("reader: its method answer", getattr(reader, "answer", None), error=ConfigError)
+            require_reader(reader)
         if redact is not None:
             check_function("redact", redact, error=ConfigError)
         if trust is not None and not isinstance(store, MemoryStore):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from memalpha.agent import mem_alpha
 from memalpha.agent.agent import build_request
@@ -71,6 +71,11 @@ class PolicyCheck:
         return asdict(self)
 
 
+@runtime_checkable
+class _ChatPolicy(Protocol):
+    chat: Any
+
+
 def check_policy(policy: Policy, config: AgentConfig | None = None, schema: MemorySchema | None = None) -> PolicyCheck:
     """Check a policy as a writer of memories.
 
@@ -84,7 +89,7 @@ def check_policy(policy: Policy, config: AgentConfig | None = None, schema: Memo
     """
     config = with_prompt_style(config or AgentConfig(), policy)
     schema = schema or load_schema(config.memory_schema)
-    if hasattr(policy, "chat"):
+    if isinstance(policy, _ChatPolicy):
         return _check_template(policy, config, schema)
     if is_endpoint(policy):
         [reply] = sample_checked(policy, [build_request(Observation(_PROBE_CHUNK), config, schema)])

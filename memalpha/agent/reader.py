@@ -16,13 +16,13 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from memalpha.agent.parsing import after_thinking, parse_calls
 from memalpha.agent.prompts import ABSTAIN, note_line, order_notes, question_with_choices, reader_messages
 from memalpha.agent.text_match import contains, is_abstention, is_same
 from memalpha.agent.tools import SEARCH_TOOL, search_query
-from memalpha.arguments import brief_repr, is_own
+from memalpha.arguments import brief_repr, check_function, is_own
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.errors import ConfigError, MemalphaError, PolicyError
 from memalpha.policy.base import Policy, count_checked, reader_style, sample_checked
@@ -135,6 +135,17 @@ class Reader(Protocol):
         `k` entries are retrieved; the default is the reader's own.
         """
         ...
+
+
+@runtime_checkable
+class _Answering(Protocol):
+    answer: Callable[..., Any]
+
+
+def require_reader(reader: object) -> None:
+    """Raise `ConfigError` for an object that does not answer."""
+    answer = reader.answer if isinstance(reader, _Answering) else None
+    check_function("reader: its method answer", answer, error=ConfigError)
 
 
 Item = tuple[str | Question, Memory]

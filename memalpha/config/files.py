@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -249,17 +249,16 @@ def _format_type(annotation: Any) -> str:
         return f"list of {parts[0]}" if Ellipsis in members or origin is list else f"[{', '.join(parts)}]"
     if origin is dict:
         return "mapping"
-    if hasattr(annotation, "__metadata__"):
+    if origin is Annotated:
         return _format_type(members[0])
-    return {"str": "text", "Path": "path", "Any": "any"}.get(
-        getattr(annotation, "__name__", ""), _type_name(annotation)
-    )
+    name = _type_name(annotation)
+    return {"str": "text", "Path": "path", "Any": "any"}.get(name, name)
 
 
 def _type_name(annotation: Any) -> str:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return "mapping"
-    return getattr(annotation, "__name__", str(annotation))
+    if isinstance(annotation, type):
+        return "mapping" if issubclass(annotation, BaseModel) else annotation.__name__
+    return str(annotation).removeprefix("typing.")
 
 
 def format_value(value: Any) -> str:

@@ -12,7 +12,9 @@ from pydantic import Field, field_validator
 from memalpha.config.common import Config, JudgeConfig
 
 
-class _Part(Config):
+class RewardSettings(Config):
+    """Settings of any part of a reward."""
+
     kind: str
     name: str | None = Field(default=None, min_length=1, description="the component's name (default: the kind)")
     weight: float = Field(default=1.0, description="weight of the component in the sum; 0: only recorded")
@@ -29,14 +31,14 @@ class _Part(Config):
         return self
 
 
-class MathPart(_Part):
+class MathPart(RewardSettings):
     """Reward 1 if the reply's answer equals the truth (`rewards.math`)."""
 
     kind: Literal["math"]
     column: str = Field(default="answer", description="the column with the truth: an answer, or a solution with one")
 
 
-class CodePart(_Part):
+class CodePart(RewardSettings):
     """Share of tests that the reply's program passes in a sandbox (`rewards.code`)."""
 
     kind: Literal["code"]
@@ -47,7 +49,7 @@ class CodePart(_Part):
     concurrency: int = Field(default=0, ge=0, description="programs that run at once (0: one per core)")
 
 
-class FormatPart(_Part):
+class FormatPart(RewardSettings):
     """Reward 1 if a regular expression matches the reply (`rewards.format`)."""
 
     kind: Literal["format"]
@@ -55,14 +57,14 @@ class FormatPart(_Part):
     match: Literal["full", "search"] = Field(default="full", description="the whole reply, or any part of it")
 
 
-class SchemaPart(_Part):
+class SchemaPart(RewardSettings):
     """Reward 1 if the reply's first JSON value fits a JSON schema (`rewards.format`)."""
 
     kind: Literal["schema"]
     json_schema: dict[str, Any] | Path = Field(description="the schema, or a JSON file that holds it")
 
 
-class JudgePart(_Part):
+class JudgePart(RewardSettings):
     """Grade of a reply by language models, from 0 to 1 (`rewards.judge`)."""
 
     kind: Literal["judge"]
@@ -104,7 +106,7 @@ def _is_plain(name: str | None, form: str | None, convert: str | None) -> bool:
     return name is None or (name.isidentifier() and not form and not convert)
 
 
-class PythonPart(_Part):
+class PythonPart(RewardSettings):
     """User-defined reward function (`rewards.base`)."""
 
     kind: Literal["python"]
@@ -122,7 +124,7 @@ class PythonPart(_Part):
         return function
 
 
-class ModelPart(_Part):
+class ModelPart(RewardSettings):
     """Score of a reward model (`memalpha train reward`)."""
 
     kind: Literal["model"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from memalpha.errors import ConfigError, RewardError
 from memalpha.types import Operation, Reward, SampleRequest, ToolCall, ToolResult
@@ -41,15 +41,8 @@ class Step(NamedTuple):
 class Environment(Protocol):
     """One episode of one rollout, made by a class or another callable without arguments.
 
-    A total reward of 1 is a success, or the attribute `maximum` if there is one. Optional members:
-
-    - `step_together(environments, replies) -> list[Step]`, a static method, replaces `step` for many episodes, so that
-      a judge can be called once for all. All running episodes then advance in lock-step, unless the class sets
-      `lock_step = False`: it then gets those whose replies have come.
-    - `advice`: set before `reset` to the advice of a second attempt. Without this attribute, advice is added to the
-      last user message.
-    - `state`: immutable snapshot after the last reply, kept as `Trajectory.states`. Without it these are the prompts.
-    - `turns`: number of replies of the episode, if it is known after `reset`; counts as progress.
+    A total reward of 1 is a success, or the attribute `maximum` if there is one (`Bounded`). Other members that an
+    environment may have are those of `StepsTogether`, `Advised`, `Stateful` and `Counted`.
     """
 
     def reset(self, task: Any) -> Prompt:
@@ -61,6 +54,54 @@ class Environment(Protocol):
         ...
 
 
+@runtime_checkable
+class Bounded(Protocol):
+    """Environment whose largest total reward is not 1."""
+
+    maximum: float
+
+
+@runtime_checkable
+class StepsTogether(Protocol):
+    """Environment that steps many episodes at once, so that a judge can be called once for all.
+
+    All running episodes then advance in lock-step, unless the class sets `lock_step = False`: it then gets those whose
+    replies have come.
+    """
+
+    @staticmethod
+    def step_together(environments: Sequence[Any], replies: Sequence[str]) -> Sequence[Step | tuple[Any, ...]]:
+        """Return the result of each reply; replaces `step`."""
+        ...
+
+
+@runtime_checkable
+class Advised(Protocol):
+    """Environment that puts the advice of a second attempt into its prompts; others get it in the last user message.
+
+    `advice` is set before `reset`.
+    """
+
+    advice: str
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Environment with an immutable snapshot after the last reply, kept as `Trajectory.states` in place of prompts."""
+
+    @property
+    def state(self) -> Any: ...
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """Environment that knows the number of its replies after `reset`; they count as progress."""
+
+    @property
+    def turns(self) -> int: ...
+
+
+@runtime_checkable
 class SingleTurn(Protocol):
     """An environment of one reply, shared by all rollouts and scored afterwards in a batch."""
 
@@ -88,9 +129,9 @@ class OneReply:
         return Step(None)
 
 
-def is_single_turn(environment: object) -> bool:
+def is_single_turn(environment: object) -> TypeGuard[SingleTurn]:
     """Return True if the object is a `SingleTurn` instance."""
-    return not inspect.isclass(environment) and callable(getattr(environment, "score", None))
+    return not inspect.isclass(environment) and isinstance(environment, SingleTurn)
 
 
 def check_environment(environment: object) -> None:

@@ -22,17 +22,21 @@ from threading import Event
 from typing import Any, Generic
 
 from memalpha.environments.base import (
+    Advised,
+    Counted,
     Environment,
     OneReply,
     Prompt,
+    Stateful,
     Step,
+    StepsTogether,
     check_environment,
     is_single_turn,
     make_environment,
     sum_rewards,
 )
 from memalpha.errors import MemalphaError, RewardError
-from memalpha.policy.base import Policy, SamplingQueue, open_queue
+from memalpha.policy.base import Policy, RenderingPolicy, SamplingQueue, open_queue
 from memalpha.policy.noise import noise_key
 from memalpha.types import AnyTask, SampleRequest, Trajectory, TrajectoryGroup, Turn
 
@@ -130,8 +134,8 @@ class RunningEpisode:
 
     def __post_init__(self) -> None:
         self.environment = self.engine.make_environment()
-        if hasattr(self.environment, "advice"):
-            self.environment.advice = self.start.advice  # type: ignore[attr-defined]
+        if isinstance(self.environment, Advised):
+            self.environment.advice = self.start.advice
         with WrapErrors(self.where):
             self._observe(self.environment.reset(self.start.task))
         system_prompt = self.engine.system_prompt
@@ -154,12 +158,12 @@ class RunningEpisode:
     @property
     def turns_expected(self) -> int:
         """Number of turns, 1 if the environment does not know it."""
-        return getattr(self.environment, "turns", 1)
+        return self.environment.turns if isinstance(self.environment, Counted) else 1
 
     @property
     def turns_done(self) -> int:
         """Part of `turns_expected` that is done."""
-        return len(self.turns) if hasattr(self.environment, "turns") else int(self.done)
+        return len(self.turns) if isinstance(self.environment, Counted) else int(self.done)
 
     def next_request(self, temperature: float, seed: int, role: str) -> SampleRequest:
         """Return the next prompt with its noise key.
@@ -182,7 +186,7 @@ class RunningEpisode:
             temperature: Sampling temperature.
         """
         opening = self.messages[: self.opening]
-        if not hasattr(self.environment, "advice"):
+        if not isinstance(self.environment, Advised):
             opening = with_advice(opening, self.start.advice, self.engine.retry_prompt)
         return SampleRequest(
             (*opening, *self.messages[self.opening :]),
@@ -196,8 +200,7 @@ class RunningEpisode:
     def take(self, step: Step) -> None:
         """Record the step of the last completion and set the next prompt."""
         self.turns.append(Turn(len(self.turns), self.completion, step.calls, step.results, step.operations))
-        has_state = hasattr(self.environment, "state")
-        self.states.append(self.environment.state if has_state else self.messages)  # type: ignore[attr-defined]
+        self.states.append(self.environment.state if isinstance(self.environment, Stateful) else self.messages)
         if step.reward is not None:
             self.rewards.append(step.reward)
         self.done = bool(step.done) or (self.request is None and len(self.turns) == self.engine.max_turns)
@@ -212,11 +215,10 @@ class RunningEpisode:
         """Return True if the episode is over, or its conversation has outgrown the policy's context."""
         if self.done or self.request is not None:
             return self.done
-        engine = self.engine
-        positions, render = getattr(engine.policy, "positions", None), getattr(engine.policy, "render_request", None)
-        if positions is not None and render is not None:
+        engine, policy = self.engine, self.engine.policy
+        if isinstance(policy, RenderingPolicy) and policy.positions is not None:
             reply_tokens = engine.thinking_tokens + engine.max_new_tokens
-            self.done = len(render(self.conversation_request())) + reply_tokens > positions
+            self.done = len(policy.render_request(self.conversation_request())) + reply_tokens > policy.positions
             engine.outgrown += self.done
         return self.done
 
@@ -340,17 +342,17 @@ class EpisodePool:
 
 def step_environments(episodes: Sequence[RunningEpisode]) -> None:
     """Step the environments of episodes that have a new completion."""
-    together = getattr(type(episodes[0].environment), "step_together", None)
-    if together is None:
+    first = episodes[0].environment
+    if not isinstance(first, StepsTogether):
         for episode in episodes:
             with WrapErrors(episode.where):
                 result: Any = episode.environment.step(episode.reply)
                 step = Step(*result)
             episode.take(step)
         return
-    name = type(episodes[0].environment).__name__
+    name = type(first).__name__
     with WrapErrors(f"environment {name}"):
-        steps = list(together([episode.environment for episode in episodes], [e.reply for e in episodes]))
+        steps = list(first.step_together([episode.environment for episode in episodes], [e.reply for e in episodes]))
     if len(steps) != len(episodes):
         raise RewardError(f"environment {name}: step_together gave {len(steps)} steps for {len(episodes)} episodes")
     for episode, result in zip(episodes, steps, strict=True):
@@ -361,7 +363,7 @@ def step_environments(episodes: Sequence[RunningEpisode]) -> None:
 
 def is_lock_step(environment: Environment) -> bool:
     """Return True if the environment's episodes wait for each other."""
-    return hasattr(type(environment), "step_together") and getattr(environment, "lock_step", True)
+    return isinstance(environment, StepsTogether) and getattr(environment, "lock_step", True)
 
 
 MAX_TURNS = 16

@@ -43,7 +43,7 @@ class MemorySession:
     async def get_items(self, limit: int | None = None) -> list[Any]:
         """Return the newest `limit` items, oldest first; None returns all."""
         if limit is None:
-            limit = getattr(self.session_settings, "limit", None)
+            limit = self.session_settings.limit if self.session_settings is not None else None
         entries = await asyncio.to_thread(self._items.list)
         newest = entries if limit is None else entries[max(0, len(entries) - max(0, limit)) :]
         return [entry.metadata["message"] for entry in newest]

@@ -58,6 +58,47 @@ class Policy(Protocol):
 
 
 @runtime_checkable
+class StyledPolicy(Protocol):
+    """Policy that was trained on prompts of one style (`AgentConfig.prompt`)."""
+
+    prompt: str
+
+
+@runtime_checkable
+class FormedPolicy(Protocol):
+    """Policy that was trained on one form of calls (`AgentConfig.form`)."""
+
+    form: str
+
+
+@runtime_checkable
+class SizedPolicy(Protocol):
+    """Policy that was trained on rows of some sizes: tokens by the name of a setting."""
+
+    sizes: dict[str, int]
+
+
+@runtime_checkable
+class RenderingPolicy(Policy, Protocol):
+    """Policy whose prompts are rendered here; `positions` is the most tokens of a prompt and its reply, if known."""
+
+    positions: int | None
+
+    def render_request(self, request: SampleRequest) -> list[int]:
+        """Return the token ids of a prompt."""
+        ...
+
+
+@runtime_checkable
+class QueueingPolicy(Policy, Protocol):
+    """Policy that begins a request before the others have ended."""
+
+    def open_queue(self) -> SamplingQueue:
+        """Return a new queue."""
+        ...
+
+
+@runtime_checkable
 class BilledPolicy(Policy, Protocol):
     """Policy that counts what its calls cost, as one behind an endpoint does."""
 
@@ -175,8 +216,7 @@ class BatchQueue:
 
 def open_queue(policy: Policy) -> SamplingQueue:
     """Return a queue of the policy's own kind, or a `BatchQueue`."""
-    open_method = getattr(policy, "open_queue", None)
-    return BatchQueue(policy) if open_method is None else open_method()
+    return policy.open_queue() if isinstance(policy, QueueingPolicy) else BatchQueue(policy)
 
 
 def sample_with(queue: SamplingQueue, requests: Sequence[SampleRequest]) -> list[Completion]:
@@ -213,7 +253,7 @@ def with_prompt_style(settings: S, policy: Policy) -> S:
     Raises:
         ConfigError: Settings do not fit the policy's style, such as instructions with the compact one.
     """
-    style = getattr(policy, "prompt", "full")
+    style = policy.prompt if isinstance(policy, StyledPolicy) else "full"
     if isinstance(settings, ReaderConfig):
         if "prompt" in settings.model_fields_set:
             return settings
@@ -221,7 +261,7 @@ def with_prompt_style(settings: S, policy: Policy) -> S:
     sizes = {key: value for key, value in trained_sizes(policy).items() if key in type(settings).model_fields}
     values = {
         "prompt": style,
-        "form": getattr(policy, "form", "native"),
+        "form": policy.form if isinstance(policy, FormedPolicy) else "native",
         **sizes,
         **settings.model_dump(exclude_unset=True),
     }
@@ -236,7 +276,7 @@ def with_prompt_style(settings: S, policy: Policy) -> S:
 
 def trained_sizes(policy: Policy) -> dict[str, int]:
     """Return the sizes in tokens that a policy was trained on, by name (`TransformersPolicy.sizes`)."""
-    return getattr(policy, "sizes", {})
+    return policy.sizes if isinstance(policy, SizedPolicy) else {}
 
 
 def reader_style(style: str) -> Literal["full", "compact"]:

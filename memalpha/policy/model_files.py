@@ -53,12 +53,12 @@ def check_writes_text(config: Any, name: str | Path, label: str = "policy") -> N
         name: Name of the model in the message.
         label: Word for the model in the message.
     """
-    kind, reason = config.model_type, ""
-    if getattr(config, "is_encoder_decoder", False):
+    kind, reason, settings = config.model_type, "", config.to_dict()
+    if settings.get("is_encoder_decoder"):
         reason = "an encoder-decoder model"
-    elif getattr(config, "is_decoder", None) is False:  # configurations of decoders lack the key, or set it
+    elif settings.get("is_decoder") is False:  # configurations of decoders lack the key, or set it
         reason = "an encoder, which writes no text"
-    elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(config, "auto_map", None):
+    elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not settings.get("auto_map"):
         reason = "no model that AutoModelForCausalLM of this transformers loads"
     if reason:
         raise PolicyError(
@@ -164,7 +164,7 @@ def _load(
     if "quantization_config" in kwargs:
         # What was not packed is still a view of the mapped file: all of it would stay resident on a CPU.
         for parameter in model.parameters():
-            if getattr(parameter, "quant_state", None) is None:
+            if _quant_state(parameter) is None:
                 parameter.data = parameter.data.clone()
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -180,8 +180,18 @@ def is_quantized(model: Any) -> bool:
 
 def count_parameters(model: torch.nn.Module) -> int:
     """Return the number of distinct weights; tied ones count once, those packed in 4 bits as what they stand for."""
-    states = ((parameter, getattr(parameter, "quant_state", None)) for parameter in model.parameters())
+    states = ((parameter, _quant_state(parameter)) for parameter in model.parameters())
     return sum(parameter.numel() if state is None else state.shape.numel() for parameter, state in states)
+
+
+def max_positions(model: Any) -> int | None:
+    """Return the tokens that a model's positions reach to; None if its configuration does not say."""
+    return model.config.get_text_config().to_dict().get("max_position_embeddings")
+
+
+def _quant_state(parameter: torch.nn.Parameter) -> Any:
+    """Return what bitsandbytes holds of a packed weight; None for another."""
+    return getattr(parameter, "quant_state", None)
 
 
 def _loading_arguments(loading: LoadingConfig, dtype: str, device: str) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 import torch
 from jinja2.exceptions import TemplateError
+from peft import PeftModel
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -42,7 +43,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from memalpha.errors import PolicyError, install_command
-from memalpha.policy.model_files import hide_progress_bars, is_reward_model, load_adapter, load_model
+from memalpha.policy.model_files import hide_progress_bars, is_reward_model, load_adapter, load_model, max_positions
 from memalpha.policy.plain_text import break_control_tokens, special_token_pattern
 from memalpha.policy.transformers import TransformersPolicy
 
@@ -135,7 +136,7 @@ def add_reward_head(source: PreTrainedModel, head: Head, tokenizer: PreTrainedTo
         raise PolicyError(
             f"policy {name!r}: transformers has no model for sequence classification of this kind ({config.model_type})"
         ) from error
-    if type(model.base_model) is not type(trunk) or not isinstance(getattr(model, "score", None), nn.Linear):
+    if type(model.base_model) is not type(trunk) or not isinstance(_score_layer(model), nn.Linear):
         raise PolicyError(f"policy {name!r}: {type(model).__name__} is no linear head on the trunk of a language model")
     setattr(model, model.base_model_prefix, trunk)
     width = model.score.in_features
@@ -143,6 +144,11 @@ def add_reward_head(source: PreTrainedModel, head: Head, tokenizer: PreTrainedTo
     nn.init.zeros_(model.score.weight)
     add_attention_pool(model, head)
     return model
+
+
+def _score_layer(model: nn.Module) -> nn.Module | None:
+    """Return the layer `score` of a model; None if it has none."""
+    return dict(model.named_children()).get("score")
 
 
 def add_attention_pool(model: Any, head: Head) -> None:
@@ -153,7 +159,7 @@ def add_attention_pool(model: Any, head: Head) -> None:
 
 def unwrap_peft(model: Any) -> Any:
     """Return the transformers model inside a `PeftModel`; adapters stay in its layers."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+    return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 class RewardScorer(nn.Module):
@@ -314,9 +320,8 @@ class RewardModel:
         self.head = head
         self.name = name
         self.batch_tokens = batch_tokens
-        text = model.config.get_text_config()
-        self.pad = text.pad_token_id
-        self.positions = getattr(text, "max_position_embeddings", None)
+        self.pad = model.config.get_text_config().pad_token_id
+        self.positions = max_positions(model)
         self._scorer = RewardScorer(model, head.pooling)
         self._weights = np.array(list(head.objectives.values()))
 
@@ -438,7 +443,7 @@ def read_reward_model(
     variant = None if head is None else head.variant
     kind = AutoModelForSequenceClassification
     model, tokenizer = load_model(folder, dtype, device, "reward model", kind=kind, variant=variant)
-    outputs = getattr(model, "score", None)
+    outputs = _score_layer(model)
     if not isinstance(outputs, nn.Linear):
         raise PolicyError(f"{folder}: {type(model).__name__} has no linear head `score`: it is no reward model")
     if head is None:

@@ -30,6 +30,7 @@ from memalpha.policy.model_files import (
     is_reward_model,
     load_adapter,
     load_model,
+    max_positions,
     resize_embeddings,
     weights_fingerprint,
 )
@@ -86,7 +87,7 @@ class TransformersPolicy:
         self.batch_tokens = batch_tokens
         self.batch_rows = batch_rows
         self.stop_repeats = False
-        self.positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self.positions = max_positions(model)
         self._sampling_dtype: torch.dtype | None = None
         self._flat: FlatQwen3 | None = None
         self._twin: Any = None
@@ -379,8 +380,9 @@ def _sizes(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str
 def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> frozenset[int]:
     """Return all end-of-sequence ids of the tokenizer and the generation configuration."""
     eos_ids: set[int] = set()
-    generation = getattr(model, "generation_config", None)
-    for ids in (getattr(tokenizer, "eos_token_id", None), getattr(generation, "eos_token_id", None)):
+    generation = model.generation_config
+    ids: Any
+    for ids in (tokenizer.eos_token_id, None if generation is None else generation.eos_token_id):
         if ids is not None:
             eos_ids.update([ids] if isinstance(ids, int) else ids)
     if not eos_ids:

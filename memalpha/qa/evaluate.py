@@ -33,6 +33,7 @@ from memalpha.agent.reader import (
     Reading,
     check_answers,
     default_reader,
+    require_reader,
     states_several_values,
 )
 from memalpha.agent.text_match import contains
@@ -365,7 +366,7 @@ def evaluate(
         embedder = embedder or system.store.load_embedder()
     config = config or with_prompt_style(AgentConfig(), policy)
     if reader is not None and not isinstance(reader, str):
-        check_function("reader: its method answer", getattr(reader, "answer", None), error=ConfigError)
+        require_reader(reader)
     reader = load_reader(reader) if isinstance(reader, str) else reader or default_reader(policy, config)
     embedder = embedder or load_embedder(config.embedder)
     rewards = MemoryReward(reward or RewardConfig(), count_tokens)

@@ -21,11 +21,12 @@ from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, SupportsFloat
+from typing import Any, Protocol, SupportsFloat, runtime_checkable
 
 import numpy as np
 
 from memalpha.agent.parsing import after_thinking
+from memalpha.environments.base import Bounded
 from memalpha.errors import ConfigError, MemalphaError, RewardError
 from memalpha.policy.loop import LoopThread
 from memalpha.types import LARGEST_REWARD, Reward
@@ -119,6 +120,25 @@ class RewardFunction:
         return [None if value is UNSCORED else value for value in values]
 
 
+@runtime_checkable
+class CompletionJudge(Protocol):
+    """CompletionJudge of completions, such as one of TRL's."""
+
+    def judge(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a verdict for each prompt."""
+        ...
+
+
+@runtime_checkable
+class _Named(Protocol):
+    name: str
+
+
+@runtime_checkable
+class _Columned(Protocol):
+    columns: Sequence[str]
+
+
 def named(function: Any, name: str | None = None, weight: float | None = None) -> RewardFunction:
     """Wrap a callable as a `RewardFunction`.
 
@@ -139,12 +159,17 @@ def named(function: Any, name: str | None = None, weight: float | None = None) -
         problem = "a class: make an object of it" if inspect.isclass(function) else "not callable"
         usage = "a reward function is called (prompts, completions, **columns)"
         raise ConfigError(f"reward {function!r} is {problem}; {usage}")
-    inner = function.func if isinstance(function, partial) else function
-    name = name or getattr(inner, "name", None) or getattr(inner, "__name__", None) or type(inner).__name__
-    columns = getattr(function, "columns", None)
-    maximum = float(getattr(function, "maximum", 1.0))
-    needed = _parameters(function)[0] if columns is None else tuple(columns)
+    inner: object = function.func if isinstance(function, partial) else function
+    if not name:
+        name = inner.name if isinstance(inner, _Named) else getattr(inner, "__name__", type(inner).__name__)
+    needed = _columns(function)
+    given: object = function
+    maximum = float(given.maximum) if isinstance(given, Bounded) else 1.0
     return RewardFunction(str(name), function, 1.0 if weight is None else weight, needed, maximum)
+
+
+def _columns(function: Any) -> tuple[str, ...]:
+    return tuple(function.columns) if isinstance(function, _Columned) else _parameters(function)[0]
 
 
 def check_columns(functions: Iterable[RewardFunction], columns: Iterable[str]) -> None:
@@ -422,7 +447,7 @@ def _short(value: Any) -> str:
 
 def _is_async(function: Any) -> bool:
     inner = function.func if isinstance(function, partial) else function
-    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__)
 
 
 async def _await_call(call: Callable[[], Any]) -> Any:

@@ -271,7 +271,7 @@ def _assert_test(source: str, entry_point: str | None) -> AssertTest:
         raise ValueError(f"it uses {wrong[0]}, by which a program could run text of its own among the tests")
     free = _free_names(symtable.symtable(source, "test", "exec"))
     modules = {name for name in free & sys.stdlib_module_names if _is_module(tree, name) and name != entry_point}
-    names = {name for name in free - modules if not hasattr(builtins, name)}
+    names = {name for name in free - modules if name not in vars(builtins)}
     if entry_point is not None and entry_point in used:
         names.add(entry_point)
     if not names:

@@ -27,7 +27,7 @@ from memalpha.config.rewards import (
 )
 from memalpha.environments.base import Step
 from memalpha.errors import ConfigError, RewardError
-from memalpha.rewards.base import RewardFunction, named, score_texts_or_none
+from memalpha.rewards.base import CompletionJudge, RewardFunction, named, score_texts_or_none
 from memalpha.rewards.code import CodeReward
 from memalpha.rewards.format import FormatReward, SchemaReward
 from memalpha.rewards.judge import JudgeReward, ModelReward
@@ -194,7 +194,7 @@ class PreferenceComparison(TextGeneration):
     """
 
     def __init__(self, judge: Any, reference: str = "answer", name: str = "preferred") -> None:
-        ask = getattr(judge, "judge", judge)
+        ask = judge.judge if isinstance(judge, CompletionJudge) else judge
         if not callable(ask):
             raise ConfigError(f"judge: {judge!r} is not callable, and has no method judge")
         parameters = {} if inspect.isbuiltin(ask) else inspect.signature(ask).parameters

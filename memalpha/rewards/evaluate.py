@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
 from typing import Any
 
 from memalpha.arguments import check_count, check_function, check_items, check_seed, check_type
-from memalpha.environments.base import is_single_turn, make_environment
+from memalpha.environments.base import Bounded, is_single_turn, make_environment
 from memalpha.environments.engine import MAX_TURNS, RolloutEngine, score_replies
 from memalpha.errors import ConfigError, DataError, RewardError
 from memalpha.policy.base import Policy
@@ -57,7 +58,8 @@ class TextScorer(RolloutScorer[TextTask]):
         if is_single_turn(self.environment):
             return self.environment.success(reward)
         if self._maximum is None:
-            self._maximum = float(getattr(make_environment(self.environment), "maximum", 1.0))
+            environment = make_environment(self.environment)
+            self._maximum = float(environment.maximum) if isinstance(environment, Bounded) else 1.0
         return min(1.0, max(0.0, reward.total / self._maximum))
 
     @property
@@ -80,7 +82,8 @@ class TextScorer(RolloutScorer[TextTask]):
         if isinstance(self.environment, TextGeneration):
             metric = " + ".join(f"{function.weight:g} {function.name}" for function in self.environment.rewards)
         else:
-            metric = getattr(self.environment, "__name__", type(self.environment).__name__)
+            is_named = inspect.isroutine(self.environment) or inspect.isclass(self.environment)
+            metric = (self.environment if is_named else type(self.environment)).__name__
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         summary = {"task": "text", "metric": metric, **text_summary(records, trajectories)}
         return Report(name, summary, tuple(records))

@@ -148,7 +148,8 @@ class EndpointEmbedder:
             with error:
                 return error.code, {name.lower(): value for name, value in error.headers.items()}, error.read()
         except (OSError, HTTPException) as error:
-            return 503, {}, str(getattr(error, "reason", None) or error or type(error).__name__).encode()
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            return 503, {}, (str(reason) or type(error).__name__).encode()
 
     def _read_vectors(self, answer: Any, texts: Sequence[str]) -> np.ndarray:
         """Return the rows of an answer in the order of the texts, float32 of length 1."""
@@ -478,6 +479,16 @@ class StaticEmbedder:
         return shares
 
 
+@runtime_checkable
+class _Covering(Protocol):
+    def coverage(self, texts: Sequence[str]) -> list[float]: ...
+
+
+@runtime_checkable
+class _Wrapping(Protocol):
+    inner: Any
+
+
 def query_coverages(embedder: Embedder, texts: Sequence[str]) -> list[float]:
     """Return the share of each text that an embedder knows; 1 for an embedder without a method `coverage`.
 
@@ -485,9 +496,9 @@ def query_coverages(embedder: Embedder, texts: Sequence[str]) -> list[float]:
     """
     wrapped: Any = embedder
     while wrapped is not None:
-        if hasattr(wrapped, "coverage"):
+        if isinstance(wrapped, _Covering):
             return wrapped.coverage(texts)
-        wrapped = getattr(wrapped, "inner", None)
+        wrapped = wrapped.inner if isinstance(wrapped, _Wrapping) else None
     return [1.0] * len(texts)
 
 

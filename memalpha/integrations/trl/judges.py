@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from memalpha.errors import ConfigError, RewardError
 from memalpha.integrations.trl.phases import message_text
+from memalpha.rewards.base import CompletionJudge
 
 Kind = Literal["binary", "pairwise", "rank"]
 JUDGE_BASES: dict[str, Kind] = {"BaseBinaryJudge": "binary", "BasePairwiseJudge": "pairwise", "BaseRankJudge": "rank"}
@@ -44,7 +45,7 @@ def from_trl_judge(
     Raises:
         ConfigError: `judge` is no judge, its kind is unknown, or an option does not belong to its kind.
     """
-    if not callable(getattr(judge, "judge", None)):
+    if not isinstance(judge, CompletionJudge):
         raise ConfigError(f"judge: {type(judge).__name__} has no method judge(prompts, completions, ...)")
     kind = kind or next(
         (JUDGE_BASES[base.__name__] for base in type(judge).__mro__ if base.__name__ in JUDGE_BASES), None

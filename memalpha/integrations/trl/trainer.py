@@ -51,6 +51,7 @@ from memalpha.integrations.trl.attempts import (
 )
 from memalpha.integrations.trl.base import Rows, batch_rows, check_rows, concat_rows, require, select_rows
 from memalpha.integrations.trl.phases import AdviceMemory, template_fields
+from memalpha.policy.model_files import max_positions
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # isort: skip
 from trl.trainer.utils import is_async_callable, start_event_loop_in_daemon  # isort: skip
@@ -419,7 +420,7 @@ class ERLTrainer(InternalizingTrainer):
 
     def _fits(self, prompt: Any) -> bool:
         """Return True if the prompt leaves room for a completion in the model's context."""
-        positions = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        positions = max_positions(self.model)
         if positions is None:
             return True
         return len(self._tokenize_prompts([prompt])[0][0]) + self.max_completion_length <= positions

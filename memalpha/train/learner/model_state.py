@@ -166,7 +166,7 @@ class BaseEngine:
             if not config.architectures:  # FSDP's own class stands for the model's
                 config.architectures = [type(self.model).__name__.removeprefix("FSDP")]
             config.save_pretrained(folder)
-            if getattr(self.model, "generation_config", None) is not None:
+            if self.model.generation_config is not None:
                 self.model.generation_config.save_pretrained(folder)
 
     def write(self, folder: Path) -> None:

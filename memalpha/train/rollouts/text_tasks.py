@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from memalpha.arguments import check_path
 from memalpha.config import TextConfig, read_config, shipped_configs, training_config
 from memalpha.config.common import Config, import_object
-from memalpha.config.rewards import RewardPart
+from memalpha.config.rewards import RewardPart, RewardSettings
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.load import load_policy
 from memalpha.qa.report import Report, make_result_folder
@@ -101,7 +101,8 @@ def build_environment(config: TextConfig, inputs: PythonInputs | None = None) ->
             validated = [parts.validate_python(part) if isinstance(part, Mapping) else part for part in rewards]
         except ValidationError as error:
             raise ConfigError("rewards: " + "; ".join(item["msg"] for item in error.errors())) from error
-        return TextGeneration([part.kept_in(config.out) if hasattr(part, "kept_in") else part for part in validated])
+        kept = [part.kept_in(config.out) if isinstance(part, RewardSettings) else part for part in validated]
+        return TextGeneration(kept)
     if not config.rewards:
         raise ConfigError(
             "rewards: nothing says what a reply is worth: name a part (rewards: [{kind: math}]), an environment, or "
