@@ -209,6 +209,10 @@ def retrieve(items: Sequence[Item], k: int) -> list[Reading]:
     return [readings[number] for number in range(len(items))]
 
 
+QUOTED = 2
+"""Entries in whose words a small policy's answer has to stand."""
+
+
 class PolicyReader:
     """Read entries with a language model, and answer or abstain.
 
@@ -220,8 +224,8 @@ class PolicyReader:
         config: Prompt style, k, length of an answer. Default: the style `full`.
         frozen: The policy's weights never change, so its answers are kept and equal prompts of later calls are not
             sampled again (`policy.reply_cache`).
-        quotes: An answer with a word or number that no shown entry has is replaced by what `ExtractiveReader` finds
-            there: small policies make words up.
+        quotes: An answer with a word or number that none of the `QUOTED` best entries has is replaced by the value of
+            the best: small policies make words up, and take those of other entries.
     """
 
     def __init__(
@@ -478,15 +482,20 @@ def _extract(question: str, hits: Iterable[Hit]) -> str:
 
 
 def _quoted(answer: Answer, item: Reading) -> Answer:
-    """Return the answer, or the extractive one if it is empty or a word of it stands in nothing that was shown."""
-    entries = [hit.entry for hit in answer.hits]
-    texts = [item.core, *(f"{entry.content} {entry.timestamp or ''}" for entry in entries)]
+    """Return the answer, or the value of the best entry if a word of it stands in none of the `QUOTED` best.
+
+    A number that is asked for and that the best entry lacks is the number of entries.
+    """
+    best = [hit.entry for hit in answer.hits[:QUOTED]]
+    texts = [item.core, *(f"{entry.content} {entry.timestamp or ''}" for entry in best)]
     shown = {"yes", "no", *_WORD.findall(" ".join(texts).lower())}
     words = _WORD.findall(answer.text.lower())
-    if answer.abstained or (words and shown.issuperset(words)):
+    if not best or answer.abstained or (words and shown.issuperset(words)):
         return answer
-    quote = ExtractiveReader().read([item])[0]
-    return replace(answer, text=quote.text, abstained=quote.abstained)
+    _, value = key_value(best[0].content) or ("", best[0].content)
+    if item.question.lower().startswith("how many") and not any(map(str.isdigit, value)):
+        value = ExtractiveReader().read([item])[0].text
+    return replace(answer, text=value)
 
 
 def default_reader(policy: Policy, config: AgentConfig, reader: ReaderConfig | None = None) -> Reader:
@@ -510,7 +519,7 @@ def default_reader(policy: Policy, config: AgentConfig, reader: ReaderConfig | N
     settings = reader or ReaderConfig(kind="policy")
     if "prompt" not in settings.model_fields_set:
         settings = settings.model_copy(update={"prompt": reader_style(config.prompt)})
-    return PolicyReader(policy, settings, quotes=settings.prompt == "compact")
+    return PolicyReader(policy, settings, quotes=settings.prompt == "compact" and settings.kind == "policy")
 
 
 def answer_slot(answer: str, hits: Iterable[Hit]) -> str | None:

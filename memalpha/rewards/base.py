@@ -122,7 +122,7 @@ class RewardFunction:
 
 @runtime_checkable
 class CompletionJudge(Protocol):
-    """CompletionJudge of completions, such as one of TRL's."""
+    """Judge of completions, such as one of TRL's."""
 
     def judge(self, *args: Any, **kwargs: Any) -> Any:
         """Return a verdict for each prompt."""

@@ -69,13 +69,26 @@ def test_thinking_is_no_answer_and_unknown_abstains():
 @given(text=st.lists(st.sampled_from(["Porto", "city", "2024", "punska", "Yes", ".", "3"]), max_size=3).map(" ".join))
 def test_what_a_small_policy_answers_stands_in_the_entries_or_is_quoted(text):
     words = set(re.findall(r"\w+", text.lower()))
-    for question, quote in (("Which city is mine?", "Porto"), ("How many cities have I?", "1"), ("My job?", "unknown")):
-        items = [(question, memory("city: Porto"))]
+    items = [("Which city is mine?", memory("city: Porto"))]
+    (answer,) = default_reader(fixed(text), AgentConfig(prompt="compact")).answer(items)
+    is_shown = words <= {"city", "porto", "2024", "05", "01", "yes", "no"} and words
+    assert answer.text == (text if is_shown else "Porto") and not answer.abstained
+    (free,) = default_reader(fixed(text), AgentConfig(prompt="full")).answer(items)
+    assert free.text == text
+
+
+def test_a_small_policy_takes_its_answer_from_the_best_entries():
+    items = [("Which is my home city?", memory("home city: Porto", "home city as a child: Faro", "dog: Rex"))]
+    for text, right in (("Faro", "Faro"), ("Rex", "Porto"), ("unknown", "unknown")):
         (answer,) = default_reader(fixed(text), AgentConfig(prompt="compact")).answer(items)
-        is_shown = words <= {"city", "porto", "2024", "05", "01", "yes", "no"} and words
-        assert answer.text == (text if is_shown else quote) and answer.abstained == (answer.text == "unknown")
-        (free,) = default_reader(fixed(text), AgentConfig(prompt="full")).answer(items)
-        assert free.text == text
+        assert answer.text == right and answer.abstained == (text == "unknown")
+    for question, contents, right in (
+        ("Where?", (), "7"),  # nothing to quote
+        ("How many races did I run?", ("race: Rome", "race: Oslo", "dog: Rex"), "2"),
+        ("How many bat boxes?", ("bat boxes: 12",), "12"),
+    ):
+        (answer,) = default_reader(fixed("7"), AgentConfig(prompt="compact")).answer([(question, memory(*contents))])
+        assert answer.text == right
 
 
 def test_no_questions_is_no_call():
