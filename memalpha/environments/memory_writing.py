@@ -149,7 +149,7 @@ class WritingEpisode:
     def reset(self, task: Task) -> SampleRequest:
         """Start with an empty memory and return the prompt of the first chunk."""
         self.task, self.memory = task, self.writing.new_memory()
-        return self._request()
+        return self.request()
 
     def step(self, reply: str) -> Step:
         """Apply the tool calls of a reply and return the prompt of the next chunk."""
@@ -158,13 +158,13 @@ class WritingEpisode:
     @staticmethod
     def step_together(environments: Sequence[WritingEpisode], replies: Sequence[str]) -> list[Step]:
         """Step several episodes; the texts that their next searches need are embedded in one batch."""
-        steps = [episode._apply(reply) for episode, reply in zip(environments, replies, strict=True)]
+        steps = [episode.apply(reply) for episode, reply in zip(environments, replies, strict=True)]
         texts: dict[str, None] = {}
         for episode in environments:
-            texts.update(episode._pop_texts_to_embed())
+            texts.update(episode.pop_texts_to_embed())
         environments[0].writing.embed(texts)
         return [
-            step if step.done else step._replace(observation=episode._request())
+            step if step.done else step._replace(observation=episode.request())
             for episode, step in zip(environments, steps, strict=True)
         ]
 
@@ -178,7 +178,8 @@ class WritingEpisode:
         """Number of chunks."""
         return len(self.task.chunks)
 
-    def _apply(self, reply: str) -> Step:
+    def apply(self, reply: str) -> Step:
+        """Apply the tool calls of a reply; the next prompt is not in the step."""
         chunk, config = self.task.chunks[self._index], self.writing.config
         form, tools = config.reply_form, load_tools(config.tools)
         turn = act(self.memory, chunk, Completion(reply), source=self.task.id, form=form, tools=tools, strict=True)
@@ -186,7 +187,7 @@ class WritingEpisode:
         self._not_embedded.update((operation.id, None) for operation in turn.operations if operation.id)
         return Step(None, self._index == self.turns, None, turn.calls, turn.results, turn.operations)
 
-    def _pop_texts_to_embed(self) -> dict[str, None]:
+    def pop_texts_to_embed(self) -> dict[str, None]:
         """Return the texts that the search for the next chunk needs and that are not embedded yet."""
         entries = self.memory.state.entries
         if self._index == self.turns or not self.writing.will_search(entries):
@@ -196,7 +197,8 @@ class WritingEpisode:
         self._not_embedded.clear()
         return texts
 
-    def _request(self) -> SampleRequest:
+    def request(self) -> SampleRequest:
+        """Return the prompt of the next chunk."""
         return self.writing.request(self.memory, self.task.chunks[self._index], self.task, self.advice)
 
 

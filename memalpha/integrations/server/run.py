@@ -102,13 +102,13 @@ def limited_protocol(limit: int, head_seconds: float = HEAD_SECONDS) -> type[H11
             super().connection_made(transport)
             self._await_request()
             if len(self.connections) > limit:
-                next(iter(waiting))._close()  # type: ignore[attr-defined]
+                next(iter(waiting)).close_late()  # type: ignore[attr-defined]
 
         def data_received(self, data: bytes) -> None:
             for start in range(0, len(data), AHEAD_BYTES):
                 super().data_received(data[start : start + AHEAD_BYTES])
                 if len(self.conn.trailing_data[0]) > AHEAD_BYTES and not self.transport.is_closing():
-                    self._close()
+                    self.close_late()
                     return
             self._look()
 
@@ -127,13 +127,13 @@ def limited_protocol(limit: int, head_seconds: float = HEAD_SECONDS) -> type[H11
                 self._await_request()
 
         def _await_request(self) -> None:
-            waiting[self] = self.loop.call_later(head_seconds, self._close)
+            waiting[self] = self.loop.call_later(head_seconds, self.close_late)
 
         def _forget(self) -> None:
             if (timer := waiting.pop(self, None)) is not None:
                 timer.cancel()
 
-        def _close(self) -> None:
+        def close_late(self) -> None:
             self._forget()
             self.transport.abort()
 

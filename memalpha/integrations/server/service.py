@@ -234,11 +234,11 @@ class MemoryService:
         self._policy_lock = Lock()  # the policy writes in one thread and answers in another
         self._waiting: list[str] = []  # namespaces of the requests that run or wait for the policy
         self._model_pool = ThreadPoolExecutor(1, "memalpha-model")
-        self._write_pool = ThreadPoolExecutor(1, "memalpha-write")
+        self.write_pool = ThreadPoolExecutor(1, "memalpha-write")
         self._ask_pool = ThreadPoolExecutor(1, "memalpha-ask")
         self._read_pool = ThreadPoolExecutor(READ_THREADS, "memalpha-read")
         self._availability = Availability(store.database.ping if store.database.is_remote else None)
-        self._is_closing = False
+        self.is_closing = False
         self.read_only = read_only
 
     @property
@@ -273,7 +273,7 @@ class MemoryService:
             service._store = self._store.namespace(name)
             if self._agent is not None:
                 service._agent = self._agent.with_store(service._store)
-            service._write_pool = ThreadPoolExecutor(1, "memalpha-write")
+            service.write_pool = ThreadPoolExecutor(1, "memalpha-write")
             self._namespaces[name] = service
             self._siblings.add(service)
             if len(self._namespaces) > MAX_NAMESPACES:
@@ -303,8 +303,8 @@ class MemoryService:
 
     def _close(self) -> None:
         for service in (self, *self._siblings):
-            service._is_closing = True
-        write_pools = [service._write_pool for service in (self, *self._siblings)]
+            service.is_closing = True
+        write_pools = [service.write_pool for service in (self, *self._siblings)]
         for pool in (self._model_pool, *write_pools, self._ask_pool, self._read_pool):  # the model's writes last
             pool.shutdown(cancel_futures=True)
         self._store.close()
@@ -373,7 +373,7 @@ class MemoryService:
             if dropped.is_set():
                 raise ServiceError("gone", "the client has gone", 499)
             apply = partial(traced_store, partial(agent.apply, proposal, **origin), WRITE_SECONDS)
-            return self._write_pool.submit(copy_context().run, apply).result()
+            return self.write_pool.submit(copy_context().run, apply).result()
 
         try:
             return await self._submit(self._model_pool, propose_and_apply)
@@ -453,7 +453,7 @@ class MemoryService:
     async def writing(self, work: Callable[[MemoryStore], T]) -> T:
         """Run `work`, which writes, on the store in the turn of the writes."""
         self._check_writable()
-        return await self._run_in(self._write_pool, work, WRITE_SECONDS)
+        return await self._run_in(self.write_pool, work, WRITE_SECONDS)
 
     # ------------------------------------------------------------------------------------------------- reads
 
@@ -521,7 +521,7 @@ class MemoryService:
 
     async def _read_at_once(self, work: Callable[[MemoryStore], T], *, search: bool = False) -> T:
         """Run `work`, which reads, in the loop's own thread if it takes milliseconds, else in a thread of the reads."""
-        if not self._is_closing:
+        if not self.is_closing:
             with service_errors(), deadline(READ_SECONDS), self._store.reading_at_once(search=search) as is_ready:
                 if is_ready:
                     return traced_store(partial(work, self._store))

@@ -75,6 +75,14 @@ class Future(Generic[T]):
         if not self.done() and self._pipeline.is_in_request():
             raise TrainingError(f"{self.label}: a request cannot wait for one that is done after it")
 
+    def finish(self, value: T) -> None:
+        """Set the result."""
+        self._inner.set_result(value)
+
+    def fail(self, error: BaseException) -> None:
+        """Set the error that `result` raises."""
+        self._inner.set_exception(error)
+
     def done(self) -> bool:
         """Return True if the request has finished, with a result or an error."""
         return self._inner.done()
@@ -206,9 +214,9 @@ def _run_request(future: Future[Any], work: Callable[[], Any], state: _WorkerSta
             error = state.failure = raised
             state.failed_label = future.label
         else:
-            future._inner.set_result(value)
+            future.finish(value)
             return None
-    future._inner.set_exception(error)
+    future.fail(error)
     return error
 
 
