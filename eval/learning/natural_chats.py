@@ -36,8 +36,8 @@ from typing import Any
 from tqdm import tqdm
 
 from memalpha import MemoryAgent, MemoryStore, load_policy, load_tasks
-from memalpha.agent.text_match import holds_answer
 from memalpha.store.search.lexical import words
+from memalpha.store.values import holds_answer
 from memalpha.types import Task
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

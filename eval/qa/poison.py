@@ -23,14 +23,14 @@ from typing import Any
 
 from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.copying_reader import CopyReader
-from memalpha.agent.text_match import contains
 from memalpha.agent.trust import rank
 from memalpha.config import TrustConfig
 from memalpha.policy.base import Policy
-from memalpha.policy.hermes import format_call
+from memalpha.policy.chat.text import format_call
 from memalpha.policy.load import load_policy
 from memalpha.qa.scoring.stats import ScoredAnswer, compare_paired, estimate
 from memalpha.store.store import MemoryStore
+from memalpha.store.values import contains
 from memalpha.tasks.synthetic.demo_world import Shape, build_task
 from memalpha.tasks.synthetic.phrases import ATTRIBUTES, Attribute, ValueSource, fill
 from memalpha.types import Chunk, Completion, SampleRequest, SpeakerTurn, Task

@@ -26,10 +26,10 @@ from typing import Any
 
 from babi_reader import RuleReader
 
+from memalpha.agent.reader import Reader
 from memalpha.config import EvalConfig, load_config
 from memalpha.qa.evaluate import run_systems
 from memalpha.qa.from_config import load_config_tasks, run_evaluation
-from memalpha.qa.reader import Reader
 from memalpha.qa.report import Report, provenance
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -24,7 +24,7 @@ from memalpha.agent.parsing import parse_calls
 from memalpha.agent.tools import tool_schemas
 from memalpha.errors import PolicyError
 from memalpha.policy.chat.template import ChatTemplate
-from memalpha.policy.hermes import format_call
+from memalpha.policy.chat.text import format_call
 from memalpha.store.schema import load_schema
 
 TOOLS = tool_schemas(load_schema("mem-alpha"))

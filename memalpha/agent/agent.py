@@ -16,11 +16,10 @@ from threading import RLock
 from types import NoneType
 from typing import Any, TypeVar, cast
 
-from memalpha.agent.apply import act, execute_calls
 from memalpha.agent.consolidate import Consolidation, apply_consolidation, propose_consolidation
-from memalpha.agent.forms import parse_reply
 from memalpha.agent.prompts import check_store_names, check_style, observe, prompted_config, writer_messages
 from memalpha.agent.reader import Answer, Reader, check_answers, default_reader, require_reader
+from memalpha.agent.replies import act, execute_calls, parse_reply
 from memalpha.agent.tools import load_tools
 from memalpha.agent.trust import TrustJudge, redact_chunk, trusted_view
 from memalpha.arguments import brief_repr, check_count, check_flag, check_function, check_type

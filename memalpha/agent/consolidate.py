@@ -26,8 +26,7 @@ from memalpha.agent.trust import is_same
 from memalpha.config import AgentConfig
 from memalpha.errors import ConfigError, MemalphaError, StoreError, UnknownEntry
 from memalpha.policy.base import Policy, sample_checked
-from memalpha.policy.chat.tool_text import describe_tools
-from memalpha.policy.plain_text import plain_line
+from memalpha.policy.chat.text import describe_tools, plain_line
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.checks.audit import plain, stale_findings
 from memalpha.store.memory import WorkingMemory

@@ -57,7 +57,7 @@ from memalpha.agent.parsing import (
     skip_space,
 )
 from memalpha.errors import ConfigError
-from memalpha.policy.plain_text import plain_line, plain_text
+from memalpha.policy.chat.text import plain_line, plain_text
 from memalpha.store.schema import MemorySchema
 from memalpha.types import Observation, ToolCall, ViewEntry
 

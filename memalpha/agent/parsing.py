@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from memalpha.policy.hermes import CLOSE, END_THINK, OPEN, THINK, format_call
+from memalpha.policy.chat.text import CLOSE, END_THINK, OPEN, THINK, format_call
 from memalpha.types import ToolCall
 
 __all__ = ["after_thinking", "format_call", "from_openai", "parse_calls"]

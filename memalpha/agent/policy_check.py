@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from memalpha.agent import mem_alpha
 from memalpha.agent.agent import build_request
-from memalpha.agent.forms import format_calls, parse_reply
+from memalpha.agent.replies import format_calls, parse_reply
 from memalpha.agent.tools import load_tools, tool_schemas
 from memalpha.config import AgentConfig
 from memalpha.errors import PolicyError

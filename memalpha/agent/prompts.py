@@ -20,8 +20,7 @@ from memalpha.agent.tools import load_tools, tool_schemas
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.base import Policy, with_prompt_style
-from memalpha.policy.chat.tool_text import describe_tools
-from memalpha.policy.plain_text import plain_line, plain_text
+from memalpha.policy.chat.text import describe_tools, plain_line, plain_text
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.fields import check_timestamp
 from memalpha.store.memory import Memory

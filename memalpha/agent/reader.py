@@ -20,7 +20,6 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from memalpha.agent.parsing import after_thinking, parse_calls
 from memalpha.agent.prompts import ABSTAIN, note_line, order_notes, question_with_choices, reader_messages
-from memalpha.agent.text_match import contains, is_abstention, is_same
 from memalpha.agent.tools import SEARCH_TOOL, search_query
 from memalpha.arguments import brief_repr, check_function, is_own
 from memalpha.config import AgentConfig, ReaderConfig
@@ -30,7 +29,7 @@ from memalpha.policy.reply_cache import cache_frozen
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.memory import Memory
 from memalpha.store.search.lexical import stem
-from memalpha.store.values import is_contradictory, key_value, slot_value
+from memalpha.store.values import contains, is_abstention, is_contradictory, is_same, key_value, slot_value
 from memalpha.types import Completion, Hit, MemoryEntry, Question, SampleRequest, ToolCall
 
 Conflicts = Literal["keep", "refuse", "newest"]

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from memalpha.agent.parsing import named_tool
 from memalpha.config.common import import_object
 from memalpha.errors import ConfigError, DuplicateContent, InvalidContent, StoreError, UnknownCategory, UnknownEntry
-from memalpha.policy.plain_text import plain_line
+from memalpha.policy.chat.text import plain_line
 from memalpha.store.fields import clean_content
 from memalpha.store.memory import Memory
 from memalpha.store.quarantine import quarantine_operation

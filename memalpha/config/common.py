@@ -133,7 +133,7 @@ class AgentConfig(ChatConfig):
     form: Literal["native", "hermes", "lines"] = Field(
         default="native",
         description="form of its calls: native, as the model's chat template writes them; hermes, JSON blocks that the "
-        "prompt spells out; lines, one short line a call (agent.forms)",
+        "prompt spells out; lines, one short line a call (agent.replies)",
     )
     prompt_file: Path | None = Field(
         default=None,

@@ -5,8 +5,7 @@ done, and the next observation. `rollouts(policy, tasks, environment)` plays man
 one environment (`MemoryWriting`); those of `memalpha.rewards` score a text reply by reward functions.
 """
 
-from memalpha.environments.base import Environment, Step
-from memalpha.environments.engine import RolloutEngine, Start, rollouts
+from memalpha.environments.engine import Environment, RolloutEngine, Start, Step, rollouts
 from memalpha.environments.memory_writing import MemoryWriting, memory_engine
 
 __all__ = ["Environment", "MemoryWriting", "RolloutEngine", "Start", "Step", "memory_engine", "rollouts"]

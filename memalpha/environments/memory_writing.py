@@ -16,15 +16,13 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from memalpha.agent.agent import build_request
-from memalpha.agent.apply import act
 from memalpha.agent.prompts import check_style, observe
+from memalpha.agent.replies import act
 from memalpha.agent.tools import load_tools
 from memalpha.config import AgentConfig
-from memalpha.environments.base import Step
-from memalpha.environments.engine import RolloutEngine
+from memalpha.environments.engine import RolloutEngine, Step
 from memalpha.errors import ConfigError
-from memalpha.policy.base import Policy, sample_checked
-from memalpha.policy.noise import noise_key
+from memalpha.policy.base import Policy, noise_key, sample_checked
 from memalpha.store.embedding import Embedder, load_embedder
 from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import MemorySchema, load_schema

@@ -2,10 +2,13 @@
 
 A policy samples completions for a batch of prompts. It knows nothing of stores, tools or rewards. The agent renders the
 prompts and parses the text.
+
+The noise of sampling depends on a request's key alone, whatever the batches and processes (`noise_key`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
@@ -17,6 +20,36 @@ from memalpha.config.files import build_config
 from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.errors import ConfigError, MemalphaError, PolicyError
 from memalpha.types import Completion, SampleRequest
+
+ROLES = ("attempt", "reflection", "retry")
+"""Roles of a trajectory (`Trajectory.role`). A role's index is part of its noise keys."""
+
+
+def noise_key(seed: int, step: int, number: int, rollout: int, turn: int, role: str = "attempt") -> tuple[int, ...]:
+    """Return the noise key of one sampled turn.
+
+    Each role has separate keys, so that a retry does not reuse the noise of its attempt.
+
+    Args:
+        seed: seed of the run.
+        step: training step.
+        number: index of the task within the step, over all processes.
+        rollout: index of the rollout within its group.
+        turn: index of the turn within the rollout.
+        role: "attempt", "reflection" or "retry".
+
+    Returns:
+        Five integers, plus the index of the role unless it is "attempt".
+    """
+    key = (seed, step, number, rollout, turn)
+    return key if role == "attempt" else (*key, ROLES.index(role))
+
+
+def request_seed(key: Sequence[int]) -> int:
+    """Return the seed, from 0 to 2**31 - 1, that a server gets for a request with this key."""
+    words = hashlib.sha256(repr(tuple(int(part) for part in key)).encode()).digest()
+    return int.from_bytes(words[:4]) >> 1
+
 
 S = TypeVar("S", AgentConfig, ReaderConfig)
 

@@ -12,15 +12,16 @@ on the batch, and it runs finished rows to the end. The loop here differs in thr
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from memalpha.policy.decoding_rows import DecodingRows
-from memalpha.policy.noise import sampling_uniforms
 from memalpha.types import Completion, SampleRequest
 
 PROMPT_END = 16
@@ -328,3 +329,27 @@ def draw_by_blocks(logits: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Ten
     inner = blocks[torch.arange(rows, device=logits.device), block[:, 0]].double().cumsum(dim=-1)
     offset = torch.searchsorted(inner, share * inner[:, -1:], right=True)
     return block * BLOCK + offset, ends[:, -1:].log() + peak
+
+
+def sampling_uniforms(key: Sequence[int], steps: int) -> np.ndarray:
+    """Return `steps` float64 uniforms in [0, 1) with 53 random bits each.
+
+    The upper 24 bits and the lower 29 bits come from two streams of SHAKE-256. A longer stream begins with the shorter
+    one. With 24 bits alone, most tokens of a vocabulary of 152,000 could never be drawn from a sharp distribution.
+
+    Args:
+        key: integers that name the request.
+        steps: number of uniforms.
+
+    Returns:
+        Array (steps,).
+    """
+    seed = repr(tuple(int(part) for part in key)).encode()
+    upper = _words(seed, steps) >> 8
+    lower = _words(seed + b" lower bits", steps) >> 3
+    return (upper + lower * 2.0**-29) * 2.0**-24
+
+
+def _words(seed: bytes, count: int) -> np.ndarray:
+    """Return the first `count` 32-bit words of a seed's stream."""
+    return np.frombuffer(hashlib.shake_256(seed).digest(4 * count), dtype="<u4")

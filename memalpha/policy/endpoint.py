@@ -34,10 +34,9 @@ from memalpha.config import EndpointConfig
 from memalpha.config.sampling import SamplerConfig
 from memalpha.endpoint_calls import backoff, is_retryable, parse_name, read_error, read_key, retry_after
 from memalpha.errors import PolicyError
-from memalpha.policy.hermes import CLOSE, END_THINK, OPEN, THINK
+from memalpha.policy.base import request_seed
+from memalpha.policy.chat.text import CLOSE, END_THINK, OPEN, THINK, break_control_tokens
 from memalpha.policy.loop import LoopThread
-from memalpha.policy.noise import request_seed
-from memalpha.policy.plain_text import break_control_tokens
 from memalpha.policy.reply_cache import AnswerCache, answer_key
 from memalpha.types import Completion, SampleRequest
 

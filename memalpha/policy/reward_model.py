@@ -43,8 +43,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from memalpha.errors import PolicyError, install_command
+from memalpha.policy.chat.text import break_control_tokens, special_token_pattern
 from memalpha.policy.model_files import hide_progress_bars, is_reward_model, load_adapter, load_model, max_positions
-from memalpha.policy.plain_text import break_control_tokens, special_token_pattern
 from memalpha.policy.transformers import TransformersPolicy
 
 HEAD_FILE = "reward_model.json"

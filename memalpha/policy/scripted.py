@@ -13,7 +13,7 @@ from typing import Any
 
 from memalpha.errors import PolicyError, did_you_mean
 from memalpha.policy.base import Policy
-from memalpha.policy.hermes import format_call
+from memalpha.policy.chat.text import format_call
 from memalpha.types import Chunk, Completion, GoldOperation, Observation, SampleRequest
 
 KINDS = ("add-all", "oracle", "append-only", "fixed")

@@ -44,10 +44,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
-from memalpha.agent.text_match import contains, is_same
 from memalpha.qa.systems import Passage, Retrieval, WrittenMemory
 from memalpha.store.search.lexical import term_counts
-from memalpha.store.values import key_value, normalize
+from memalpha.store.values import contains, is_same, key_value, normalize
 from memalpha.types import Question, Task, TrajectoryGroup
 
 if TYPE_CHECKING:

@@ -36,7 +36,6 @@ from memalpha.agent.reader import (
     require_reader,
     states_several_values,
 )
-from memalpha.agent.text_match import contains
 from memalpha.arguments import check_flag, check_function, check_items, check_seed, check_type
 from memalpha.config import EVAL_K, AgentConfig, RewardConfig
 from memalpha.environments.engine import RolloutEngine
@@ -78,6 +77,7 @@ from memalpha.qa.systems import (
 from memalpha.store.embedding import Embedder, check_embedder, load_embedder
 from memalpha.store.memory import WorkingMemory
 from memalpha.store.state import MemoryState
+from memalpha.store.values import contains
 from memalpha.types import AnyTask, Hit, MemoryEntry, Question, Task, Trajectory, TrajectoryGroup
 
 BUDGET = 2048

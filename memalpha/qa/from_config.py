@@ -9,6 +9,7 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
+from memalpha.agent.reader import Reader
 from memalpha.arguments import check_path
 from memalpha.config import (
     EvalConfig,
@@ -31,7 +32,7 @@ from memalpha.policy.reply_cache import AnswerCache, keep_replies
 from memalpha.qa.evaluate import run_systems
 from memalpha.qa.memory_reward import check_categories
 from memalpha.qa.progress import show_progress
-from memalpha.qa.reader import Reader, load_reader, with_default_reader
+from memalpha.qa.reader import load_reader, with_default_reader
 from memalpha.qa.report import Report, check_folder, check_names, make_result_folder, provenance, save_results
 from memalpha.qa.scoring.judge import load_judge
 from memalpha.qa.systems import EvaluatedSystem, is_writer, load_system

@@ -34,7 +34,6 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from memalpha.agent.text_match import is_copied
 from memalpha.agent.tools import CHANGING_CODES
 from memalpha.arguments import check_count, is_finite_number
 from memalpha.config import RewardConfig
@@ -45,7 +44,7 @@ from memalpha.qa.memory_pairs import conversation_messages, state_text
 from memalpha.qa.scoring.judge import load_judge
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import MemoryState
-from memalpha.store.values import normalize
+from memalpha.store.values import is_copied, normalize
 from memalpha.types import LARGEST_REWARD, Reward, Task, ToolResult, Trajectory, TrajectoryGroup, Turn
 
 if TYPE_CHECKING:

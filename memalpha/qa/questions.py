@@ -20,17 +20,17 @@ from typing import Any
 
 from memalpha.agent.parsing import after_thinking
 from memalpha.agent.reader import Reader, Reading, check_answers
-from memalpha.agent.text_match import contains, is_same
 from memalpha.config import ReaderConfig
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.base import Policy, sample_checked
-from memalpha.policy.plain_text import enclose, plain_text
+from memalpha.policy.chat.text import enclose, plain_text
 from memalpha.qa.evaluate import passages_as_hits
 from memalpha.qa.progress import show_progress
 from memalpha.qa.reader import load_reader
 from memalpha.qa.scoring.metrics import is_correct, score_question
 from memalpha.qa.systems import turn_passages
 from memalpha.qa.teacher import append_lines, read_lines
+from memalpha.store.values import contains, is_same
 from memalpha.tasks.formats.chats import with_turn_ids
 from memalpha.tasks.formats.files import build_task
 from memalpha.tasks.load import load_tasks, save_tasks

@@ -23,7 +23,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memalpha.agent.text_match import contains
 from memalpha.config import EvalConfig
 from memalpha.qa.from_config import load_config_system
 from memalpha.qa.progress import show_progress
@@ -32,6 +31,7 @@ from memalpha.qa.scoring.stats import ScoredAnswer, estimate
 from memalpha.qa.systems import Retrieval, SystemSettings
 from memalpha.store.embedding import load_embedder
 from memalpha.store.search.lexical import words
+from memalpha.store.values import contains
 from memalpha.tasks.synthetic import worlds
 from memalpha.tasks.synthetic.state_world import SITUATIONS
 from memalpha.types import Task

@@ -26,7 +26,7 @@ from typing import Any, Protocol, SupportsFloat, runtime_checkable
 import numpy as np
 
 from memalpha.agent.parsing import after_thinking
-from memalpha.environments.base import Bounded
+from memalpha.environments.engine import Bounded
 from memalpha.errors import ConfigError, MemalphaError, RewardError
 from memalpha.policy.loop import LoopThread
 from memalpha.types import LARGEST_REWARD, Reward

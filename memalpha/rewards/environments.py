@@ -25,7 +25,7 @@ from memalpha.config.rewards import (
     RewardPart,
     SchemaPart,
 )
-from memalpha.environments.base import Step
+from memalpha.environments.engine import Step
 from memalpha.errors import ConfigError, RewardError
 from memalpha.rewards.base import CompletionJudge, RewardFunction, named, score_texts_or_none
 from memalpha.rewards.code import CodeReward

@@ -9,8 +9,14 @@ from types import NoneType
 from typing import Any
 
 from memalpha.arguments import check_count, check_function, check_items, check_seed, check_type
-from memalpha.environments.base import Bounded, is_single_turn, make_environment
-from memalpha.environments.engine import MAX_TURNS, RolloutEngine, score_replies
+from memalpha.environments.engine import (
+    MAX_TURNS,
+    Bounded,
+    RolloutEngine,
+    is_single_turn,
+    make_environment,
+    score_replies,
+)
 from memalpha.errors import ConfigError, DataError, RewardError
 from memalpha.policy.base import Policy
 from memalpha.qa.evaluate import BackgroundScoring, Evaluator, RolloutScorer, ScoredGroups

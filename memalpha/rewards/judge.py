@@ -25,8 +25,8 @@ from typing import Any
 from memalpha.config import JudgeConfig
 from memalpha.config.rewards import template_fields
 from memalpha.policy.base import is_endpoint
+from memalpha.policy.chat.text import enclose
 from memalpha.policy.load import load_reward_model
-from memalpha.policy.plain_text import enclose
 from memalpha.qa.scoring.judge import JudgePrompt, load_judge
 from memalpha.rewards.base import UNSCORED, read_column, reply_text
 

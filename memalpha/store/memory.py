@@ -325,7 +325,7 @@ class Memory(ABC):
         """
         if category is not None:
             self.schema.check_category(category)
-        return parse_filter(where, category=category)
+        return None if where is None and category is None else parse_filter(where, category=category)
 
     def apply(self, operation: Operation) -> Operation:
         """Apply one operation and return it complete, as logged. Raises `StoreError` (see `state.plan`)."""

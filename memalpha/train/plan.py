@@ -20,8 +20,7 @@ from memalpha.agent.prompts import reader_messages
 from memalpha.config import LoraConfig, RewardModelConfig, SFTConfig, TextConfig, TrainConfig
 from memalpha.config.groups import LoadingConfig
 from memalpha.config.training import AnyTraining, PairsConfig
-from memalpha.environments.base import is_single_turn
-from memalpha.environments.engine import RolloutEngine
+from memalpha.environments.engine import RolloutEngine, is_single_turn
 from memalpha.errors import ConfigError, PolicyError
 from memalpha.policy.base import with_prompt_style
 from memalpha.policy.flat_qwen3 import MAX_PARAMETERS

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memalpha.agent.forms import format_lines
 from memalpha.agent.prompts import reader_messages, writer_messages
+from memalpha.agent.replies import format_lines
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState

@@ -26,8 +26,8 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
-from memalpha.agent.text_match import holds_answer
 from memalpha.store.search.lexical import words
+from memalpha.store.values import holds_answer
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
 from smol.chats import Chat, task_rows
 from smol.rows import SmolRow

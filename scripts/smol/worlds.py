@@ -12,8 +12,8 @@ import make_babi_policy as babi_policy
 import tiny_rows
 from tiny_rows import WriterHabits, entry_slot, plan_calls, scramble
 
-from memalpha.agent.forms import format_lines
 from memalpha.agent.parsing import parse_calls
+from memalpha.agent.replies import format_lines
 from memalpha.config import WorldConfig
 from memalpha.store.state import MemoryState
 from memalpha.tasks.synthetic.phrases import Split, ValueSource, fill

@@ -9,7 +9,7 @@ from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.prompts import CORE_CUT, observe, render_view
 from memalpha.config import AgentConfig
 from memalpha.errors import ConfigError, DataError, InvalidContent
-from memalpha.policy.hermes import format_call
+from memalpha.policy.chat.text import format_call
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.memory import WorkingMemory

@@ -16,7 +16,7 @@ from tiny import tiny_policy
 from memalpha.agent.reader import CALL_TOKENS, PolicyReader
 from memalpha.config import EvalConfig, ReaderConfig, build_config
 from memalpha.errors import ConfigError
-from memalpha.policy.hermes import format_call
+from memalpha.policy.chat.text import format_call
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import evaluate
 from memalpha.qa.from_config import run_evaluation

@@ -11,7 +11,7 @@ from hostile import HostileServer
 
 from memalpha import AsyncMemoryStore, MemoryAgent, MemoryStore, load_policy
 from memalpha.errors import ConfigError, PolicyError
-from memalpha.policy.hermes import format_call
+from memalpha.policy.chat.text import format_call
 from memalpha.types import Chunk, Completion
 
 TALK = "Tom: I live in Rome.\nIt rained.\nTom: My dog is called Rex."

@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memalpha.agent.agent import build_request
-from memalpha.agent.forms import format_calls, format_lines, parse_lines
 from memalpha.agent.policy_check import check_policy
+from memalpha.agent.replies import format_calls, format_lines, parse_lines
 from memalpha.config import AgentConfig, WorldConfig
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.base import with_prompt_style

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from memalpha.agent import mem_alpha
 from memalpha.agent.agent import MemoryAgent, build_request
-from memalpha.agent.apply import act
-from memalpha.agent.forms import format_calls, parse_reply
 from memalpha.agent.mem_alpha import ARGS, FUNCTION, RESULT, format_block
 from memalpha.agent.parsing import format_call
 from memalpha.agent.prompts import observe, writer_messages
+from memalpha.agent.replies import act, format_calls, parse_reply
 from memalpha.config import AgentConfig, ReaderConfig, RewardConfig, build_config
 from memalpha.environments.memory_writing import MemoryWriting
 from memalpha.errors import ConfigError

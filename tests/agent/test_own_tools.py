@@ -11,8 +11,8 @@ from merge_tool import Merge
 from pydantic import Field, ValidationError
 
 from memalpha import MemoryAgent
-from memalpha.agent.forms import format_calls, parse_reply
 from memalpha.agent.prompts import check_style, writer_messages
+from memalpha.agent.replies import format_calls, parse_reply
 from memalpha.agent.tools import TOOLS, Tool, execute, load_tools, read_call
 from memalpha.config import AgentConfig
 from memalpha.errors import ConfigError

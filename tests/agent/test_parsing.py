@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memalpha.agent.apply import act
-from memalpha.agent.forms import parse_reply
 from memalpha.agent.parsing import MAX_DEPTH, format_call, from_openai, parse_calls
+from memalpha.agent.replies import act, parse_reply
 from memalpha.store.store import MemoryStore
 from memalpha.types import Chunk, Completion
 

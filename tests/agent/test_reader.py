@@ -16,13 +16,12 @@ from memalpha.agent.reader import (
     in_conflict,
     states_several_values,
 )
-from memalpha.agent.text_match import contains, is_abstention, is_same
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
-from memalpha.store.values import key_value, normalize
+from memalpha.store.values import contains, is_abstention, is_same, key_value, normalize
 from memalpha.types import Completion, Hit, MemoryEntry
 
 SCHEMA = load_schema("mem-alpha")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from memalpha.agent.parsing import parse_calls
 from memalpha.agent.tools import TOOLS, execute, read_call, tool_schemas
 from memalpha.errors import StoreError
-from memalpha.policy.chat.tool_text import describe_tools
+from memalpha.policy.chat.text import describe_tools
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import load_schema

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memalpha.errors import PromptTooLong
-from memalpha.policy.hermes import format_call
+from memalpha.policy.chat.text import format_call
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.types import Completion
 

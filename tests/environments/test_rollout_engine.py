@@ -10,7 +10,7 @@ from tiny import tiny_policy
 
 from memalpha.config import AgentConfig, WorldConfig
 from memalpha.environments import MemoryWriting, RolloutEngine, Start, Step, memory_engine
-from memalpha.environments.base import Environment
+from memalpha.environments.engine import Environment
 from memalpha.errors import RewardError
 from memalpha.policy.base import BatchQueue
 from memalpha.policy.scripted import ScriptedPolicy

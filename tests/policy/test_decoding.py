@@ -12,11 +12,10 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Lfm2Config, Lfm2Fo
 
 from memalpha.errors import PromptTooLong
 from memalpha.policy.base import BatchQueue, open_queue
-from memalpha.policy.decoding import BLOCK, draw_by_blocks, ends_in_repeats
+from memalpha.policy.decoding import BLOCK, draw_by_blocks, ends_in_repeats, sampling_uniforms
 from memalpha.policy.decoding_rows import PaddedRows, SlotRows
 from memalpha.policy.flat_qwen3 import FlatRows
 from memalpha.policy.kv_cache import KeyValueSlots, has_plain_cache
-from memalpha.policy.noise import sampling_uniforms
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.types import Completion, SampleRequest
 

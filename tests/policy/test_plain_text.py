@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from memalpha.agent.prompts import reader_messages, reflection_messages, writer_messages
 from memalpha.config import AgentConfig, ReaderConfig
+from memalpha.policy.chat.text import break_control_tokens, enclose, plain_line, plain_text
 from memalpha.policy.endpoint import EndpointPolicy
 from memalpha.policy.load import load_policy
-from memalpha.policy.plain_text import break_control_tokens, enclose, plain_line, plain_text
 from memalpha.policy.reward_model import encode_row
 from memalpha.store.schema import load_schema
 from memalpha.types import Chunk, Hit, MemoryEntry, Observation, SampleRequest, SpeakerTurn, ViewEntry

@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 
 from memalpha.agent.agent import MemoryAgent
-from memalpha.agent.apply import act
 from memalpha.agent.parsing import format_call
 from memalpha.agent.reader import Answer, ExtractiveReader
+from memalpha.agent.replies import act
 from memalpha.config import AgentConfig, ReaderConfig, WorldConfig
 from memalpha.errors import ConfigError, DataError, PolicyError, StoreError
 from memalpha.policy.scripted import ScriptedPolicy

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memalpha.agent.apply import act
 from memalpha.agent.parsing import format_call
-from memalpha.agent.text_match import is_copied
+from memalpha.agent.replies import act
 from memalpha.config import MemoryFunction, RewardConfig
 from memalpha.errors import RewardError
 from memalpha.qa.memory_reward import GoldFacts, MemoryReward
@@ -17,6 +16,7 @@ from memalpha.store.embedding import HashEmbedder
 from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
+from memalpha.store.values import is_copied
 from memalpha.types import Chunk, Completion, GoldOperation, Task, Trajectory
 
 SCHEMA = load_schema("mem-alpha")

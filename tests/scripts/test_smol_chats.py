@@ -5,9 +5,9 @@ import re
 import pytest
 from smol.chats import chat_rows, chat_task, load_chats
 
-from memalpha.agent.forms import parse_lines
-from memalpha.agent.text_match import contains
+from memalpha.agent.replies import parse_lines
 from memalpha.store.search.lexical import words
+from memalpha.store.values import contains
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

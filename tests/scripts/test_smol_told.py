@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from smol.told import ToldChat, load_told, read_told, told_rows
 
-from memalpha.agent.forms import parse_lines
+from memalpha.agent.replies import parse_lines
 
 CHAT = (
     "= 2024-09-02 10:15",

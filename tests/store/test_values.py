@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memalpha.agent.reader import in_conflict
-from memalpha.agent.text_match import contains
 from memalpha.qa.memory_reward import GoldFacts
 from memalpha.qa.scoring.metrics import containment, exact_match, token_f1
-from memalpha.store.values import MONTHS, normalize
+from memalpha.store.values import MONTHS, contains, normalize
 from memalpha.types import Chunk, GoldOperation, MemoryEntry, Task
 
 MARKS = [".", "-", ":", "/", "^", "'", "*", "\u00d7"]

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from memalpha.policy.decoding import sampling_uniforms
 from memalpha.policy.load import load_policy
 from memalpha.policy.model_files import hide_progress_bars
-from memalpha.policy.noise import sampling_uniforms
 from memalpha.policy.transformers import TransformersPolicy, merge_adapter
 from memalpha.policy.vllm.worker_extension import WeightsExtension
 

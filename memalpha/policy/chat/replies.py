@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from memalpha.policy.hermes import CLOSE, END_THINK, OPEN, THINK, format_call
+from memalpha.policy.chat.text import CLOSE, END_THINK, OPEN, THINK, format_call
 
 _THOUGHTS = ("reasoning_content", "thinking")
 _UNREADABLE = (ValueError, TypeError, KeyError, RecursionError)

@@ -7,7 +7,7 @@ prompt. Calls have one of three formats:
 - "hermes": the template's own calls are Hermes blocks.
 - "native": its own calls are read through a response template, the tokenizer's or one that TRL keeps.
 - "text": the template drops tools, cannot write two calls in one reply, or nothing reads its calls. The prompt then
-  spells out tools and Hermes blocks in plain text (`tool_text`).
+  spells out tools and Hermes blocks in plain text (`text`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from memalpha.errors import PolicyError, install_command
 from memalpha.policy.chat.replies import END_THINK, THINK, ReplyParser, known_templates
-from memalpha.policy.chat.tool_text import describe_tools
-from memalpha.policy.hermes import CLOSE, OPEN
-from memalpha.policy.plain_text import break_control_tokens, special_token_pattern
+from memalpha.policy.chat.text import CLOSE, OPEN, break_control_tokens, describe_tools, special_token_pattern
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]

@@ -28,10 +28,9 @@ import httpx2 as httpx
 from memalpha.config.sampling import SamplerConfig
 from memalpha.endpoint_calls import backoff, is_retryable, read_error
 from memalpha.errors import PolicyError
-from memalpha.policy.base import LOWEST_LOGPROB, first_invalid_logprob, sample_with
+from memalpha.policy.base import LOWEST_LOGPROB, first_invalid_logprob, request_seed, sample_with
 from memalpha.policy.decoding import CompletedIds
 from memalpha.policy.endpoint import RetryableError, ServerThread
-from memalpha.policy.noise import request_seed
 from memalpha.types import Completion, SampleRequest
 
 if TYPE_CHECKING:

@@ -46,8 +46,8 @@ from memalpha.arguments import brief_repr, is_finite_number
 from memalpha.config import JudgeConfig, RewardConfig
 from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.policy.base import BilledPolicy, Policy, sample_checked
+from memalpha.policy.chat.text import enclose
 from memalpha.policy.load import load_policy
-from memalpha.policy.plain_text import enclose
 from memalpha.policy.reply_cache import cache_frozen
 from memalpha.qa.scoring.metrics import CORRECT_FROM, JUDGED, replace_answer_score
 from memalpha.qa.scoring.official import LONGMEMEVAL_TYPES, event_order, keypoint_f1

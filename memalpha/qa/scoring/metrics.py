@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from memalpha.agent.reader import Answer, Cited
-from memalpha.agent.text_match import contains, holds_answer, is_same
 from memalpha.errors import DataError
 from memalpha.qa.scoring.official import (
     all_mentioned,
@@ -38,7 +37,7 @@ from memalpha.qa.scoring.official import (
     strict_match,
     substring_match,
 )
-from memalpha.store.values import FULL_DATE, normalize
+from memalpha.store.values import FULL_DATE, contains, holds_answer, is_same, normalize
 from memalpha.types import Question, Task
 
 if TYPE_CHECKING:

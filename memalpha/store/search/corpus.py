@@ -79,16 +79,18 @@ from memalpha.store.search.options import SearchOptions
 from memalpha.store.search.ranking import (
     CATEGORY_WEIGHT,
     LexicalScores,
+    Prototypes,
     ScoredEntry,
     Selection,
+    VectorIndex,
     asks_for_assistants,
     explain,
+    inner_products,
     is_assistants,
     is_question,
     score_documents,
     top_k,
 )
-from memalpha.store.search.vectors import Prototypes, VectorIndex, inner_products
 from memalpha.types import MemoryEntry, is_iso_time
 
 if TYPE_CHECKING:

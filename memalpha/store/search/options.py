@@ -85,7 +85,7 @@ class SearchOptions:
     min_score: float | None = None
     vector: Sequence[float] | np.ndarray | None = None
     reranker: Reranker | str | None = None
-    filter: Filter | None = field(init=False, repr=False, compare=False)
+    filter: Filter | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.route, str) or self.route not in ROUTES:
@@ -105,7 +105,8 @@ class SearchOptions:
             is_number = is_finite_number(value)
             if not (is_number or (name == "min_score" and value is None)):
                 raise StoreError(f"{name} {brief_repr(value)}: a finite number is needed")
-        object.__setattr__(self, "filter", parse_filter(self.where, category=self.category))
+        if self.where is not None or self.category is not None:
+            object.__setattr__(self, "filter", parse_filter(self.where, category=self.category))
 
     @property
     def needs_coverage(self) -> bool:

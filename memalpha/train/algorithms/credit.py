@@ -45,7 +45,7 @@ from memalpha.agent.tools import CHANGING_CODES
 from memalpha.config import CreditConfig
 from memalpha.errors import StoreError
 from memalpha.policy.chat.replies import THINK
-from memalpha.policy.hermes import CLOSE
+from memalpha.policy.chat.text import CLOSE
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.evaluate import MemoryScorer, ScoredGroups, StateQuestion, ask_states, questions_of, texts_to_embed
 from memalpha.qa.report import Record

@@ -15,8 +15,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from memalpha.agent.forms import format_calls, parse_reply
 from memalpha.agent.parsing import from_openai
+from memalpha.agent.replies import format_calls, parse_reply
 from memalpha.errors import DataError, PolicyError
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.types import ToolCall

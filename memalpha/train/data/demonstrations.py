@@ -36,8 +36,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from memalpha.agent.agent import build_request
-from memalpha.agent.forms import format_calls
 from memalpha.agent.parsing import parse_calls
+from memalpha.agent.replies import format_calls
 from memalpha.config import AgentConfig, ERLSettings, SFTConfig
 from memalpha.environments.engine import RolloutEngine, Start
 from memalpha.environments.memory_writing import MemoryWriting, memory_engine

@@ -28,8 +28,7 @@ from memalpha.config import ERLSettings
 from memalpha.environments.engine import reflection_messages as text_reflection_messages
 from memalpha.environments.memory_writing import MemoryWriting
 from memalpha.errors import InvalidContent, RewardError
-from memalpha.policy.base import Policy
-from memalpha.policy.noise import noise_key
+from memalpha.policy.base import Policy, noise_key
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.error_analysis import with_error_classes
 from memalpha.qa.evaluate import MemoryScorer

@@ -33,7 +33,7 @@ from memalpha.config import SFTConfig
 from memalpha.environments.engine import RolloutEngine
 from memalpha.environments.memory_writing import MemoryWriting, memory_engine
 from memalpha.errors import CheckpointError, DataError, TrainingError
-from memalpha.policy.hermes import OPEN
+from memalpha.policy.chat.text import OPEN
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.evaluate import Evaluator, MemoryScorer
@@ -284,7 +284,7 @@ def content_spans(text: str, form: str) -> list[tuple[int, int]]:
     """Return the ranges of characters that hold contents.
 
     Args:
-        text: Reply as `agent.forms.format_calls` writes it.
+        text: Reply as `agent.replies.format_calls` writes it.
         form: Form of the reply (`config.reply_form`).
     """
     is_lines = form == "lines" and not text.lstrip().startswith(OPEN)

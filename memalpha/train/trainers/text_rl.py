@@ -11,8 +11,7 @@ from typing import Any
 
 from memalpha.config import TextConfig
 from memalpha.config.common import import_object
-from memalpha.environments.base import is_single_turn
-from memalpha.environments.engine import RolloutEngine
+from memalpha.environments.engine import RolloutEngine, is_single_turn
 from memalpha.errors import ConfigError, DataError
 from memalpha.qa.evaluate import Evaluator
 from memalpha.qa.report import Record

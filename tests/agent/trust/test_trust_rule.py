@@ -13,7 +13,7 @@ from memalpha.agent.reader import ExtractiveReader, Reading
 from memalpha.agent.trust import AttributedLines, attribute, rank
 from memalpha.config import TrustConfig
 from memalpha.errors import ConfigError, ReviewConflict
-from memalpha.policy.hermes import format_call
+from memalpha.policy.chat.text import format_call
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.embedding import load_embedder
 from memalpha.store.memory import WorkingMemory

@@ -22,7 +22,7 @@ from memalpha.integrations.server.http import HttpApp
 from memalpha.integrations.server.run import OncePerSecond, connection_limit, limited_protocol
 from memalpha.integrations.server.schemas import MAX_CONDITIONS
 from memalpha.integrations.server.service import MemoryService
-from memalpha.policy.hermes import format_call
+from memalpha.policy.chat.text import format_call
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.store import MemoryStore
 from memalpha.types import Completion

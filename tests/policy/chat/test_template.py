@@ -14,7 +14,7 @@ from memalpha.agent.tools import tool_schemas
 from memalpha.errors import PolicyError
 from memalpha.policy.chat.replies import ReplyParser, known_templates
 from memalpha.policy.chat.template import ChatTemplate
-from memalpha.policy.hermes import format_call
+from memalpha.policy.chat.text import format_call
 from memalpha.store.schema import load_schema
 from tests.support.tiny import tiny_tokenizer
 

@@ -8,9 +8,9 @@ import pytest
 from hostile import HostileServer
 from scripted_judge import Says, part
 
-from memalpha.agent.apply import act
 from memalpha.agent.parsing import format_call
 from memalpha.agent.reader import ExtractiveReader, parse_cited
+from memalpha.agent.replies import act
 from memalpha.config import RewardConfig, build_config
 from memalpha.errors import ConfigError, PolicyError
 from memalpha.qa.evaluate import MemoryScorer

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from memalpha.agent.reader import Answer, ExtractiveReader
-from memalpha.agent.text_match import is_abstention
 from memalpha.errors import DataError
 from memalpha.qa.evaluate import run_systems
 from memalpha.qa.scoring import official
@@ -22,6 +21,7 @@ from memalpha.qa.scoring.metrics import (
     score_question,
 )
 from memalpha.store.search import lexical
+from memalpha.store.values import is_abstention
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
 CASES = json.loads((Path(__file__).parent / "data" / "official_cases.json").read_text(encoding="utf-8"))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from memalpha.store.search.vectors import VectorIndex
+from memalpha.store.search.ranking import VectorIndex
 
 
 def unit(*rows):

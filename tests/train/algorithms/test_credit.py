@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import lines
 
-from memalpha.agent.apply import act
 from memalpha.agent.reader import ExtractiveReader
+from memalpha.agent.replies import act
 from memalpha.config import CreditConfig, ReaderConfig, RewardConfig, WorldConfig, training_config
 from memalpha.environments.memory_writing import ask_at_every_chunk, memory_engine, roll_out_chunks
 from memalpha.errors import ConfigError
-from memalpha.policy.hermes import format_call
+from memalpha.policy.chat.text import format_call
 from memalpha.policy.load import load_policy
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.store.embedding import load_embedder

@@ -13,7 +13,7 @@ from memalpha.agent.reader import ExtractiveReader
 from memalpha.config import TrainConfig, WorldConfig
 from memalpha.environments import memory_engine
 from memalpha.errors import ConfigError
-from memalpha.policy.plain_text import plain_line
+from memalpha.policy.chat.text import plain_line
 from memalpha.qa.evaluate import MemoryScorer
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.store.embedding import HashEmbedder, load_embedder

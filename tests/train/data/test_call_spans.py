@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memalpha.agent.forms import format_calls, parse_reply
-from memalpha.policy.hermes import format_call
+from memalpha.agent.replies import format_calls, parse_reply
+from memalpha.policy.chat.text import format_call
 from memalpha.policy.load import load_policy
 from memalpha.train.algorithms.credit import SHARED, CallSpans, decode_in_context
 from memalpha.types import Completion, ToolCall, Turn

@@ -7,7 +7,7 @@ import json
 import pytest
 from tiny import tiny_policy
 
-from memalpha.agent.forms import format_calls
+from memalpha.agent.replies import format_calls
 from memalpha.train.data.samples import cross_entropy_sample
 from memalpha.train.trainers.sft import content_spans, content_tokens
 from memalpha.types import ToolCall

@@ -12,8 +12,8 @@ from runs import lines
 from tiny import rewriting, tiny_model, tiny_tokenizer
 
 from memalpha import evaluate, load_policy, train
-from memalpha.agent.forms import parse_reply
 from memalpha.agent.mem_alpha import ARGS, FUNCTION, RESULT, format_block
+from memalpha.agent.replies import parse_reply
 from memalpha.config import SFTConfig, TrainConfig, WorldConfig
 from memalpha.config.common import MEM_ALPHA_AGENT
 from memalpha.policy.transformers import KNOWN_STYLES, TransformersPolicy
