@@ -107,7 +107,8 @@ class SchemaPool:
         if database.schema[:2] not in ("m_", "t_"):
             original(database, connection, meta)
             return
-        from memalpha.store.backends.postgres.ddl import FORMAT, guard_functions
+        from memalpha.store.backends.postgres.ddl import guard_functions
+        from memalpha.store.fields import FORMAT
 
         self.clear(only_left=True)
         if self.free:

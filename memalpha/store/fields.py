@@ -67,6 +67,8 @@ FIELDS = (
     Field("key", is_argument=False, is_filtered=False),
 )
 """In the order of `MemoryEntry` and `Operation`; a new one comes last."""
+FORMAT = 1
+"""Format of files and PostgreSQL schemas; a new column is a new one."""
 
 NAMES = tuple(field.name for field in FIELDS)
 ARGUMENTS = tuple(field.name for field in FIELDS if field.is_argument)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from memalpha.errors import StoreError
-from memalpha.store.backends.sqlite import FORMAT
 from memalpha.store.checks.integrity import examine
+from memalpha.store.fields import FORMAT
 from memalpha.store.store import MemoryStore
 
 FORMAT_1 = Path(__file__).parent / "data" / "format-1.db"

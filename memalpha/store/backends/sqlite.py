@@ -38,7 +38,7 @@ from urllib.parse import quote
 from memalpha.errors import DamagedStore, DeadlineExceeded, ScrubPending, StoreError
 from memalpha.forks import ForkAware
 from memalpha.store.backends.base import CANNOT_WRITE, Backend, Clock, Durability, system_clock, watched
-from memalpha.store.fields import NAMES, columns, listed
+from memalpha.store.fields import FORMAT, NAMES, columns, listed
 
 try:
     import fcntl
@@ -130,7 +130,6 @@ def is_abandoned(file: Path) -> bool:
 
 
 APPLICATION_ID = 0x6D416C70  # "mAlp"
-FORMAT = 1
 
 _STATISTICS = "CREATE TABLE sqlite_stat1(tbl,idx,stat)"  # made by ANALYZE
 

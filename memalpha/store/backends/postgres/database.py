@@ -55,8 +55,8 @@ from memalpha.store.backends.postgres.connections import (
     split_connections,
     split_schema,
 )
-from memalpha.store.backends.postgres.ddl import FORMAT, LOG_TRIGGERS, VERSION_TRIGGERS, create_script, drop_script
-from memalpha.store.fields import ENTRY_COLUMNS, ENTRY_NAMES, FIELDS, logged_values
+from memalpha.store.backends.postgres.ddl import LOG_TRIGGERS, VERSION_TRIGGERS, create_script, drop_script
+from memalpha.store.fields import ENTRY_COLUMNS, ENTRY_NAMES, FIELDS, FORMAT, logged_values
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import Change
 from memalpha.types import MemoryEntry

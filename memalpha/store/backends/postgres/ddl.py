@@ -126,7 +126,6 @@ def guard_functions(schema: str) -> str:
     )
 
 
-FORMAT = 1
 TABLES = ("operations", "versions", "vectors")
 
 _TYPES = {"text": 'text COLLATE "C"', "number": "float8", "whole": "bigint"}
