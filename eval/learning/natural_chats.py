@@ -28,9 +28,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
+from queue import Empty, Queue
+from threading import Condition
 from typing import Any
 
 from tqdm import tqdm
@@ -38,12 +42,14 @@ from tqdm import tqdm
 from memalpha import MemoryAgent, MemoryStore, load_policy, load_tasks
 from memalpha.store.search.lexical import words
 from memalpha.store.values import holds_answer
-from memalpha.types import Task
+from memalpha.types import Completion, SampleRequest, Task
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from common import make_parser, opening, save
 
 BASELINES = ("append-only", "add_all", "oracle")
+THREADS = 12
+"""Chats that a model reads at once; their replies are sampled together and equal those of one chat alone."""
 FIGURES = ("kept", "updates", "retractions", "stale", "never true", "answers")
 
 
@@ -154,6 +160,69 @@ def read_chat(name: str, policy: Any, task: Task) -> tuple[list[list[str]], list
         return memories, answers
 
 
+class SampledTogether:
+    """Policy of several threads: what they ask for is sampled in one batch as soon as each of them waits."""
+
+    def __init__(self, policy: Any, threads: int) -> None:
+        self.policy, self.name, self.count_tokens = policy, policy.name, policy.count_tokens
+        self.prompt, self.form, self.sizes = policy.prompt, policy.form, policy.sizes
+        self._threads, self._turn = threads, Condition()
+        self._waiting: list[tuple[Sequence[SampleRequest], list[Completion]]] = []
+
+    def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
+        """Return one completion per request; samples for all threads if this is the last that waits."""
+        completions: list[Completion] = []
+        with self._turn:
+            self._waiting.append((requests, completions))
+            self._sample_if_all_wait()
+            self._turn.wait_for(lambda: len(completions) == len(requests))
+        return completions
+
+    def leave(self) -> None:
+        """Stop waiting for the calling thread, which asks for nothing more."""
+        with self._turn:
+            self._threads -= 1
+            self._sample_if_all_wait()
+
+    def _sample_if_all_wait(self) -> None:
+        if not self._waiting or len(self._waiting) < self._threads:
+            return
+        waiting, self._waiting = self._waiting, []
+        results = iter(self.policy.sample([request for requests, _ in waiting for request in requests]))
+        for requests, completions in waiting:
+            completions += islice(results, len(requests))
+        self._turn.notify_all()
+
+
+def read_chats(name: str, tasks: Sequence[Task]) -> list[tuple[list[list[str]], list[bool]]]:
+    """Let a writer read all chats, `THREADS` at a time if it is a model; return `read_chat` of each."""
+    progress = tqdm(total=len(tasks), desc=name, disable=None)
+    policy = None if name in BASELINES else SampledTogether(load_policy(name), min(THREADS, len(tasks)))
+    results: dict[int, tuple[list[list[str]], list[bool]]] = {}
+    remaining = Queue[tuple[int, Task]]()
+    for item in enumerate(tasks):
+        remaining.put(item)
+
+    def work() -> None:
+        try:
+            while True:
+                try:
+                    number, task = remaining.get_nowait()
+                except Empty:
+                    return
+                results[number] = read_chat(name, policy, task)
+                progress.update()
+        finally:
+            if policy is not None:
+                policy.leave()
+
+    threads = 1 if policy is None else min(THREADS, len(tasks))
+    with ThreadPoolExecutor(threads) as pool:
+        for future in [pool.submit(work) for _ in range(threads)]:
+            future.result()
+    return [results[number] for number in range(len(tasks))]
+
+
 def tally(task: Task, memories: list[list[str]], answers: list[bool]) -> dict[str, list[int]]:
     """Count the figures of one chat: for each of `FIGURES` the number of hits and of cases."""
     facts, entries = facts_of(task), memories[-1]
@@ -205,9 +274,8 @@ def estimate(counts: Sequence[dict[str, list[int]]], name: str) -> dict[str, flo
 
 def measure(name: str, tasks: Sequence[Task]) -> dict[str, Any]:
     """Let a writer read all chats and return its figures, its entries and the CPU-seconds of a chunk."""
-    policy = None if name in ("append-only", "oracle") else load_policy(name)
     started = time.process_time()
-    results = [read_chat(name, policy, task) for task in tqdm(tasks, desc=name, disable=None)]
+    results = read_chats(name, tasks)
     seconds = time.process_time() - started
     counts = [tally(task, *result) for task, result in zip(tasks, results, strict=True)]
     return {
