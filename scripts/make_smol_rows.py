@@ -12,7 +12,7 @@ it: prompts in the compact style, completions in the line form. Equal options gi
 | babi | .07 | streams of bAbI's training stories |
 | passages | .08 | XQuAD (every second article), HotpotQA (even-numbered questions), FriendsQA (dev) |
 
-`--chats` makes rows of short natural chats, from wordings (`smol.chats`, .20) and told in full (`smol.told`, .50), the
+`--chats` makes rows of short natural chats, from wordings (`smol.chats`, .10) and told in full (`smol.told`, .60), the
 demo world (.12) and its paraphrases (.18).
 
 `--focus` takes other shares (`FOCUS_SHARES`) and a tenth of reader rows. Three of four writer rows of its first three
@@ -50,7 +50,7 @@ from memalpha.tasks.formats.jsonl import save_jsonl
 
 SHARES = {"demo": 0.20, "paraphrase": 0.44, "dialogue": 0.18, "full": 0.03, "babi": 0.07, "passages": 0.08}
 """Share of each part among all rows."""
-CHAT_SHARES = {"chats": 0.20, "told": 0.50, "demo": 0.12, "paraphrase": 0.18}
+CHAT_SHARES = {"chats": 0.10, "told": 0.60, "demo": 0.12, "paraphrase": 0.18}
 """Share of each part with `--chats`."""
 FOCUS_SHARES = {"demo": 0.24, "paraphrase": 0.52, "dialogue": 0.12, "full": 0.03, "babi": 0.03, "passages": 0.06}
 """Share of each part with `--focus`."""

@@ -194,8 +194,12 @@ def read_told(path: Path) -> list[ToldChat]:
 
 
 def told_rows(seed: int, index: int) -> Iterator[SmolRow]:
-    """Yield the rows of telling number `index`: every chat is told once before one is told again."""
-    chats = load_told()
-    chat = chats[index % len(chats)]
+    """Yield the rows of telling number `index`: all chats are told in an order of the seed's, then again."""
+    chat = _shuffled(seed)[index % len(load_told())]
     task = chat.task(f"told-{seed}-{index}", Random(f"smol|told|{seed}|{index}"))
     yield from task_rows("told", task, Random(f"smol|told rows|{seed}|{index}"))
+
+
+@cache
+def _shuffled(seed: int) -> list[ToldChat]:
+    return Random(f"smol|told order|{seed}").sample(load_told(), len(load_told()))
