@@ -1,8 +1,8 @@
 """Pack the adapter of a trained run as the shipped policy smol: `scripts/pack_smol.py RUN --command "memalpha …"`.
 
 Takes the best checkpoint of a run directory, or a checkpoint. If its base is another run's adapter (supervised, then
-reinforced), the adapters of all runs become one: their factors are concatenated, which is exact but for rounding, or
-cut to `--rank` by singular values. A layer's rank is the sum of the ranks of the adapters that change it. A packed
+reinforced), the adapters of all runs become one: their factors are concatenated, which is exact but for rounding. If
+that takes more than 12 MB, the parts of all layers with the largest singular values for their size are kept. A packed
 adapter may itself be the base of a further run. With `--float8` a number takes one byte and has 3 mantissa bits, so the
 same file holds twice the rank. Writes the folder with
 
@@ -46,7 +46,7 @@ from memalpha.policy.smol.base_model import (
 )
 from memalpha.policy.transformers import TransformersPolicy
 
-MAX_BYTES = 12_000_000
+MAX_BYTES, HEADER_BYTES = 12_000_000, 64_000
 ROW_SIZES = {"view_tokens": 256, "max_new_tokens": 160, "chunk_tokens": 120}
 """Sizes of the training rows: `MemoryAgent` uses them for this policy."""
 A, B = ".lora_A.weight", ".lora_B.weight"
@@ -63,6 +63,11 @@ class Factors:
 
     a: torch.Tensor
     b: torch.Tensor
+
+    @property
+    def size(self) -> int:
+        """Numbers of both factors."""
+        return self.a.numel() + self.b.numel()
 
     def cut(self, rank: int) -> Factors:
         """Return the best approximation of a rank, by singular values."""
@@ -104,22 +109,38 @@ def read_factors(folder: Path) -> dict[str, Factors]:
     return factors
 
 
-def combine(adapters: list[dict[str, Factors]], rank: int | None) -> tuple[dict[str, Factors], dict[str, Factors]]:
-    """Return the sum of adapters, exactly and cut.
-
-    Args:
-        adapters: Updates of each adapter, by layer.
-        rank: Highest rank of a layer; None cuts nothing.
-    """
-    layers = list(dict.fromkeys(name for adapter in adapters for name in adapter))
-    exact = {}
+def combine(adapters: list[dict[str, Factors]]) -> dict[str, Factors]:
+    """Return the sum of adapters, exactly; a layer's rank is the sum of its ranks."""
+    layers = dict.fromkeys(name for adapter in adapters for name in adapter)
+    sums = {}
     for name in layers:
         parts = [adapter[name] for adapter in adapters if name in adapter]
-        exact[name] = Factors(torch.cat([part.a for part in parts]), torch.cat([part.b for part in parts], dim=1))
-    cut = {
-        name: update if rank is None or len(update.a) <= rank else update.cut(rank) for name, update in exact.items()
+        sums[name] = Factors(torch.cat([part.a for part in parts]), torch.cat([part.b for part in parts], dim=1))
+    return sums
+
+
+def fit(updates: Mapping[str, Factors], numbers: int) -> dict[str, Factors]:
+    """Cut updates so that their factors have at most `numbers` numbers, with the least error that ranks allow.
+
+    A singular value's part of the error is its square, and its place takes a row of `a` and a column of `b`.
+    """
+    if sum(update.size for update in updates.values()) <= numbers:
+        return dict(updates)
+    whole = {name: update.cut(len(update.a)) for name, update in updates.items()}
+    places = []
+    for name, update in whole.items():
+        width = update.a.shape[1] + update.b.shape[0]
+        places += [(float(norm) / width, width, name) for norm in update.a.square().sum(1) * update.b.square().sum(0)]
+    ranks = dict.fromkeys(whole, 0)
+    for _, width, name in sorted(places, reverse=True):
+        if width <= numbers:
+            numbers -= width
+            ranks[name] += 1
+    return {
+        name: Factors(update.a[: ranks[name]], update.b[:, : ranks[name]])
+        for name, update in whole.items()
+        if ranks[name]
     }
-    return exact, cut
 
 
 def relative_error(
@@ -135,8 +156,11 @@ def relative_error(
     error = total = 0.0
     for name, update in exact.items():
         trained = update.b @ update.a
-        packed = scales[name] * tensors[PREFIX + name + B].double() @ tensors[PREFIX + name + A].double()
-        error += float((packed - trained).square().sum())
+        if name in scales:
+            packed = scales[name] * tensors[PREFIX + name + B].double() @ tensors[PREFIX + name + A].double()
+            error += float((packed - trained).square().sum())
+        else:
+            error += float(trained.square().sum())
         total += float(trained.square().sum())
     return math.sqrt(error / total) if total else 0.0
 
@@ -199,21 +223,20 @@ def _content(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
-def pack(run: str | Path, out: Path, commands: list[str], rank: int | None = None, *, float8: bool = False) -> float:
+def pack(run: str | Path, out: Path, commands: list[str], *, float8: bool = False) -> float:
     """Write the folder of the shipped adapter.
 
     Args:
         run: Run directory or checkpoint.
         out: Folder to write; an older one is replaced.
         commands: Command of each run of the chain, the first run first.
-        rank: Highest rank of a layer; None keeps the sums of the ranks.
         float8: Store the factors in 8 bits a number instead of bfloat16.
 
     Returns:
         Relative error of the packed update.
 
     Raises:
-        PolicyError: The base is not `smol-base`, the adapters cannot be packed, or the result is larger than 12 MB.
+        PolicyError: The base is not `smol-base`, or the adapters cannot be packed.
     """
     base, *names = adapter_chain(run)
     if not names:
@@ -224,7 +247,8 @@ def pack(run: str | Path, out: Path, commands: list[str], rank: int | None = Non
     folders = [Path(policy_path(name)) for name in names]
     if commands and len(commands) != len(folders):
         raise PolicyError(f"{len(commands)} commands for {len(folders)} runs ({', '.join(names)}): give one for each")
-    exact, packed = combine([read_factors(folder) for folder in folders], rank)
+    exact = combine([read_factors(folder) for folder in folders])
+    packed = fit(exact, (MAX_BYTES - HEADER_BYTES) // (1 if float8 else 2))
     stored, scales = {}, dict.fromkeys(packed, 1.0)
     for name, update in packed.items():
         if float8:
@@ -242,12 +266,8 @@ def pack(run: str | Path, out: Path, commands: list[str], rank: int | None = Non
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     save_file(tensors, partial / ADAPTER_WEIGHTS, {"format": "pt"})
-    size = (partial / ADAPTER_WEIGHTS).stat().st_size
+    assert (partial / ADAPTER_WEIGHTS).stat().st_size <= MAX_BYTES
     ranks = {name: len(update.a) for name, update in packed.items()}
-    width = max(ranks.values())
-    if size > MAX_BYTES:
-        shutil.rmtree(partial)
-        raise PolicyError(f"rank {width} takes {size:,} bytes, more than {MAX_BYTES:,}: cut it with --rank")
     write_adapter_config(partial, ranks, scales)
     copy_tokenizer(folders[-1], Path(policy_path(SMOL_BASE)), partial)
     error = relative_error(exact, tensors, scales)
@@ -258,7 +278,7 @@ def pack(run: str | Path, out: Path, commands: list[str], rank: int | None = Non
         "memalpha_form": policy.form,
         "memalpha_sizes": ROW_SIZES,
         "adapter_sha256": file_sha256(partial / ADAPTER_WEIGHTS),
-        "rank": width,
+        "rank": max(ranks.values()),
         "packing_error": float(f"{error:.3g}"),
         "runs": [
             run
@@ -277,12 +297,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, metavar="RUN_OR_CHECKPOINT")
     parser.add_argument("--out", type=Path, default=adapter_folder(), help="folder to write (default: the package's)")
-    parser.add_argument("--rank", type=int, help="cut the sum of the adapters to this rank, in each layer")
     parser.add_argument("--float8", action="store_true", help="store factors in 8 bits a number, for twice the rank")
     parser.add_argument("--command", action="append", default=[], help="command of a run, the first run first")
     options = parser.parse_args()
     try:
-        error = pack(options.run, options.out, options.command, options.rank, float8=options.float8)
+        error = pack(options.run, options.out, options.command, float8=options.float8)
     except MemalphaError as problem:
         raise SystemExit(f"pack_smol: {problem}") from problem
     for path in sorted(options.out.iterdir()):
