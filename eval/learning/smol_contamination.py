@@ -2,7 +2,7 @@
 
 ROWS is a file of `scripts/make_smol_rows.py`, DATA the folder with `locomo` and `friendsqa`. Texts are compared by
 `memalpha.tasks.overlap`. Test sets: the demo world's test split, tasks in held-out phrasings, bAbI's test
-streams, LoCoMo, and FriendsQA's test episodes. Writes `smol-contamination.md` to --results.
+streams, LoCoMo, natural chats (all their turns), and FriendsQA's test episodes. Writes `smol-contamination.md` to --results.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def training_tasks(path: Path) -> Iterator[Task]:
 
 
 def evidence_texts(test: Sequence[Task]) -> set[str]:
-    """Return the different texts of the turns that the questions rest on."""
+    """Return the different texts of the turns that the questions rest on; of all turns if no question says which."""
     texts = set()
     for task in test:
         cited = {turn for question in task.questions for turn in question.evidence}
-        texts |= {turn.text for chunk in task.chunks for turn in chunk.turns if turn.id in cited}
+        texts |= {turn.text for chunk in task.chunks for turn in chunk.turns if not cited or turn.id in cited}
     return texts
 
 
@@ -66,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "held-out phrasings (60 tasks)": held_out_tasks(60),
         "bAbI, test": load_tasks("babi"),
         "LoCoMo": load_tasks("locomo", data=arguments.data / "locomo", variant="all"),
+        "natural chats": load_tasks(str(Path(__file__).with_name("natural_chats.jsonl"))),
         "FriendsQA, test": load_tasks("friendsqa", data=arguments.data / "friendsqa", variant="test"),
     }
     told = {turn.text for task in training_tasks(arguments.rows) for chunk in task.chunks for turn in chunk.turns}
