@@ -2,7 +2,8 @@
 
 ROWS is a file of `scripts/make_smol_rows.py`, DATA the folder with `locomo` and `friendsqa`. Texts are compared by
 `memalpha.tasks.overlap`. Test sets: the demo world's test split, tasks in held-out phrasings, bAbI's test
-streams, LoCoMo, natural chats (all their turns), and FriendsQA's test episodes. Writes `smol-contamination.md` to --results.
+streams, LoCoMo, natural chats (all their turns), and FriendsQA's test episodes. Writes `smol-contamination.md` to
+--results.
 """
 
 from __future__ import annotations
