@@ -166,7 +166,7 @@ class _Processes:
         for worker in self._workers:
             self._idle.put(worker)
         self._threads = ThreadPoolExecutor(count, "memalpha worker")
-        self.stop = weakref.finalize(self, _stop, self._threads, self._workers)  # also when the interpreter ends
+        self.stop = weakref.finalize(self, _stop, self._threads, self._workers, os.getpid())  # also when Python ends
 
     def submit(
         self, function: Callable[..., Any], arguments: Sequence[Any], timeout: float | None = None
@@ -182,7 +182,9 @@ class _Processes:
             self._idle.put(worker)
 
 
-def _stop(threads: ThreadPoolExecutor, workers: Sequence[_Worker]) -> None:
+def _stop(threads: ThreadPoolExecutor, workers: Sequence[_Worker], pid: int) -> None:
+    if os.getpid() != pid:  # the processes are those of the one that forked
+        return
     threads.shutdown(wait=False, cancel_futures=True)
     for worker in workers:
         worker.stop()

@@ -246,3 +246,19 @@ def test_a_fork_has_processes_of_its_own(work):
             os._exit(4)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert work.map([("pid",)]) == [mine]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_fork_that_ends_leaves_the_processes_of_its_parent():
+    code = """
+import os, sys
+from memalpha.workers import KillableFunction
+function = KillableFunction(os.getpid, seconds=5, count=1)
+[before] = function.map([()])
+if (child := os.fork()) == 0:
+    sys.exit()
+os.waitpid(child, 0)
+assert function.map([()]) == [before]
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
