@@ -47,18 +47,22 @@ class Killed:
     reason: str
 
 
+_STARTING = threading.Lock()
+
+
 class _Process(SpawnProcess):
     """Process that does not import the script that started it."""
 
     def start(self) -> None:
         main = sys.modules["__main__"].__dict__
-        saved = {name: main[name] for name in ("__file__", "__spec__") if name in main}
-        main.pop("__file__", None)
-        main["__spec__"] = None
-        try:
-            super().start()
-        finally:
-            main.update(saved)
+        with _STARTING:  # of one process at a time, for all see the same module
+            saved = {name: main[name] for name in ("__file__", "__spec__") if name in main}
+            main.pop("__file__", None)
+            main["__spec__"] = None
+            try:
+                super().start()
+            finally:
+                main.update(saved)
 
 
 class _Context(SpawnContext):

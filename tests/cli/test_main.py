@@ -124,13 +124,13 @@ def test_fork_and_erase(memalpha, store: Path, tmp_path: Path, monkeypatch) -> N
     assert memalpha("erase", store, "--namespace", "other", "--yes")[1] == "1 operations erased\n"
     assert memalpha("erase", store, "--core-history", "--yes")[1] == "0 operations erased\n"
     assert memalpha("erase", store, "--id", "x", "--drop", "--yes")[0] == 2
-    memalpha("add", store, "code: 4711", "--expires", "2024-05-10", "--metadata", '{"user": "ana"}')
+    memalpha("add", store, "code: kz4711", "--expires", "2024-05-10", "--metadata", '{"user": "ana"}')
     memalpha("fork", store, "third")
     words = ("erase", store, "--where", '{"user": "ana"}', "--yes")
     assert memalpha(*words) == (0, "1 entries erased\nnamespace third is a fork and still has it\n", "")
     assert (
         memalpha(*words, "--namespace", "third") == (0, "1 entries erased\n", "")
-        and b"4711" not in Path(store).read_bytes()
+        and b"kz4711" not in Path(store).read_bytes()
     )
     assert memalpha(*words)[1] == "0 entries erased\n" and memalpha(*words[:3], "{}", "--yes")[0] == 2
     assert memalpha("erase", store, "--namespace", "other", "--drop", "--yes")[1] == "2 operations erased\n"
