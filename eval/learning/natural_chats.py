@@ -40,6 +40,7 @@ from typing import Any
 from tqdm import tqdm
 
 from memalpha import MemoryAgent, MemoryStore, load_policy, load_tasks
+from memalpha.errors import PolicyError
 from memalpha.store.search.lexical import words
 from memalpha.store.values import holds_answer
 from memalpha.types import Completion, SampleRequest, Task
@@ -166,7 +167,7 @@ class SampledTogether:
     def __init__(self, policy: Any, threads: int) -> None:
         self.policy, self.name, self.count_tokens = policy, policy.name, policy.count_tokens
         self.prompt, self.form, self.sizes = policy.prompt, policy.form, policy.sizes
-        self._threads, self._turn = threads, Condition()
+        self._threads, self._turn, self._failed = threads, Condition(), False
         self._waiting: list[tuple[Sequence[SampleRequest], list[Completion]]] = []
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
@@ -175,7 +176,9 @@ class SampledTogether:
         with self._turn:
             self._waiting.append((requests, completions))
             self._sample_if_all_wait()
-            self._turn.wait_for(lambda: len(completions) == len(requests))
+            self._turn.wait_for(lambda: len(completions) == len(requests) or self._failed)
+            if self._failed:
+                raise PolicyError("the batch of all threads could not be sampled")
         return completions
 
     def leave(self) -> None:
@@ -188,10 +191,15 @@ class SampledTogether:
         if not self._waiting or len(self._waiting) < self._threads:
             return
         waiting, self._waiting = self._waiting, []
-        results = iter(self.policy.sample([request for requests, _ in waiting for request in requests]))
-        for requests, completions in waiting:
-            completions += islice(results, len(requests))
-        self._turn.notify_all()
+        try:
+            results = iter(self.policy.sample([request for requests, _ in waiting for request in requests]))
+            for requests, completions in waiting:
+                completions += islice(results, len(requests))
+        except BaseException:
+            self._failed = True  # else the others would wait for ever
+            raise
+        finally:
+            self._turn.notify_all()
 
 
 def read_chats(name: str, tasks: Sequence[Task]) -> list[tuple[list[list[str]], list[bool]]]:

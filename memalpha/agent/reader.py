@@ -494,7 +494,7 @@ def _quoted(answer: Answer, item: Reading) -> Answer:
     _, value = key_value(best[0].content) or ("", best[0].content)
     if item.question.lower().startswith("how many") and not any(map(str.isdigit, value)):
         value = ExtractiveReader().read([item])[0].text
-    return replace(answer, text=value)
+    return replace(answer, text=value, abstained=is_abstention(value))
 
 
 def default_reader(policy: Policy, config: AgentConfig, reader: ReaderConfig | None = None) -> Reader:

@@ -53,12 +53,12 @@ def check_writes_text(config: Any, name: str | Path, label: str = "policy") -> N
         name: Name of the model in the message.
         label: Word for the model in the message.
     """
-    kind, reason, settings = config.model_type, "", config.to_dict()
-    if settings.get("is_encoder_decoder"):
+    kind, reason = config.model_type, ""
+    if getattr(config, "is_encoder_decoder", False):
         reason = "an encoder-decoder model"
-    elif settings.get("is_decoder") is False:  # configurations of decoders lack the key, or set it
+    elif getattr(config, "is_decoder", None) is False:  # configurations of decoders lack the key, or set it
         reason = "an encoder, which writes no text"
-    elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not settings.get("auto_map"):
+    elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(config, "auto_map", None):
         reason = "no model that AutoModelForCausalLM of this transformers loads"
     if reason:
         raise PolicyError(
@@ -184,9 +184,9 @@ def count_parameters(model: torch.nn.Module) -> int:
     return sum(parameter.numel() if state is None else state.shape.numel() for parameter, state in states)
 
 
-def max_positions(model: Any) -> int | None:
-    """Return the tokens that a model's positions reach to; None if its configuration does not say."""
-    return model.config.get_text_config().to_dict().get("max_position_embeddings")
+def max_positions(config: Any) -> int | None:
+    """Return the tokens that the positions of a model with this configuration reach to; None if it does not say."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)  # GPT-2 has it by another name
 
 
 def _quant_state(parameter: torch.nn.Parameter) -> Any:

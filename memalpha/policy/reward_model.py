@@ -321,7 +321,7 @@ class RewardModel:
         self.name = name
         self.batch_tokens = batch_tokens
         self.pad = model.config.get_text_config().pad_token_id
-        self.positions = max_positions(model)
+        self.positions = max_positions(model.config)
         self._scorer = RewardScorer(model, head.pooling)
         self._weights = np.array(list(head.objectives.values()))
 

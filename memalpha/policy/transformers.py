@@ -87,7 +87,7 @@ class TransformersPolicy:
         self.batch_tokens = batch_tokens
         self.batch_rows = batch_rows
         self.stop_repeats = False
-        self.positions = max_positions(model)
+        self.positions = max_positions(model.config)
         self._sampling_dtype: torch.dtype | None = None
         self._flat: FlatQwen3 | None = None
         self._twin: Any = None

@@ -136,7 +136,7 @@ class _Named(Protocol):
 
 @runtime_checkable
 class _Columned(Protocol):
-    columns: Sequence[str]
+    columns: Sequence[str] | None
 
 
 def named(function: Any, name: str | None = None, weight: float | None = None) -> RewardFunction:
@@ -160,8 +160,9 @@ def named(function: Any, name: str | None = None, weight: float | None = None) -
         usage = "a reward function is called (prompts, completions, **columns)"
         raise ConfigError(f"reward {function!r} is {problem}; {usage}")
     inner: object = function.func if isinstance(function, partial) else function
-    if not name:
-        name = inner.name if isinstance(inner, _Named) else getattr(inner, "__name__", type(inner).__name__)
+    name = (
+        name or (inner.name if isinstance(inner, _Named) else None) or getattr(inner, "__name__", type(inner).__name__)
+    )
     needed = _columns(function)
     given: object = function
     maximum = float(given.maximum) if isinstance(given, Bounded) else 1.0
@@ -169,7 +170,10 @@ def named(function: Any, name: str | None = None, weight: float | None = None) -
 
 
 def _columns(function: Any) -> tuple[str, ...]:
-    return tuple(function.columns) if isinstance(function, _Columned) else _parameters(function)[0]
+    given: object = function
+    if isinstance(given, _Columned) and given.columns is not None:
+        return tuple(given.columns)
+    return _parameters(function)[0]
 
 
 def check_columns(functions: Iterable[RewardFunction], columns: Iterable[str]) -> None:

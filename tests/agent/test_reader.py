@@ -85,9 +85,10 @@ def test_a_small_policy_takes_its_answer_from_the_best_entries():
         ("Where?", (), "7"),  # nothing to quote
         ("How many races did I run?", ("race: Rome", "race: Oslo", "dog: Rex"), "2"),
         ("How many bat boxes?", ("bat boxes: 12",), "12"),
+        ("How many cats?", ("dog: Rex",), "unknown"),
     ):
         (answer,) = default_reader(fixed("7"), AgentConfig(prompt="compact")).answer([(question, memory(*contents))])
-        assert answer.text == right
+        assert answer.text == right and answer.abstained == (right == "unknown")
 
 
 def test_no_questions_is_no_call():

@@ -11,6 +11,7 @@ from tiny import tiny_llama, tiny_model, tiny_tokenizer
 from transformers import (
     FalconMambaConfig,
     FalconMambaForCausalLM,
+    GPT2Config,
     Mamba2Config,
     Mamba2ForCausalLM,
     MambaConfig,
@@ -22,6 +23,7 @@ from memalpha.config.groups import LoadingConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.decoding_rows import PaddedRows
 from memalpha.policy.load import load_policy
+from memalpha.policy.model_files import max_positions
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.from_config import load_config_reader, load_settings
 from memalpha.train.learner.distributed import World
@@ -146,3 +148,7 @@ def test_bfloat16_is_commented_on_where_the_cpu_is_slow_in_it(monkeypatch, slowd
     values = {"out": "unused", "learning_rate": 1e-4, "dtype": "bfloat16"}
     start.settle_defaults(build_config(TrainConfig, values, "test"), run_start, display)
     assert len(messages) == count and all("products take 8 times as long" in message for message in messages)
+
+
+def test_the_positions_of_a_family_that_names_them_otherwise_are_found():
+    assert max_positions(GPT2Config(n_positions=77)) == 77

@@ -420,7 +420,7 @@ class ERLTrainer(InternalizingTrainer):
 
     def _fits(self, prompt: Any) -> bool:
         """Return True if the prompt leaves room for a completion in the model's context."""
-        positions = max_positions(self.model)
+        positions = max_positions(self.model.config)
         if positions is None:
             return True
         return len(self._tokenize_prompts([prompt])[0][0]) + self.max_completion_length <= positions
