@@ -16,18 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import islice
-from threading import Lock
 from types import NoneType
 from typing import Any, Generic, Protocol, TypeVar
-
-import numpy as np
 
 from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.prompts import question_with_choices
 from memalpha.agent.reader import (
     Answer,
-    Conflicts,
-    Item,
     PolicyReader,
     Reader,
     Reading,
@@ -104,21 +99,6 @@ class Processes(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class BackgroundScoring:
-    """Score rollouts in another thread, in parallel with sampling and training (`train.rollouts.ahead`).
-
-    Attributes:
-        is_concurrent: True if several batches of rollouts may be scored at once.
-        start: Takes some rollouts and returns the function that another thread calls to score them.
-        cancel: Ends pending scoring with an error.
-    """
-
-    is_concurrent: bool
-    start: Callable[[Sequence[TrajectoryGroup[Any]]], Callable[[], ScoredGroups[Any]]]
-    cancel: Callable[[], None]
-
-
 class RolloutScorer(Protocol[AnyTask]):
     """Scores rollouts: memories (`MemoryScorer`) or replies (`rewards.evaluate.TextScorer`)."""
 
@@ -136,8 +116,8 @@ class RolloutScorer(Protocol[AnyTask]):
         """Return a scored rollout's accuracy, from 0 to 1; None if it cannot be said."""
         ...
 
-    def background(self) -> BackgroundScoring:
-        """Return how rollouts are scored in parallel with other work."""
+    def cancel(self) -> None:
+        """End with an error what another thread scores now."""
         ...
 
     def report(self, name: str, groups: Sequence[TrajectoryGroup[AnyTask]], records: Sequence[Record]) -> Report:
@@ -192,35 +172,13 @@ class MemoryScorer(RolloutScorer[Task]):
         """Return the share of correct answers; None without questions."""
         return sum(record.correct for record in records) / len(records) if records else None
 
-    def texts_to_embed(self, groups: Sequence[TrajectoryGroup]) -> list[str]:
-        """Return the texts whose vectors the scoring of these groups needs."""
-        return texts_to_embed(questions_of(groups))
-
-    def background(self) -> BackgroundScoring:
-        """Return scoring for another thread.
-
-        Texts that are searched for in a memory are embedded before it starts. A reader in this process reads for one
-        thread at a time.
-        """
-        reader_policy = self.reader.policy if isinstance(self.reader, UsesPolicy) else None
-        judge = self.rewards.judge
-        judge_policies = judge.policies if judge is not None else []
-        endpoints: list[Any] = [
-            policy for policy in (reader_policy, *judge_policies) if policy is not None and is_endpoint(policy)
-        ]
-        reader = self.reader if reader_policy in endpoints else _SerializedReader(self.reader)
-
-        def start(groups: Sequence[TrajectoryGroup]) -> Callable[[], ScoredGroups[Task]]:
-            embedder = _PrecomputedEmbedder(self.embedder, self.texts_to_embed(groups))
-            scorer = replace(self, reader=reader, embedder=embedder)
-            return lambda: scorer.score(groups)
-
-        def cancel() -> None:
-            for policy in endpoints:
+    def cancel(self) -> None:
+        """Let readers and judges behind endpoints give up what another thread asks."""
+        policies: list[Any] = [self.reader.policy] if isinstance(self.reader, UsesPolicy) else []
+        policies += self.rewards.judge.policies if self.rewards.judge is not None else []
+        for policy in policies:
+            if policy is not None and is_endpoint(policy):
                 policy.client.give_up()
-
-        side_by_side = all(map(is_endpoint, judge_policies))
-        return BackgroundScoring(side_by_side, start, cancel)
 
     def report(self, name: str, groups: Sequence[TrajectoryGroup], records: Sequence[Record]) -> Report:
         """Return the report of scored groups, each record with its error class.
@@ -270,41 +228,6 @@ class Evaluator(Generic[AnyTask]):
         if self.world is not None:
             groups, records = self.world.gather(groups), self.world.gather(records)
         return self.scorer.report(name, groups, records)
-
-
-class _SerializedReader:
-    """Let one thread at a time use a reader whose model is in this process."""
-
-    def __init__(self, inner: Reader) -> None:
-        self.name, self._inner, self._lock = inner.name, inner, Lock()
-        self.conflicts: Conflicts = inner.conflicts
-
-    def read(self, items: Sequence[Reading]) -> list[Answer]:
-        """Read as the wrapped reader does."""
-        with self._lock:
-            return self._inner.read(items)
-
-    def answer(self, items: Sequence[Item], *, k: int | None = None) -> list[Answer]:
-        """Answer as the wrapped reader does."""
-        with self._lock:
-            return self._inner.answer(items, k=k)
-
-
-class _PrecomputedEmbedder:
-    """Return precomputed vectors of known texts.
-
-    Results then depend on no batch and no cache, whichever thread searches first.
-    """
-
-    def __init__(self, inner: Embedder, texts: Sequence[str]) -> None:
-        self.name, self.dim, self._inner = inner.name, inner.dim, inner
-        self._vectors = dict(zip(texts, inner.encode(texts), strict=True)) if texts else {}
-
-    def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """Return embeddings, float32 of shape `(len(texts), dim)`."""
-        if any(text not in self._vectors for text in texts):
-            return self._inner.encode(texts)
-        return np.array([self._vectors[text] for text in texts], np.float32).reshape(len(texts), self.dim)
 
 
 def evaluate(

@@ -19,7 +19,7 @@ from memalpha.environments.engine import (
 )
 from memalpha.errors import ConfigError, DataError, RewardError
 from memalpha.policy.base import Policy
-from memalpha.qa.evaluate import BackgroundScoring, Evaluator, RolloutScorer, ScoredGroups
+from memalpha.qa.evaluate import Evaluator, RolloutScorer, ScoredGroups
 from memalpha.qa.report import Record, Report, accuracy_by_ability, accuracy_of
 from memalpha.rewards.base import check_columns, close_loop
 from memalpha.rewards.environments import TextGeneration, columns_of
@@ -73,9 +73,9 @@ class TextScorer(RolloutScorer[TextTask]):
         """True if the environment's rewards say what a success is."""
         return not isinstance(self.environment, TextGeneration) or self.environment.has_maximum
 
-    def background(self) -> BackgroundScoring:
-        """Return scoring for another thread; an environment of the user's own has scored the rollouts already."""
-        return BackgroundScoring(False, lambda groups: lambda: self.score(groups), close_loop)
+    def cancel(self) -> None:
+        """End the reward functions that another thread awaits."""
+        close_loop()
 
     def report(self, name: str, groups: Sequence[TrajectoryGroup[TextTask]], records: Sequence[Record]) -> Report:
         """Return the report of scored groups; the environment names the metric.

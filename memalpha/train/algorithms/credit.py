@@ -47,7 +47,7 @@ from memalpha.errors import StoreError
 from memalpha.policy.chat.replies import THINK
 from memalpha.policy.chat.text import CLOSE
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.qa.evaluate import MemoryScorer, ScoredGroups, StateQuestion, ask_states, questions_of, texts_to_embed
+from memalpha.qa.evaluate import MemoryScorer, ScoredGroups, StateQuestion, ask_states, questions_of
 from memalpha.qa.report import Record
 from memalpha.store.state import MemoryState
 from memalpha.train.algorithms.advantages import TIE_TOLERANCE, centre
@@ -341,16 +341,6 @@ class CreditScorer(MemoryScorer):
         attempts = [group for group in scored if group.trajectories[0].role == "attempt"]
         credited = iter(self._credit(attempts, answers))
         return [next(credited) if group.trajectories[0].role == "attempt" else group for group in scored], records
-
-    def texts_to_embed(self, groups: Sequence[TrajectoryGroup]) -> list[str]:
-        """Return the texts whose vectors the scoring needs: those of all states and operations too."""
-        texts = dict.fromkeys(texts_to_embed(questions_of(groups)))
-        for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
-            for state in (*trajectory.before, *trajectory.states):
-                texts.update(dict.fromkeys(entry.content for entry in state.entries.values()))
-            operations = (operation for turn in trajectory.turns for operation in turn.operations)
-            texts.update(dict.fromkeys(operation.content for operation in operations if operation.content))
-        return list(texts)
 
     def _credit(self, groups: Sequence[TrajectoryGroup], answers: _Answers) -> list[TrajectoryGroup]:
         comparisons = [comparison for group in groups for comparison in compare_turns(group)]

@@ -143,10 +143,10 @@ class GroupSource:
 
 
 class ServerSource(GroupSource):
-    """Sample on a server, in a thread of its own, while the learner learns.
+    """Sample and score on a server, in a thread of its own, while the learner learns.
 
-    That thread drives the episodes until none has a turn under way. Further threads score groups. What has ended goes
-    into a queue, from which the caller's thread takes it; only that one starts, drops and counts groups.
+    The thread works until no turn is under way; whoever pauses it waits for that. What it has scored it puts into one
+    queue. All else is done in the caller's thread, and episodes are only touched there while the other one rests.
 
     Args:
         config: Settings of the run.
@@ -164,15 +164,12 @@ class ServerSource(GroupSource):
     ) -> None:
         super().__init__(config, tasks, worker)
         self.policy = policy
-        self._queue = VllmQueue(policy)
-        self._pool = EpisodePool(self._queue, config.sampling.temperature, config.seed)
-        self._running: dict[int, list[RunningEpisode]] = {}  # episodes of groups that are sampled or scored, by number
-        self._background = worker.scorer.background()
-        capacity = (self.staleness + 1) * self.step_size if self._background.is_concurrent else 1
-        self._sampler = ThreadPoolExecutor(1, thread_name_prefix="memalpha samples ahead")
-        self._scorers = ThreadPoolExecutor(capacity, thread_name_prefix="memalpha scores")
-        self._sampling: Future[None] | None = None  # None before the first step
-        self._ended: SimpleQueue[tuple[int | None, Future[Any]]] = SimpleQueue()  # (group, its scoring), or `_sampling`
+        self._requests = VllmQueue(policy)
+        self._pool = EpisodePool(self._requests, config.sampling.temperature, config.seed)
+        self._running: dict[int, list[RunningEpisode]] = {}  # episodes of the groups that are not in `scored` yet
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="memalpha samples ahead")
+        self._sampling: Future[None] | None = None  # work of the thread; None before the first step
+        self._results: SimpleQueue[ScoredGroup[Any] | None] = SimpleQueue()  # None: the thread has come to rest
 
     def take(self, step: int) -> list[ScoredGroup[Any]]:
         """Hand over the weights of the step, drop stale groups and wait until there are enough for the step.
@@ -183,29 +180,29 @@ class ServerSource(GroupSource):
         """
         with self.paused():
             self.policy.refresh()
+            self._receive_scored()
             self._drop_stale(step - self.staleness)
         start = time.monotonic()
-        if self._sampling is None:
-            self._start_sampling()
+        self._start_sampling()
         while len(self.scored) < self.step_size:
-            self._enqueue(*self._ended.get())
+            self._receive(self._results.get())
         self.wait_seconds = time.monotonic() - start
         return self._choose()
 
     def commit(self, step: int) -> dict[str, float]:
         """Remove the groups of a step that was learned and return the metrics of its staleness."""
-        self._enqueue_ended()
+        self._receive_scored()
         return {**super().commit(step), "running_groups": float(len(self._running))}
 
     def state(self) -> dict[str, Any]:
         """Return the queue as JSON; groups under way are named by number only."""
-        self._enqueue_ended()
+        self._receive_scored()
         state = super().state()
         return {**state, "unfinished": sorted([*state["unfinished"], *self._running])}
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Hold back new turns inside the block, which starts when none is under way; after an error for ever."""
+        """Hold back new turns inside the block, which starts when the thread rests; after an error for ever."""
         was_paused, self._pool.is_paused = self._pool.is_paused, True
         if self._sampling is not None:
             self._sampling.result()
@@ -218,33 +215,28 @@ class ServerSource(GroupSource):
         """Stop sampling and scoring, and drop what is under way."""
         self._pool.is_paused = True
         while self._sampling is not None and not self._sampling.done():
-            self._queue.cancel()  # again: the thread may have been about to send some
+            self._requests.cancel()  # again: the thread may have been about to send some
+            self.worker.scorer.cancel()
             wait([self._sampling], timeout=0.05)
-        self._background.cancel()
-        for threads in (self._sampler, self._scorers):
-            threads.shutdown(cancel_futures=True)
+        self._thread.shutdown()
 
     def _start_sampling(self) -> None:
-        """Start the thread if there is anything to sample, and no pause."""
-        if self._pool.is_paused:
+        """Let the thread work on what may be sampled now, unless it does already or is paused."""
+        if self._pool.is_paused or (self._sampling is not None and not self._sampling.done()):
             return
-        assert self.policy.version is not None
-        self._admit(self.policy.version)
+        self._admit()
         if self._pool.waiting:
-            self._sampling = self._sampler.submit(self._sample)
-            self._sampling.add_done_callback(lambda sampling: self._ended.put((None, sampling)))
+            self._sampling = self._thread.submit(self._sample)
+            self._sampling.add_done_callback(lambda sampling: self._results.put(None))
 
-    def _admit(self, version: int) -> list[int]:
-        """Start groups within the capacity and return their numbers; the thread asks for their turns.
+    def _admit(self) -> None:
+        """Start groups within the capacity.
 
         All groups that were started and not dropped are at most those of the steps up to `staleness` after the
         sampler's weights. So a group that is not overtaken is learned from in time.
-
-        Args:
-            version: Step of the sampler's weights.
         """
-        limit = min((version + self.staleness + 1) * self.step_size, self.limit)
-        numbers = []
+        assert self.policy.version is not None
+        limit = min((self.policy.version + self.staleness + 1) * self.step_size, self.limit)
         while self._learned + len(self.scored) + len(self._running) < limit:
             if self.unfinished:
                 number = self.unfinished.pop(0)
@@ -256,62 +248,52 @@ class ServerSource(GroupSource):
                 for rollout in range(self.config.sampling.group_size)
             ]
             self._pool.waiting += self._running[number]
-            numbers.append(number)
-        return numbers
 
     def _sample(self) -> None:
-        """Drive the episodes until no turn is under way; let groups be scored whose episodes have all ended."""
+        """Drive the episodes until no turn is under way, and score the groups whose episodes have all ended."""
+        scorer = self.worker.scorer
         self._pool.submit()
         while self._pool.in_flight:
-            ended = self._pool.collect()
-            for number in dict.fromkeys(episode.step * self.step_size + episode.start.number for episode in ended):
-                episodes = self._running[number]
-                if all(episode.done for episode in episodes):
-                    rollouts = tuple(episode.trajectory("attempt") for episode in episodes)
-                    score = self._background.start([TrajectoryGroup(episodes[0].start.task, rollouts)])
-                    scoring = self._scorers.submit(score)
-                    scoring.add_done_callback(lambda scoring, number=number: self._ended.put((number, scoring)))
+            ended = {episode.step * self.step_size + episode.start.number for episode in self._pool.collect()}
+            numbers = sorted(number for number in ended if all(episode.done for episode in self._running[number]))
+            if not numbers:
+                continue
+            groups, records = scorer.score(
+                [
+                    TrajectoryGroup(
+                        self._running[number][0].start.task,
+                        tuple(episode.trajectory("attempt") for episode in self._running[number]),
+                    )
+                    for number in numbers
+                ]
+            )
+            for number, group, answers in zip(numbers, groups, scorer.group_records(groups, records), strict=True):
+                oldest = _oldest_step(self._running[number])
+                assert oldest is not None
+                self._results.put(ScoredGroup(number, group, answers, oldest))
 
-    def _enqueue(self, number: int | None, ended: Future[Any]) -> None:
-        """Put a scored group into the queue unless it has become stale, and sample on if nothing is under way.
+    def _receive(self, scored: ScoredGroup[Any] | None) -> None:
+        """Put a group of the thread among those that can be learned from; raise the thread's error if it had one."""
+        if scored is not None:
+            del self._running[scored.number]
+            self.scored[scored.number] = scored
+        elif self._sampling is not None and self._sampling.done():
+            self._sampling.result()
 
-        Args:
-            number: Number of the group; None for the end of the sampling thread.
-            ended: Its scoring, or the thread's work; what it has raised is raised.
-        """
-        result = ended.result()
-        assert self._sampling is not None and self.policy.version is not None
-        if number is not None:
-            groups, records = result
-            [answers] = self.worker.scorer.group_records(groups, records)
-            oldest = _oldest_step(self._running.pop(number))
-            assert oldest is not None
-            if oldest < self.policy.version - self.staleness:
-                self._dropped += 1
-            else:
-                self.scored[number] = ScoredGroup(number, groups[0], answers, oldest)
-        if self._sampling.done() and self._sampling.exception() is None:
-            self._start_sampling()
-
-    def _enqueue_ended(self) -> None:
-        """Put all groups into the queue that are scored by now; errors wait for the next `take`."""
-        for number, ended in [self._ended.get() for _ in range(self._ended.qsize())]:
-            if ended.exception() is None:
-                self._enqueue(number, ended)
-            else:
-                self._ended.put((number, ended))
+    def _receive_scored(self) -> None:
+        """Put all groups that are scored by now among those that can be learned from; errors wait for `take`."""
+        while not self._results.empty():
+            if (scored := self._results.get()) is not None:
+                self._receive(scored)
 
     def _drop_stale(self, first: int) -> None:
-        """Drop groups with a token of weights before step `first`, unless they wait for their scores.
-
-        No turn may be under way.
-        """
+        """Drop groups with a token of weights before step `first`; the thread must be at rest."""
         stale = [number for number, scored in self.scored.items() if scored.oldest < first]
         for number in stale:
             del self.scored[number]
         for number, episodes in list(self._running.items()):
             oldest = _oldest_step(episodes)
-            if oldest is not None and oldest < first and not all(episode.done for episode in episodes):
+            if oldest is not None and oldest < first:
                 self._pool.drop(episodes)
                 del self._running[number]
                 stale.append(number)

@@ -7,6 +7,7 @@ import json
 import zlib
 from concurrent.futures import Future
 from dataclasses import replace
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
@@ -29,7 +30,6 @@ from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.rollouts.weight_sync import make_sampler
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.rl import ReinforcementStep
-from memalpha.types import TrajectoryGroup
 
 SHAPE = {"eval_tasks": 1, "validation_tasks": 0, "keep_tokens": True, "warmup_steps": 0}
 SERVED = {**SHAPE, "tasks_per_step": 1, "group_size": 2, "agent": {"max_new_tokens": 4}, "staleness": 1}
@@ -84,7 +84,7 @@ def test_a_server_samples_ahead_and_a_crash_loses_no_group(small, policy_path, t
 
     def state_with_a_queue(self):  # the server would fill it in time; the test must not depend on when
         while self._running and not self.scored:
-            self._enqueue(*self._ended.get())
+            self._receive(self._results.get())
         return save(self)
 
     with VllmServer(policy_path) as server:
@@ -144,25 +144,31 @@ def source(small, policy_path):
     source.close()
 
 
+def admit(source, version: int) -> list[int]:
+    """Let the source start groups with weights of `version`; return their numbers."""
+    before = set(source._running)
+    source.policy.version = version
+    source._admit()
+    return [number for number in source._running if number not in before]
+
+
 def test_the_capacity_follows_the_servers_weights(source):
-    assert source._admit(0) == [0, 1, 2, 3] and source._admit(0) == []
+    assert admit(source, 0) == [0, 1, 2, 3] and admit(source, 0) == []
     for number in (1, 2):
-        del source._running[number]
-        source.scored[number] = ScoredGroup(number, None, [], 0)
-    assert source._admit(0) == [], "queued groups count, too"
-    assert source._admit(1) == [4, 5]
+        source._receive(ScoredGroup(number, None, [], 0))
+    assert admit(source, 0) == [], "queued groups count, too"
+    assert admit(source, 1) == [4, 5]
     source._choose()
     source.commit(0)
-    assert source._admit(1) == [], "no group starts with weights that are too old for the step that would learn from it"
+    assert admit(source, 1) == [], "no group starts with weights that are too old for the step that would learn from it"
     source.unfinished = [1]
-    assert source._admit(2) == [1, 6], "unfinished groups come first"
+    assert admit(source, 2) == [1, 6], "unfinished groups come first"
 
 
 def test_stale_groups_are_dropped_whole_and_counted(source):
     completion = SimpleNamespace(completion=SimpleNamespace(weights_step=0))
     source.scored = {number: ScoredGroup(number, None, [], oldest) for number, oldest in ((0, 0), (1, 1), (2, 2))}
-    source.policy.version = 2
-    slow, fresh, *others = source._admit(2)
+    slow, fresh, *others = admit(source, 2)
     source._running[slow][0].turns.append(completion)
     source._drop_stale(1)
     assert list(source.scored) == [1, 2] and list(source._running) == [fresh, *others]
@@ -171,31 +177,23 @@ def test_stale_groups_are_dropped_whole_and_counted(source):
     assert source.commit(2)["dropped_groups"] == 2 and source._dropped == 0
 
 
-def test_a_group_that_becomes_stale_while_it_is_scored_is_dropped(source):
-    completion = SimpleNamespace(completion=SimpleNamespace(weights_step=0))
-    source.policy.version = 2
-    source._sampling = Future()  # sampling goes on
-    source._running[9] = [SimpleNamespace(turns=[completion], done=True)]
-    source._drop_stale(1)
-    assert 9 in source._running and not source._dropped, "it waits for its scores"
-    scoring = Future()
-    scoring.set_result(([TrajectoryGroup(None, ())], []))
-    source._ended.put((9, scoring))
-    source._enqueue_ended()
-    assert 9 not in source.scored and 9 not in source._running and source._dropped == 1
-    source._sampling.set_result(None)
-
-
 def test_an_error_waits_for_the_next_step(source):
     """A step that was learned is recorded and saved, whatever has happened to the server."""
     source.policy.version = 0
     source._sampling = Future()
-    source._ended.put((None, source._sampling))
+    source._sampling.add_done_callback(lambda sampling: source._results.put(None))
     source._sampling.set_exception(PolicyError("no server"))
-    source._enqueue_ended()
-    assert source.state()["groups"] == [] and source._ended.qsize() == 1
+    assert source.state()["groups"] == []
     with pytest.raises(PolicyError, match="no server"):
         source.take(0)
+
+
+def test_closing_cancels_what_is_scored(source):
+    cancelled = Event()
+    source.worker.scorer = SimpleNamespace(cancel=cancelled.set)
+    source._sampling = source._thread.submit(cancelled.wait)
+    source.close()
+    assert cancelled.is_set() and source._sampling.done()
 
 
 def test_a_group_is_the_same_after_a_checkpoint(small, policy_path):
