@@ -4,14 +4,13 @@
 (`reward.beta=0.1`). Relative paths in a user's file are taken from the working directory.
 """
 
-from memalpha.config.algorithms import DPOConfig, ERLSettings, PPOConfig, RolloutDPOConfig
+from memalpha.config.algorithms import DPOConfig, ERLSettings, RolloutDPOConfig
 from memalpha.config.common import (
     AgentConfig,
     BabiConfig,
     CreditConfig,
     EndpointConfig,
     JudgeConfig,
-    LearntReward,
     MemoryFunction,
     ReaderConfig,
     RewardConfig,
@@ -22,15 +21,12 @@ from memalpha.config.evaluation import EVAL_K, EvalConfig
 from memalpha.config.files import build_config, load_config, merge, parse_overrides, read_config, shipped_configs
 from memalpha.config.groups import (
     SHORT_NAMES,
-    CheckpointConfig,
-    ComputeConfig,
     LossConfig,
-    OptimizerConfig,
     expand_short_names,
 )
-from memalpha.config.learner import LearnerConfig, LoraConfig, RolloutConfig
+from memalpha.config.learner import LearnerConfig, LoraConfig
 from memalpha.config.reinforcement import ReinforcementConfig, TextConfig
-from memalpha.config.sampling import CurriculumConfig, RLSamplingConfig
+from memalpha.config.sampling import CurriculumConfig
 from memalpha.config.training import (
     PreferenceConfig,
     RewardModelConfig,
@@ -45,8 +41,6 @@ __all__ = [
     "SHORT_NAMES",
     "AgentConfig",
     "BabiConfig",
-    "CheckpointConfig",
-    "ComputeConfig",
     "CreditConfig",
     "CurriculumConfig",
     "DPOConfig",
@@ -55,19 +49,14 @@ __all__ = [
     "EvalConfig",
     "JudgeConfig",
     "LearnerConfig",
-    "LearntReward",
     "LoraConfig",
     "LossConfig",
     "MemoryFunction",
-    "OptimizerConfig",
-    "PPOConfig",
     "PreferenceConfig",
-    "RLSamplingConfig",
     "ReaderConfig",
     "ReinforcementConfig",
     "RewardConfig",
     "RewardModelConfig",
-    "RolloutConfig",
     "RolloutDPOConfig",
     "RunConfig",
     "SFTConfig",

@@ -38,8 +38,8 @@ class PPOConfig(Config):
 
     @model_validator(mode="after")
     def _a_target(self) -> PPOConfig:
-        if self.kl_target is None and self.kl_horizon != type(self).model_fields["kl_horizon"].default:
-            raise ValueError("kl_horizon: has no effect without kl_target; leave it out")
+        if self.kl_target is None:
+            self.refuse_unread(["kl_horizon"], "without kl_target")
         return self
 
 
@@ -57,8 +57,8 @@ class DPOConfig(Config):
 
     @model_validator(mode="after")
     def _smoothed(self) -> DPOConfig:
-        if self.loss_type == "ipo" and self.label_smoothing:
-            raise ValueError("label_smoothing: has no effect with loss_type=ipo; leave it out")
+        if self.loss_type == "ipo":
+            self.refuse_unread(["label_smoothing"], "with loss_type=ipo")
         return self
 
 
@@ -129,25 +129,21 @@ class ERLSettings(Config):
 
     @model_validator(mode="after")
     def _read(self) -> ERLSettings:
-        """Refuse a setting that nothing reads."""
-        without = {
-            "enable_reflection": ("keep_advice", "memory_size", "memory_top_k", "memory_retrieval"),
-            "enable_memory": ("keep_advice", "memory_size", "memory_top_k", "memory_retrieval"),
-            "enable_internalization": ("internalization_coef", "internalization_margin"),
-        }
-        for switch, names in without.items():
-            for name in names:
-                if not getattr(self, switch) and getattr(self, name) != type(self).model_fields[name].default:
-                    raise ValueError(f"{name}: has no effect with {switch}=false; leave it out")
+        """Refuse a setting that nothing reads, or that cannot be filled."""
+        memory = ("keep_advice", "memory_size", "memory_top_k", "memory_retrieval")
+        if not self.enable_reflection:
+            self.refuse_unread([*memory, "reflection_prompt"], "with enable_reflection=false")
+        if not self.enable_memory:
+            self.refuse_unread(memory, "with enable_memory=false")
+        if not self.enable_internalization:
+            self.refuse_unread(["internalization_coef", "internalization_margin"], "with enable_internalization=false")
+        if self.feedback_func is not None:
+            self.refuse_unread(["tell_answer"], "with feedback_func, which says what is told")
         for name, needed in (("reflection_prompt", ("prompt", "attempt")), ("retry_prompt", ("prompt", "reflection"))):
             template = getattr(self, name)
             for part in needed:
                 if template is not None and f"{{{part}}}" not in template:
                     raise ValueError(f"{name}: has no place for {{{part}}}")
-        if self.reflection_prompt is not None and not self.enable_reflection:
-            raise ValueError("reflection_prompt: has no effect with enable_reflection=false; leave it out")
-        if self.feedback_func is not None and self.tell_answer:
-            raise ValueError("tell_answer: has no effect with feedback_func, which says what is told; leave it out")
         if self.memory_top_k > self.memory_size:
             raise ValueError(f"memory_top_k: more than memory_size={self.memory_size} cannot be shown")
         return self

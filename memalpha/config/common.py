@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,6 +43,31 @@ class Config(BaseModel):
     """Base of every configuration: frozen, with unknown keys refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    def refuse_unread(self, names: Iterable[str], reason: str, *, group: str = "") -> None:
+        """Raise `ValueError` if one of the settings has another value than its default, though nothing reads it.
+
+        Args:
+            names: Names of settings.
+            reason: Why nothing reads them, such as "with algorithm=dpo".
+            group: Name of this group of settings in front of theirs, such as "loss.".
+        """
+        for name in names:
+            if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
+                raise ValueError(f"{group}{name}: has no effect {reason}; leave it out")
+
+
+def refuse_together(setting: str, others: Mapping[str, bool], problem: str = "does not work with {}") -> None:
+    """Raise `ValueError` if a setting meets one that excludes it.
+
+    Args:
+        setting: The setting, which is in use.
+        others: Names of what excludes it, and whether each is in use.
+        problem: What is wrong; `{}` is the name of the other.
+    """
+    for other, is_used in others.items():
+        if is_used:
+            raise ValueError(f"{setting}: {problem.format(other)}; leave one of them out")
 
 
 class WorldConfig(Config):
@@ -176,13 +201,11 @@ class AgentConfig(ChatConfig):
     def _check_style(self) -> AgentConfig:
         if self.instructions is not None and self.prompt == "compact":
             raise ValueError(f"instructions: {HIDDEN_INSTRUCTIONS}")
-        if self.tools and self.prompt == "mem-alpha":
-            raise ValueError("tools: the prompt mem-alpha names its own tools and cannot show others; leave them out")
-        if self.form != "native" and self.prompt == "mem-alpha":
-            raise ValueError(f"form: prompt=mem-alpha has a form of its own, not {self.form}; leave it out")
-        if self.prompt_file is not None and self.prompt != "mem-alpha":
-            raise ValueError(f"prompt_file: has no effect with prompt={self.prompt}; leave it out")
-        if self.prompt == "mem-alpha" and self.view_related:
+        if self.prompt != "mem-alpha":
+            self.refuse_unread(["prompt_file"], f"with prompt={self.prompt}")
+            return self
+        self.refuse_unread(["tools", "form"], "with prompt=mem-alpha, which has its own")
+        if self.view_related:
             raise ValueError(
                 "view_related: prompt=mem-alpha shows the last entries of each category, none by search; leave it out"
             )
@@ -367,11 +390,10 @@ class RewardConfig(Config):
         names = ["r1", "r2", "r3", "r4", "model", *(function.name for function in self.functions)]
         if len(set(names)) < len(names):
             raise ValueError(f"functions: two components have one name ({', '.join(names)}): set name")
-        if self.judge is not None and "judge" not in (self.metric, self.content):
-            raise ValueError("judge: has no effect without metric=judge or content=judge; leave it out")
+        if "judge" not in (self.metric, self.content):
+            self.refuse_unread(["judge"], "without metric=judge or content=judge")
         if self.credit == "turn":
-            if self.credit_settings != CreditConfig():
-                raise ValueError("credit_settings: have no effect with credit=turn; leave them out")
+            self.refuse_unread(["credit_settings"], "with credit=turn")
         elif self.metric == "judge":
             raise ValueError("credit: calls would ask the judge of every memory of every rollout; set another metric")
         elif not self.accuracy:

@@ -13,7 +13,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from memalpha.config.common import BabiConfig, Config, WorldConfig
-from memalpha.config.sampling import MemorySamplingConfig, TextSamplingConfig
 from memalpha.errors import ConfigError
 
 
@@ -45,16 +44,21 @@ class OptimizerConfig(Config):
         return self.learning_rate
 
 
-class RowsOptimizerConfig(OptimizerConfig):
-    """Optimizer of a supervised run."""
+class EpochsOptimizerConfig(OptimizerConfig):
+    """Optimizer of a run over rows or pairs, whose length may be a number of epochs."""
 
-    batch_rows: int = Field(default=32, gt=0, description="rows per optimizer step")
     epochs: float | None = Field(
-        default=None, gt=0.0, description="epochs over the rows; sets the schedule's length instead of schedule_steps"
+        default=None, gt=0.0, description="epochs over the data; sets the schedule's length instead of schedule_steps"
     )
 
 
-class PairsOptimizerConfig(OptimizerConfig):
+class RowsOptimizerConfig(EpochsOptimizerConfig):
+    """Optimizer of a supervised run."""
+
+    batch_rows: int = Field(default=32, gt=0, description="rows per optimizer step")
+
+
+class PairsOptimizerConfig(EpochsOptimizerConfig):
     """Optimizer of a run on pairs."""
 
     batch_pairs: int = Field(default=16, gt=0, description="pairs per optimizer step")
@@ -288,7 +292,24 @@ class DatasetConfig(Config):
     limit: int | None = Field(default=None, gt=0, description="only the first tasks of data")
 
 
-_RENAMED = {
+_GROUPED: Mapping[str, str] = {
+    "optimizer": "learning_rate adam_betas weight_decay max_grad_norm warmup_steps decay_fraction schedule_steps "
+    "epochs batch_rows batch_pairs num_iterations minibatches target_kl",
+    "compute": "load_in_4bit device_map attn_implementation device dtype gradient_checkpointing microbatch_tokens "
+    "share_prefixes head_tokens threads sharding offload_optimizer",
+    "checkpoint": "save_steps save_total_limit max_minutes",
+    "evaluation": "eval_steps validation_pairs validation_tasks stop_below evaluate",
+    "sampling": "batch_tokens decode_rows stop_repeats group_size temperature tasks_per_step top_p top_k resample_flat "
+    "stop_unreadable staleness sampler written_tasks keep_tokens thinking_tokens chat_template_kwargs max_new_tokens "
+    "groups conversation_share questions_per_task curriculum",
+    "loss": "loss_type loss_constant importance_sampling_level epsilon epsilon_high delta old_logprobs importance_cap "
+    "importance_sampling_mode mask_truncated_completions beta kl_estimator kl_in use_bias_correction_kl entropy_coef "
+    "scale_rewards advantage_floor",
+    "dataset": "columns limit",
+}
+"""Settings whose short name is their name without the group."""
+SHORT_NAMES: Mapping[str, str] = {
+    **{name: f"{group}.{name}" for group, names in _GROUPED.items() for name in names.split()},
     "data_folder": "dataset.folder",
     "eval_babi": "evaluation.babi",
     "eval_data": "evaluation.data",
@@ -297,38 +318,10 @@ _RENAMED = {
     "feedback_func": "erl.feedback_func",
     "keep_checkpoints": "checkpoint.save_total_limit",
     "sample_dtype": "sampling.dtype",
+    "save_every": "checkpoint.save_steps",
     "tell_answer": "erl.tell_answer",
     "training_reader": "reward.reader",
-    "save_every": "checkpoint.save_steps",
     "validate_every": "evaluation.eval_steps",
-}
-_NEED_GROUP = {
-    "dtype",
-    "data",
-    "tasks",
-    "world",
-    "babi",
-    "folder",
-}  # leaf names that mean something else without a group
-GROUPS: Mapping[str, tuple[type[BaseModel], ...]] = {
-    "optimizer": (RowsOptimizerConfig, PairsOptimizerConfig, RLOptimizerConfig),
-    "compute": (ComputeConfig,),
-    "checkpoint": (CheckpointConfig,),
-    "evaluation": (PairsEvaluationConfig, SFTEvaluationConfig),
-    "sampling": (TextSamplingConfig, MemorySamplingConfig),
-    "loss": (LossConfig,),
-    "dataset": (DatasetConfig,),
-}
-SHORT_NAMES: Mapping[str, str] = {
-    **{
-        leaf: f"{group}.{leaf}"
-        for group, kinds in GROUPS.items()
-        for kind in kinds
-        for leaf in kind.model_fields
-        if leaf not in _NEED_GROUP
-    },
-    "dtype": "compute.dtype",
-    **_RENAMED,
 }
 """Setting by its short name -> its full name."""
 

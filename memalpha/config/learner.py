@@ -21,11 +21,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from memalpha.config.common import Config
+from memalpha.config.common import Config, refuse_together
 from memalpha.config.groups import (
     SHORT_NAMES,
     CheckpointConfig,
     ComputeConfig,
+    EpochsOptimizerConfig,
     EvaluationConfig,
     OptimizerConfig,
     RowsOptimizerConfig,
@@ -115,9 +116,11 @@ class LearnerConfig(Config):
 
     @model_validator(mode="after")
     def _within_schedule(self) -> LearnerConfig:
-        steps = self.optimizer.schedule_steps
-        if self.max_steps is not None and self.max_steps > steps:
-            wanted = self.max_steps
+        """Refuse `max_steps` beyond the schedule, whose length either `schedule_steps` or `epochs` sets."""
+        steps, wanted, optimizer = self.optimizer.schedule_steps, self.max_steps, self.optimizer
+        if isinstance(optimizer, EpochsOptimizerConfig) and optimizer.epochs is not None:
+            optimizer.refuse_unread(["schedule_steps"], f"with epochs={optimizer.epochs}", group="optimizer.")
+        elif wanted is not None and wanted > steps:
             raise ValueError(f"max_steps: {wanted} is beyond schedule_steps {steps}: set schedule_steps={wanted}")
         return self
 
@@ -147,24 +150,18 @@ class LearnerConfig(Config):
         compute = self.compute
         if compute.load_in_4bit and self.lora is None:
             raise ValueError("compute.load_in_4bit: weights in 4 bits cannot be trained, only adapters: set lora={}")
-        sampling = self.rl_sampling
-        if (
-            sampling is not None
-            and sampling.dtype is not None
-            and (compute.load_in_4bit or compute.device_map is not None)
-        ):
-            name = "load_in_4bit" if compute.load_in_4bit else "device_map"
-            raise ValueError(f"sampling.dtype: no copy in another precision can be made with {name}; leave it out")
+        sampling, has_map = self.rl_sampling, compute.device_map is not None
+        if sampling is not None and sampling.dtype is not None:
+            others = {"compute.load_in_4bit": compute.load_in_4bit, "compute.device_map": has_map}
+            refuse_together("sampling.dtype", others, "no copy in another precision can be made with {}")
         if compute.sharding == "fsdp":
-            for name, is_set in (
-                ("load_in_4bit", compute.load_in_4bit),
-                ("device_map", compute.device_map is not None),
-                ("offload_optimizer", compute.offload_optimizer),
-            ):
-                if is_set:
-                    raise ValueError(f"compute.{name}: does not work with sharding=fsdp; leave one of them out")
-            if self.lora is not None and self.lora.trainable_tokens:
-                raise ValueError("lora.trainable_tokens: does not work with sharding=fsdp; leave one of them out")
+            others = {
+                "compute.load_in_4bit": compute.load_in_4bit,
+                "compute.device_map": has_map,
+                "compute.offload_optimizer": compute.offload_optimizer,
+                "lora.trainable_tokens": self.lora is not None and bool(self.lora.trainable_tokens),
+            }
+            refuse_together("compute.sharding", others, "fsdp does not work with {}")
         return self
 
     def with_learning_rate(self, parameters: int) -> Self:
@@ -209,12 +206,3 @@ class RolloutConfig(LearnerConfig):
     def _learns_from_single_rollouts(self) -> bool:
         """Return True if a rollout needs no others of its task for comparison."""
         return False
-
-
-def check_one_length(optimizer: Any) -> None:
-    """Raise `ValueError` if both `epochs` and `schedule_steps` set the length of a run."""
-    steps = optimizer.schedule_steps
-    if optimizer.epochs is not None and steps != OptimizerConfig.model_fields["schedule_steps"].default:
-        raise ValueError(
-            f"optimizer.schedule_steps: {steps} has no effect with epochs={optimizer.epochs}; leave one of them out"
-        )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ModelWrapValidatorHandler, field_validator, model_validator
 
 from memalpha.config.algorithms import VETTED, ERLSettings, PPOConfig, RolloutDPOConfig
+from memalpha.config.common import refuse_together
 from memalpha.config.groups import (
     DatasetConfig,
     LossConfig,
@@ -26,6 +27,16 @@ RECORDED_LOSS_CONSTANT = 16.0
 
 It may stand where another `loss_type` does not read it, so that `loss_type` can be changed alone.
 """
+
+_FIXED: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "rloo": {"scale_rewards": ("none", "rloo compares with the mean of the others and divides by nothing")},
+    "ppo": {
+        "scale_rewards": ("none", "ppo compares no rollouts of a group (see ppo.whiten_advantages)"),
+        "importance_sampling_level": ("token", "ppo has an advantage a token, so a ratio a token"),
+        "loss_type": ("dapo", "ppo's clipped loss is a mean over tokens, as its value loss is"),
+    },
+}
+"""Settings of the loss that an algorithm fixes: the only value, and why."""
 
 
 class ReinforcementConfig(RolloutConfig):
@@ -89,9 +100,10 @@ class ReinforcementConfig(RolloutConfig):
         return config
 
     @model_validator(mode="after")
-    def _check_combination(self) -> ReinforcementConfig:
-        loss, sampling = self.loss, self.sampling
-        if sampling.top_p != 1.0 or sampling.top_k != 0:
+    def _check_loss(self) -> ReinforcementConfig:
+        """Refuse settings of the loss that the algorithm does not have, or that bias it."""
+        loss, algorithm = self.loss, self.algorithm
+        if self.sampling.top_p != 1.0 or self.sampling.top_k != 0:
             raise ValueError(
                 "sampling.top_p/top_k: truncated sampling biases every importance ratio; training samples with "
                 "temperature only (top_p=1, top_k=0)"
@@ -106,36 +118,20 @@ class ReinforcementConfig(RolloutConfig):
                 "loss.kl_estimator: k1's gradient in the loss is 0 on average without the ratio, so nothing is held "
                 "back; set use_bias_correction_kl=true, kl_in=reward or another estimator"
             )
-        if self.erl is not None and self.algorithm != "erl":
-            raise ValueError(f"erl: has no effect with algorithm={self.algorithm}; leave it out")
-        if self.algorithm == "rloo":
-            if loss.scale_rewards != "none":
-                raise ValueError("loss.scale_rewards: rloo compares with the mean of the others and divides by nothing")
-            if loss.importance_sampling_level == "sequence" and loss.loss_type != "grpo":
-                raise ValueError(
-                    "loss.loss_type: with one ratio a completion rloo's loss is a mean over completions: leave it out"
-                )
-        if self.algorithm == "ppo":
-            if loss.scale_rewards != "none":
-                raise ValueError("loss.scale_rewards: ppo compares no rollouts of a group; see ppo.whiten_advantages")
-            if loss.importance_sampling_level == "sequence":
-                raise ValueError("loss.importance_sampling_level: ppo has an advantage a token, so a ratio a token")
-            if loss.loss_type != "dapo":
-                raise ValueError(
-                    f"loss.loss_type: ppo's clipped loss is a mean over tokens, as its value loss is, not "
-                    f"{loss.loss_type}: leave it out"
-                )
-            if self.ppo is not None and self.ppo.kl_target is not None and not loss.beta:
-                raise ValueError("ppo.kl_target: beta follows it and must start above 0")
-        elif self.ppo is not None:
-            raise ValueError(f"ppo: has no effect with algorithm={self.algorithm}; leave it out")
+        others = [name for name in ("ppo", "dpo", "erl") if name != algorithm]
+        self.refuse_unread(others, f"with algorithm={algorithm}")
+        fixed = dict(_FIXED.get(algorithm, {}))
+        if algorithm == "rloo" and loss.importance_sampling_level == "sequence":
+            fixed["loss_type"] = ("grpo", "with one ratio a completion rloo's loss is a mean over completions")
+        for name, (value, reason) in fixed.items():
+            if getattr(loss, name) != value:
+                raise ValueError(f"loss.{name}: {reason}, not {getattr(loss, name)}: leave it out")
+        if self.ppo is not None and self.ppo.kl_target is not None and not loss.beta:
+            raise ValueError("ppo.kl_target: beta follows it and must start above 0")
         if loss.delta is not None and loss.delta <= 1 + (loss.epsilon_high or loss.epsilon):
             raise ValueError("loss.delta: bounds the ratio above what the clip does: it must be above 1 + epsilon_high")
-        if self.dpo is not None and self.algorithm != "dpo":
-            raise ValueError(f"dpo: has no effect with algorithm={self.algorithm}; leave it out")
-        for name, reason in self._loss_settings_without_effect():
-            if getattr(loss, name) != LossConfig.model_fields[name].default:
-                raise ValueError(f"loss.{name}: has no effect {reason}; leave it out")
+        for names, reason in self._unread_loss_settings():
+            loss.refuse_unread(names, reason, group="loss.")
         return self
 
     @property
@@ -153,75 +149,48 @@ class ReinforcementConfig(RolloutConfig):
         return self.sampling
 
     @model_validator(mode="after")
-    def _check_resampling(self) -> ReinforcementConfig:
-        """Refuse settings with which no further tasks can be drawn within a step."""
-        sampling = self.sampling
-        impossible = {
-            f"algorithm={self.algorithm}": self.algorithm in ("ppo", "erl"),
-            "a curriculum": self.has_curriculum,
-        }
-        for setting, applies in impossible.items():
-            if sampling.resample_flat and applies:
-                raise ValueError(f"sampling.resample_flat: has no use with {setting}; leave it out")
+    def _check_sampling(self) -> ReinforcementConfig:
+        """Refuse ways of sampling that exclude each other, or that the algorithm cannot use."""
+        sampling, lora, algorithm = self.sampling, self.lora, f"algorithm={self.algorithm}"
+        curriculum = {"a curriculum": self.has_curriculum}
+        if sampling.resample_flat:
+            others = {algorithm: self.algorithm in ("ppo", "erl"), **curriculum}
+            refuse_together("sampling.resample_flat", others, "has no use with {}")
+        if sampling.staleness:
+            others = {algorithm: self.algorithm == "erl", "resample_flat": bool(sampling.resample_flat), **curriculum}
+            refuse_together("sampling.staleness", others)
+        if sampling.sampler is not None:
+            others = {
+                algorithm: self.algorithm == "erl",
+                "sampling.dtype": sampling.dtype is not None,
+                "sampling.stop_repeats": sampling.stop_repeats,
+                "thinking_tokens": self.thinking_tokens > 0,
+                # vLLM loads low-rank factors only.
+                "lora.trainable_tokens": lora is not None and bool(lora.trainable_tokens),
+                "lora.modules_to_save": lora is not None and bool(lora.modules_to_save),
+            }
+            refuse_together("sampler", others, "{} needs the sampler of this process")
         return self
 
-    @model_validator(mode="after")
-    def _check_staleness(self) -> ReinforcementConfig:
-        """Refuse settings whose tasks or rollouts depend on the step before."""
-        sampling = self.sampling
-        impossible = {
-            "algorithm=erl": self.algorithm == "erl",
-            "resample_flat": bool(sampling.resample_flat),
-            "a curriculum": self.has_curriculum,
-        }
-        for setting, applies in impossible.items():
-            if sampling.staleness and applies:
-                raise ValueError(f"sampling.staleness: does not work with {setting}; leave one of them out")
-        return self
-
-    @model_validator(mode="after")
-    def _check_sampler(self) -> ReinforcementConfig:
-        """Refuse settings that only a sampler in this process has."""
-        sampling = self.sampling
-        if sampling.sampler is None:
-            return self
-        local_settings = {
-            "algorithm=erl": self.algorithm == "erl",
-            "sampling.dtype": sampling.dtype is not None,
-            "sampling.stop_repeats": sampling.stop_repeats,
-            "thinking_tokens": self.thinking_tokens > 0,
-            # vLLM loads low-rank factors only.
-            "lora.trainable_tokens": self.lora is not None and bool(self.lora.trainable_tokens),
-            "lora.modules_to_save": self.lora is not None and bool(self.lora.modules_to_save),
-        }
-        for setting, applies in local_settings.items():
-            if applies:
-                raise ValueError(f"sampler: {setting} needs the sampler of this process; leave one of them out")
-        return self
-
-    def _loss_settings_without_effect(self) -> list[tuple[str, str]]:
-        """Return names of `loss` that nothing reads in this configuration, each with the reason."""
-        loss = self.loss
+    def _unread_loss_settings(self) -> Iterator[tuple[Iterable[str], str]]:
+        """Yield names of `loss` that nothing reads in this configuration, with the reason."""
+        loss, is_recorded = self.loss, self.loss.loss_constant == RECORDED_LOSS_CONSTANT
         if self.algorithm == "dpo":
-            reason = "with algorithm=dpo, whose loss has settings of its own (dpo.*)"
-            is_recorded = loss.loss_constant == RECORDED_LOSS_CONSTANT
-            return [(name, reason) for name in LossConfig.model_fields if name != "loss_constant" or not is_recorded]
-        unread: list[tuple[str, str]] = []
+            names = LossConfig.model_fields.keys() - ({"loss_constant"} if is_recorded else set())
+            yield sorted(names), "with algorithm=dpo, whose loss has settings of its own (dpo.*)"
+            return
         if not loss.beta:
-            unread += [(name, "with beta=0, which asks for no KL") for name in ("kl_in", "kl_estimator")]
+            yield ("kl_in", "kl_estimator"), "with beta=0, which asks for no KL"
         if not loss.beta or loss.kl_in == "reward":
-            unread.append(("use_bias_correction_kl", "where no KL is in the loss"))
-        if loss.loss_type != "dr_grpo" and loss.loss_constant != RECORDED_LOSS_CONSTANT:
-            unread.append(("loss_constant", f"with loss_type={loss.loss_type}"))
+            yield ["use_bias_correction_kl"], "where no KL is in the loss"
+        if loss.loss_type != "dr_grpo" and not is_recorded:
+            yield ["loss_constant"], f"with loss_type={loss.loss_type}"
         if loss.loss_type == "cispo":
-            unread += [
-                (name, "with loss_type=cispo, which clips weights at epsilon_high") for name in ("epsilon", "delta")
-            ]
+            yield ("epsilon", "delta"), "with loss_type=cispo, which clips weights at epsilon_high"
         if loss.importance_cap is None:
-            unread.append(("importance_sampling_mode", "without importance_cap"))
+            yield ["importance_sampling_mode"], "without importance_cap"
         if loss.scale_rewards == "none":
-            unread.append(("advantage_floor", "with scale_rewards=none, which divides by nothing"))
-        return unread
+            yield ["advantage_floor"], "with scale_rewards=none, which divides by nothing"
 
 
 def vetted_settings(data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -288,8 +257,8 @@ class TextConfig(ReinforcementConfig):
 
     @model_validator(mode="after")
     def _check_environment(self) -> TextConfig:
-        if self.environment is not None and self.rewards:
-            raise ValueError("rewards: have no effect with an environment, which gives its own; leave one of them out")
-        if self.environment is None and self.max_turns != type(self).model_fields["max_turns"].default:
-            raise ValueError("max_turns: has no effect without an environment of your own; leave it out")
+        if self.environment is None:
+            self.refuse_unread(["max_turns"], "without an environment of your own")
+        else:
+            self.refuse_unread(["rewards"], "with an environment, which gives its own")
         return self

@@ -18,10 +18,10 @@ from memalpha.config.common import (
     ReaderConfig,
     RewardConfig,
     WorldConfig,
+    refuse_together,
 )
 from memalpha.config.files import build_config, merge, read_config, shipped_configs
 from memalpha.config.groups import (
-    ComputeConfig,
     MemoryEvaluationConfig,
     PairsEvaluationConfig,
     PairsOptimizerConfig,
@@ -31,7 +31,7 @@ from memalpha.config.groups import (
     SFTEvaluationConfig,
     expand_short_names,
 )
-from memalpha.config.learner import LearnerConfig, RolloutConfig, check_one_length
+from memalpha.config.learner import LearnerConfig, RolloutConfig
 from memalpha.config.reinforcement import ReinforcementConfig, TextConfig
 from memalpha.config.sampling import MemorySamplingConfig
 from memalpha.errors import ConfigError
@@ -52,13 +52,9 @@ class PairsConfig(LearnerConfig):
         return optimizer
 
     @model_validator(mode="after")
-    def _within_schedule(self) -> PairsConfig:
-        """Override the base's check, which does not hold where `epochs` sets the length of the schedule."""
-        if self.optimizer.epochs is None:
-            super()._within_schedule()  # type: ignore[operator]
-        if self.evaluation.data is not None and not self.evaluation.validation_pairs:
-            raise ValueError("evaluation.data: has no effect with validation_pairs=0; leave one of them out")
-        check_one_length(self.optimizer)
+    def _check_validation(self) -> PairsConfig:
+        if not self.evaluation.validation_pairs:
+            self.evaluation.refuse_unread(["data"], "with validation_pairs=0", group="evaluation.")
         return self
 
 
@@ -99,10 +95,7 @@ class RewardModelConfig(PairsConfig):
         for name, weight in self.objectives.items():
             if not name or not math.isfinite(weight):
                 raise ValueError(f"objectives: {name!r} with weight {weight}: a name and a finite number are needed")
-        if self.compute.head_tokens != ComputeConfig.model_fields["head_tokens"].default:
-            raise ValueError(
-                "compute.head_tokens: has no effect with algorithm=reward, which makes no logits; leave it out"
-            )
+        self.compute.refuse_unread(["head_tokens"], "with algorithm=reward, which makes no logits", group="compute.")
         return self
 
 
@@ -154,43 +147,30 @@ class TrainConfig(ReinforcementConfig, RunConfig):
         return self.thinking_tokens + self.agent.max_new_tokens
 
     @model_validator(mode="after")
-    def _check_prompts(self) -> TrainConfig:
-        _check_no_text_settings(self.erl)
-        return self
-
-    @model_validator(mode="after")
-    def _check_credit(self) -> TrainConfig:
+    def _check_memory_run(self) -> TrainConfig:
+        """Refuse settings of text runs, and credit and groups that do not fit the algorithm."""
+        _refuse_text_settings(self.erl)
         if self.reward.credit == "calls" and self.algorithm in ("ppo", "dpo"):
             reason = {"ppo": "has a value for each token", "dpo": "compares whole rollouts"}[self.algorithm]
             raise ValueError(f"reward.credit: algorithm={self.algorithm} {reason}; set credit=turn, or grpo, rloo, erl")
-        return self
-
-    @model_validator(mode="after")
-    def _check_groups(self) -> TrainConfig:
-        """Refuse settings that need rollouts of whole conversations."""
         sampling = self.sampling
         if sampling.groups == "conversation":
-            if sampling.conversation_share:
-                raise ValueError("sampling.conversation_share: has no effect with groups=conversation; leave it out")
+            sampling.refuse_unread(["conversation_share"], "with groups=conversation", group="sampling.")
             return self
-        needs_conversations = {
+        others = {
             f"algorithm={self.algorithm}": self.algorithm in WHOLE_CONVERSATIONS,
             "reward.model": self.reward.model is not None,
             "reward.functions": bool(self.reward.functions),
             "staleness beside a server (sampler)": sampling.sampler is not None and bool(sampling.staleness),
         }
-        for setting, applies in needs_conversations.items():
-            if applies:
-                raise ValueError(
-                    f"sampling.groups: {setting} needs rollouts of whole conversations; leave one of them out"
-                )
+        refuse_together("sampling.groups", others, "{} needs rollouts of whole conversations")
         return self
 
 
-def _check_no_text_settings(erl: ERLSettings | None) -> None:
-    for name in ("reflection_prompt", "retry_prompt", "feedback_func", "tell_answer"):
-        if erl is not None and getattr(erl, name) != ERLSettings.model_fields[name].default:
-            raise ValueError(f"erl.{name}: is for text tasks; a memory writer has its own; leave it out")
+def _refuse_text_settings(erl: ERLSettings | None) -> None:
+    names = ("reflection_prompt", "retry_prompt", "feedback_func", "tell_answer")
+    if erl is not None:
+        erl.refuse_unread(names, "on a memory writer, which has its own: it is for text tasks", group="erl.")
 
 
 class SFTConfig(RunConfig):
@@ -219,28 +199,20 @@ class SFTConfig(RunConfig):
         return self.tasks
 
     @model_validator(mode="after")
-    def _within_schedule(self) -> SFTConfig:
-        """Override the base's check, which does not apply if `epochs` sets the schedule's length."""
-        if self.optimizer.epochs is None:
-            super()._within_schedule()  # type: ignore[operator]
+    def _check_source(self) -> SFTConfig:
+        """Refuse settings that the source of the rows does not have."""
         if self.rounds > 1 and self.source != "best":
             raise ValueError(
                 f"rounds: only source=best samples rows anew, {self.source!r} has the same ones every time"
             )
-        if self.erl is not None and self.source != "erl":
-            raise ValueError(f"erl: has no effect with source={self.source}; leave it out")
-        for name in ("enable_reflection", "enable_internalization", "internalization_coef", "internalization_margin"):
-            if self.erl is not None and getattr(self.erl, name) != ERLSettings.model_fields[name].default:
-                raise ValueError(
-                    f"erl.{name}: has no effect with source=erl, whose rows teach to reflect and to take advice; leave "
-                    "it out"
-                )
-        _check_no_text_settings(self.erl)
-        if self.reward.reader is not None:
-            raise ValueError("reward.reader: has no effect with algorithm=sft; leave it out")
-        if self.reward.credit != "turn":
-            raise ValueError("reward.credit: has no effect with algorithm=sft; leave it out")
-        check_one_length(self.optimizer)
+        if self.source != "erl":
+            self.refuse_unread(["erl"], f"with source={self.source}")
+        elif self.erl is not None:
+            names = ("enable_reflection", "enable_internalization", "internalization_coef", "internalization_margin")
+            reason = "with source=erl, whose rows teach to reflect and to take advice"
+            self.erl.refuse_unread(names, reason, group="erl.")
+            _refuse_text_settings(self.erl)
+        self.reward.refuse_unread(["reader", "credit"], "with algorithm=sft", group="reward.")
         if self.source == "best" and self.optimizer.epochs is not None:
             raise ValueError("optimizer.epochs: how many rows source=best will find is not known: set schedule_steps")
         if self.rounds > self.optimizer.schedule_steps:

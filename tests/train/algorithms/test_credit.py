@@ -211,7 +211,10 @@ def test_real_rollouts_are_credited_in_any_order(kind):
             {"reward": {"credit": "calls", "metric": "judge", "judge": {"judges": ["http://127.0.0.1:9/v1#m"]}}},
             "would ask the judge",
         ),
-        ({"reward": {"credit": "turn", "credit_settings": {"gamma": 0.1}}}, "have no effect with credit=turn"),
+        (
+            {"reward": {"credit": "turn", "credit_settings": {"gamma": 0.1}}},
+            "credit_settings: has no effect with credit=turn",
+        ),
         ({"reward": {"credit": "calls", "accuracy": 0}}, "credited with answers"),
     ],
 )

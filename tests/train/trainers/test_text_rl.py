@@ -229,7 +229,7 @@ def test_settings_of_text_runs(text):
     config = build_config(TextConfig, data, "x")
     assert config.rewards[0].kind == "format" and training_config(config, {"seed": 3}).seed == 3
     for bad, message in (
-        ({"environment": "a:B"}, "rewards: have no effect with an environment"),
+        ({"environment": "a:B"}, "rewards: has no effect with an environment"),
         ({"max_turns": 3}, "max_turns: has no effect"),
         ({"tell_answer": True}, "erl: has no effect with algorithm=grpo"),
         ({"erl": {}}, "erl: has no effect"),
@@ -240,7 +240,7 @@ def test_settings_of_text_runs(text):
     ):
         with pytest.raises(ConfigError, match=message):
             build_config(TextConfig, {**data, **bad}, "x")
-    with pytest.raises(ConfigError, match="retry_prompt: is for text tasks"):
+    with pytest.raises(ConfigError, match="retry_prompt: has no effect on a memory writer"):
         training_config("demo", {"algorithm": "erl", "erl": {"retry_prompt": "{prompt}{reflection}"}})
     with pytest.raises(ConfigError, match="rewards: tasks and functions themselves are for text runs"):
         train("demo", rewards=[upper])
