@@ -2,15 +2,16 @@
 
 Their released 4B model was trained with one fresh prompt a chunk: a system message with the memory and the tools as
 text, a user message with the chunk. The view holds the core memory and the last 5 entries of each kind. Structure,
-tags, markers, tool names and parameters here are theirs. **The sentences are ours**. A prompt file replaces them by
-others, byte for byte (`load_prompt`); `scripts/mem_alpha_prompt.py` makes one from a checkout of their repository.
+tags, markers, tool names and parameters here are theirs. **The sentences are ours** (`memalpha/data/
+mem_alpha_prompt.yaml`). A prompt file replaces them by others, byte for byte (`load_prompt`);
+`scripts/mem_alpha_prompt.py` makes one from a checkout of their repository.
 
 Replies are in Qwen-Agent's text protocol: a call is two lines, `✿FUNCTION✿: name` and `✿ARGS✿: {json}`, and a reply
 may hold several. `✿RESULT✿` and `✿RETURN✿` come from whoever runs the tools: a model that writes them itself has begun
 to invent results, so its reply ends there. The JSON is scanned as `agent.parsing` scans it, so contents may hold
 markers and newlines. A second `✿ARGS✿` calls the same tool again. A block whose arguments cannot be read is one
 `ToolCall` with error "malformed", text outside blocks is ignored, and no text raises. Source: qwen-agent 0.0.29
-(Apache-2.0), `qwen_fncall_prompt.py`; the words of `describe_tools` are ours.
+(Apache-2.0), `qwen_fncall_prompt.py`.
 
 Their calls are mapped to the tools of `agent.tools`:
 
@@ -41,6 +42,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -102,46 +104,11 @@ def format_block(name: str, arguments: Mapping[str, Any]) -> str:
     return f"{FUNCTION}: {name}\n{ARGS}: {json.dumps(dict(arguments), ensure_ascii=False)}"
 
 
-def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
-    """Return the part of a system prompt that lists tools and spells out the protocol for parallel calls.
-
-    Args:
-        tools: Tools in OpenAI's function format.
-    """
-    functions = [tool["function"] for tool in tools]
-    entries = "\n\n".join(
-        f"### {function['name']}\n\n{function['name']}: {function['description']} "
-        f"Parameters: {json.dumps(function['parameters'], ensure_ascii=False)} Write the arguments as one JSON object."
-        for function in functions
-    )
-    names = ",".join(function["name"] for function in functions)
-    return f"""\
-# Tools
-
-## These tools are yours to call:
-
-{entries}
-
-## To call N tools in one reply, write these lines in it:
-
-{FUNCTION}: Name of tool 1, one of [{names}]
-{ARGS}: Arguments of tool 1
-{FUNCTION}: Name of tool 2
-{ARGS}: Arguments of tool 2
-...
-{FUNCTION}: Name of tool N
-{ARGS}: Arguments of tool N
-{RESULT}: What tool 1 returned
-{RESULT}: What tool 2 returned
-...
-{RESULT}: What tool N returned
-{RETURN}: Your reply once the results are there"""
-
-
 KINDS = ("semantic", "episodic")
 DONE = "Done"
-_NAMES = ("new_memory_insert", "memory_update", "memory_delete")
 """Reply to a chunk that leaves nothing to store."""
+TOOL_NAMES = ("new_memory_insert", "memory_update", "memory_delete")
+"""Their tools while writing; the prompt describes them."""
 
 RESPONSE_SHARE = 0.8
 """Share of `max_new_tokens` that the prompt names as the limit of a reply."""
@@ -152,98 +119,6 @@ _SYSTEM_NAMES = ("core", *(f"{kind}{part}" for kind in KINDS for part in ("", "_
 _USER_NAMES = ("chunk", "response_limit")
 
 
-def _tool(name: str, description: str, types: Sequence[str], required: int, **parameters: str) -> dict[str, Any]:
-    """Return one tool; the first `required` parameters are required, beginning with `memory_type`."""
-    first, *further = parameters
-    properties = {
-        first: {"type": "string", "description": parameters[first], "enum": [kind + _SUFFIX for kind in types]},
-        **{other: {"type": "string", "description": parameters[other]} for other in further},
-    }
-    schema = {"type": "object", "properties": properties, "required": list(parameters)[:required]}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
-
-
-TOOLS = (
-    _tool(
-        "new_memory_insert",
-        "Add a new entry to the semantic or the episodic memory; it gets an id of its own. The core memory takes no "
-        "entries, only updates.",
-        KINDS,
-        2,
-        memory_type="Where it belongs: 'semantic' (knowledge) or 'episodic' (something that happened)",
-        content="What the new entry says",
-    ),
-    _tool(
-        "memory_update",
-        "Rewrite a memory: the whole core memory (also while it is empty), or the semantic or episodic entry with the "
-        "given id.",
-        ("core", *KINDS),
-        2,
-        memory_type="What to rewrite: 'core' (the paragraph), 'semantic' (knowledge) or 'episodic' (an event)",
-        new_content="The whole new text, old and new facts **combined**; it replaces the paragraph or the entry",
-        memory_id="Id of the semantic or episodic entry; not needed for the core memory",
-    ),
-    _tool(
-        "memory_delete",
-        "Remove a memory: clear the core memory, or drop the semantic or episodic entry with the given id.",
-        ("core", *KINDS),
-        1,
-        memory_type="What to remove: 'core' (the paragraph), 'semantic' (knowledge) or 'episodic' (an event)",
-        memory_id="Id of the semantic or episodic entry; not needed for the core memory",
-    ),
-)
-"""Their tools while writing, in OpenAI's function format."""
-
-_SYSTEM = f"""\
-You keep the long-term memory of a personal assistant. Your main task is to study what the user shares, to understand \
-it, and to store it in the memory.
-
-HOW TO MEMORIZE:
-- Read all that the user shares until it is understood
-- Find the facts, the ideas and what connects them
-- Store what matters under the kind of memory that suits it:
-* core_memory: What is known so far, as one compact paragraph
-* semantic_memory: Knowledge in general, facts and concepts
-* episodic_memory: Events that somebody lived through, always with their time, and with place or circumstances
-- Let the content decide the kind
-
-THE MEMORY NOW:
-<core_memory>
-{{{{core}}}}
-</core_memory>
-
-<semantic_memory> (The most recent {{{{semantic_shown}}}} out of {{{{semantic_total}}}} memories)
-{{{{semantic}}}}
-</semantic_memory>
-
-<episodic_memory> (The most recent {{{{episodic_shown}}}} out of {{{{episodic_total}}}} memories)
-{{{{episodic}}}}
-</episodic_memory>
-
-Use the memory tools freely to store what is new. If nothing is left to store, answer '{DONE}'; the user does not see \
-this answer. You are asked only once, so make all insertions in this turn.
-
-{describe_tools(TOOLS)}"""
-
-_USER = """\
-Take these steps to remember the content below:
-
-1. **Core Memory Update**: Keep up what is known of the user, or the summary of what is being read, or the rules of a \
-classification learnt from its examples (label 1: meaning; label 2: meaning, and so on). A few sentences at most.
-
-2. **Memory Storage**:
-   - **Episodic Memory**: What the user, the user's friends and the assistant did, with its time (written: "At \
-timestamp t, user did X")
-   - **Semantic Memory**: Facts that matter (written: "Ana is the user's sister and 31 years old", "Author of Emma: \
-Jane Austen", "Sample: xxx; Label: xxx")
-
-<new_chunk>
-{{chunk}}
-</new_chunk>
-
-**Limit**: A response may have {{response_limit}} tokens. Keep every memory short."""
-
-
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """Texts of the system and the user message, with placeholders such as `{{core}}`."""
@@ -252,7 +127,8 @@ class Prompt:
     user: str
 
 
-DEFAULT_PROMPT = Prompt(_SYSTEM, _USER)
+SHIPPED_PROMPT = Path(str(resources.files("memalpha"))) / "data" / "mem_alpha_prompt.yaml"
+"""Prompt file in our words."""
 
 
 def check_schema(schema: MemorySchema) -> None:
@@ -266,7 +142,7 @@ def check_schema(schema: MemorySchema) -> None:
 
 @lru_cache(maxsize=8)
 def load_prompt(path: Path | None) -> Prompt:
-    """Return the prompt of a YAML or JSON file with `system` and `user`; without a path, the one in our words.
+    """Return the prompt of a YAML or JSON file with `system` and `user`; None stands for `SHIPPED_PROMPT`.
 
     Placeholders of `system`: `{{core}}`, and for semantic and episodic each `{{semantic}}` (lines, or `Empty.`),
     `{{semantic_shown}}` and `{{semantic_total}}` (numbers). Placeholders of `user`: `{{chunk}}`, `{{response_limit}}`.
@@ -275,8 +151,7 @@ def load_prompt(path: Path | None) -> Prompt:
     Raises:
         ConfigError: The file cannot be read, or a text or a placeholder is missing or unknown.
     """
-    if path is None:
-        return DEFAULT_PROMPT
+    path = path or SHIPPED_PROMPT
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -312,7 +187,7 @@ def render_view(core: str, entries: Sequence[ViewEntry]) -> str:
 
 
 def writer_messages(
-    observation: Observation, max_new_tokens: int, prompt: Prompt = DEFAULT_PROMPT, wishes: str = ""
+    observation: Observation, max_new_tokens: int, prompt: Prompt, wishes: str = ""
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Build system and user message for one chunk.
 
@@ -358,7 +233,7 @@ def _fill(template: str, values: Mapping[str, str]) -> str:
 def parse_reply(text: str) -> tuple[ToolCall, ...]:
     """Return the calls of a reply as calls of `agent.tools`, in order; `()` if it has none. No text raises."""
     calls = parse_blocks(text) if FUNCTION in text else parse_calls(text)
-    return tuple(to_tool_call(named_tool(call, _NAMES)) for call in calls)
+    return tuple(to_tool_call(named_tool(call, TOOL_NAMES)) for call in calls)
 
 
 def format_reply(calls: Sequence[ToolCall], category_of: Callable[[str], str | None] = lambda id: None) -> str:
@@ -381,7 +256,7 @@ def to_tool_call(call: ToolCall) -> ToolCall:
     A call whose `memory_type` is missing or unknown keeps its arguments, which the tools refuse.
     """
     arguments = call.arguments
-    if call.error or call.name not in _NAMES:
+    if call.error or call.name not in TOOL_NAMES:
         return call
     if call.name != "new_memory_insert" and "memory_type" not in arguments and "id" in arguments:
         return call  # our own tool of the same name

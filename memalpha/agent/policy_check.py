@@ -158,8 +158,9 @@ def _tool_names(config: AgentConfig, schema: MemorySchema) -> list[str]:
     tools = load_tools(config.tools)
     if config.form == "lines":
         return [tool.line_shape() for tool in tools.values()]
-    tools = mem_alpha.TOOLS if config.prompt == "mem-alpha" else tool_schemas(schema, tools)
-    return [tool["function"]["name"] for tool in tools]
+    if config.prompt == "mem-alpha":
+        return [*mem_alpha.TOOL_NAMES]
+    return [tool["function"]["name"] for tool in tool_schemas(schema, tools)]
 
 
 def _reads_back(policy: Any, config: AgentConfig, schema: MemorySchema) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -58,8 +59,6 @@ def test_messages_hold_memory_tools_and_chunk():
     assert "most recent 1 out of 7 memories)\n[city#e] Ana lives in {{core}}\n</semantic_memory>" in system["content"]
     assert "most recent 1 out of 1 memories)\n[trip#a] Rome in May\n</episodic_memory>" in system["content"]
     assert system["content"].endswith("✿RETURN✿: Your reply once the results are there")
-    for tool in mem_alpha.TOOLS:
-        assert json.dumps(tool["function"]["parameters"], ensure_ascii=False) in system["content"]
     assert "<new_chunk>\n[2024-05-01]\nAna: I moved to Porto.\n</new_chunk>" in user["content"]
     assert "1638 tokens" in user["content"]  # 0.8 x 2048, as published
 
@@ -79,11 +78,11 @@ def test_tools_have_the_published_names_parameters_and_order():
         "memory_update": (["memory_type", "new_content", "memory_id"], ["memory_type", "new_content"], 3),
         "memory_delete": (["memory_type", "memory_id"], ["memory_type"], 3),
     }
-    functions = [tool["function"] for tool in mem_alpha.TOOLS]
-    assert [function["name"] for function in functions] == list(published)
-    for function in functions:
-        properties, required, kinds = published[function["name"]]
-        parameters = function["parameters"]
+    tools = re.findall(r"^### (\w+)\n\n\1: .* Parameters: (\{.*\}) Write", mem_alpha.load_prompt(None).system, re.M)
+    assert tuple(name for name, _ in tools) == tuple(published) == mem_alpha.TOOL_NAMES
+    for name, schema in tools:
+        properties, required, kinds = published[name]
+        parameters = json.loads(schema)
         assert (list(parameters["properties"]), parameters["required"]) == (properties, required)
         enum = parameters["properties"]["memory_type"]["enum"]
         assert enum == ["core_memory", "semantic_memory", "episodic_memory"][3 - kinds :]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from memalpha.agent.mem_alpha import ARGS, FUNCTION, RESULT, RETURN, describe_tools, format_block, parse_blocks
+from memalpha.agent.mem_alpha import ARGS, FUNCTION, RESULT, RETURN, format_block, parse_blocks
 
 NAMES = st.sampled_from(["new_memory_insert", "memory_update", "memory_delete", "search_memory"])
 VALUES = st.recursive(st.none() | st.booleans() | st.integers(-9, 9) | st.text(), lambda v: st.lists(v, max_size=3))
@@ -70,11 +68,3 @@ def test_json_is_read_with_the_tolerance_of_hermes_calls(arguments, expected):
 def test_an_unreadable_block_is_one_malformed_call(block):
     assert read(block) == [("", {}, "malformed")]
     assert read(f"{block}\n{format_block('f', {})}") == [("", {}, "malformed"), ("f", {}, None)]
-
-
-def test_tools_are_described_with_their_schemas():
-    schema = {"type": "object", "properties": {"a": {"type": "string", "description": "ä"}}, "required": ["a"]}
-    text = describe_tools([{"function": {"name": name, "description": "Does.", "parameters": schema}} for name in "fg"])
-    assert text.count(f"f: Does. Parameters: {json.dumps(schema, ensure_ascii=False)} ") == 1
-    assert "one of [f,g]" in text and text.startswith("# Tools\n\n## ")
-    assert [text.count(marker) for marker in (FUNCTION, ARGS, RESULT, RETURN)] == [3, 3, 3, 1]

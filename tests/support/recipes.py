@@ -42,7 +42,7 @@ SMOLLM2 = {  # config.json of HuggingFaceTB/SmolLM2-135M-Instruct
 
 def add_prompt_tokens(tokenizer: Any) -> None:
     """Make each fixed line of the prompts and each fixed part of a call one token: prompts of bytes alone are slow."""
-    prompt = mem_alpha.DEFAULT_PROMPT
+    prompt = mem_alpha.load_prompt(None)
     plain = TransformersPolicy(tiny_model(vocab=len(tokenizer)), tokenizer, "bytes")
     request = build_request(Observation(Chunk(text=".")), AgentConfig(), load_schema("mem-alpha"))
     lines = str(tokenizer.decode(plain.render_request(request))).splitlines()
