@@ -22,12 +22,13 @@ import pytest
 from memalpha.agent.agent import MemoryAgent
 from memalpha.config import EndpointConfig
 from memalpha.errors import StoreError
-from memalpha.policy.endpoint import EndpointClient
+from memalpha.policy.endpoint import EndpointPolicy
 from memalpha.rewards.base import LOOP
 from memalpha.store.async_store import AsyncMemoryStore
 from memalpha.store.backends import sqlite as sqlite_transactions
 from memalpha.store.embedding import CachedEmbedder, HashEmbedder
 from memalpha.store.store import MemoryStore
+from memalpha.types import SampleRequest
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here"),
@@ -204,15 +205,15 @@ def endpoint() -> Iterator[str]:
 
 
 def test_endpoints_are_asked_by_children_while_the_parent_asks(endpoint, tmp_path: Path) -> None:
-    client = EndpointClient(f"{endpoint}#m", EndpointConfig(concurrency=1, cache=tmp_path / "answers.db"))
+    policy = EndpointPolicy(f"{endpoint}#m", EndpointConfig(concurrency=1, cache=tmp_path / "answers.db"))
 
-    def ask() -> str | None:
-        request = {"messages": [{"role": "user", "content": str(time.monotonic_ns())}]}
-        return client.ask([request])[0].message["content"]
+    def ask() -> str:
+        request = SampleRequest(({"role": "user", "content": str(time.monotonic_ns())},))
+        return policy.sample([request])[0].text
 
     ask()  # a fork beside a first import would be another matter
     with busy(ask):
         for _ in range(3):
             assert in_child(ask) == "'/v1/chat/completions'"
     assert ask() == "/v1/chat/completions"
-    client.close()
+    policy.client.close()

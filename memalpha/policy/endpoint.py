@@ -20,24 +20,21 @@ import json
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from math import inf
-from queue import SimpleQueue
-from random import Random
 from typing import Any
 
 import httpx2 as httpx
 
 from memalpha.config import EndpointConfig
-from memalpha.config.sampling import SamplerConfig
-from memalpha.endpoint_calls import backoff, is_retryable, parse_name, read_error, read_key, retry_after
+from memalpha.endpoint_calls import is_retryable, parse_name, read_error, read_key, retry_after
 from memalpha.errors import PolicyError
-from memalpha.policy.base import request_seed
+from memalpha.policy.base import request_seed, sample_with
 from memalpha.policy.chat.text import CLOSE, END_THINK, OPEN, THINK, break_control_tokens
-from memalpha.policy.loop import LoopThread
 from memalpha.policy.reply_cache import AnswerCache, answer_key
+from memalpha.policy.server import RequestBatch, RequestQueue, RetryableError, ServerThread
 from memalpha.types import Completion, SampleRequest
 
 MESSAGE_OVERHEAD = 8
@@ -78,10 +75,6 @@ class Bill:
     completion_tokens: int = 0
     cost: float | None = None
     saved: float | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """Return all fields by name."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +121,7 @@ def plausible_count(count: Any, least: int, most: int) -> int | None:
     Returns:
         `count` if it is an integer within the bounds.
     """
-    possible = isinstance(count, int) and not isinstance(count, bool) and max(0, least) <= count <= most
-    return count if possible else None
+    return count if type(count) is int and max(0, least) <= count <= most else None
 
 
 @dataclass(slots=True)
@@ -175,91 +167,8 @@ _QUOTA_ERRORS = ("insufficient_quota", "billing_hard_limit_reached")
 """Errors with status 429 that a retry does not resolve."""
 
 
-class RetryableError(Exception):
-    """Failed try that may succeed if repeated, after `after` seconds at the earliest.
-
-    `lost` is False if the server surely did not bill the try.
-    """
-
-    def __init__(self, reason: str, after: float | None = None, *, lost: bool = True) -> None:
-        super().__init__(reason)
-        self.after = after
-        self.lost = lost
-
-
-class ServerThread(LoopThread):
-    """Loop in a thread with the connections to one server.
-
-    Args:
-        name: Name in error messages.
-        base: Address that paths are appended to.
-        config: Timeout of a request and number of concurrent ones.
-        key: Key that is sent as bearer token.
-        hint: Name of the setting of the timeout, for errors.
-
-    Attributes:
-        slots: Semaphore of the concurrent requests.
-    """
-
-    def __init__(
-        self, name: str, base: str, config: EndpointConfig | SamplerConfig, key: str | None = None, hint: str = ""
-    ) -> None:
-        self.base, self.server, self._key, self._hint = base, config, key, hint
-        self._rng = Random()
-        super().__init__(name)
-
-    def reset_in_child(self, state: object) -> None:
-        """Open connections anew; those of the parent stay referenced, so that nothing closes them."""
-        super().reset_in_child(state)
-        self._http: httpx.AsyncClient | None = None
-        self.slots = asyncio.Semaphore(self.server.concurrency)
-
-    async def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
-        """Send one try and return the response, whatever its status.
-
-        Args:
-            method: HTTP method.
-            path: Path behind the server's address.
-            body: JSON body; None sends none.
-
-        Raises:
-            RetryableError: No complete response came back.
-            PolicyError: The server's address is none.
-        """
-        if self._http is None:
-            headers = {"Content-Type": "application/json"}
-            headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.server.concurrency)
-            self._http = httpx.AsyncClient(headers=headers, timeout=None, limits=limits)
-        content = None if body is None else json.dumps(body).encode()
-        try:
-            async with asyncio.timeout(self.server.timeout):  # limits the whole response: a server may send it slowly
-                return await self._http.request(method, self.base + path, content=content)
-        except TimeoutError as error:
-            raise RetryableError(f"no answer within {self.server.timeout:g} s{self._hint}") from error
-        except httpx.ConnectError as error:
-            raise RetryableError(f"cannot be reached ({error})", lost=False) from error
-        except httpx.HTTPError as error:
-            raise RetryableError(f"the connection broke ({error or type(error).__name__})") from error
-        except (httpx.InvalidURL, UnicodeError) as error:
-            raise PolicyError(f"{self.name} is not the address of an endpoint: {error}") from error
-
-    def close(self) -> None:
-        """Close the connections and the thread."""
-        if self._http is not None:
-            self.run(self._http.aclose())
-        super().close()
-
-
-@dataclass(slots=True)
-class RequestBatch:
-    """Requests of one `ask` or one queue. After their first error, nothing more is sent."""
-
-    error: PolicyError | None = None
-
-
 class EndpointClient(ServerThread):
-    """Client of one model at one endpoint; `ask` works from any thread or event loop.
+    """Client of one model at one endpoint; `submit` works from any thread or event loop.
 
     It works in its own thread, which ends with `close` or with the last reference.
 
@@ -286,13 +195,11 @@ class EndpointClient(ServerThread):
         key_variable = self.config.key_env or ("OPENAI_API_KEY" if name.startswith("openai:") else None)
         hint = " (or name it in endpoint.key_env)"
         key = read_key(name, key_variable, hint) if key_variable is not None else None
-        self._clock, self._sleep = clock, sleep
         self.prices = self.config.prices.get(name)
         self.bill = Bill(*([0] * 9), *((0.0, 0.0) if self.prices else ()))
         self.cache = AnswerCache(self.config.cache) if self.config.cache is not None else None
         self._window = Window(self.config.requests_per_minute, self.config.tokens_per_minute)
-        self._quiet_until = 0.0
-        super().__init__(name, base, self.config, key, " (endpoint.timeout)")
+        super().__init__(name, base, self.config, key, " (endpoint.timeout)", clock=clock, sleep=sleep)
 
     def reset_in_child(self, state: object) -> None:
         """Forget the requests of the parent, too."""
@@ -302,18 +209,11 @@ class EndpointClient(ServerThread):
 
     # ------------------------------------------------------------------------------------------------ for callers
 
-    def ask(self, requests: Sequence[Mapping[str, Any]]) -> list[Reply]:
-        """Return the reply to each request, in order; equal requests are sent once.
-
-        A request is a chat-completion body without its `model`. Raises `PolicyError` if a request is refused or all its
-        tries fail. Requests in flight are then awaited and cached.
-        """
-        return self.run(self._ask(requests)) if requests else []
-
     def submit(self, request: Mapping[str, Any], batch: RequestBatch) -> Future[Reply]:
         """Ask in the background; the future raises `PolicyError`, or `CancelledError` after `give_up`.
 
-        An error of the request ends those of the same `batch` that are not yet sent.
+        A request is a chat-completion body without its `model`. Equal requests are sent once. An error of the request
+        ends those of the same `batch` that are not yet sent.
         """
         return self.start(self._answer(request, batch))
 
@@ -331,16 +231,6 @@ class EndpointClient(ServerThread):
             self.cache.close()
 
     # ------------------------------------------------------------------------------------------------- in the loop
-
-    async def _ask(self, requests: Sequence[Mapping[str, Any]]) -> list[Reply]:
-        batch = RequestBatch()
-        done = await asyncio.gather(*(self._answer(request, batch) for request in requests), return_exceptions=True)
-        if batch.error is not None:
-            raise batch.error
-        for reply in done:
-            if isinstance(reply, BaseException):
-                raise reply
-        return done  # type: ignore[return-value]
 
     async def _answer(self, request: Mapping[str, Any], batch: RequestBatch) -> Reply:
         """Return the reply from the cache, an equal request in flight, or the server."""
@@ -373,7 +263,7 @@ class EndpointClient(ServerThread):
     async def _send_and_cache(self, key: str, body: Mapping[str, Any], batch: RequestBatch) -> Reply:
         async with self.slots:
             try:
-                reply = await self._send_with_retries(body, batch)
+                reply = await self._send(body, batch)
                 if self.cache is not None:
                     reply = Reply(**self.cache.put(key, f"{self.base}#{self.model}", asdict(reply)))
                 return reply
@@ -381,7 +271,7 @@ class EndpointClient(ServerThread):
                 batch.error = batch.error or error
                 raise
 
-    async def _send_with_retries(self, body: Mapping[str, Any], batch: RequestBatch) -> Reply:
+    async def _send(self, body: Mapping[str, Any], batch: RequestBatch) -> Reply:
         prompt = estimate_prompt_tokens(body)
         max_new_tokens = body.get("max_tokens") or body.get("max_completion_tokens") or 0
         limit = self.config.tokens_per_minute
@@ -390,34 +280,28 @@ class EndpointClient(ServerThread):
                 f"{self.name}: one request takes {prompt + max_new_tokens} tokens (prompt and room to answer), "
                 f"endpoint.tokens_per_minute is {limit}: it can never be sent"
             )
-        reason = ""
-        for attempt in range(self.config.retries + 1):
+
+        async def attempt() -> Reply:
             usage = await self._wait_for_turn(prompt + max_new_tokens, batch)
             self.bill.tries += 1
             try:
-                response = await self.send("POST", "/chat/completions", body)
-                reply = self._read(response, prompt, max_new_tokens)
+                reply = self._read(await self.send("POST", "/chat/completions", body), prompt, max_new_tokens)
             except RetryableError as error:
-                reason = str(error)
                 self.bill.lost += error.lost
-                if error.after is not None and error.after > self.config.max_wait:
-                    reason += f"; it asks to wait {error.after:.0f} s, endpoint.max_wait is {self.config.max_wait:.0f}"
-                    break
-                self._quiet_until = max(self._quiet_until, self._clock() + (error.after or 0.0))
-                if attempt < self.config.retries:
-                    await self._sleep((error.after or 0.0) + backoff(attempt, self.config.max_wait, self._rng))
-                continue
+                raise
             usage.tokens = reply.prompt_tokens + reply.completion_tokens
-            self.bill.paid += 1
-            self.bill.prompt_tokens += reply.prompt_tokens
-            self.bill.completion_tokens += reply.completion_tokens
-            if self.bill.cost is not None:
-                self.bill.cost += self._price(reply)
             return reply
+
         hint = "set endpoint.cache to keep answers"
         if self.cache is not None:
             hint = f"what was answered is kept in {self.cache.path}"
-        raise PolicyError(f"{self.name} gave no answer in {attempt + 1} tries, the last: {reason} ({hint})")
+        reply = await self.retry(attempt, hint)
+        self.bill.paid += 1
+        self.bill.prompt_tokens += reply.prompt_tokens
+        self.bill.completion_tokens += reply.completion_tokens
+        if self.bill.cost is not None:
+            self.bill.cost += self._price(reply)
+        return reply
 
     async def _wait_for_turn(self, tokens: int, batch: RequestBatch) -> Any:
         """Wait in line until the rate limits allow a try, and register it."""
@@ -489,7 +373,7 @@ class EndpointClient(ServerThread):
         probe = {"model": self.model, "messages": [{"role": "user", "content": "Hello"}], field: 1}
         self.bill.asked += 1
         try:
-            await self._send_with_retries({**probe, **self.config.parameters}, RequestBatch())
+            await self._send({**probe, **self.config.parameters}, RequestBatch())
         except PolicyError as error:
             hint = f"; it lists {', '.join(model_names[:8])}" if model_names else ""
             raise PolicyError(f"{error}: is there a model {self.model!r}?{hint}") from error
@@ -538,12 +422,29 @@ class EndpointPolicy:
 
         Raises `PolicyError` if the endpoint refuses or does not answer.
         """
-        replies = self.client.ask([self.body(request) for request in requests])
-        return [make_completion(request, reply) for request, reply in zip(requests, replies, strict=True)]
+        return sample_with(self.open_queue(), requests)
 
-    def open_queue(self) -> EndpointQueue:
+    def open_queue(self) -> RequestQueue:
         """Return a queue that sends each request when it is submitted."""
-        return EndpointQueue(self)
+        return RequestQueue(self, is_paid=True)
+
+    def start(self, requests: Sequence[SampleRequest], batch: RequestBatch) -> list[Future[Reply]]:
+        """Send requests in the background; see `RequestQueue`."""
+        return [self.client.submit(self.body(request), batch) for request in requests]
+
+    def finish(self, requests: Sequence[SampleRequest], replies: Sequence[Reply]) -> list[Completion]:
+        """Return the completions of requests that got these replies."""
+        return [
+            Completion(
+                completion_text(reply),
+                temperature=request.temperature,
+                stop_reason="length" if reply.finish_reason in ("length", "max_tokens") else "eos",
+            )
+            for request, reply in zip(requests, replies, strict=True)
+        ]
+
+    def confirm(self) -> None:
+        """Accept all replies."""
 
     def count_tokens(self, text: str) -> int:
         """Estimate the tokens of `text` as UTF-8 bytes / 4, without the endpoint's tokenizer."""
@@ -551,7 +452,7 @@ class EndpointPolicy:
 
     def statistics(self) -> dict[str, Any]:
         """Return the usage so far (`Bill`)."""
-        return self.client.bill.as_json()
+        return asdict(self.client.bill)
 
     def body(self, request: SampleRequest) -> dict[str, Any]:
         """Return the chat-completion body of a request."""
@@ -569,81 +470,11 @@ class EndpointPolicy:
         return body
 
 
-class EndpointQueue:
-    """Requests at an endpoint; see `base.SamplingQueue`. Cache, limits, retries and errors are those of `sample`.
-
-    Args:
-        policy: policy whose client sends the requests.
-    """
-
-    def __init__(self, policy: EndpointPolicy) -> None:
-        self.policy = policy
-        self._submitted = 0
-        self._reset()
-
-    def _reset(self) -> None:
-        self._batch = RequestBatch()
-        self._flying: dict[Future[Reply], tuple[int, SampleRequest]] = {}
-        self._ended: SimpleQueue[Future[Reply]] = SimpleQueue()
-
-    def submit(self, requests: Sequence[SampleRequest]) -> list[int]:
-        """Send requests, as the concurrency allows, and return their tickets."""
-        tickets = list(range(self._submitted, self._submitted + len(requests)))
-        self._submitted += len(requests)
-        for ticket, request in zip(tickets, requests, strict=True):
-            future = self.policy.client.submit(self.policy.body(request), self._batch)
-            self._flying[future] = ticket, request
-            future.add_done_callback(self._ended.put)
-        return tickets
-
-    def collect(self) -> list[tuple[int, Completion]]:
-        """Wait for an answer; return all that have come as (ticket, completion), by ticket.
-
-        Raises:
-            PolicyError: a request was refused, or all its tries failed; requests in flight are awaited and cached.
-        """
-        completions = []
-        try:
-            while self._flying and (not completions or not self._ended.empty()):
-                future = self._ended.get()
-                ticket, request = self._flying.pop(future)
-                completions.append((ticket, make_completion(request, future.result())))
-        except CancelledError:
-            self.close()
-            raise PolicyError(f"{self.policy.name}: stopped") from None
-        except PolicyError as error:
-            self._batch.error = self._batch.error or error
-            wait(self._flying)
-            error = self._batch.error
-            self._reset()
-            raise error from None
-        except BaseException:  # a Ctrl-C
-            self.close()
-            raise
-        return sorted(completions, key=lambda completion: completion[0])
-
-    def close(self) -> None:
-        """Drop all requests under way: those in flight are finished and cached, nothing more is sent."""
-        self._batch.error = self._batch.error or PolicyError(f"{self.policy.name}: stopped")
-        for future in self._flying:
-            future.cancel()
-        self._reset()
-
-
 def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message in which no user or tool spells out a control token of any family."""
     if message["role"] in ("system", "assistant") or not isinstance(message.get("content"), str):
         return dict(message)
     return {**message, "content": break_control_tokens(message["content"])}
-
-
-def make_completion(request: SampleRequest, reply: Reply) -> Completion:
-    """Return the completion of a request that got this reply."""
-    return Completion(
-        completion_text(reply),
-        temperature=request.temperature,
-        stop_reason="length" if reply.finish_reason in ("length", "max_tokens") else "eos",
-    )
 
 
 def completion_text(reply: Reply) -> str:

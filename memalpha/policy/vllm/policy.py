@@ -14,27 +14,28 @@ loopback or a private network only.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import httpx2 as httpx
 
 from memalpha.config.sampling import SamplerConfig
-from memalpha.endpoint_calls import backoff, is_retryable, read_error
+from memalpha.endpoint_calls import is_retryable, read_error
 from memalpha.errors import PolicyError
 from memalpha.policy.base import LOWEST_LOGPROB, first_invalid_logprob, request_seed, sample_with
 from memalpha.policy.decoding import CompletedIds
-from memalpha.policy.endpoint import RetryableError, ServerThread
+from memalpha.policy.server import RequestBatch, RequestQueue, RetryableError, ServerThread
 from memalpha.types import Completion, SampleRequest
 
 if TYPE_CHECKING:
     from memalpha.policy.transformers import TransformersPolicy
+
+
+_HINT = "sampler.retries, sampler.timeout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,13 @@ class SampledTokens:
     """Tokens of one completion, the end of sequence included, and their log-probs.
 
     Attributes:
+        prompt: Ids of the prompt.
         ids: The tokens, at least one.
         logprobs: Their log-probs at the sampling temperature.
         is_complete: True if it ended with an end-of-sequence token.
     """
 
+    prompt: tuple[int, ...]
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     is_complete: bool
@@ -121,7 +124,7 @@ class TokenRequest:
             raise ValueError(f"the answer ends by {reason!r}, which its ids do not show")
         if not has_end and not (reason == "length" and len(ids) == self.max_tokens):
             raise ValueError(f"the answer breaks off after {len(ids)} of {self.max_tokens} tokens ({reason!r})")
-        return SampledTokens(tuple(ids), tuple(map(float, logprobs)), has_end)
+        return SampledTokens(self.prompt, tuple(ids), tuple(map(float, logprobs)), has_end)
 
 
 class VllmClient(ServerThread):
@@ -129,14 +132,10 @@ class VllmClient(ServerThread):
 
     Args:
         config: Address, limits and retries.
-
-    Attributes:
-        retries: Requests that were repeated so far.
     """
 
     def __init__(self, config: SamplerConfig) -> None:
         self.config = config
-        self.retries = 0
         super().__init__(config.url.partition("#")[0], config.address, config)
 
     # ------------------------------------------------------------------------------------------------ completions
@@ -240,7 +239,7 @@ class VllmClient(ServerThread):
         Raises:
             PolicyError: The server refuses, or gives no answer.
         """
-        return self.run(self._with_retries(lambda: self._control(method, path, body, hint, absent)))
+        return self.run(self.retry(lambda: self._control(method, path, body, hint, absent), _HINT))
 
     # ------------------------------------------------------------------------------------------------ in the loop
 
@@ -260,7 +259,7 @@ class VllmClient(ServerThread):
                 raise RetryableError(str(error)) from error
 
         async with self.slots:
-            return await self._with_retries(attempt)
+            return await self.retry(attempt, _HINT)
 
     async def _control(
         self, method: str, path: str, body: Mapping[str, Any] | None, hint: str, absent: Sequence[int] = ()
@@ -277,21 +276,6 @@ class VllmClient(ServerThread):
             return response.json()
         except ValueError:
             return response.text
-
-    async def _with_retries(self, attempt: Any) -> Any:
-        reason = ""
-        for number in range(self.config.retries + 1):
-            if number:
-                self.retries += 1
-                await asyncio.sleep(backoff(number - 1, self.config.max_wait, self._rng))
-            try:
-                return await attempt()
-            except RetryableError as error:
-                reason = str(error)
-        raise PolicyError(
-            f"{self.name} gave no answer in {self.config.retries + 1} tries, the last: {reason} (sampler.retries, "
-            "sampler.timeout)"
-        )
 
 
 def _are_ids(values: Any) -> bool:
@@ -348,10 +332,10 @@ class VllmPolicy:
         """Return one completion per request, in order. Raises `PolicyError` if the server gives none."""
         return sample_with(self.open_queue(), requests)
 
-    def open_queue(self) -> VllmQueue:
+    def open_queue(self) -> RequestQueue:
         """Return an empty queue, once the server has the current weights."""
         self.refresh()
-        return VllmQueue(self)
+        return RequestQueue(self)
 
     def token_requests(self, requests: Sequence[SampleRequest]) -> list[TokenRequest]:
         """Return what the server is sent. Raises `PromptTooLong` for a request beyond the model."""
@@ -370,90 +354,25 @@ class VllmPolicy:
             for request, prompt in zip(requests, prompts, strict=True)
         ]
 
-    def completions(
-        self, requests: Sequence[tuple[SampleRequest, TokenRequest]], sampled: Sequence[SampledTokens]
-    ) -> list[Completion]:
+    def start(self, requests: Sequence[SampleRequest], batch: RequestBatch) -> list[Future[SampledTokens]]:
+        """Send requests in the background; see `RequestQueue`."""
+        return [self.client.submit(tokens) for tokens in self.token_requests(requests)]
+
+    def finish(self, requests: Sequence[SampleRequest], replies: Sequence[SampledTokens]) -> list[Completion]:
         """Return the completions of sampled tokens."""
-        rows = [
-            CompletedIds(request, tokens.prompt, reply.ids)
-            for (request, tokens), reply in zip(requests, sampled, strict=True)
-        ]
-        texts = self.local.completion_texts(rows)
+        pairs = list(zip(requests, replies, strict=True))
+        texts = self.local.completion_texts(
+            [CompletedIds(request, reply.prompt, reply.ids) for request, reply in pairs]
+        )
         return [
             Completion(
                 text=text,
-                prompt_ids=tokens.prompt,
+                prompt_ids=reply.prompt,
                 completion_ids=reply.ids,
                 logprobs=reply.logprobs,
                 temperature=request.temperature,
                 stop_reason="eos" if reply.is_complete else "length",
                 weights_step=self.version,
             )
-            for (request, tokens), reply, text in zip(requests, sampled, texts, strict=True)
+            for (request, reply), text in zip(pairs, texts, strict=True)
         ]
-
-
-class VllmQueue:
-    """Requests at the server; see `base.SamplingQueue`.
-
-    Args:
-        policy: Policy whose client sends the requests.
-    """
-
-    def __init__(self, policy: VllmPolicy) -> None:
-        self.policy = policy
-        self._submitted = 0
-        self._reset()
-
-    def _reset(self) -> None:
-        self._flying: dict[Future[SampledTokens], tuple[int, SampleRequest, TokenRequest]] = {}
-        self._ended: SimpleQueue[Future[SampledTokens]] = SimpleQueue()
-
-    def submit(self, requests: Sequence[SampleRequest]) -> list[int]:
-        """Send requests, as the concurrency allows, and return their tickets."""
-        tickets = list(range(self._submitted, self._submitted + len(requests)))
-        token_requests = self.policy.token_requests(requests)
-        self._submitted += len(requests)
-        for ticket, request, tokens in zip(tickets, requests, token_requests, strict=True):
-            future = self.policy.client.submit(tokens)
-            self._flying[future] = ticket, request, tokens
-            future.add_done_callback(self._ended.put)
-        return tickets
-
-    def collect(self) -> list[tuple[int, Completion]]:
-        """Wait for a completion; return all that have come as (ticket, completion), by ticket.
-
-        Raises:
-            PolicyError: The server gave none, or lost the weights; requests under way are dropped.
-        """
-        ended: list[tuple[int, SampleRequest, TokenRequest, SampledTokens]] = []
-        try:
-            while self._flying and (not ended or not self._ended.empty()):
-                future = self._ended.get()
-                ended.append((*self._flying.pop(future), future.result()))
-            if ended and not self._flying:
-                self.policy.confirm()
-        except CancelledError:
-            self.close()
-            raise PolicyError(f"{self.policy.name}: stopped") from None
-        except BaseException:  # a Ctrl-C among them
-            self.close()
-            raise
-        if not ended:
-            return []
-        ended.sort(key=lambda item: item[0])
-        completions = self.policy.completions(
-            [(request, tokens) for _, request, tokens, _ in ended], [reply for *_, reply in ended]
-        )
-        return [(ticket, completion) for (ticket, *_), completion in zip(ended, completions, strict=True)]
-
-    def cancel(self) -> None:
-        """Cancel all requests under way; a `collect` that waits for them in another thread raises `PolicyError`."""
-        for future in list(self._flying):
-            future.cancel()
-
-    def close(self) -> None:
-        """Drop all requests under way; the server stops sampling them."""
-        for future in self._flying:
-            future.cancel()
-        self._reset()

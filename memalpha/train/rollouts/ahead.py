@@ -28,7 +28,8 @@ from memalpha.config import ReinforcementConfig
 from memalpha.environments.engine import EpisodePool, RunningEpisode, Start, is_lock_step
 from memalpha.errors import ConfigError
 from memalpha.policy.base import Policy
-from memalpha.policy.vllm.policy import VllmPolicy, VllmQueue
+from memalpha.policy.server import RequestQueue
+from memalpha.policy.vllm.policy import VllmPolicy
 from memalpha.train.rollouts.epochs import TrainingTasks
 from memalpha.train.rollouts.group_codec import (
     ScoredGroup,
@@ -164,7 +165,7 @@ class ServerSource(GroupSource):
     ) -> None:
         super().__init__(config, tasks, worker)
         self.policy = policy
-        self._requests = VllmQueue(policy)
+        self._requests = RequestQueue(policy)
         self._pool = EpisodePool(self._requests, config.sampling.temperature, config.seed)
         self._running: dict[int, list[RunningEpisode]] = {}  # episodes of the groups that are not in `scored` yet
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memalpha samples ahead")

@@ -161,9 +161,8 @@ class WeightSync:
         """Return the server's completions of the canary's prompts as rows, the same in every process."""
         requests = [replace(prompt, temperature=temperature) for prompt in self.prompts]
         token_requests = self.policy.token_requests(requests)
-        pairs = list(zip(requests, token_requests, strict=True))
         completions: list[Completion] = self.engine.world.run_on_main(
-            lambda: self.policy.completions(pairs, self.policy.client.sample(token_requests))
+            lambda: self.policy.finish(requests, self.policy.client.sample(token_requests))
         )
         return [policy_gradient_sample(Turn(0, completion)) for completion in completions]
 

@@ -19,7 +19,8 @@ from hostile import FAULTS, HostileServer
 
 from memalpha.config import EndpointConfig
 from memalpha.errors import PolicyError
-from memalpha.policy.endpoint import EndpointClient, estimate_tokens
+from memalpha.policy.endpoint import EndpointClient, EndpointPolicy, estimate_tokens
+from memalpha.types import SampleRequest
 
 
 class Clock:
@@ -37,14 +38,23 @@ class Clock:
         await asyncio.sleep(0)
 
 
-def client_of(server: HostileServer, *, name: str | None = None, clock: Clock | None = None, **settings):
-    clock = clock or Clock()
-    settings = {"timeout": 30.0, **settings}
-    return EndpointClient(name or server.name, EndpointConfig(**settings), clock=clock, sleep=clock.sleep)
+class Client(EndpointPolicy):
+    """A policy whose client has a fake clock, and the client's attributes."""
+
+    def __init__(self, name: str, config: EndpointConfig, clock: Clock) -> None:
+        super().__init__(name, config)
+        self.client = EndpointClient(name, config, clock=clock, sleep=clock.sleep)
+
+    def __getattr__(self, name: str):
+        return getattr(self.client, name)
 
 
-def ask(text: str, **more) -> dict:
-    return {"messages": [{"role": "user", "content": text}], "max_tokens": 16, **more}
+def client_of(server: HostileServer, *, clock: Clock | None = None, **settings) -> Client:
+    return Client(server.name, EndpointConfig(**{"timeout": 30.0, **settings}), clock or Clock())
+
+
+def ask(text: str, **more) -> SampleRequest:
+    return SampleRequest(({"role": "user", "content": text},), **{"max_new_tokens": 16, **more})
 
 
 def patience(fault: str) -> float:
@@ -53,7 +63,7 @@ def patience(fault: str) -> float:
 
 
 def texts(replies) -> list[str]:
-    return [reply.message.get("content") for reply in replies]
+    return [reply.text for reply in replies]
 
 
 # ------------------------------------------------------------------------------------------------------- faults
@@ -77,7 +87,7 @@ def test_every_item_is_answered_once_whatever_the_server_does(seed, tmp_path):
     with HostileServer(fault=fault, usage=usage) as server:
         prices = {server.name: (10.0, 100.0)}
         client = client_of(server, timeout=2.0, cache=tmp_path / "a.sqlite", prices=prices)
-        assert texts(client.ask([ask(text) for text in prompts])) == [f"echo {text}" for text in prompts]
+        assert texts(client.sample([ask(text) for text in prompts])) == [f"echo {text}" for text in prompts]
         assert server.answered == dict.fromkeys(prompts, 1)
         bill = client.bill
         assert (bill.asked, bill.paid, bill.cached, bill.shared, bill.doubted) == (60, 60, 0, 0, 0)
@@ -88,7 +98,9 @@ def test_every_item_is_answered_once_whatever_the_server_does(seed, tmp_path):
         assert bill.cost == pytest.approx((bill.prompt_tokens * 10 + bill.completion_tokens * 100) / 1e6)
         client.close()
         again = client_of(server, cache=tmp_path / "a.sqlite", prices=prices)
-        assert texts(again.ask([ask(text) for text in reversed(prompts)])) == [f"echo {t}" for t in reversed(prompts)]
+        assert texts(again.sample([ask(text) for text in reversed(prompts)])) == [
+            f"echo {t}" for t in reversed(prompts)
+        ]
         assert (again.bill.cached, again.bill.paid, again.bill.tries, again.bill.cost) == (60, 0, 0, 0.0)
         assert again.bill.saved == pytest.approx(bill.cost)
         again.close()
@@ -100,11 +112,11 @@ def test_a_server_that_stays_down_ends_the_batch_and_keeps_what_is_done(fault, t
     with HostileServer(fault=lambda prompt, nth: fault if prompt == "bad" else None) as server:
         client = client_of(server, timeout=patience(fault), retries=1, concurrency=1, cache=cache)
         with pytest.raises(PolicyError, match=r"gave no answer in 2 tries, the last: .*a\.sqlite"):
-            client.ask([ask(text) for text in ("one", "two", "bad", "four")])
+            client.sample([ask(text) for text in ("one", "two", "bad", "four")])
         assert server.seen["bad"] == 2 and "four" not in server.seen, "nothing more is sent to a server that is down"
         assert len(client.cache) == 2
         server.fault = lambda prompt, nth: None
-        assert texts(client.ask([ask(t) for t in ("one", "two", "bad", "four")])) == [
+        assert texts(client.sample([ask(t) for t in ("one", "two", "bad", "four")])) == [
             f"echo {t}" for t in ("one", "two", "bad", "four")
         ]
         assert server.answered == dict.fromkeys(("one", "two", "bad", "four"), 1)
@@ -117,7 +129,7 @@ def test_without_a_server_the_batch_ends_too(tmp_path):
         pass
     client = client_of(server, retries=3, cache=tmp_path / "a.sqlite")
     with pytest.raises(PolicyError, match=r"no answer in 4 tries, the last: cannot be reached.*kept in .*a\.sqlite"):
-        client.ask([ask("a"), ask("b")])
+        client.sample([ask("a"), ask("b")])
     assert client.bill.lost == 0 and client.bill.paid == 0
     client.close()
 
@@ -126,7 +138,7 @@ def test_retry_after_is_waited_for_by_all():
     clock = Clock()
     with HostileServer(fault=lambda prompt, nth: "429 30" if (prompt, nth) == ("a", 1) else None) as server:
         client = client_of(server, clock=clock, concurrency=1)
-        client.ask([ask("a"), ask("b")])
+        client.sample([ask("a"), ask("b")])
         assert clock.now - 1000.0 >= 30.0
         client.close()
 
@@ -136,7 +148,7 @@ def test_a_server_that_asks_to_wait_too_long_is_down():
     with HostileServer(fault=lambda prompt, nth: "429 3600") as server:
         client = client_of(server, clock=clock, max_wait=60.0)
         with pytest.raises(PolicyError, match=r"in 1 tries.*asks to wait 3600 s"):
-            client.ask([ask("a")])
+            client.sample([ask("a")])
         assert clock.slept == []
         client.close()
 
@@ -146,7 +158,7 @@ def test_waits_grow_and_are_jittered():
     with HostileServer(fault=lambda prompt, nth: "500") as server:
         client = client_of(server, clock=clock, retries=30, max_wait=20.0)
         with pytest.raises(PolicyError, match="status 500: not now"):
-            client.ask([ask("a")])
+            client.sample([ask("a")])
         client.close()
     assert len(clock.slept) == 30 and max(clock.slept) <= 20.0 and len(set(clock.slept)) == 30
     assert all(wait <= 2.0**attempt for attempt, wait in enumerate(clock.slept))
@@ -158,7 +170,7 @@ def test_what_will_not_pass_is_not_tried_again(status):
     with HostileServer(fault=lambda prompt, nth: status) as server:
         client = client_of(server)
         with pytest.raises(PolicyError, match=f"status {status}: not now"):
-            client.ask([ask("a")])
+            client.sample([ask("a")])
         assert server.seen["a"] == 1
         client.close()
 
@@ -170,7 +182,7 @@ def test_an_empty_account_is_no_rate_limit():
         server._send = lambda writer, status, body, **more: original(writer, 429, error)
         client = client_of(server)
         with pytest.raises(PolicyError, match="refused: status 429: insufficient_quota"):
-            client.ask([ask("a")])
+            client.sample([ask("a")])
         assert server.seen["a"] == 1
         client.close()
 
@@ -194,7 +206,7 @@ def test_a_lie_about_tokens_is_not_billed(usage):
     prompt, text = "word " * 200, "reply " * 100
     with HostileServer(reply=lambda *_: text, usage=lambda *_: usage) as server:
         client = client_of(server, prices={server.name: (1.0, 1.0)})
-        client.ask([ask(prompt, max_tokens=400)])
+        client.sample([ask(prompt, max_new_tokens=400)])
         assert client.bill.doubted == 1
         assert 250 <= client.bill.prompt_tokens <= 260 and 150 <= client.bill.completion_tokens <= 160
         assert client.bill.cost == pytest.approx((client.bill.prompt_tokens + client.bill.completion_tokens) / 1e6)
@@ -205,9 +217,9 @@ def test_unseen_thinking_is_billed_up_to_what_was_allowed():
     usage = {"prompt_tokens": 9, "completion_tokens": 400}
     with HostileServer(usage=lambda *_: usage) as server:
         client = client_of(server)
-        client.ask([ask("a", max_tokens=400)])
+        client.sample([ask("a", max_new_tokens=400)])
         assert (client.bill.completion_tokens, client.bill.doubted, client.bill.cost) == (400, 0, None)
-        client.ask([ask("b", max_tokens=399)])
+        client.sample([ask("b", max_new_tokens=399)])
         assert client.bill.doubted == 1 and client.bill.completion_tokens < 420
         client.close()
 
@@ -218,7 +230,7 @@ def test_unseen_thinking_is_billed_up_to_what_was_allowed():
 def test_equal_requests_under_way_are_asked_once():
     with HostileServer() as server:
         client = client_of(server)
-        replies = client.ask([ask("a"), ask("b"), ask("a"), ask("a", temperature=1.0)])
+        replies = client.sample([ask("a"), ask("b"), ask("a"), ask("a", temperature=1.0)])
         assert texts(replies) == ["echo a", "echo b", "echo a", "echo a"]
         assert server.answered == {"a": 2, "b": 1}, "other parameters are another request"
         assert (client.bill.asked, client.bill.paid, client.bill.shared) == (4, 3, 1)
@@ -230,7 +242,7 @@ def test_from_many_threads_and_inside_a_running_loop():
         client = client_of(server)
         found = {}
         threads = [
-            threading.Thread(target=lambda n=n: found.update({n: texts(client.ask([ask("x"), ask(str(n))]))}))
+            threading.Thread(target=lambda n=n: found.update({n: texts(client.sample([ask("x"), ask(str(n))]))}))
             for n in range(8)
         ]
         for thread in threads:
@@ -240,7 +252,7 @@ def test_from_many_threads_and_inside_a_running_loop():
         assert found == {n: ["echo x", f"echo {n}"] for n in range(8)}
 
         async def inside():
-            return texts(client.ask([ask("within")]))
+            return texts(client.sample([ask("within")]))
 
         assert asyncio.run(inside()) == ["echo within"]
         assert client.bill.asked == 17
@@ -258,8 +270,8 @@ def test_limits_per_minute_hold_for_tries():
             sent.append(clock.now)
             return await send(*call)
 
-        client.send = spied
-        client.ask([ask(str(n)) for n in range(20)])
+        client.client.send = spied
+        client.sample([ask(str(n)) for n in range(20)])
         client.close()
     assert len(sent) == 27
     assert all(sum(first <= at < first + 60.0 for at in sent) <= 7 for first in sent)
@@ -269,7 +281,7 @@ def test_a_request_that_can_never_be_sent_is_refused():
     with HostileServer() as server:
         client = client_of(server, tokens_per_minute=100)
         with pytest.raises(PolicyError, match=r"takes 1\d\d tokens .*tokens_per_minute is 100"):
-            client.ask([ask("a", max_tokens=100)])
+            client.sample([ask("a", max_new_tokens=100)])
         assert not server.seen
         client.close()
 
@@ -280,12 +292,18 @@ def test_a_request_that_can_never_be_sent_is_refused():
 def test_the_key_of_an_answer_is_all_that_was_asked(tmp_path):
     with HostileServer(models=["m"]) as server:
         client = client_of(server, cache=tmp_path / "a.sqlite")
-        asked = [ask("a"), ask("a", temperature=0.5), ask("a", max_tokens=17), ask("a", tools=[{"x": 1}]), ask("b")]
-        client.ask(asked)
-        client.ask(asked)
+        asked = [
+            ask("a"),
+            ask("a", temperature=0.5),
+            ask("a", max_new_tokens=17),
+            ask("a", tools=({"x": 1},)),
+            ask("b"),
+        ]
+        client.sample(asked)
+        client.sample(asked)
         assert (client.bill.paid, client.bill.cached) == (5, 5)
         other = client_of(server, cache=tmp_path / "a.sqlite", parameters={"top_p": 0.5, "max_tokens": None})
-        other.ask(asked[:1])
+        other.sample(asked[:1])
         assert (other.bill.paid, other.bill.cached) == (1, 0)
         assert server.bodies[-1]["top_p"] == 0.5 and "max_tokens" not in server.bodies[-1]
         client.close()
@@ -301,9 +319,11 @@ def test_a_file_that_is_no_cache_is_named(tmp_path):
 KILLED = """
 import sys
 from memalpha.config import EndpointConfig
-from memalpha.policy.endpoint import EndpointClient
-client = EndpointClient(sys.argv[1], EndpointConfig(cache=sys.argv[2], concurrency=4))
-client.ask([{"messages": [{"role": "user", "content": str(n)}], "max_tokens": 16} for n in range(30)])
+from memalpha.policy.endpoint import EndpointPolicy
+from memalpha.types import SampleRequest
+policy = EndpointPolicy(sys.argv[1], EndpointConfig(cache=sys.argv[2], concurrency=4))
+requests = [SampleRequest(({"role": "user", "content": str(n)},), max_new_tokens=16) for n in range(30)]
+policy.sample(requests)
 """
 
 
@@ -327,7 +347,7 @@ def test_a_killed_process_pays_nothing_twice(tmp_path):
         process.communicate()
         server.fault = lambda prompt, nth: None
         client = client_of(server, cache=cache)
-        replies = client.ask([ask(str(n)) for n in range(30)])
+        replies = client.sample([ask(str(n)) for n in range(30)])
         assert texts(replies) == [f"echo {n}" for n in range(30)]
         assert server.answered == {str(n): 1 for n in range(30)}
         assert (client.bill.cached, client.bill.paid) == (12, 18)
@@ -351,7 +371,7 @@ def test_asking_in_other_threads_can_be_given_up(tmp_path):
 
         def wait() -> None:
             with pytest.raises(PolicyError, match="stopped") as told:
-                client.ask([ask(text) for text in ("quick", "slow", "third", "fourth")])
+                client.sample([ask(text) for text in ("quick", "slow", "third", "fourth")])
             found.append(told.value)
 
         thread = threading.Thread(target=wait)
@@ -362,7 +382,7 @@ def test_asking_in_other_threads_can_be_given_up(tmp_path):
         thread.join(30)
         assert len(found) == 1 and not thread.is_alive()
         server.hold = lambda prompt: False
-        assert texts(client.ask([ask("slow"), ask("quick")])) == ["echo slow", "echo quick"]
+        assert texts(client.sample([ask("slow"), ask("quick")])) == ["echo slow", "echo quick"]
         assert server.seen["slow"] == server.seen["quick"] == 1, "what was under way is kept"
         client.close()
 
