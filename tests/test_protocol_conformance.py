@@ -197,15 +197,12 @@ class _Reader:
     def __init__(self, reply: Callable[[Any], Any]) -> None:
         self.reply = reply
 
-    def read(self, items):
-        return self.reply(items)
-
     def answer(self, items, *, k=None):
         return self.reply(items)
 
 
 class TestReader:
-    """`Reader`: name, conflicts, read, answer."""
+    """`Reader`: name, conflicts, answer."""
 
     REPLIES: ClassVar[dict[str, Callable[[Any], Any]]] = {
         "None": lambda items: None,

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from memalpha.agent.prompts import ABSTAIN
-from memalpha.agent.reader import Answer, Reading
+from memalpha.agent.reader import Answer, Item, Reading, retrieve
+from memalpha.config import EVAL_K
 from memalpha.store.values import key_value
 from memalpha.tasks.datasets.babi import (
     ASK_CARRIED,
@@ -120,9 +121,9 @@ class RuleReader:
     name = "rules of bAbI's world"
     conflicts = "newest"
 
-    def read(self, items: Sequence[Reading]) -> list[Answer]:
-        """See `agent.answer.Reader`."""
-        return [self._answer(item) for item in items]
+    def answer(self, items: Sequence[Item], *, k: int | None = None) -> list[Answer]:
+        """See `agent.reader.Reader`."""
+        return [self._answer(reading) for reading in retrieve(items, k or EVAL_K)]
 
     def _answer(self, item: Reading) -> Answer:
         view = View()

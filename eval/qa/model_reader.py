@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from memalpha.agent.copying_reader import CopyReader
-from memalpha.agent.reader import ExtractiveReader, PolicyReader, Reader, Reading
+from memalpha.agent.reader import ExtractiveReader, PolicyReader, Reader, RetrievedMemory
 from memalpha.config import ReaderConfig
 from memalpha.policy.load import load_policy
 from memalpha.qa.scoring.metrics import score_question
@@ -52,7 +52,7 @@ def keep_articles(task: Task, titles: Set[str]) -> Task:
     return task.model_copy(update={"questions": tuple(questions)})
 
 
-def gold_readings(tasks: Sequence[Task], count: int) -> list[tuple[Question, Reading]]:
+def gold_readings(tasks: Sequence[Task], count: int) -> list[tuple[Question, RetrievedMemory]]:
     """Return `count` random answerable questions, each with its evidence as entries.
 
     Args:
@@ -72,8 +72,7 @@ def gold_readings(tasks: Sequence[Task], count: int) -> list[tuple[Question, Rea
         for question in task.questions:
             entries = [notes[turn] for turn in question.evidence if turn in notes]
             if entries and question.answers:
-                reading = Reading(question.question, tuple(Hit(entry, 1.0) for entry in entries))
-                items.append((question, reading))
+                items.append((question, RetrievedMemory(tuple(Hit(entry, 1.0) for entry in entries))))
     random.Random(0).shuffle(items)
     return items[:count]
 
@@ -103,7 +102,7 @@ def main() -> None:
         reader = make_reader(reader_name)
         for name, items in sets.items():
             start = time.process_time()
-            answers = reader.read([reading for _, reading in items])
+            answers = reader.answer([(question.question, memory) for question, memory in items])
             seconds = (time.process_time() - start) / len(items)
             pairs = zip(items, answers, strict=True)
             scores = [score_question(question, answer) or 0.0 for (question, _), answer in pairs]

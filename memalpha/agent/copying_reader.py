@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import date, timedelta
 
 from memalpha.agent.prompts import ABSTAIN
-from memalpha.agent.reader import Answer, Conflicts, Item, Reading, apply_conflict_rule, mark_conflicts, retrieve
+from memalpha.agent.reader import Answer, Conflicts, Item, apply_conflict_rule, mark_conflicts, retrieve
 from memalpha.config import ReaderConfig
 from memalpha.store.search.lexical import STOP_WORDS, words
 from memalpha.store.values import MONTHS
@@ -70,16 +70,12 @@ class CopyReader:
 
     def answer(self, items: Sequence[Item], *, k: int | None = None) -> list[Answer]:
         """Return one answer per item, from the best of the k entries."""
-        return self.read(retrieve(items, k or self.config.k))
-
-    def read(self, items: Sequence[Reading]) -> list[Answer]:
-        """Return one answer per item, without sampling."""
-        answers = []
-        for item in apply_conflict_rule(items, self.conflicts):
+        answers, readings = [], retrieve(items, k or self.config.k)
+        for item in apply_conflict_rule(readings, self.conflicts):
             best = item.hits[0].entry if item.hits else None
             text = ABSTAIN if best is None else copy_answer(item.question, best.content, best.timestamp)
             answers.append(Answer(text, best is None, hits=item.hits))
-        return mark_conflicts(answers, items) if self.conflicts == "refuse" else answers
+        return mark_conflicts(answers, readings) if self.conflicts == "refuse" else answers
 
 
 def copy_answer(question: str, text: str, timestamp: str | None) -> str:

@@ -1,6 +1,6 @@
 """Answer questions from memory: the reader interface, a policy reader and an extractive baseline.
 
-Reading and retrieval are separate: `read` answers from given entries, `answer` searches memories first. Readers take
+Readers search the memory of each question, or see what somebody else retrieved from it (`RetrievedMemory`). They take
 many questions at once, because in training all questions of a step are one batch.
 
 Two live values of one subject and attribute make an answer wrong (`apply_conflict_rule`; `store.values` defines slots):
@@ -94,6 +94,35 @@ class Answer:
     left_out: int | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RetrievedMemory:
+    """Hits that somebody else retrieved for a question, in the place of a memory that the reader searches.
+
+    Attributes:
+        hits: entries, best first; a reader sees them all, whatever its `k`.
+        core: core memory text.
+        live: returns all entries of the memory; None: they are not known, and the conflict rule uses `hits`.
+        further: returns the hits of another query, best first; None: the memory cannot be searched further.
+    """
+
+    hits: tuple[Hit, ...]
+    core: str = ""
+    live: Callable[[], Sequence[MemoryEntry]] | None = None
+    further: Callable[[str], Sequence[Hit]] | None = None
+
+    def list(self) -> list[MemoryEntry]:
+        """Return all entries of the memory, or those of `hits` if the others are not known."""
+        return [hit.entry for hit in self.hits] if self.live is None else [*self.live()]
+
+    def search(self, query: str, k: int | None = None) -> list[Hit]:
+        """Return the hits of another query, or `hits` if the memory cannot be searched further."""
+        return [*(self.hits if self.further is None else self.further(query))]
+
+    def search_many(self, queries: Sequence[str], k: int | None = None) -> list[list[Hit]]:
+        """Return `hits` for each query."""
+        return [[*self.hits] for _ in queries]
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """Question with the entries and core memory that a reader sees.
@@ -124,14 +153,10 @@ class Reader(Protocol):
     name: str
     conflicts: Conflicts
 
-    def read(self, items: Sequence[Reading]) -> list[Answer]:
-        """Return one answer per question, in order, from its given entries."""
-        ...
-
     def answer(self, items: Sequence[Item], *, k: int | None = None) -> list[Answer]:
         """Return one answer per (question, memory), in order.
 
-        `k` entries are retrieved; the default is the reader's own.
+        `k` entries are retrieved; the default is the reader's own. A memory may be a `RetrievedMemory`.
         """
         ...
 
@@ -147,7 +172,7 @@ def require_reader(reader: object) -> None:
     check_function("reader: its method answer", answer, error=ConfigError)
 
 
-Item = tuple[str | Question, Memory]
+Item = tuple[str | Question, Memory | RetrievedMemory]
 """Question and memory to answer it from.
 
 The search uses the text of a `Question` only; a language model also sees its date and choices.
@@ -198,10 +223,13 @@ def retrieve(items: Sequence[Item], k: int) -> list[Reading]:
     readings: dict[int, Reading] = {}
     for numbers in by_memory.values():
         memory = items[numbers[0]][1]
-        live, search = cache(memory.list), partial(memory.search, k=k)
         questions = [items[n][0] for n in numbers]
         texts = [question if isinstance(question, str) else question.question for question in questions]
         hits_of = memory.search_many(texts, k)
+        if isinstance(memory, RetrievedMemory):
+            live, search = memory.live, memory.further
+        else:
+            live, search = cache(memory.list), partial(memory.search, k=k)
         for number, question, text, hits in zip(numbers, questions, texts, hits_of, strict=True):
             full_question = "" if isinstance(question, str) else question_with_choices(question)
             readings[number] = Reading(text, tuple(hits), memory.core, live, full_question, search)
@@ -242,28 +270,25 @@ class PolicyReader:
         self.name = f"{self.config.kind if self.config.is_model else 'policy'}:{policy.name}"
 
     def answer(self, items: Sequence[Item], *, k: int | None = None) -> list[Answer]:
-        """Return greedy answers from the k best entries."""
-        return self.read(retrieve(items, k or self.config.k))
-
-    def read(self, items: Sequence[Reading]) -> list[Answer]:
         """Return greedy answers; equal prompts are sampled once, those of a frozen policy once for all calls.
 
         Raises:
             ConfigError: With `kind=full-memory`, if the entries of a memory are not known.
         """
+        readings = retrieve(items, k or self.config.k)
         if self.config.kind == "agentic":
-            answers = self._search_and_answer(items)
+            answers = self._search_and_answer(readings)
         elif self.config.kind == "full-memory":
-            filled = [self._fill_context(item) for item in items]
+            filled = [self._fill_context(item) for item in readings]
             replies = self._ask([item for item, _ in filled])
             answers = [
                 replace(answer, left_out=left_out) for (answer, _), (_, left_out) in zip(replies, filled, strict=True)
             ]
         else:
-            answers = [answer for answer, _ in self._ask(items)]
+            answers = [answer for answer, _ in self._ask(readings)]
         if self.quotes:
-            answers = [_quoted(answer, item) for answer, item in zip(answers, items, strict=True)]
-        return mark_conflicts(answers, items) if self.conflicts == "refuse" else answers
+            answers = [_quoted(answer, item) for answer, item in zip(answers, readings, strict=True)]
+        return mark_conflicts(answers, readings) if self.conflicts == "refuse" else answers
 
     def _ask(
         self, items: Sequence[Reading], queries: Sequence[Sequence[str]] | None = None
@@ -393,8 +418,8 @@ class ExtractiveReader:
 
     It understands no paraphrase and reads entries only, not the core memory.
 
-    - "How many" counts the entries whose key shares a word with the question: of the whole memory in `answer`, of the
-      given entries in `read`.
+    - "How many" counts the entries whose key shares a word with the question: of the whole memory, or of the hits that
+      somebody else retrieved.
     - "When" returns the date of the best matching entry.
     - Other questions return the value of the best entry whose key shares a word with the question. An entry without a
       key matches by its whole text.
@@ -409,22 +434,16 @@ class ExtractiveReader:
 
     def answer(self, items: Sequence[Item], *, k: int | None = None) -> list[Answer]:
         """Return one answer per item, without sampling."""
-        memories = [memory for _, memory in items]
-        return self._answers(retrieve(items, k or self.config.k), memories)
-
-    def read(self, items: Sequence[Reading]) -> list[Answer]:
-        """Return one answer per item from its given entries."""
-        return self._answers(items, [None] * len(items))
-
-    def _answers(self, items: Sequence[Reading], memories: Sequence[Memory | None]) -> list[Answer]:
-        answers = []
-        for item, memory in zip(apply_conflict_rule(items, self.conflicts), memories, strict=True):
+        answers, readings = [], retrieve(items, k or self.config.k)
+        for item, (_, memory) in zip(apply_conflict_rule(readings, self.conflicts), items, strict=True):
             if not item.question.lower().startswith("how many"):
                 text = _extract(item.question, item.hits)
+            elif isinstance(memory, RetrievedMemory):
+                text = _count(item.question, [hit.entry for hit in item.hits])
             else:
-                text = _count(item.question, [hit.entry for hit in item.hits] if memory is None else memory.list())
+                text = _count(item.question, memory.list())
             answers.append(Answer(text, text == ABSTAIN, hits=item.hits))
-        return mark_conflicts(answers, items) if self.conflicts == "refuse" else answers
+        return mark_conflicts(answers, readings) if self.conflicts == "refuse" else answers
 
 
 def apply_conflict_rule(items: Sequence[Reading], conflicts: Conflicts) -> Sequence[Reading]:
@@ -493,7 +512,7 @@ def _quoted(answer: Answer, item: Reading) -> Answer:
         return answer
     _, value = key_value(best[0].content) or ("", best[0].content)
     if item.question.lower().startswith("how many") and not any(map(str.isdigit, value)):
-        value = ExtractiveReader().read([item])[0].text
+        value = _count(item.question, [hit.entry for hit in item.hits])
     return replace(answer, text=value, abstained=is_abstention(value))
 
 

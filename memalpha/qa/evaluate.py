@@ -1,12 +1,12 @@
 """Evaluate memory systems: one engine for `evaluate`, `memalpha eval`, and the evaluations of a training run.
 
 A system reads the conversations of its tasks; a writer is a system like the others. Its memories are asked the tasks'
-questions, and each answer is a record of the report. There are two ways to ask. `Evaluator` scores rollouts as training
-does, by reward and metric of a run: memories here, replies in `rewards.evaluate`. The reader then searches the states
-of the written memory (`ask_states`; so does `train.algorithms.credit`). `run_systems` evaluates several systems alike:
-same tasks, questions, reader, token budget and metric. For every question a system returns its passages at the time of
-asking, best first, cut at the budget, and the reader is shown them (`ask_retrievals`). The ceiling of a record is the
-same reader's answer when it is shown the evidence.
+questions (`ask_retrievals`), and each answer is a record of the report (`build_record`). `Evaluator` scores rollouts as
+training does, by reward and metric of a run: memories here, replies in `rewards.evaluate`. The reader then searches the
+states of the written memory (`ask_states`; so does `train.algorithms.credit`). `run_systems` evaluates several systems
+alike: same tasks, questions, reader, token budget and metric. For every question a system returns its passages at the
+time of asking, best first, cut at the budget, and the reader is shown them. The ceiling of a record is the same
+reader's answer when it is shown the evidence.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.prompts import question_with_choices
 from memalpha.agent.reader import (
     Answer,
+    Item,
     PolicyReader,
     Reader,
-    Reading,
+    RetrievedMemory,
     check_answers,
     default_reader,
     require_reader,
@@ -498,13 +499,11 @@ class _SystemScorer:
             scores |= session_scores(turns, question.meta.get("answer_session_ids", ()))
         return build_record(
             task,
-            question,
+            item,
             answer,
             score,
             is_correct(question, score),
-            retrieved=tuple(passage.id or f"#{index}" for index, passage in enumerate(item.passages)),
             system=name,
-            tokens=item.tokens,
             evidence_recall=recall,
             scores=scores,
             ceiling=self.ceiling.get((task.id, question.id)),
@@ -603,7 +602,7 @@ def _group_by_trajectory(groups: Sequence[TrajectoryGroup], records: Iterable[Re
 def ask_states(
     items: Sequence[StateQuestion], reader: Reader, metric: str = "exact", *, embedder: Embedder
 ) -> list[Record]:
-    """Ask each question of its state.
+    """Ask each question of its state, which the reader searches.
 
     Args:
         items: Questions with their states.
@@ -614,35 +613,17 @@ def ask_states(
     Returns:
         One record per item, in order.
     """
-    memories: dict[int, WorkingMemory] = {}
-    asked: list[tuple[str | Question, WorkingMemory]] = []
-    for item in items:
-        question = item.question
-        # Custom readers may expect a text: pass the whole question only if it has choices or a date.
-        has_details = question_with_choices(question) != question.question
-        memory = memories.setdefault(id(item.state), WorkingMemory(item.state, embedder))
-        asked.append((question if has_details else question.question, memory))
+    memories = {id(item.state): WorkingMemory(item.state, embedder) for item in items}
+    questions = [
+        (item.task, Retrieval(item.question, (), 0, 0, item.state.core, memory=memories[id(item.state)]))
+        for item in items
+    ]
     if texts := texts_to_embed(items):
         embedder.encode(texts)  # in one batch, so that the searches find them in the embedder's cache
-    answers = check_answers(reader, len(asked), lambda: reader.answer(asked))
     records = []
-    for item, answer in zip(items, answers, strict=True):
-        contents = (entry.content for entry in item.state.entries.values())
-        answer = _refuse_disputed(reader, item.question, answer, contents, item.state.core)
-        score, correct, scores = _score(item.task, item.question, answer, metric)
-        records.append(
-            build_record(
-                item.task,
-                item.question,
-                answer,
-                score,
-                correct,
-                rollout=item.rollout,
-                retrieved=tuple(hit.entry.id for hit in answer.hits),
-                tokens=sum(estimate_tokens(hit.entry.content) for hit in answer.hits),
-                scores=scores,
-            )
-        )
+    for item, (task, seen, answer) in zip(items, ask_retrievals(questions, reader), strict=True):
+        score, correct, scores = _score(task, seen, answer, metric)
+        records.append(build_record(task, seen, answer, score, correct, rollout=item.rollout, scores=scores))
     return records
 
 
@@ -659,8 +640,9 @@ def texts_to_embed(items: Iterable[StateQuestion]) -> list[str]:
     return list(texts)
 
 
-def _score(task: Task, question: Question, answer: Answer, metric: str) -> tuple[float, bool, dict[str, float]]:
+def _score(task: Task, item: Retrieval, answer: Answer, metric: str) -> tuple[float, bool, dict[str, float]]:
     """Return the score, True if it counts as right, and its components if the metric has some."""
+    question = item.question
     if metric not in ("question", "cited"):
         score = score_answer(metric, answer, question.answers)
         return score, score >= CORRECT_FROM[metric], {}
@@ -672,12 +654,11 @@ def _score(task: Task, question: Question, answer: Answer, metric: str) -> tuple
         return score, correct, {}
     if answer.cited is None:
         raise ConfigError("reward.metric: cited scores replies that name their evidence: set reader.cite=true")
-    passages = [as_passage(hit.entry) for hit in answer.hits]
-    parts = cited_scores(answer.cited, score, evidence_notes(task, question, answer.notes, passages))
+    parts = cited_scores(answer.cited, score, evidence_notes(task, question, answer.notes, item.passages))
     return parts["cited"], correct, parts
 
 
-# ---------------------------------------------------------------------------------------------------------- retrievals
+# ------------------------------------------------------------------------------------------------------------- asking
 
 
 def ask_retrievals(
@@ -686,7 +667,7 @@ def ask_retrievals(
     """Yield the reader's answer to each question, in batches of at most `MAX_BATCH_PASSAGES` passages.
 
     As reader entries, passages take a hundred times the memory. Where the reader searched by itself or saw the whole
-    memory, the retrieval holds the passages that it saw.
+    memory, the retrieval that is yielded holds the passages that it saw.
     """
     first = passages = 0
     for index, (_, item) in enumerate(questions):
@@ -710,23 +691,29 @@ def _ask_batch(questions: Sequence[tuple[Task, Retrieval]], reader: Reader) -> I
         found.append(item.search(query))
         return passages_as_hits(found[-1], entries)
 
-    readings = [
-        Reading(
-            item.question.question,
-            passages_as_hits(item.passages, entries),
-            item.core,
-            None
-            if item.entries is None
-            else live.setdefault(id(item.entries), cache(partial(list_entries, item.entries))),
-            question_with_choices(item.question),
-            None if item.search is None else partial(search, item, found),
-        )
-        for (_, item), found in zip(questions, further, strict=True)
-    ]
-    answers = check_answers(reader, len(readings), lambda: reader.read(readings))
+    as_passages: dict[int, Passage] = {}  # by the identity of an entry, which an answer holds
+    asked: list[Item] = []
+    for (_, item), found in zip(questions, further, strict=True):
+        question, memory = item.question, item.memory
+        if memory is None:
+            entries_of = None
+            if item.entries is not None:
+                entries_of = live.setdefault(id(item.entries), cache(partial(list_entries, item.entries)))
+            find = None if item.search is None else partial(search, item, found)
+            memory = RetrievedMemory(passages_as_hits(item.passages, entries), item.core, entries_of, find)
+        # Custom readers may expect a text: pass the whole question only if it has choices or a date.
+        has_details = question_with_choices(question) != question.question
+        asked.append((question if has_details else question.question, memory))
+    answers = check_answers(reader, len(asked), lambda: reader.answer(asked))
     for (task, item), found, answer in zip(questions, further, answers, strict=True):
         seen = item
-        if answer.left_out is not None or answer.searches:  # an agentic reader, or one of the whole memory
+        if item.memory is not None:
+            for hit in answer.hits:
+                if id(hit.entry) not in as_passages:
+                    as_passages[id(hit.entry)] = as_passage(hit.entry)
+            shown = tuple(as_passages[id(hit.entry)] for hit in answer.hits)
+            seen = replace(item, passages=shown, tokens=sum(estimate_tokens(passage.text) for passage in shown))
+        elif answer.left_out is not None or answer.searches:  # an agentic reader, or one of the whole memory
             by_entry = {
                 (hit.entry.id, hit.entry.content): passage
                 for passages in (item.passages, item.entries or (), *found)
@@ -734,10 +721,7 @@ def _ask_batch(questions: Sequence[tuple[Task, Retrieval]], reader: Reader) -> I
             }
             shown = tuple(by_entry[hit.entry.id, hit.entry.content] for hit in answer.hits)
             seen = replace(item, passages=shown, tokens=passage_tokens(shown) + estimate_tokens(item.core))
-        passages, core = seen.passages, seen.core
-        if seen.entries is not None:
-            passages, core = seen.entries, seen.full_core or core
-        yield task, seen, _refuse_disputed(reader, item.question, answer, (passage.text for passage in passages), core)
+        yield task, seen, _refuse_disputed(reader, seen, answer)
 
 
 def passages_as_hits(passages: Sequence[Passage], entries: dict[int, MemoryEntry] | None = None) -> tuple[Hit, ...]:
@@ -781,18 +765,19 @@ def describe_conflicts(reader: Reader, retrievals: Iterable[Retrieval]) -> str:
 
 
 def build_record(
-    task: Task, question: Question, answer: Answer, score: float, correct: bool, *, rollout: int = 0, **fields: Any
+    task: Task, item: Retrieval, answer: Answer, score: float, correct: bool, *, rollout: int = 0, **fields: Any
 ) -> Record:
     """Build the record of an answer; `fields` are further fields of `Record`.
 
     Args:
         task: Task of the question.
-        question: Question that was asked.
+        item: Question that was asked, with the passages that the reader saw.
         answer: Answer of the reader.
         score: Score by the metric, 0 to 1.
         correct: True if the score counts as right.
         rollout: Index of the rollout.
     """
+    question = item.question
     # A wrong answer is stale if it gives a value that no longer holds (`meta["stale"]`, the former values).
     is_lasting = question.meta.get("kind") not in CHANGED or correct or answer.abstained
     return Record(
@@ -806,6 +791,8 @@ def build_record(
         gold=question.answers,
         score=score,
         correct=correct,
+        retrieved=tuple(passage.id or f"#{index}" for index, passage in enumerate(item.passages)),
+        tokens=item.tokens,
         stale=not is_lasting and any(contains(answer.text, str(old)) for old in question.meta.get("stale", ())),
         conflict=answer.conflict,
         abstained=is_refusal(answer, question.answers),
@@ -816,7 +803,7 @@ def build_record(
     )
 
 
-def _refuse_disputed(reader: Reader, question: Question, answer: Answer, contents: Iterable[str], core: str) -> Answer:
+def _refuse_disputed(reader: Reader, item: Retrieval, answer: Answer) -> Answer:
     """Return the answer, marked as a conflict if live statements give the question's slot two values.
 
     Statements are the contents of the memory's entries, else its passages, and the lines of the core text. Readers that
@@ -824,10 +811,16 @@ def _refuse_disputed(reader: Reader, question: Question, answer: Answer, content
     current one first, where the answer itself is no value of the slot ("yes"). Otherwise they are the answers and
     `stale`.
     """
-    meta = question.meta
-    values = meta.get("values") or (meta.get("stale") and [*question.answers, *meta["stale"]])
+    meta = item.question.meta
+    values = meta.get("values") or (meta.get("stale") and [*item.question.answers, *meta["stale"]])
     if reader.conflicts != "refuse" or meta.get("kind") not in SINGLE_VALUED or not (meta.get("slot") and values):
         return answer
-    statements = [*contents, *core.splitlines()]
+    if item.memory is not None:
+        statements, core = [entry.content for entry in item.memory.list()], item.core
+    elif item.entries is not None:
+        statements, core = [passage.text for passage in item.entries], item.full_core or item.core
+    else:
+        statements, core = [passage.text for passage in item.passages], item.core
+    statements += core.splitlines()
     is_disputed = states_several_values(str(meta["slot"]), list(map(str, values)), statements)
     return replace(answer, conflict=True) if is_disputed else answer

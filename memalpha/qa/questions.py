@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.agent.parsing import after_thinking
-from memalpha.agent.reader import Reader, Reading, check_answers
+from memalpha.agent.reader import Item, Reader, RetrievedMemory, check_answers
 from memalpha.config import ReaderConfig
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.base import Policy, sample_checked
@@ -163,11 +163,11 @@ class Asker:
         """Return for each draft whether its question is answered rightly from some chunks."""
         if not drafts:
             return []
-        readings = []
+        items: list[Item] = []
         for draft in drafts:
             passages = [passage for chunk in chunks_of(draft.job) for passage in turn_passages(chunk)]
-            readings.append(Reading(draft.question, passages_as_hits(passages)))
-        answers = check_answers(self.reader, len(readings), lambda: self.reader.read(readings))
+            items.append((draft.question, RetrievedMemory(passages_as_hits(passages))))
+        answers = check_answers(self.reader, len(items), lambda: self.reader.answer(items))
         is_right = []
         for draft, answer in zip(drafts, answers, strict=True):
             question = Question(id="draft", question=draft.question, answers=(draft.answer,))

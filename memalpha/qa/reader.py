@@ -13,7 +13,16 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from memalpha.agent.copying_reader import CopyReader
-from memalpha.agent.reader import Answer, Conflicts, ExtractiveReader, Item, PolicyReader, Reader, Reading, retrieve
+from memalpha.agent.reader import (
+    Answer,
+    Conflicts,
+    ExtractiveReader,
+    Item,
+    PolicyReader,
+    Reader,
+    RetrievedMemory,
+    retrieve,
+)
 from memalpha.config import EvalConfig, ReaderConfig
 from memalpha.errors import ConfigError, EvaluationError
 from memalpha.policy.base import Policy, with_prompt_style
@@ -24,7 +33,7 @@ from memalpha.types import Task
 if TYPE_CHECKING:
     from memalpha.qa.report import Record
 
-__all__ = ["Answer", "CopyReader", "ExtractiveReader", "PolicyReader", "Reader", "Reading", "load_reader"]
+__all__ = ["Answer", "CopyReader", "ExtractiveReader", "PolicyReader", "Reader", "load_reader"]
 
 NOTE_METRIC, SENTENCE_METRIC = "exact", "f1"
 _MAX_VALUE_WORDS = 6
@@ -173,7 +182,7 @@ class CheckedReader:
         reader: Reader of a language model.
 
     Raises:
-        EvaluationError: By `read` and `answer`: the first answers are all empty, or most are cut off.
+        EvaluationError: By `answer`: the first answers are all empty, or most are cut off.
     """
 
     def __init__(self, reader: PolicyReader) -> None:
@@ -184,21 +193,22 @@ class CheckedReader:
 
     def answer(self, items: Sequence[Item], *, k: int | None = None) -> list[Answer]:
         """Answer as the wrapped reader does."""
-        return self.read(retrieve(items, k or self.config.k))
-
-    def read(self, items: Sequence[Reading]) -> list[Answer]:
-        """Read as the wrapped reader does."""
         if self._counts.answers >= MIN_ANSWERS:
-            return self.reader.read(items)
-        first = [index for index, item in enumerate(items) if item.hits][:FIRST_ANSWERS]
-        answers = dict(zip(first, self.reader.read([items[index] for index in first]), strict=True))
-        self._check(list(answers.values()))
+            return self.reader.answer(items, k=k)
+        readings = retrieve(items, k or self.config.k)
+        found: list[Item] = [
+            (question, RetrievedMemory(item.hits, item.core, item.live, item.search))
+            for (question, _), item in zip(items, readings, strict=True)
+        ]
+        first = [index for index, item in enumerate(readings) if item.hits][:FIRST_ANSWERS]
+        answers = dict(zip(first, self.reader.answer([found[index] for index in first]), strict=True))
+        self._counts = self._counts.plus(AnswerCounts.of(answers.values()))
+        self._check()
         rest = [index for index in range(len(items)) if index not in answers]
-        answers |= zip(rest, self.reader.read([items[index] for index in rest]), strict=True)
+        answers |= zip(rest, self.reader.answer([found[index] for index in rest]), strict=True)
         return [answers[index] for index in range(len(items))]
 
-    def _check(self, answers: Sequence[Answer]) -> None:
-        self._counts = self._counts.plus(AnswerCounts.of(answers))
+    def _check(self) -> None:
         if self._counts.answers < MIN_ANSWERS:
             return
         if fault := find_reader_fault(self._counts, self.reader):

@@ -137,6 +137,7 @@ class Retrieval:
         history: All entries up to now; None if the system does not show them.
         full_core: The whole core text, where the budget cut `core`.
         search: Returns the passages for another query at that time, cut at the budget; None if that is not possible.
+        memory: Memory that the reader itself searches, instead of passages that the system returned.
     """
 
     question: Question
@@ -148,6 +149,7 @@ class Retrieval:
     history: tuple[Passage, ...] | None = None
     full_core: str = ""
     search: Callable[[str], tuple[Passage, ...]] | None = field(default=None, compare=False)
+    memory: WorkingMemory | None = field(default=None, compare=False)
 
 
 def as_passage(entry: MemoryEntry) -> Passage:

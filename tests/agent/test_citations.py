@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memalpha.agent.prompts import order_notes, question_with_choices
-from memalpha.agent.reader import Cited, ExtractiveReader, PolicyReader, Reading, parse_cited
+from memalpha.agent.reader import Cited, ExtractiveReader, PolicyReader, RetrievedMemory, parse_cited
 from memalpha.config import ReaderConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.scripted import ScriptedPolicy
@@ -51,9 +51,7 @@ def test_a_citing_reader_numbers_its_notes_and_gives_the_reply_in_parts():
     hits = tuple(Hit(entry, 1.0) for entry in entries)
     policy = ScriptedPolicy("fixed", text="Answer: Porto\nEvidence: [2]\nReasoning: it is the newer one")
     question = Question(id="q", question="Where is Ana?", meta={"choices": {"a": "Rome", "b": "Porto"}})
-    [answer] = PolicyReader(policy, ReaderConfig(kind="policy", cite=True)).read(
-        [Reading(question_with_choices(question), hits)]
-    )
+    [answer] = PolicyReader(policy, ReaderConfig(kind="policy", cite=True)).answer([(question, RetrievedMemory(hits))])
     assert (answer.text, answer.notes, answer.cited) == (
         "Porto",
         ("a", "b"),
@@ -68,19 +66,18 @@ def test_a_language_model_gets_the_day_and_the_choices_and_a_floor_does_not():
     question = Question(id="q", question="Where is Ana now?", meta={"date": "2024-06-01", "choices": {"a": "Rome"}})
     assert question_with_choices(question) == "(asked on 2024-06-01) Where is Ana now?\n(a) Rome"
     assert question_with_choices(Question(id="q", question="Where?")) == "Where?"
-    reading = Reading(question.question, (), full_question=question_with_choices(question))
-    [answer] = PolicyReader(ScriptedPolicy("fixed", text="(a)"), ReaderConfig(kind="policy")).read([reading])
+    reader = PolicyReader(ScriptedPolicy("fixed", text="(a)"), ReaderConfig(kind="policy"))
+    [answer] = reader.answer([(question, RetrievedMemory(()))])
     assert "Question: (asked on 2024-06-01) Where is Ana now?\n(a) Rome" in (answer.prompt or "")
     entry = MemoryEntry("a", "semantic", "Rome: 7")
-    [answer] = ExtractiveReader().read(
-        [Reading("What number?", (Hit(entry, 1.0),), full_question="What number?\n(a) Rome")]
-    )
+    number = Question(id="q", question="What number?", meta={"choices": {"a": "Rome"}})
+    [answer] = ExtractiveReader().answer([(number, RetrievedMemory((Hit(entry, 1.0),)))])
     assert answer.abstained
 
 
 def test_a_reply_without_an_answer_line_says_nothing():
     reader = PolicyReader(ScriptedPolicy("fixed", text="Porto"), ReaderConfig(kind="policy", cite=True))
-    [answer] = reader.read([Reading("Where?", ())])
+    [answer] = reader.answer([("Where?", RetrievedMemory(()))])
     assert (answer.text, answer.abstained) == ("", False)
 
 

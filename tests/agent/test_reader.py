@@ -10,7 +10,7 @@ from memalpha.agent.copying_reader import CopyReader, copy_answer
 from memalpha.agent.reader import (
     ExtractiveReader,
     PolicyReader,
-    Reading,
+    RetrievedMemory,
     answer_slot,
     default_reader,
     in_conflict,
@@ -249,10 +249,11 @@ def test_reading_is_apart_from_retrieval():
     trips = memory("trip: Oslo", "trip: Rome", "trip: Lima", category="episodic")
     reader = ExtractiveReader(ReaderConfig(k=2))
     (whole,) = reader.answer([("How many trips?", trips)])
-    (part,) = reader.read([Reading("How many trips?", shown("trip: Oslo", "trip: Rome"))])
+    (part,) = reader.answer([("How many trips?", RetrievedMemory(shown("trip: Oslo", "trip: Rome")))])
     assert (whole.text, part.text) == ("3", "2")
     policy = fixed("Oslo")
-    (answer,) = PolicyReader(policy, ReaderConfig(prompt="compact")).read([Reading("Where?", shown("a", "b"), "Ana")])
+    retrieved = RetrievedMemory(shown("a", "b"), "Ana")
+    (answer,) = PolicyReader(policy, ReaderConfig(prompt="compact", k=1)).answer([("Where?", retrieved)])
     assert answer.prompt == "facts\ncore: Ana\na (2024-05-01)\nb (2024-05-02)\nask: Where?"
     assert [hit.entry.content for hit in answer.hits] == ["a", "b"]
 
@@ -260,16 +261,18 @@ def test_reading_is_apart_from_retrieval():
 def test_conflicts_are_looked_for_in_all_that_is_live_where_that_is_known():
     reader, hits = ExtractiveReader(ReaderConfig(conflicts="refuse")), shown("city: Oslo")
     live = [MemoryEntry("x", "semantic", "city: Rome"), hits[0].entry]
-    answers = reader.read([Reading("Which city?", hits), Reading("Which city?", hits, live=lambda: live)])
+    answers = reader.answer(
+        [("Which city?", RetrievedMemory(hits)), ("Which city?", RetrievedMemory(hits, live=lambda: live))]
+    )
     assert [answer.conflict for answer in answers] == [False, True]
 
 
 def test_the_copying_floor():
     hits = shown("Ana: We swam yesterday. My sister Mara won the silver cup!")
     questions = ["When did Ana swim?", "What did Mara win?", "Who was there?"]
-    answers = CopyReader().read([Reading(question, hits) for question in questions])
+    answers = CopyReader().answer([(question, RetrievedMemory(hits)) for question in questions])
     assert [answer.text for answer in answers][:2] == ["30 April 2024", "silver cup"]
-    (nothing,) = CopyReader().read([Reading("What?", ())])
+    (nothing,) = CopyReader().answer([("What?", RetrievedMemory(()))])
     assert nothing.abstained and nothing.text == "unknown"
     assert copy_answer("When was it?", "last year", "2024-05-01T10:00") == "2023"
     assert copy_answer("When was it?", "It was on a Sunday", None) == "Sunday"

@@ -7,7 +7,7 @@ import json
 import pytest
 from hostile import HostileServer
 
-from memalpha.agent.reader import ExtractiveReader, PolicyReader, Reading
+from memalpha.agent.reader import ExtractiveReader, PolicyReader, RetrievedMemory
 from memalpha.config import AgentConfig, EvalConfig, ReaderConfig, WorldConfig, build_config
 from memalpha.errors import EvaluationError
 from memalpha.policy.scripted import ScriptedPolicy
@@ -20,7 +20,7 @@ from memalpha.types import Completion, Hit, MemoryEntry
 
 CONFIG = AgentConfig(prompt="compact", embedder="hash")
 HIT = (Hit(MemoryEntry(id="1", category="semantic", content="city: Oslo"), 1.0),)
-READINGS = [Reading(f"Question {n}?", HIT if n % 3 else ()) for n in range(120)]
+ITEMS = [(f"Question {n}?", RetrievedMemory(HIT if n % 3 else ())) for n in range(120)]
 
 
 class Model:
@@ -60,7 +60,7 @@ def test_the_first_answers_stop_an_evaluation(reply, reason):
     with pytest.raises(
         EvaluationError, match=rf"stopped after the first 32 answers: reader policy:some/model: {reason}"
     ) as stop:
-        checked.read(READINGS)
+        checked.answer(ITEMS)
     assert checked.policy.batches == [32], "nothing else was read"
     for key in ("reader.thinking_tokens", "reader.chat_template_kwargs={enable_thinking: false}", "check_reader=False"):
         assert key in str(stop.value)
@@ -68,11 +68,11 @@ def test_the_first_answers_stop_an_evaluation(reply, reason):
 
 def test_few_answers_and_questions_without_notes_say_nothing():
     checked = CheckedReader(reader(THINKS))
-    assert len(checked.read([Reading("Where?", ())] * 50)) == 50
-    assert len(checked.read(READINGS[1:9])) == 8, "six of them have notes"
+    assert len(checked.answer([("Where?", RetrievedMemory(()))] * 50)) == 50
+    assert len(checked.answer(ITEMS[1:9])) == 8, "six of them have notes"
     with pytest.raises(EvaluationError, match="first 8 answers"):
-        checked.read(READINGS[1:4])
-    assert checked.read([]) == []
+        checked.answer(ITEMS[1:4])
+    assert checked.answer([]) == []
 
 
 def test_the_rule_at_its_edges():

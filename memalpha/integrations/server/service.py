@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from memalpha.agent.agent import MemoryAgent
-from memalpha.agent.reader import Answer, ExtractiveReader, Reading, check_answers, default_reader
+from memalpha.agent.reader import Answer, ExtractiveReader, RetrievedMemory, check_answers, default_reader
 from memalpha.agent.tools import TOOLS, Tools, execute, read_call
 from memalpha.agent.trust import AttributedMemory
 from memalpha.config import AgentConfig, ReaderConfig, TrustConfig
@@ -411,11 +411,10 @@ class MemoryService:
 
     def _answer(self, question: str, k: int, where: Where) -> Answer:
         with self._policy_lock, work_span("model", "answer"):
+            memory = self._view
             if where is not None:
-                hits = tuple(self._view.search(question, k, where=where))
-                readings = [Reading(question, hits, core=self._store.core)]
-                return check_answers(self._reader, 1, lambda: self._reader.read(readings))[0]
-            return check_answers(self._reader, 1, lambda: self._reader.answer([(question, self._view)], k=k))[0]
+                memory = RetrievedMemory(tuple(self._view.search(question, k, where=where)), self._store.core)
+            return check_answers(self._reader, 1, lambda: self._reader.answer([(question, memory)], k=k))[0]
 
     # ------------------------------------------------------------------------------------------------ writes
 

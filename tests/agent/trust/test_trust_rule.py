@@ -9,7 +9,7 @@ from memalpha.agent import tools
 from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.consolidate import propose_consolidation
 from memalpha.agent.prompts import order_notes
-from memalpha.agent.reader import ExtractiveReader, Reading
+from memalpha.agent.reader import ExtractiveReader
 from memalpha.agent.trust import AttributedLines, attribute, rank
 from memalpha.config import TrustConfig
 from memalpha.errors import ConfigError, ReviewConflict
@@ -154,13 +154,10 @@ def test_a_name_is_written_once_and_no_name_is_no_owner() -> None:
 
 def test_readers_of_all_kinds_see_the_names() -> None:
     class Noting(ExtractiveReader):
-        def read(self, items):
-            self.seen = [hit.entry.content for hit in items[0].hits]
-            return super().read(items)
-
         def answer(self, items, *, k=None):
-            [(question, memory)] = items
-            return self.read([Reading(str(question), tuple(memory.search(str(question), k or 3)))])
+            [answer] = super().answer(items, k=k)
+            self.seen = [hit.entry.content for hit in answer.hits]
+            return [answer]
 
     chat = Chat(TrustConfig(owner="Olga"))
     chat.agent.reader = reader = Noting()
