@@ -59,6 +59,12 @@ def evaluate(
         result = run_search(settings)
         print_result(result, as_json, format_search(result))
         return
+    if settings.benchmark == "state" and settings.data is not None:
+        from memalpha.qa.gold_scores import format_gold_scores, score_memories
+
+        result = score_memories(settings)
+        print_result(result, as_json, format_gold_scores(result))
+        return
     if settings.benchmark == "state":
         from memalpha.qa.state_suite import format_state, run_state
 

@@ -24,6 +24,8 @@ a reason, so that a model thinks before it decides.
 | (key points) | one prompt per key point, per sentence, and for fluency;    | stated/missing,                  |
 |              | fluency x F1 of stated points and supported sentences       | supported/unsupported, fluent/broken |
 | (writes)     | an operation on the memory, with the chunk it came from     | valid, invalid                   |
+| (statements) | a fact, by entries of the memory                            | stated, missing                  |
+|              | an entry, by facts                                          | supported, unsupported           |
 """
 
 from __future__ import annotations
@@ -67,13 +69,15 @@ SYSTEM: str = _RULES["system"]
 
 RIGHT_OR_WRONG = {"correct": 1.0, "wrong": 0.0}
 VALIDITY = {"valid": 1.0, "invalid": 0.0}
+STATED = {"stated": 1.0, "missing": 0.0}
+SUPPORTED = {"supported": 1.0, "unsupported": 0.0}
 VERDICTS: Mapping[str, Mapping[str, float]] = {
     **dict.fromkeys(("fact", "strict", "preference", "abstain"), RIGHT_OR_WRONG),
     **dict.fromkeys(("written", "deleted", "nothing"), VALIDITY),
     "halumem": {"correct": 1.0, "hallucination": 0.0, "omission": 0.0},
     "point": {"full": 1.0, "partial": 0.5, "none": 0.0},
-    "keypoint": {"stated": 1.0, "missing": 0.0},
-    "sentences": {"supported": 1.0, "unsupported": 0.0},
+    **dict.fromkeys(("keypoint", "fact_held"), STATED),
+    **dict.fromkeys(("sentences", "entry_true"), SUPPORTED),
     "fluency": {"fluent": 1.0, "broken": 0.0},
 }
 """Verdicts of each rule with their scores; those of "event" are the numbers of the events."""
@@ -130,6 +134,21 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class Statement:
+    """A fact that entries of a memory have to state, or an entry that facts have to bear out.
+
+    Attributes:
+        text: The fact, or the entry.
+        sources: The entries, or the facts.
+        is_entry: True if `text` is an entry.
+    """
+
+    text: str
+    sources: tuple[str, ...]
+    is_entry: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class JudgePrompt:
     """One prompt, and the score of each possible verdict."""
 
@@ -171,8 +190,11 @@ def item_of(question: Question, prediction: str, benchmark: Benchmark | None = N
     )
 
 
-def prompts_of(item: Item | Write) -> list[JudgePrompt]:
-    """The prompts whose verdicts make the item's score (`score_of`)."""
+def prompts_of(item: Item | Write | Statement) -> list[JudgePrompt]:
+    """Return the prompts whose verdicts make the item's score (`score_of`)."""
+    if isinstance(item, Statement):
+        rule, name, sources = ("entry_true", "entry", "facts") if item.is_entry else ("fact_held", "fact", "entries")
+        return [_make_prompt([rule], {sources: "\n".join(f"- {text}" for text in item.sources), name: item.text})]
     if isinstance(item, Write):
         text = f"({item.timestamp})\n{item.chunk}" if item.timestamp else item.chunk
         parts = {"part of the conversation": text}
@@ -226,6 +248,12 @@ def _make_prompt(
     return JudgePrompt(f"{rule}\n\n{material}\n\nReply with one JSON object and nothing else:\n{form}", verdicts)
 
 
+def _has_no_content(item: Item | Write | Statement) -> bool:
+    if isinstance(item, Statement):
+        return not item.sources
+    return isinstance(item, Item) and not item.prediction.strip()
+
+
 _FIRST_EVENT = "1"
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
@@ -250,7 +278,18 @@ def score_of(prompts: Sequence[JudgePrompt], values: Sequence[float]) -> float:
     return keypoint_f1(int(sum(stated)), len(stated), int(sum(supported)), len(supported), values[-1])
 
 
-__all__ = ["Item", "Judge", "Judgement", "Vote", "Write", "agreement", "item_of", "load_judge", "read_verdict"]
+__all__ = [
+    "Item",
+    "Judge",
+    "Judgement",
+    "Statement",
+    "Vote",
+    "Write",
+    "agreement",
+    "item_of",
+    "load_judge",
+    "read_verdict",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,17 +370,15 @@ class Judge:
         self.unreadable = dict.fromkeys((policy.name for policy in self.policies), 0)
         self._lock = Lock()
 
-    def judge(self, items: Sequence[Item | Write]) -> list[Judgement]:
+    def judge(self, items: Sequence[Item | Write | Statement]) -> list[Judgement]:
         """Judge items in one batch; equal prompts are asked once.
 
-        An empty prediction is wrong without asking.
+        An empty prediction is wrong without asking, and so is a statement without sources.
 
         Raises:
             PolicyError: An endpoint fails.
         """
-        prompts_by_item = [
-            [] if isinstance(item, Item) and not item.prediction.strip() else prompts_of(item) for item in items
-        ]
+        prompts_by_item = [[] if _has_no_content(item) else prompts_of(item) for item in items]
         unique = list({prompt.prompt: prompt for prompts in prompts_by_item for prompt in prompts}.values())
         with ThreadPoolExecutor(len(self.policies)) as pool:
             verdicts_by_policy = list(pool.map(lambda policy: self.verdicts(policy, unique), self.policies))
