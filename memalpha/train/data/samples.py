@@ -205,14 +205,20 @@ class MicroBatch:
 
 
 MAX_PADDING_RATIO = 1.05
-"""Tokens that a micro-batch may compute for each token that it holds."""
+"""Tokens that a CPU's micro-batch may compute for each token that it holds."""
 
 
-def split_micro_batches(samples: Sequence[TrainingSample], tokens: int) -> list[list[int]]:
+def split_micro_batches(
+    samples: Sequence[TrainingSample], tokens: int, padding_ratio: float = MAX_PADDING_RATIO
+) -> list[list[int]]:
     """Split samples into micro-batches of indices, longest rows first.
 
-    A micro-batch of several distinct rows computes at most `tokens` tokens and at most `MAX_PADDING_RATIO` times those
-    of its rows. With the longest first, memory that one micro-batch frees is large enough for the next.
+    With the longest first, memory that one micro-batch frees is large enough for the next.
+
+    Args:
+        samples: Rows of a step.
+        tokens: Most tokens that a micro-batch of several distinct rows computes.
+        padding_ratio: Most tokens that it computes for each token of its rows.
     """
     order = sorted(range(len(samples)), key=lambda i: (-samples[i].length, *_tokens(samples[i]), i))
     batches: list[list[int]] = []
@@ -224,7 +230,7 @@ def split_micro_batches(samples: Sequence[TrainingSample], tokens: int) -> list[
             batches[-1].append(i)
             continue
         last_ids, padded_size = ids, width * (rows + 1)
-        if batches and padded_size <= min(tokens, MAX_PADDING_RATIO * (row_tokens + length)):
+        if batches and padded_size <= min(tokens, padding_ratio * (row_tokens + length)):
             batches[-1].append(i)
             rows, row_tokens = rows + 1, row_tokens + length
         else:

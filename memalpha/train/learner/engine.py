@@ -13,6 +13,7 @@ micro-batches, futures or processes gives the same gradient.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from transformers.pytorch_utils import Conv1D
 from memalpha.config import LearnerConfig
 from memalpha.errors import TrainingError
 from memalpha.train.data.samples import (
+    MAX_PADDING_RATIO,
     STREAMS,
     MicroBatch,
     PrefixTree,
@@ -328,11 +330,16 @@ class Engine(BaseEngine):
     def _assign_microbatches(
         self, samples: Sequence[TrainingSample]
     ) -> list[tuple[list[int], Sequence[PrefixTree], bool]]:
-        """Return this process's micro-batches as (row indices, their trees, is live); without trees rows are padded."""
+        """Return this process's micro-batches as (row indices, their trees, is live); without trees rows are padded.
+
+        A CPU computes what it pads; an accelerator waits for a pass's thousands of kernels to be started, so there few
+        passes count more than little padding.
+        """
         tokens = self.config.compute.microbatch_tokens
         if not self.config.compute.share_prefixes:
+            ratio = MAX_PADDING_RATIO if self.model.device.type == "cpu" else math.inf
             parts = balance_micro_batches(
-                split_micro_batches(samples, tokens), self.world.size, partial(padded_tokens, samples)
+                split_micro_batches(samples, tokens, ratio), self.world.size, partial(padded_tokens, samples)
             )
             return [(part, (), is_live) for part, is_live in self.world.assign_microbatches(parts)]
         batches = balance_micro_batches(split_tree_batches(samples, tokens), self.world.size, padded_nodes)
