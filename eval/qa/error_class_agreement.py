@@ -1,11 +1,14 @@
-"""Compare the error classes of two systems on each of two data sets with labels read by hand.
+"""Compare the error classes of systems on four samples with labels read by hand.
 
     python eval/qa/error_class_agreement.py DATA            # agreement, to --results
     python eval/qa/error_class_agreement.py DATA --show     # the sampled answers without their classes, to label
 
-DATA is LoCoMo's official file. From every system and set, `COUNT` wrong answers are drawn with a fixed seed, without
-those that need no reading (a faulty gold answer, a question without one). The labels are in error-class-labels.json
-beside the record: task, question and system give the class that a reader of the memory names.
+DATA is LoCoMo's official file. From every system and set, wrong answers are drawn with a fixed seed, without those that
+need no reading (a faulty gold answer, a question without one). The labels are in error-class-labels.json beside the
+record: task, question and system give the class that a reader of the memory names. `--sets` takes some sets only.
+
+In `natural`, short chats that `smol` reads (eval/learning/natural_chats.jsonl), the evidence of a question is the last
+turn of the user's or of a person that holds an accepted answer; questions without such a turn are left out.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -25,6 +28,7 @@ from memalpha.qa.reader import load_reader
 from memalpha.qa.report import Record
 from memalpha.qa.systems import Retrieval, SystemSettings, load_system
 from memalpha.store.embedding import load_embedder
+from memalpha.store.values import holds_answer
 from memalpha.tasks.load import load_tasks
 from memalpha.types import Task
 
@@ -34,8 +38,13 @@ from common import command, make_parser, opening, save
 SYSTEMS = {
     "locomo": ("append-only", "rag"),  # the tiny policy cannot read LoCoMo's long turns
     "synthetic": ("append-only", "tiny"),
+    "locomo-2": ("append-only", "rag"),
+    "natural": ("append-only", "smol"),
 }
-COUNT = 10
+COUNTS = {"locomo": 10, "synthetic": 10, "locomo-2": 12, "natural": 18}
+"""Wrong answers of each system, by set."""
+CHATS = Path(__file__).parents[1] / "learning" / "natural_chats.jsonl"
+CHAT_COUNT = 60
 LABELS = "error-class-labels.json"
 
 
@@ -56,13 +65,34 @@ class Sample:
     record: Record
 
 
-def samples(data: str) -> Iterator[Sample]:
-    """Yield `COUNT` wrong answers of each system and data set."""
+def natural_tasks() -> list[Task]:
+    """Return natural chats with turn ids, and of their questions those whose answer a turn holds, with its id."""
+    tasks = []
+    for task in load_tasks(str(CHATS))[:CHAT_COUNT]:
+        chunks = []
+        for chunk in task.chunks:
+            turns = [turn.model_copy(update={"id": f"{chunk.index}.{n}"}) for n, turn in enumerate(chunk.turns)]
+            chunks.append(chunk.model_copy(update={"turns": tuple(turns)}))
+        turns = [turn for chunk in chunks for turn in chunk.turns if turn.speaker != "assistant"]
+        questions = []
+        for question in task.questions:
+            holding = [turn.id for turn in turns if any(holds_answer(turn.text, answer) for answer in question.answers)]
+            if holding:
+                questions.append(question.model_copy(update={"evidence": (holding[-1],)}))
+        tasks.append(task.model_copy(update={"chunks": tuple(chunks), "questions": tuple(questions)}))
+    return tasks
+
+
+def samples(data: str, set_names: Sequence[str]) -> Iterator[Sample]:
+    """Yield wrong answers of each system and data set."""
     sets = {
-        "locomo": (load_tasks("locomo", 1, data=data), "copy", "locomo-f1"),
-        "synthetic": (load_tasks("synthetic", 24, world=WorldConfig(split="test")), "extractive", None),
+        "locomo": lambda: (load_tasks("locomo", 1, data=data), "copy", "locomo-f1"),
+        "synthetic": lambda: (load_tasks("synthetic", 24, world=WorldConfig(split="test")), "extractive", None),
+        "locomo-2": lambda: (load_tasks("locomo", 2, data=data)[1:], "copy", "locomo-f1"),
+        "natural": lambda: (natural_tasks(), "copy", None),
     }
-    for set_name, (tasks, reader, metric) in sets.items():
+    for set_name in set_names:
+        tasks, reader, metric = sets[set_name]()
         for name in SYSTEMS[set_name]:
             [report] = run_systems([name], tasks, load_reader(reader), metric=metric)
             settings = SystemSettings(BUDGET, EVAL_K, load_embedder("static"))
@@ -73,7 +103,7 @@ def samples(data: str) -> Iterator[Sample]:
                 for retrieval in group
             }
             wrong = [r for r in report.records if r.error_class not in (None, GOLD_FAULTY, SHOULD_HAVE_ABSTAINED)]
-            for record in Random(0).sample(wrong, min(COUNT, len(wrong))):
+            for record in Random(0).sample(wrong, min(COUNTS[set_name], len(wrong))):
                 task, retrieval = by_question[record.task, record.question_id]
                 key = " ".join((set_name, name, record.task, record.question_id))
                 yield Sample(key, task, retrieval, classified(task, retrieval, record))
@@ -107,8 +137,9 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("data")
     parser.add_argument("--show", action="store_true", help="print the samples to label")
+    parser.add_argument("--sets", nargs="+", choices=[*SYSTEMS], default=[*SYSTEMS])
     options = parser.parse_args()
-    drawn = list(samples(options.data))
+    drawn = list(samples(options.data, options.sets))
     if options.show:
         print("\n\n".join(map(show, drawn)))
         return

@@ -167,8 +167,8 @@ def _judged(items: Sequence[Comparison], judge: Judge) -> list[bool | None]:
 
 
 def _row(name: str, items: Sequence[Comparison], judge: Judge | None) -> dict[str, Any]:
-    stated = list(map(_is_stated, items)) if judge is None else _judged(items, judge)
-    row: dict[str, Any] = {"system": name, "unjudged": stated.count(None)}
+    stated = _judged(items, judge) if judge is not None else list(map(_is_stated, items))
+    row: dict[str, Any] = {"system": name, "unjudged": sum(value is None for value in stated)}
     for score in SCORES:
         is_wanted = score != "omitted"
         answers = [
@@ -187,9 +187,7 @@ def _row(name: str, items: Sequence[Comparison], judge: Judge | None) -> dict[st
 def format_gold_scores(result: Mapping[str, Any]) -> str:
     """Format the result of `score_memories`: a line a system; "-" without a statement."""
     width = max(len("system"), *(len(row["system"]) for row in result["systems"]))
-    lines = [
-        f"memories after each chunk against gold operations, by {result['by']}; conversations: {result['conversations']}"
-    ]
+    lines = [f"memories after each chunk, by {result['by']}; conversations: {result['conversations']}"]
     lines.append(f"{'system':<{width}}  " + "".join(f"{score:<24}" for score in SCORES).rstrip())
     for row in result["systems"]:
         cells = []
