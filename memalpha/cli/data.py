@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from memalpha.cli.options import AsJson, WriterSettings, parse_writer_settings, print_result, to_json_value
-from memalpha.config import ReaderConfig, parse_overrides
+from memalpha.config import AgentConfig, ReaderConfig, parse_overrides
 from memalpha.errors import ConfigError
 from memalpha.policy.base import BilledPolicy, Policy
 from memalpha.tasks.catalog import get_data_set, list_data_sets, loader_options
@@ -231,26 +231,32 @@ def write(
         DataError: The conversations or a file cannot be read or written.
         PolicyError: The teacher did not answer; what is done stays.
     """
+    from memalpha.agent.prompts import prompted_config
+    from memalpha.policy.load import load_policy
+    from memalpha.qa.progress import show_progress
     from memalpha.qa.reader import load_reader
-    from memalpha.qa.teacher import load_teacher, write_file
+    from memalpha.qa.teacher import RowsFile, load_teacher, write_rows
+    from memalpha.tasks.load import load_tasks
 
     teacher = load_teacher(policy, _parse_price(price))
     own = (
         "extractive" if teacher.name.startswith("scripted:") else ReaderConfig(kind="policy")
     )  # a script answers nothing
     answers = load_reader(reader or own, teacher, frozen=True)
-    results = write_file(
-        name,
-        teacher,
-        out,
-        options=_load_options(parse_overrides(overrides or [])),
-        reader=answers,
-        metric=metric,
-        config=parse_writer_settings(settings),
-        student=student,
-        attempts=best_of,
-        temperature=(0.7 if best_of > 1 else 0.0) if temperature is None else temperature,
-    )
+    file, tasks = RowsFile(out), list(load_tasks(name, **_load_options(parse_overrides(overrides or []))))
+    with show_progress("conversations") as progress:
+        results = write_rows(
+            tasks,
+            teacher,
+            file,
+            reader=answers,
+            metric=metric,
+            config=parse_writer_settings(settings),
+            student=None if student is None else prompted_config(AgentConfig(), load_policy(student)),
+            attempts=best_of,
+            temperature=(0.7 if best_of > 1 else 0.0) if temperature is None else temperature,
+            progress=lambda done, total: progress("writing", done, total),
+        )
     reasons = Counter(result.reason for result in results)
     rows = sum(result.rows for result in results)
     lines = [f"{rows} rows of {reasons['kept']} of {len(results)} conversations: {out}"]

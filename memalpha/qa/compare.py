@@ -122,23 +122,18 @@ def load_records(path: str | Path) -> list[Record]:
     return records
 
 
-def load_run(run: str | Path) -> dict[str, tuple[Record, ...]]:
-    """Load the records of a run by system name.
+def load_run(path: Path) -> dict[str, tuple[tuple[Record, ...], Path]]:
+    """Load the records of a run, and the file of each, by system name.
 
     Args:
-        run: Run or evaluation directory, its `eval` folder, or one `.jsonl`.
+        path: Run or evaluation directory, its `eval` folder, or one `.jsonl`.
 
     Returns:
-        Records by the system's name if the records tell it, else by the file's.
+        Records and file by the system's name if the records tell it, else by the file's.
 
     Raises:
         DataError: There are no records.
     """
-    return {name: records for name, (records, _) in _load_files(Path(run)).items()}
-
-
-def _load_files(path: Path) -> dict[str, tuple[tuple[Record, ...], Path]]:
-    """Return the records of a run and the file of each, by name."""
     check_path("run", path, error=DataError)
     if path.is_file():
         paths = [path]
@@ -182,7 +177,7 @@ def load_systems(runs: Sequence[str]) -> list[ComparedSystem]:
     systems: list[ComparedSystem] = []
     for run_index, run in enumerate(runs):
         parts = [part for part in run.split(",") if part]
-        seeds = [_load_files(Path(part)) for part in parts]
+        seeds = [load_run(Path(part)) for part in parts]
         if not seeds:
             raise DataError(f"run {run_index + 1} has no name")
         names = list(seeds[0])
@@ -349,7 +344,8 @@ def as_csv(comparison: Comparison) -> str:
 def as_markdown(comparison: Comparison) -> str:
     """Format the comparison as a Markdown table with notes on its method."""
     rows = [_head(comparison, f"against {comparison.baseline}"), *_text_rows(comparison)]
-    head, *lines = ("| " + " | ".join(map(_cell, row)) + " |" for row in rows)
+    cells = ([text.replace("|", "\\|").replace("\n", " ") for text in row] for row in rows)
+    head, *lines = (f"| {' | '.join(row)} |" for row in cells)
     return "\n".join([head, "|---|---|" + "--:|" * 7, *lines, "", *_notes(comparison)]) + "\n"
 
 
@@ -398,7 +394,3 @@ def _text_rows(comparison: Comparison) -> list[list[str]]:
 
 def _format_p(p: float | None) -> str:
     return "" if p is None else "<.001" if p < 0.001 else f"{p:.3f}"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from traceback import extract_tb
@@ -49,7 +49,7 @@ from memalpha.qa.report import estimate_tokens
 from memalpha.store.embedding import Embedder
 from memalpha.store.memory import WorkingMemory
 from memalpha.store.store import MemoryStore
-from memalpha.types import Chunk, MemoryEntry, Question, Task, Trajectory, TrajectoryGroup, is_iso_time
+from memalpha.types import Chunk, Hit, MemoryEntry, Question, Task, Trajectory, TrajectoryGroup, is_iso_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,9 +327,10 @@ def raw_fields(piece: Passage, chunk: Chunk) -> dict[str, Any]:
 
 
 class EmptySystem:
-    """System that stores nothing."""
+    """System that stores nothing, and base of those that do."""
 
     name = "empty"
+    _tokens = 0
 
     def read(self, chunk: Chunk) -> None:
         """Ignore the chunk."""
@@ -339,19 +340,19 @@ class EmptySystem:
         return ()
 
     def size(self) -> int:
-        """Return 0."""
-        return 0
+        """Return the tokens of all stored passages."""
+        return self._tokens
 
     def entries(self) -> Sequence[Passage]:
-        """Return no passages."""
+        """Return all stored passages."""
         return ()
 
     def history(self) -> Sequence[Passage]:
-        """Return no passages."""
-        return ()
+        """Return all passages that were ever stored."""
+        return self.entries()
 
 
-class SearchSystem:
+class SearchSystem(EmptySystem):
     """System that stores the passages of every chunk and returns the k best of the store's default search.
 
     The store keeps each text once; a repeated text takes the position of its last occurrence.
@@ -371,7 +372,7 @@ class SearchSystem:
         self._split, self._k, self._raw = split, k, raw
         self._store = MemoryStore.open(":memory:", embedder=embedder)
         self._passages: dict[str, Passage] = {}
-        self._tokens = self._pieces_read = 0
+        self._pieces_read = 0
 
     def read(self, chunk: Chunk) -> None:
         """Store the passages of the chunk."""
@@ -383,29 +384,19 @@ class SearchSystem:
             previous = self._passages.get(entry.id)
             if previous is None:
                 self._tokens += passage_tokens((piece,))
-            turns = (
-                piece.turns if previous is None else (*previous.turns, *piece.turns)
-            )  # the same words: taken from both
+            turns = piece.turns if previous is None else (*previous.turns, *piece.turns)  # the same words: from both
             self._passages[entry.id] = replace(piece, id=entry.id, turns=turns, order=self._pieces_read)
 
     def context(self, question: str) -> Sequence[Passage]:
         """Return the k best passages."""
         return [self._passages[hit.entry.id] for hit in self._store.search(question, self._k)]
 
-    def size(self) -> int:
-        """Return the tokens of all stored passages."""
-        return self._tokens
-
     def entries(self) -> Sequence[Passage]:
-        """Return all stored passages."""
+        """Return all stored passages; none is ever removed."""
         return tuple(self._passages.values())
 
-    def history(self) -> Sequence[Passage]:
-        """Return all stored passages; none is ever removed."""
-        return self.entries()
 
-
-class RecentSystem:
+class RecentSystem(EmptySystem):
     """System that keeps the last turns of a conversation, newest first.
 
     Args:
@@ -418,7 +409,6 @@ class RecentSystem:
         self._limit = tokens
         self._passages: deque[Passage] = deque()
         self._history: list[Passage] = []
-        self._tokens = 0
 
     def read(self, chunk: Chunk) -> None:
         """Add the turns of the chunk and drop the oldest ones beyond the limit."""
@@ -433,10 +423,6 @@ class RecentSystem:
     def context(self, question: str) -> Sequence[Passage]:
         """Return all current turns, newest first."""
         return tuple(reversed(self._passages))
-
-    def size(self) -> int:
-        """Return the tokens of the current turns."""
-        return self._tokens
 
     def entries(self) -> Sequence[Passage]:
         """Return the current turns."""
@@ -558,20 +544,24 @@ class Streamed:
             with self._name_errors(task):
                 system = self.make(task, settings)
             by_question: dict[str, Retrieval] = {}
-            history: dict[tuple[str | None, str], Passage] = {}
-            turn_texts, asked = turn_texts_of(task), questions_by_chunk(task)
+            seen: dict[tuple[str | None, str], Passage] = {}
+            budget, asked = None if self.exempt else settings.budget, questions_by_chunk(task)
+            show = partial(self._show, budget=budget, turn_texts=turn_texts_of(task))
             for chunk in task.chunks:
                 with self._name_errors(task, chunk):
                     system.read(chunk)
                     if isinstance(system, Inspectable) and not isinstance(system, Historical):
-                        history.update(((entry.id, entry.text), entry) for entry in system.entries())
-                if questions := asked.get(chunk.index):
-                    with self._name_errors(task, chunk):
-                        retrievals = list(self._ask(system, questions, history, turn_texts, settings.budget))
-                    if settings.is_searchable:
-                        search = self._make_search(system, task, chunk, turn_texts, settings)
-                        retrievals = [replace(item, search=search) for item in retrievals]
-                    by_question.update((item.question.id, item) for item in retrievals)
+                        seen.update(((entry.id, entry.text), entry) for entry in system.entries())
+                    if questions := asked.get(chunk.index):
+                        entries = tuple(system.entries()) if isinstance(system, Inspectable) else None
+                        history = None if entries is None else tuple(seen.values())
+                        history = tuple(system.history()) if isinstance(system, Historical) else history
+                        search, size = self._make_search(system, task, chunk, show, settings), system.size()
+                    for question in questions or ():
+                        passages = show(system, question.question)
+                        by_question[question.id] = Retrieval(
+                            question, passages, passage_tokens(passages), size, "", entries, history, search=search
+                        )
                 chunks_read += 1
                 if progress is not None:
                     progress(chunks_read, total)
@@ -597,24 +587,9 @@ class Streamed:
                 f"system {self.name}: {where}: {type(error).__name__}: {error}{''.join(lines[-1:])}"
             ) from error
 
-    def _ask(
-        self,
-        system: System,
-        questions: Sequence[Question],
-        seen_entries: Mapping[tuple[str | None, str], Passage],
-        turn_texts: Mapping[str, str],
-        budget: int,
-    ) -> Iterator[Retrieval]:
-        entries = tuple(system.entries()) if isinstance(system, Inspectable) else None
-        history = None if entries is None else tuple(seen_entries.values())
-        if isinstance(system, Historical):
-            history = tuple(system.history())
-        size = system.size()
-        for question in questions:
-            selected = self._context(system, question.question, turn_texts, budget)
-            yield Retrieval(question, selected, passage_tokens(selected), size, entries=entries, history=history)
-
-    def _context(self, system: System, query: str, turn_texts: Mapping[str, str], budget: int) -> tuple[Passage, ...]:
+    def _show(
+        self, system: System, query: str, *, budget: int | None, turn_texts: Mapping[str, str]
+    ) -> tuple[Passage, ...]:
         context = system.context(query)
         if isinstance(context, str) or not isinstance(context, Iterable):
             raise ConfigError(f"system {self.name}: context() gives a list, not {type(context).__name__}")
@@ -623,12 +598,19 @@ class Streamed:
             if not isinstance(passage, Passage):
                 kind = type(passage).__name__
                 raise ConfigError(f"system {self.name}: context() gives passages or texts, not {kind}")
-        return cut_to_budget(passages, None if self.exempt else budget, turn_texts=turn_texts)[1]
+        return cut_to_budget(passages, budget, turn_texts=turn_texts)[1]
 
     def _make_search(
-        self, system: System, task: Task, chunk: Chunk, turn_texts: Mapping[str, str], settings: SystemSettings
-    ) -> Callable[[str], tuple[Passage, ...]]:
+        self,
+        system: System,
+        task: Task,
+        chunk: Chunk,
+        show: Callable[[System, str], tuple[Passage, ...]],
+        settings: SystemSettings,
+    ) -> Callable[[str], tuple[Passage, ...]] | None:
         """Return a search of the system as it is after `chunk`; one that reads on is made anew up to there."""
+        if not settings.is_searchable:
+            return None
 
         @cache
         def system_then() -> System:
@@ -641,7 +623,7 @@ class Streamed:
 
         def search(query: str) -> tuple[Passage, ...]:
             with self._name_errors(task, chunk):
-                return self._context(system_then(), query, turn_texts, settings.budget)
+                return show(system_then(), query)
 
         return search
 
@@ -667,29 +649,32 @@ class Writer:
         return Retrievals([self._retrieve_for_task(group, settings) for group in groups], sizes, tuple(groups))
 
     def _retrieve_for_task(self, group: TrajectoryGroup, settings: SystemSettings) -> list[Retrieval]:
-        [trajectory], task = group.trajectories, group.task
-        by_question: dict[str, Retrieval] = {}
-        written = WrittenMemory(trajectory)
-        turn_texts, asked = turn_texts_of(task), questions_by_chunk(task)
-        for index, state in enumerate(trajectory.states):
-            if not (questions := asked.get(index)):
-                continue
+        [trajectory], task, by_question = group.trajectories, group.task, dict[str, Retrieval]()
+        written, turn_texts = WrittenMemory(trajectory), turn_texts_of(task)
+        for index, questions in questions_by_chunk(task).items():
+            state = trajectory.states[index]
             memory, size = WorkingMemory(state, settings.embedder), memory_tokens(state, estimate_tokens)
             entries, history = written.after(index)
 
-            def find(query: str, memory: WorkingMemory = memory) -> tuple[Passage, ...]:
-                passages = [as_passage(hit.entry) for hit in memory.search(query, settings.k)]
-                return cut_to_budget(passages, settings.budget, memory.core, turn_texts)[1]
+            def show(hits: Iterable[Hit], core: str = state.core) -> tuple[str, tuple[Passage, ...]]:
+                return cut_to_budget([as_passage(hit.entry) for hit in hits], settings.budget, core, turn_texts)
 
-            search = find if settings.is_searchable else None
+            def find(query: str, memory: WorkingMemory = memory, show: Callable[..., Any] = show) -> Any:
+                return show(memory.search(query, settings.k))[1]
+
             hits_by_question = memory.search_many([question.question for question in questions], settings.k)
             for question, hits in zip(questions, hits_by_question, strict=True):
-                core, selected = cut_to_budget(
-                    [as_passage(hit.entry) for hit in hits], settings.budget, state.core, turn_texts
-                )
-                tokens = passage_tokens(selected) + estimate_tokens(core)
+                core, passages = show(hits)
                 by_question[question.id] = Retrieval(
-                    question, selected, tokens, size, core, entries, history, state.core, search
+                    question,
+                    passages,
+                    passage_tokens(passages) + estimate_tokens(core),
+                    size,
+                    core,
+                    entries,
+                    history,
+                    state.core,
+                    find if settings.is_searchable else None,
                 )
         return [by_question[question.id] for question in task.questions]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,7 @@ from memalpha.policy.base import Policy
 from memalpha.policy.load import load_policy
 from memalpha.qa.evaluate import evaluate_memory
 from memalpha.qa.memory_reward import memory_tokens
-from memalpha.qa.progress import show_progress
 from memalpha.qa.report import estimate_tokens
-from memalpha.tasks.load import load_tasks
 from memalpha.types import Task, ToolCall, Trajectory, TrajectoryGroup
 
 PARALLEL_ROLLOUTS = 16
@@ -153,49 +151,6 @@ def load_teacher(name: str, price: tuple[float, float] | None) -> Policy:
     return load_policy(name, endpoint=EndpointConfig(prices={} if price is None else {name: price}))
 
 
-def write_file(
-    data: str,
-    policy: Policy,
-    out: Path,
-    *,
-    options: Mapping[str, Any],
-    reader: Reader,
-    metric: str,
-    config: AgentConfig,
-    student: str | None,
-    attempts: int,
-    temperature: float,
-) -> list[WrittenConversation]:
-    """Write the conversations of a data set with parts given by name, and show how far it is; see `write_rows`.
-
-    Args:
-        data: Name of a data set, or a task file.
-        policy: The teacher.
-        out: File of the rows.
-        options: Options of the data set.
-        reader: Reader that answers the questions.
-        metric: Metric that scores answers.
-        config: Prompts of the teacher.
-        student: Name of the policy whose prompts the rows get; None gives those of the teacher.
-        attempts: Attempts at each conversation.
-        temperature: Sampling temperature.
-    """
-    file, tasks = RowsFile(out), list(load_tasks(data, **options))
-    with show_progress("conversations") as report:
-        return write_rows(
-            tasks,
-            policy,
-            file,
-            reader=reader,
-            metric=metric,
-            config=config,
-            student=None if student is None else prompted_config(AgentConfig(), load_policy(student)),
-            attempts=attempts,
-            temperature=temperature,
-            progress=lambda done, total: report("writing", done, total),
-        )
-
-
 def write_rows(
     tasks: Sequence[Task],
     policy: Policy,
@@ -288,20 +243,14 @@ def _rows(attempt: Trajectory, writing: MemoryWriting) -> Iterator[dict[str, Any
         calls = [call for call, result in zip(turn.calls, turn.results, strict=True) if result.ok]
         if turn.calls and not calls:
             continue
+        tool_calls = [
+            {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+            for call in calls or [ToolCall("memory_skip", {})]
+        ]
         yield {
             "task": attempt.task.id,
             "chunk": turn.chunk,
             "prompt": [dict(message) for message in request.messages],
             **({"tools": [dict(tool) for tool in request.tools]} if request.tools else {}),
-            "completion": [_message(calls or [ToolCall("memory_skip", {})])],
+            "completion": [{"role": "assistant", "content": "", "tool_calls": tool_calls}],
         }
-
-
-def _message(calls: Iterable[ToolCall]) -> dict[str, Any]:
-    """Return the assistant message that makes these calls."""
-    functions = [{"name": call.name, "arguments": dict(call.arguments)} for call in calls]
-    return {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"type": "function", "function": function} for function in functions],
-    }

@@ -43,7 +43,7 @@ def model(prompt: str, body):
 
 
 def test_writer_reader_and_judge_behind_a_server_that_goes_away(tmp_path, monkeypatch):
-    monkeypatch.setattr("memalpha.policy.endpoint.backoff", lambda *_: 0.0)
+    monkeypatch.setattr("memalpha.policy.server.backoff", lambda *_: 0.0)
     tasks = synthetic.tasks(WorldConfig(split="test"), -1, 0, 2)
     strange = tasks[0].questions[0].model_copy(update={"question": "q0: which?"})
     tasks[0] = tasks[0].model_copy(update={"questions": (strange, *tasks[0].questions[1:])})

@@ -30,7 +30,7 @@ def part(server, *others, endpoint=None, **settings):
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setattr("memalpha.policy.endpoint.backoff", lambda *_: 0.0)
+    monkeypatch.setattr("memalpha.policy.server.backoff", lambda *_: 0.0)
 
 
 def test_a_grade_is_a_share_of_the_scale():

@@ -26,6 +26,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from memalpha.errors import DataError, install_command
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -309,19 +311,11 @@ def event_order(reference: Sequence[str], predicted: Sequence[str]) -> dict[str,
     recall = shared / (shared + missed) if shared + missed else 0.0
     f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
     union = list(dict.fromkeys([*reference, *predicted]))
-    reference_ranks, predicted_ranks = (
-        {item: rank for rank, item in enumerate(order)} for order in (reference, predicted)
-    )
-    first = [reference_ranks.get(item, len(union)) for item in union]
-    second = [predicted_ranks.get(item, len(union)) for item in union]
-    pairs = [(i, j) for j in range(len(first)) for i in range(j)]
-    signs = [
-        ((first[i] > first[j]) - (first[i] < first[j]), (second[i] > second[j]) - (second[i] < second[j]))
-        for i, j in pairs
-    ]
-    untied = [sum(sign[side] != 0 for sign in signs) for side in (0, 1)]
-    tau = sum(a * b for a, b in signs) / math.sqrt(untied[0] * untied[1]) if all(untied) else None
-    scaled = 0.0 if tau is None else (tau + 1) / 2
+    ranks = [{item: rank for rank, item in enumerate(order)} for order in (reference, predicted)]
+    orders = np.array([[ranked.get(item, len(union)) for item in union] for ranked in ranks])
+    signs = np.sign(orders[:, :, None] - orders[:, None, :])[:, *np.triu_indices(len(union), 1)]
+    untied = np.count_nonzero(signs, axis=1)
+    scaled = (float(signs[0] @ signs[1]) / math.sqrt(untied[0] * untied[1]) + 1) / 2 if all(untied) else 0.0
     return {"precision": precision, "recall": recall, "f1": f1, "tau": scaled, "score": scaled * f1}
 
 
@@ -452,20 +446,6 @@ def retrieval_scores(
         "recall_all": float(all(id in top for id in relevant_ids)),
         "ndcg_any": dcg([id in relevant_ids for id in ranking[:k]]) / best if best else 0.0,
     }
-
-
-def session_ranking(turns: Sequence[str], k: int) -> tuple[list[str], int]:
-    """Convert a ranking of LongMemEval's turn ids (`<session>_<number>`) to one of sessions.
-
-    Returns:
-        The sessions, and the depth that holds `k` different ones (all if there are fewer): the k for
-        `retrieval_scores`.
-    """
-    sessions = [turn.rpartition("_")[0] for turn in turns]
-    depth = k
-    while depth <= len(sessions) and len(set(sessions[:depth])) < k:
-        depth += 1
-    return sessions, depth
 
 
 def session_scores(turns: Iterable[str], correct: Collection[str], ks: Sequence[int] = (5, 10)) -> dict[str, float]:

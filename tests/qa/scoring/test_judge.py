@@ -259,7 +259,7 @@ def test_a_local_model_may_judge():
 
 
 def test_a_judge_that_stays_down_raises_and_keeps_what_is_done(tmp_path, monkeypatch):
-    monkeypatch.setattr("memalpha.policy.endpoint.backoff", lambda *_: 0.0)
+    monkeypatch.setattr("memalpha.policy.server.backoff", lambda *_: 0.0)
     items = [item(number, True) for number in range(10)]
     with HostileServer(lambda prompt, body: by_containment(prompt)) as server:
         server.fault = lambda prompt, nth: "503" if "question 6?" in prompt else None

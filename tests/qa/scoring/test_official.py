@@ -70,14 +70,9 @@ def test_longmemeval_table():
     assert partly["by_type"]["temporal-reasoning"] == {"accuracy": None, "n": 0}
 
 
-@pytest.mark.parametrize("table", ["retrieval", "retrieval_turns"])
-def test_longmemeval_retrieval(table):
-    for case in CASES[table]:
-        ranking, k, correct = case["ranking"], case["k"], case["correct"]
-        if table == "retrieval_turns":
-            ranking, k = official.session_ranking(ranking, k)
-            correct = sorted({turn.rpartition("_")[0] for turn in correct})
-        scores = official.retrieval_scores(ranking, correct, k, official=True)
+def test_longmemeval_retrieval():
+    for case in CASES["retrieval"]:
+        scores = official.retrieval_scores(case["ranking"], case["correct"], case["k"], official=True)
         assert scores == {name: close(case[name]) for name in ("recall_any", "recall_all", "ndcg_any")}, case
 
 
