@@ -42,7 +42,7 @@ SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class StatedCheck:
     """Hold one statement and the texts of which one has to state it.
 
     Attributes:
@@ -114,7 +114,7 @@ def _texts(retrieval: Retrieval) -> tuple[str, ...]:
     return tuple(passage.text for passage in retrieval.entries or ()) + tuple(line for line in core if line.strip())
 
 
-def compare_task(task: Task, memories: Sequence[tuple[str, ...]]) -> list[Comparison]:
+def compare_task(task: Task, memories: Sequence[tuple[str, ...]]) -> list[StatedCheck]:
     """Return what has to be decided about the memories after each chunk of a task.
 
     Args:
@@ -130,14 +130,14 @@ def compare_task(task: Task, memories: Sequence[tuple[str, ...]]) -> list[Compar
             live.pop(operation.replaces or "", None)
             if operation.content:
                 live[operation.content] = None
-                comparisons.append(Comparison("recall", task.id, operation.content, memory))
+                comparisons.append(StatedCheck("recall", task.id, operation.content, memory))
             if operation.kind == "update" and operation.replaces:
-                comparisons.append(Comparison("omitted", task.id, operation.content, memory))
+                comparisons.append(StatedCheck("omitted", task.id, operation.content, memory))
                 others = tuple(text for text in memory if not says(text, operation.content))
-                comparisons.append(Comparison("stale", task.id, operation.replaces, others))
-        comparisons += [Comparison("precision", task.id, text, tuple(live)) for text in memory if text not in before]
+                comparisons.append(StatedCheck("stale", task.id, operation.replaces, others))
+        comparisons += [StatedCheck("precision", task.id, text, tuple(live)) for text in memory if text not in before]
         comparisons += [
-            Comparison("false", task.id, content, memory) for index, content in false if index == chunk.index
+            StatedCheck("false", task.id, content, memory) for index, content in false if index == chunk.index
         ]
         before = memory
     return comparisons
@@ -150,13 +150,13 @@ def says(text: str, fact: str) -> bool:
     return term_counts(fact).keys() <= term_counts(text).keys()
 
 
-def _is_stated(item: Comparison) -> bool:
+def _is_stated(item: StatedCheck) -> bool:
     if item.score == "precision":
         return any(says(item.statement, fact) for fact in item.texts)
     return any(says(text, item.statement) for text in item.texts)
 
 
-def _judged(items: Sequence[Comparison], judge: Judge) -> list[bool | None]:
+def _judged(items: Sequence[StatedCheck], judge: Judge) -> list[bool | None]:
     """Ask the judge; None where it gave no verdict. What has no texts beside it is not asked."""
     statements = []
     for item in items:
@@ -166,7 +166,7 @@ def _judged(items: Sequence[Comparison], judge: Judge) -> list[bool | None]:
     return [None if verdict.score is None else verdict.score >= 0.5 for verdict in judge.judge(statements)]
 
 
-def _row(name: str, items: Sequence[Comparison], judge: Judge | None) -> dict[str, Any]:
+def _row(name: str, items: Sequence[StatedCheck], judge: Judge | None) -> dict[str, Any]:
     stated = _judged(items, judge) if judge is not None else list(map(_is_stated, items))
     row: dict[str, Any] = {"system": name, "unjudged": sum(value is None for value in stated)}
     for score in SCORES:
