@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard, constants
 from huggingface_hub.utils import disable_progress_bars
 from run_kinds import small_config
 
-from memalpha.config import PreferenceConfig, RewardModelConfig, TextConfig, TrainConfig, build_config
+from memalpha.config import PreferenceConfig, RewardModelConfig, SFTConfig, TextConfig, TrainConfig, build_config
 from memalpha.errors import CheckpointError, ConfigError, PolicyError
 from memalpha.train.api import train
 from memalpha.train.trainers.model_card import find_base, push_run, render_card
@@ -51,6 +51,8 @@ def test_every_checkpoint_has_a_card_and_the_best_one_the_results(run):
         assert ("| before | 0." in text) == ("| after | 0." in text) == (folder.name == best)
         assert ("Held-out results come at the end" in text) == (folder.name != best)
     text = (run / "checkpoints" / "best" / "README.md").read_text()
+    assert "eprint={2402.03300}" in text and "@software{memalpha" in text, "the method's paper and memalpha are cited"
+    assert "tokenizers " in text and "Python 3." in text
     assert f"| after | {summary['after']['accuracy']:.3f} | " in text and "paired by question: 95 % interval" in text
     assert f"{summary['questions']} questions of 12 held-out tasks" in text
 
@@ -120,6 +122,20 @@ def test_a_base_says_its_licence_and_where_it_is_from(run, tmp_path):
     (copy / "README.md").write_text("---\n: [\n---\n")
     assert find_base(str(copy)).licence is None
     assert find_base("smol").licence == "apache-2.0" and find_base("org/model").hub_id == "org/model"
+
+
+def test_a_card_names_the_rows_and_their_teacher_but_no_host(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    teacher = "http://10.0.0.7:8000/v1#Qwen/Qwen3-32B"
+    line = {"task": "a", "teacher": f"{teacher}, best of 4 at temperature 0.7"}
+    rows.with_suffix(".scores.jsonl").write_text(f"{json.dumps(line)}\n")
+    settings = {"out": tmp_path, "policy": "tiny", "source": str(rows), "data": str(tmp_path / "mine.jsonl")}
+    scores = {"accuracy": 0.5, "reader": f"policy:{teacher}"}
+    text = render_card(build_config(SFTConfig, settings, "test"), {"step": 3}, {"before": scores, "after": scores})
+    assert "| rows | `rows.jsonl`; written by http://HOST/v1#Qwen/Qwen3-32B, best of 4" in text
+    assert "reader `policy:http://HOST/v1#Qwen/Qwen3-32B`" in text and "10.0.0.7" not in text
+    rows.with_suffix(".scores.jsonl").write_text("[]")
+    assert "| rows | `rows.jsonl` |" in render_card(build_config(SFTConfig, settings, "test"), {"step": 3})
 
 
 def test_cards_of_other_kinds_of_run(tmp_path):

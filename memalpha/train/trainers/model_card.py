@@ -1,12 +1,15 @@
-"""Model card of a checkpoint, `README.md`: base, data, command, results with intervals, limits and licence.
+"""Model card of a checkpoint, `README.md`: base, data, command, results with intervals, limits, licence and citation.
 
-Its head is what the model hub reads (`huggingface_hub.ModelCardData`). Paths are shortened to their last part, and the
-host is left out: a card is made to be published. `push_run` publishes a run's best checkpoint with its card.
+Its head is what the model hub reads (`huggingface_hub.ModelCardData`). Paths are shortened to their last part, and
+hosts are left out, those of endpoints too: a card is made to be published. `push_run` publishes a run's best checkpoint
+with its card.
 """
 
 from __future__ import annotations
 
 import json
+import platform
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +22,7 @@ from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCard, Mo
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from memalpha.config import LearnerConfig, RewardModelConfig, training_config
-from memalpha.config.training import RunConfig
+from memalpha.config.training import RunConfig, SFTConfig
 from memalpha.errors import CheckpointError, ConfigError, PolicyError
 from memalpha.hub import hub_reachable
 from memalpha.policy.base import NAMED_POLICIES, SHIPPED_POLICIES
@@ -33,8 +36,21 @@ SMOL_REPOSITORY = "HuggingFaceTB/SmolLM2-135M-Instruct"
 """Repository of smol's base on the model hub."""
 HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
 """Error of the hub's HTTP client, which is another package from version 2 of huggingface_hub on."""
+_PACKAGES = ("torch", "transformers", "tokenizers", "peft")
 SMALL_MODEL = 50_000_000
 """Models with fewer weights are said to know nothing beyond what they were trained on."""
+
+_ENDPOINT = re.compile(r"https?://[^\s#/`'\"]+(?=[^\s#`'\"]*#)")  # of a policy's name, http://HOST/v1#MODEL
+
+PAPERS = {
+    "grpo": ("DeepSeekMath (Shao et al. 2024)", "2402.03300"),
+    "rloo": ("Back to Basics (Ahmadian et al. 2024)", "2402.14740"),
+    "ppo": ("Proximal Policy Optimization (Schulman et al. 2017)", "1707.06347"),
+    "dpo": ("Direct Preference Optimization (Rafailov et al. 2023)", "2305.18290"),
+    "preferences": ("Direct Preference Optimization (Rafailov et al. 2023)", "2305.18290"),
+    "erl": ("Experiential Reinforcement Learning (2026)", "2602.13949"),
+}
+"""Paper of each method and its arXiv number."""
 
 Values = Mapping[str, Any]
 
@@ -77,6 +93,7 @@ def render_card(config: LearnerConfig, state: Values, summary: Values | None = N
         "Training": _training(config, state, base),
         "What it cannot do": "\n".join(f"- {limit}" for limit in _limits(config, results)),
         "Licence": licences,
+        "Citation": "\n".join(_citation(_method(config))),
     }
     hub_id = known.source.removeprefix("hub:") if known is not None and known.source.startswith("hub:") else None
     after, evaluations = results.get("after") or {}, None
@@ -103,7 +120,8 @@ def render_card(config: LearnerConfig, state: Values, summary: Values | None = N
     )
     trained = f"Trained from {base.label} with memalpha ({_method(config)}, {weights}), step {state['step']}."
     parts = [f"---\n{head.to_yaml()}\n---", f"# {name or config.out.name}", f"{kind}.\n\n{trained}"]
-    return "\n\n".join([*parts, *(f"## {title}\n\n{text}" for title, text in sections.items())]) + "\n"
+    text = "\n\n".join([*parts, *(f"## {title}\n\n{text}" for title, text in sections.items())]) + "\n"
+    return _ENDPOINT.sub("http://HOST", text)
 
 
 def find_base(policy: str) -> Base:
@@ -215,18 +233,44 @@ def _training(config: LearnerConfig, state: Values, base: Base) -> str:
     rows = {
         "base": base.label,
         "data": _data_label(config),
+        **_rows(config),
         "method": _method(config),
         "steps": f"{state['step']}",
         "tokens": ", ".join(f"{count:,} {word}" for word, count in sums.items() if count) or "-",
         "learning rate": f"{config.optimizer.learning_rate:g}" if config.optimizer.learning_rate else "default",
         "seed": str(config.seed),
         "minutes": f"{state.get('minutes', 0):.1f}",
-        "software": ", ".join([memalpha, *(f"{name} {version(name)}" for name in ("torch", "transformers", "peft"))]),
+        "software": ", ".join([memalpha, *(f"{name} {version(name)}" for name in _PACKAGES)])
+        + f", Python {platform.python_version()}",
     }
     table = "\n".join(["| | |\n|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())])
     return (
         f"```bash\n{_command(recorded.get('command', ''))}\n```\n\n{table}\n\nAll settings: `config.yaml` of the run."
     )
+
+
+def _rows(config: LearnerConfig) -> dict[str, str]:
+    """Return the file of rows that a supervised run imitates, and who wrote them if `memalpha data write` says so."""
+    if not (isinstance(config, SFTConfig) and config.source.endswith(".jsonl")):
+        return {}
+    path = Path(config.source)
+    try:
+        lines = path.with_suffix(".scores.jsonl").read_text(encoding="utf-8").splitlines()
+        teachers = sorted({json.loads(line)["teacher"] for line in lines} - {""})
+    except (OSError, ValueError, KeyError, TypeError):
+        teachers = []
+    return {"rows": "; ".join([f"`{_shorten(path)}`", *(f"written by {teacher}" for teacher in teachers)])}
+
+
+def _citation(method: str) -> Iterator[str]:
+    """Yield the lines of the citations: the method's paper, if it has one, and memalpha."""
+    yield "```bibtex"
+    if method in PAPERS:
+        title, number = PAPERS[method]
+        yield f"@misc{{{method}, title={{{title}}}, eprint={{{number}}}, archivePrefix={{arXiv}}}}"
+    release = f"version={{{version('memalpha')}}}"
+    yield f"@software{{memalpha, title={{memalpha}}, author={{The memalpha developers}}, {release}}}"
+    yield "```"
 
 
 def _limits(config: LearnerConfig, results: Values) -> Iterator[str]:
