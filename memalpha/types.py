@@ -123,7 +123,7 @@ class GoldOperation(_Outside):
 class Task(_Outside):
     """Stream of chunks with questions.
 
-    `gold_operations` is set if the data set knows them.
+    `gold_operations` is set if the data set knows them. A question without `id` gets its position: "q0", "q1", ….
     """
 
     id: str
@@ -145,6 +145,16 @@ class Task(_Outside):
             chunk if chunk.index == number else chunk.model_copy(update={"index": number})
             for number, chunk in enumerate(chunks)
         )
+
+    @field_validator("questions", mode="before")
+    @classmethod
+    def _with_ids(cls, questions: Any) -> Any:
+        if not isinstance(questions, list | tuple):
+            return questions
+        return [
+            {"id": f"q{number}", **question} if isinstance(question, dict) else question
+            for number, question in enumerate(questions)
+        ]
 
     @model_validator(mode="after")
     def _consistent(self) -> Task:

@@ -27,7 +27,9 @@ _MAX_PROBLEMS = 20
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set's name, or a task file.")]
 DataOptions = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="data=PATH, variant=…, limit=…, and the data set's own options."),
+    typer.Argument(
+        metavar="[KEY=VALUE]...", help="data=PATH, variant=…, limit=…, chunk_tokens=…, and the data set's own options."
+    ),
 ]
 
 Price = Annotated[
@@ -101,16 +103,17 @@ def prepare(
     with _status(f"reading {name}"):
         tasks = load_tasks(name, **options)
         save_tasks(tasks, out, held_out)
+        held = 0 if held_out is None else len(load_tasks(held_out))
     counts = summarize_tasks(tasks)
     categories = ", ".join(f"{category} {count}" for category, count in counts["categories"].items())
     lines = [
-        f"{counts['tasks']} tasks: {out}",
+        f"{counts['tasks'] - held} tasks: {out}" + (f"; {held} held out: {held_out}" if held else ""),
         f"{counts['chunks']} chunks, the longest of {counts['longest_chunk']} characters",
         f"{counts['questions']} questions, {counts['to_abstain']} of them without an answer",
         f"gold operations in {counts['with_gold']} of {counts['tasks']} tasks"
         + (f": {categories}" if categories else ""),
     ]
-    print_result({**counts, "path": str(out)}, as_json, "\n".join(lines))
+    print_result({**counts, "held_out": held, "path": str(out)}, as_json, "\n".join(lines))
 
 
 def check(name: Name, overrides: DataOptions = None, as_json: AsJson = False) -> None:

@@ -13,6 +13,7 @@ from memalpha.arguments import check_path, check_type
 from memalpha.config import WorldConfig
 from memalpha.errors import ConfigError, DataError, did_you_mean
 from memalpha.tasks.catalog import MODULES, get_data_set, load_set, loader_options, locate, read_set, validate_options
+from memalpha.tasks.chunking import rechunk
 from memalpha.tasks.dataset_info import DataSet
 from memalpha.tasks.formats.chats import load_chats
 from memalpha.tasks.formats.csv import load_csv
@@ -34,6 +35,7 @@ def load_tasks(
     variant: str | None = None,
     world: WorldConfig | None = None,
     seed: int = 0,
+    chunk_tokens: int | None = None,
     **options: Any,
 ) -> list[Task]:
     """Load the tasks of a named data set, of your own task file, or of a `datasets.Dataset`.
@@ -48,6 +50,7 @@ def load_tasks(
         variant: Part or size of the set; default: its first.
         world: Synthetic world, for `"synthetic"` only.
         seed: Seed, for sets with randomness.
+        chunk_tokens: Split longer chunks between turns, in tokens (characters / 4).
         **options: Further options of the set's loader; of a chat exported as text `dates`: "day-first" or
             "month-first".
 
@@ -60,6 +63,11 @@ def load_tasks(
     name = str(name_or_path) if dataset is None else "a Dataset"
     check_type("variant", variant, (str, NoneType), error=DataError)
     check_selection(seed, data, limit)
+    if chunk_tokens is not None:
+        if isinstance(chunk_tokens, bool) or not isinstance(chunk_tokens, int) or chunk_tokens < 1:
+            raise DataError(f"chunk_tokens={chunk_tokens!r}: a whole number from 1 is needed")
+        tasks = load_tasks(name_or_path, limit, data=data, variant=variant, world=world, seed=seed, **options)
+        return [rechunk(task, chunk_tokens) for task in tasks]
     if world is not None:
         options["world"] = world
     if seed != 0:

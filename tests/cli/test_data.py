@@ -66,6 +66,13 @@ def test_check_of_valid_files_exits_with_0(data, tmp_path):
     assert data("check", "babi", "limit=2")[0] == 0  # ships with memalpha
 
 
+def test_prepare_says_how_many_tasks_are_held_out(data, tmp_path):
+    words = ["prepare", "babi", tmp_path / "train.jsonl", "limit=5", "chunk_tokens=20"]
+    code, out, _ = data(*words, "--held-out", tmp_path / "held-out.jsonl")
+    assert code == 0 and f"4 tasks: {tmp_path / 'train.jsonl'}; 1 held out: {tmp_path / 'held-out.jsonl'}\n" in out
+    assert len((tmp_path / "train.jsonl").read_text().splitlines()) == 4
+
+
 def test_overlap_lists_leaks(data, trec):
     words = ["overlap", "trec", "trec", f"train.data={trec}", "train.split=train", "train.questions=1"]
     words.append(f"test.data={trec}")

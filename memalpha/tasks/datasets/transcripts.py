@@ -109,13 +109,14 @@ def _scene(item: Any, location: str) -> tuple[str, Chunk, list[Question]]:
     return title, Chunk(turns=tuple(turns)), questions
 
 
-def load_qmsum(path: Path, variant: str | None = None, limit: int | None = None) -> list[Task]:
+def load_qmsum(path: Path, variant: str | None = None, limit: int | None = None, *, queries: bool = True) -> list[Task]:
     """Load the meetings of a split.
 
     Args:
         path: Folder or file.
         variant: "test", "val" or "train".
         limit: Return the first `limit` meetings only.
+        queries: False leaves the questions out, to have others made (`memalpha data ask`).
 
     Raises:
         DataError: A file does not fit; the message names file, line and field.
@@ -127,8 +128,8 @@ def load_qmsum(path: Path, variant: str | None = None, limit: int | None = None)
             read_turn(turn, f"t{n}", f"{location}: meeting_transcripts[{n}]", speaker="speaker", text="content")
             for n, turn in enumerate(_objects(meeting, "meeting_transcripts", location))
         )
-        queries = enumerate(_objects(meeting, "specific_query_list", location))
-        questions = [_query(query, n, builder, f"{location}: specific_query_list[{n}]") for n, query in queries]
+        items = enumerate(_objects(meeting, "specific_query_list", location) if queries else ())
+        questions = [_query(query, n, builder, f"{location}: specific_query_list[{n}]") for n, query in items]
         tasks.append(builder.build(id, questions, location))
     return tasks
 

@@ -164,7 +164,7 @@ class TaskSource(FileTasks[Task]):
                         f"{policy.name!r} has room for {max(room, 0)} ({policy.positions} less {prompt_tokens} of the "
                         f"prompt{advice_text}, "
                         f"agent.view_tokens={agent.view_tokens} and agent.max_new_tokens={agent.max_new_tokens}): "
-                        "split the chunk"
+                        "split the chunk (memalpha data prepare FILE OUT chunk_tokens=N)"
                     )
 
     def _tasks_by_origin(self) -> list[tuple[str, list[Task]]]:

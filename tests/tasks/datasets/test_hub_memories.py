@@ -111,6 +111,7 @@ def test_qmsum_spans_are_evidence_with_both_ends(tmp_path):
         ("specific0", "specific", ("Green won.",), ("t1", "t2", "t3")),
     ]
     assert first.chunks[0].render() == "P0: Word 0 .\nP1: Word 1 .\nP2: Word 2 .\nP3: Word 3 ."
+    assert [task.questions for task in transcripts.load_qmsum(tmp_path, queries=False)] == [(), ()]
     bad = changed(["1"], "specific_query_list", 0, "relevant_text_span", 0)(MEETING)
     with pytest.raises(
         DataError, match=r"val\.jsonl:1: specific_query_list\[0\]: relevant_text_span: \['1'\] is no pair"

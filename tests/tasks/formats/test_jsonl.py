@@ -285,6 +285,25 @@ def test_load_tasks_names_the_fault(arguments, options, says):
         load_tasks(*arguments, **options)
 
 
+def test_long_chunks_are_split_on_the_way(tmp_path):
+    turns = [{"speaker": "Ana", "text": f"Word {n}."} for n in range(9)]
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps({**GOOD, "chunks": [{"turns": turns}]}))
+    assert [len(chunk.turns) for chunk in load_tasks(path, chunk_tokens=10)[0].chunks] == [3, 3, 3]
+    for size in (0, "10", True):
+        with pytest.raises(DataError, match=r"chunk_tokens=.*: a whole number from 1 is needed"):
+            load_tasks(path, chunk_tokens=size)
+
+
+def test_questions_without_ids_are_numbered(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps({**GOOD, "questions": [{"question": "Where?"}, {"id": "b", "question": "Who?"}]}))
+    (task,) = load_jsonl(path)
+    assert [question.id for question in task.questions] == ["q0", "b"]
+    save_jsonl([task], path)
+    assert load_jsonl(path) == [task]
+
+
 def test_the_shipped_sample_and_the_example_in_its_readme_load(tmp_path):
     data = Path(__file__).parents[3] / "data"
     assert {"plain-text", "two-speakers"} < {task.id for task in load_tasks(data / "example.jsonl")}
