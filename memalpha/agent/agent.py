@@ -217,7 +217,7 @@ class MemoryAgent(ForkAware):
         origin = _check_origin(timestamp, source, speaker, metadata)
         with self._turn:
             if isinstance(chunk, str | Chunk):
-                turns = [self._read_chunk(part, timestamp, **origin) for part in self._parts(chunk)]
+                turns = [self._read_chunk(part, timestamp, **origin) for part in self.parts(chunk)]
             else:
                 turns = [self._read_chunk(part, None, **origin) for part in self._message_chunks(chunk, timestamp)]
         if len(turns) == 1:
@@ -240,13 +240,21 @@ class MemoryAgent(ForkAware):
         with self._turn:
             return self.apply(self.propose(chunk, timestamp=timestamp), **origin)
 
+    def parts(self, chunk: Text) -> list[Text]:
+        """Cut a chunk that is longer than those that the policy was trained on (`chunk_tokens`)."""
+        size = self._chunk_characters
+        is_text = isinstance(chunk, str)
+        if size == MAX_CHUNK_CHARACTERS or len(chunk if is_text else chunk.render()) <= size:
+            return [chunk]
+        return [*(split_text(chunk, size) if is_text else cut_chunk(chunk, size))]
+
     def propose(self, chunk: Text, *, timestamp: str | None = None) -> Proposal:
         """Ask the policy what to do about one chunk; nothing is written.
 
         Others may write meanwhile: a slow policy holds up nobody. `apply` does what was proposed.
 
         Args:
-            chunk: a text or a `Chunk`.
+            chunk: a text or a `Chunk`, no longer than the policy takes (`parts`).
             timestamp: ISO 8601 date of a text; a `Chunk` has its own.
 
         Raises:
@@ -330,7 +338,7 @@ class MemoryAgent(ForkAware):
         """
         origin = _check_origin(timestamp, source, speaker, metadata)
         del origin["speaker"]
-        for part in (part for chunk in self._split(text, timestamp) for part in self._parts(chunk)):
+        for part in (part for chunk in self._split(text, timestamp) for part in self.parts(chunk)):
             proposal = self.propose(part, timestamp=timestamp)
             calls = parse_reply(proposal.completion.text, self.config.reply_form, self.tools)
             chunk = proposal.observation.chunk
@@ -429,14 +437,6 @@ class MemoryAgent(ForkAware):
         async for chunk in text:
             async for operation in self.astream((chunk,), timestamp=timestamp, **origin):
                 yield operation
-
-    def _parts(self, chunk: Text) -> list[Text]:
-        """Cut a chunk that is longer than those that the policy was trained on."""
-        size = self._chunk_characters
-        is_text = isinstance(chunk, str)
-        if size == MAX_CHUNK_CHARACTERS or len(chunk if is_text else chunk.render()) <= size:
-            return [chunk]
-        return [*(split_text(chunk, size) if is_text else cut_chunk(chunk, size))]
 
     def _split(self, text: Text | Messages | Iterable[Text], timestamp: str | None) -> Iterable[Text]:
         if isinstance(text, str):

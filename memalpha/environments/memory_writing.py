@@ -22,11 +22,12 @@ from memalpha.agent.tools import load_tools
 from memalpha.config import AgentConfig
 from memalpha.environments.engine import RolloutEngine, Step
 from memalpha.errors import ConfigError
-from memalpha.policy.base import Policy, noise_key, sample_checked
+from memalpha.policy.base import Policy, noise_key, sample_checked, trained_sizes
 from memalpha.store.embedding import Embedder, load_embedder
 from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.store.state import MemoryState
+from memalpha.tasks.chunking import rechunk
 from memalpha.types import (
     Chunk,
     Completion,
@@ -212,6 +213,12 @@ def memory_engine(
         schema: Categories of the memories; default: `config.memory_schema`.
     """
     return RolloutEngine(policy, MemoryWriting(config, policy.count_tokens, embedder, schema))
+
+
+def fit_tasks(policy: Policy, tasks: Sequence[Task]) -> Sequence[Task]:
+    """Return the tasks in chunks that are no longer than those that the policy was trained on (`chunk_tokens`)."""
+    size = trained_sizes(policy).get("chunk_tokens")
+    return tasks if size is None else [rechunk(task, size) for task in tasks]
 
 
 def roll_out_chunks(

@@ -35,7 +35,7 @@ from memalpha.agent.reader import (
 from memalpha.arguments import check_flag, check_function, check_items, check_seed, check_type
 from memalpha.config import EVAL_K, AgentConfig, RewardConfig
 from memalpha.environments.engine import RolloutEngine
-from memalpha.environments.memory_writing import memory_engine
+from memalpha.environments.memory_writing import fit_tasks, memory_engine
 from memalpha.errors import ConfigError, DataError, PolicyError, did_you_mean
 from memalpha.policy.base import BilledPolicy, Policy, is_endpoint, with_prompt_style
 from memalpha.qa.error_analysis import ceiling_accuracy, classified, evidence_recall, waterfall, with_error_classes
@@ -225,7 +225,9 @@ class Evaluator(Generic[AnyTask]):
             progress: Called with (done, all) turns of this process.
         """
         shard = tasks if self.world is None else self.world.shard(tasks)[1]
-        groups, records = self.scorer.score(self.engine.roll_out(shard, seed=seed, progress=progress))
+        groups, records = self.scorer.score(
+            self.engine.roll_out(fit_tasks(self.engine.policy, shard), seed=seed, progress=progress)
+        )
         if self.world is not None:
             groups, records = self.world.gather(groups), self.world.gather(records)
         return self.scorer.report(name, groups, records)

@@ -39,7 +39,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 from memalpha.agent.copying_reader import format_date
 from memalpha.config import AgentConfig
 from memalpha.endpoint_calls import ENDPOINT_PREFIXES
-from memalpha.environments.memory_writing import memory_engine
+from memalpha.environments.memory_writing import fit_tasks, memory_engine
 from memalpha.errors import ConfigError, DataError, EvaluationError, MemalphaError, did_you_mean
 from memalpha.policy.base import NAMED_POLICIES, RULE_POLICIES, Policy, with_prompt_style
 from memalpha.policy.load import load_policy
@@ -644,9 +644,14 @@ class Writer:
             progress: Called with (chunks read, all chunks).
         """
         agent = with_prompt_style(settings.agent, self.policy)
-        groups = memory_engine(self.policy, agent, settings.embedder).roll_out(tasks, progress=progress)
+        engine = memory_engine(self.policy, agent, settings.embedder)
+        groups = engine.roll_out(fit_tasks(self.policy, tasks), progress=progress)
         sizes = [memory_tokens(group.trajectories[0].states[-1], estimate_tokens) for group in groups]
-        return Retrievals([self._retrieve_for_task(group, settings) for group in groups], sizes, tuple(groups))
+        by_task = [
+            [replace(item, question=question) for item, question in zip(items, task.questions, strict=True)]
+            for task, items in zip(tasks, (self._retrieve_for_task(group, settings) for group in groups), strict=True)
+        ]
+        return Retrievals(by_task, sizes, tuple(groups))
 
     def _retrieve_for_task(self, group: TrajectoryGroup, settings: SystemSettings) -> list[Retrieval]:
         [trajectory], task, by_question = group.trajectories, group.task, dict[str, Retrieval]()

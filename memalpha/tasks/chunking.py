@@ -64,7 +64,7 @@ def require_iso_time(text: Any, location: str) -> str:
     return time
 
 
-def cut_chunk(chunk: Chunk, size: int) -> list[Chunk]:
+def cut_chunk(chunk: Chunk, size: int, *, whole_turns: bool = False) -> list[Chunk]:
     """Cut a chunk into chunks of at most `size` characters, with its timestamp and index.
 
     Cuts are between turns. A longer turn is cut as `split_text` does, with its speaker and id on each part.
@@ -72,13 +72,14 @@ def cut_chunk(chunk: Chunk, size: int) -> list[Chunk]:
     Args:
         chunk: Chunk to cut.
         size: Longest chunk in characters, without the speakers of its last turn.
+        whole_turns: True leaves a longer turn whole.
     """
     if not chunk.turns:
         return [chunk.model_copy(update={"text": part}) for part in split_text(chunk.text or "", size)]
     turns = [
         turn.model_copy(update={"text": part})
         for turn in chunk.turns
-        for part in (split_text(turn.text, size) if len(turn.text) > size else (turn.text,))
+        for part in (split_text(turn.text, size) if len(turn.text) > size and not whole_turns else (turn.text,))
     ]
     return [chunk.model_copy(update={"turns": part.turns}) for part in pack_turns(turns, size // 4)]
 
@@ -211,11 +212,8 @@ def rechunk(task: Task, tokens: int) -> Task:
     chunks: list[Chunk] = []
     last_part: list[int] = []
     for chunk in task.chunks:
-        chunk_parts = [chunk]
-        if len(chunk.render()) > 4 * tokens:
-            pieces = split_text(chunk.text, 4 * tokens) if chunk.text is not None else []
-            chunk_parts = [Chunk(text=piece) for piece in pieces] or pack_turns(chunk.turns, tokens) or chunk_parts
-        chunks += [chunk_part.model_copy(update={"timestamp": chunk.timestamp}) for chunk_part in chunk_parts]
+        is_long = len(chunk.render()) > 4 * tokens
+        chunks += (cut_chunk(chunk, 4 * tokens, whole_turns=True) if is_long else []) or [chunk]
         last_part.append(len(chunks) - 1)
     chunk_of_turn = {turn.id: index for index, chunk in enumerate(chunks) for turn in chunk.turns}
     gold = []

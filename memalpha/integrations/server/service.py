@@ -329,7 +329,8 @@ class MemoryService:
         outcomes: list[CallOutcome] = []
         problems: list[str] = []
         with self._model_request():
-            chunks = self._split(request)
+            assert self._agent is not None
+            chunks = [part for chunk in self._split(request) for part in self._agent.parts(chunk)]
             for index, chunk in enumerate(chunks):
                 try:
                     origin = {"source": request.source or source, "metadata": request.metadata}

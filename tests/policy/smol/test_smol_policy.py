@@ -21,11 +21,13 @@ from memalpha.policy.load import load_policy
 from memalpha.policy.smol import base_model
 from memalpha.policy.smol.base_model import GGUF_SHA256, base_folder, write_base_record
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.qa.systems import load_system
+from memalpha.qa.evaluate import evaluate
+from memalpha.qa.systems import SystemSettings, load_system
+from memalpha.store.embedding import load_embedder
 from memalpha.store.store import MemoryStore
 from memalpha.train.api import train
 from memalpha.train.plan import ModelShape
-from memalpha.types import Chunk, SpeakerTurn
+from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
 IDS = torch.arange(24)[None] * 7 % 200
 RUN = {
@@ -136,6 +138,11 @@ def test_an_agent_takes_the_sizes_of_the_rows_unless_it_is_given_others(adapter)
         assert agent.chunks_read == 3 + 1 + 1 + 3
         assert list(agent.stream([Chunk(text="One sentence. " * 6)])) == []
         assert agent.chunks_read == 10
+        long = Task(id="t", chunks=(Chunk(turns=lines),), questions=(Question(id="q", question="What?"),))
+        settings = SystemSettings(500, 4, load_embedder("hash"), AgentConfig(max_new_tokens=3))
+        assert len(evaluate(agent, [long]).groups[0].trajectories[0].turns) == 3, "an evaluation reads the same parts"
+        retrievals = load_system("smol").retrieve([long], settings)
+        assert len(retrievals.groups[0].task.chunks) == 3 and retrievals.by_task[0][0].question is long.questions[0]
 
 
 def test_a_plan_reads_the_style_of_adapters(adapter):
