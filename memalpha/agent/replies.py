@@ -23,12 +23,23 @@ from typing import Any
 
 from memalpha.agent import mem_alpha
 from memalpha.agent.parsing import after_thinking, format_call, malformed_call, named_tool, parse_calls
-from memalpha.agent.tools import TOOLS, Insert, ReadCall, Tool, Tools, execute, execute_inserts, read_call
-from memalpha.agent.trust import TrustJudge, Verdict
+from memalpha.agent.tools import (
+    TOOLS,
+    Execution,
+    Insert,
+    Judge,
+    ReadCall,
+    Tool,
+    Tools,
+    execute,
+    execute_inserts,
+    read_call,
+)
+from memalpha.agent.trust import TrustJudge
 from memalpha.errors import DataError, UnknownEntry
 from memalpha.policy.chat.text import OPEN
 from memalpha.store.memory import Memory
-from memalpha.types import Chunk, Completion, Operation, ToolCall, ToolResult, Turn, ViewEntry, is_iso_time
+from memalpha.types import Chunk, Completion, ToolCall, ToolResult, Turn, ViewEntry, is_iso_time
 
 _ESCAPE = re.compile(r"\\([nr\\@])")
 _DATE = re.compile(r"@\d{4}-\d")
@@ -206,7 +217,7 @@ def execute_calls(
     *,
     strict: bool = False,
     at_once: bool = False,
-) -> Iterator[tuple[ToolResult, tuple[Operation, ...]]]:
+) -> Iterator[Execution]:
     """Apply calls in order, one at each step, and yield the result of each and its operations.
 
     Args:
@@ -225,24 +236,20 @@ def execute_calls(
     ids = visible.keys() & {id for _, read in reads if (tool := _tool(read)) for id in tool.changes()}
     seen = memory if judge is None else judge.view
     conflicts = {id for id in ids if _content(seen, id) not in (visible[id], None)}
-    dated = {"chunk": chunk.index, "timestamp": chunk.timestamp}
+    origin = {**origin, "chunk": chunk.index, "timestamp": chunk.timestamp}
+    verdicts: Judge = (lambda operations: (None, "")) if judge is None else judge.judge
     at_once = at_once and (judge is None or not judge.has_rule)  # a rule looks at what the calls before have written
     for is_run, run in groupby(reads, lambda item: at_once and type(_tool(item[1])) is Insert):
         if is_run:
-            inserts = list(run)
-            speakers = [None if judge is None else judge.judge(_tool(read)).speaker for _, read in inserts]
-            origins = [{**origin, **dated, "speaker": speaker} for speaker in speakers]
-            yield from execute_inserts(memory, inserts, origins)
+            yield from execute_inserts(memory, list(run), judge=verdicts, **origin)
             continue
         for call, read in run:
             tool = _tool(read)
             if tool is not None and not conflicts.isdisjoint(tool.changes()):
                 message = "was changed after the writer saw it; it stays as it is"
                 yield ToolResult(call, False, "conflict", message), ()
-                continue
-            verdict = Verdict(None) if judge is None else judge.judge(tool)
-            by = {"speaker": verdict.speaker, "quarantine": verdict.reason}
-            yield execute(memory, call, read, **origin, **dated, **by)
+            else:
+                yield execute(memory, call, read, judge=verdicts, **origin)
 
 
 def _tool(read: ReadCall) -> Tool | None:

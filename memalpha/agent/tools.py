@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from types import UnionType
@@ -293,6 +293,9 @@ def search_query(call: ToolCall) -> str | None:
 
 ReadCall = tuple[Tool, str] | ToolResult
 """Arguments of a call and which were ignored, in words; or the result of a call that cannot be read."""
+Execution = tuple[ToolResult, tuple[Operation, ...]]
+"""Result of a call, and its operations as logged; none if the memory did not change."""
+Judge = Callable[[Sequence[Operation]], tuple[str | None, str]]
 
 
 def read_call(call: ToolCall, schema: MemorySchema, tools: Tools = TOOLS, *, strict: bool = False) -> ReadCall:
@@ -339,10 +342,9 @@ def execute(
     chunk: int | None,
     source: str | None,
     timestamp: str | None,
-    speaker: str | None = None,
     metadata: Mapping[str, Any] | None = None,
-    quarantine: str = "",
-) -> tuple[ToolResult, tuple[Operation, ...]]:
+    judge: Judge = lambda operations: (None, ""),
+) -> Execution:
     """Apply one tool call to the memory.
 
     An insert that would create an exact duplicate, or an update to the same content, changes nothing: its result is ok
@@ -355,10 +357,9 @@ def execute(
         chunk: index of the chunk, stored with the operations.
         source: name of the conversation, stored with the operations.
         timestamp: date of the chunk, for inserts and updates without a date of their own.
-        speaker: person on whose word the call rests, stored with the operations.
         metadata: set on the entries that are inserted or updated, beside what they have.
-        quarantine: why the operations must wait for a review; "" applies them. A quarantined call is not ok and has the
-            code "quarantined".
+        judge: returns the person on whose word operations rest, stored with them, and why they must wait for a review;
+            "" applies them. A quarantined call is not ok and has the code "quarantined".
 
     Returns:
         The result, and the operations as logged; none if the memory did not change.
@@ -367,11 +368,12 @@ def execute(
     if isinstance(read, ToolResult):
         return read, ()
     tool, ignored = read
-    origin = {"chunk": chunk, "source": source, "speaker": speaker}
     try:
         requested = tool.apply(memory)
         if not requested:
             return _with_ignored(ToolResult(call, True, "skipped"), ignored), ()
+        speaker, quarantine = judge(requested)
+        origin = {"chunk": chunk, "source": source, "speaker": speaker}
         ids = [operation.id for operation in requested if operation.kind in ("update", "delete")]
         if len(set(ids)) < len(ids):
             raise InvalidContent("names one entry twice: an update and a delete of it would lose what both say")
@@ -392,31 +394,38 @@ def execute(
 
 
 def execute_inserts(
-    memory: Memory, inserts: Sequence[tuple[ToolCall, ReadCall]], origins: Sequence[Mapping[str, Any]]
-) -> list[tuple[ToolResult, tuple[Operation, ...]]]:
+    memory: Memory,
+    inserts: Sequence[tuple[ToolCall, ReadCall]],
+    *,
+    timestamp: str | None,
+    metadata: Mapping[str, Any] | None,
+    judge: Judge,
+    **origin: Any,
+) -> Iterator[Execution]:
     """Apply calls of `memory_insert` in one write, with the results of `execute`.
 
     Args:
         memory: the memory to change.
         inserts: parsed tool calls, each as `read_call` reads it.
-        origins: for each call, chunk, source, timestamp, speaker and metadata as in `execute`.
+        timestamp: date of the chunk.
+        metadata: set on the entries.
+        judge: returns the person on whose word operations rest.
+        origin: chunk and source as in `execute`.
     """
     operations = []
-    for (_, read), origin in zip(inserts, origins, strict=True):
+    for _, read in inserts:
         if not isinstance(read, ToolResult):
-            [operation] = read[0].apply(memory)
-            dated = {"timestamp": operation.timestamp or origin["timestamp"]}
-            operations.append(replace(operation, **{**origin, **dated}))
+            [operation] = requested = read[0].apply(memory)
+            speaker = judge(requested)[0]
+            operations.append(_complete(operation, None, timestamp, metadata, {**origin, "speaker": speaker}))
     outcomes = iter(memory.apply_each(operations))
-    executed: list[tuple[ToolResult, tuple[Operation, ...]]] = []
     for call, read in inserts:
         if isinstance(read, ToolResult):
-            executed.append((read, ()))
+            yield read, ()
         elif isinstance(outcome := next(outcomes), StoreError):
-            executed.append((_refusal(call, outcome), ()))
+            yield _refusal(call, outcome), ()
         else:
-            executed.append((_with_ignored(_result(call, (outcome,), None), read[1]), (outcome,)))
-    return executed
+            yield _with_ignored(_result(call, (outcome,), None), read[1]), (outcome,)
 
 
 def _before(memory: Memory, operation: Operation) -> MemoryEntry | str | None:

@@ -21,15 +21,14 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 from memalpha.agent.prompts import DEMOTED
-from memalpha.agent.tools import Tool
 from memalpha.agent.transcript import is_anonymous, is_assistant, split_label, spoken_lines
 from memalpha.config import TrustConfig
-from memalpha.errors import ConfigError, StoreError
+from memalpha.errors import ConfigError
 from memalpha.store.memory import Memory
 from memalpha.store.quarantine import WRITER
 from memalpha.store.search.lexical import words
@@ -40,8 +39,7 @@ _MARKUP = re.compile(r"<\|\w+\|>|</?(?:tool_call|tool_response|tools)>")
 _CANDIDATES = 8  # entries nearest to a name whose speakers are compared with it
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """Judgement of one tool call.
 
     Attributes:
@@ -80,9 +78,8 @@ class TrustJudge:
         """True if verdicts may depend on the memory."""
         return self._config is not None
 
-    def judge(self, tool: Tool | None) -> Verdict:
-        """Judge a call by its arguments; one that cannot be run (None) gets no reason: running it gives the error."""
-        operations = self._operations(tool)
+    def judge(self, operations: Sequence[Operation]) -> Verdict:
+        """Judge a call by the operations that it requests."""
         speaker, author = attribute(self._evidence(operations), self._lines, owner=self._owner)
         if self._config is None:
             return Verdict(author)
@@ -101,12 +98,6 @@ class TrustJudge:
             else:
                 self._deletes += deletes
         return Verdict(author, reason)
-
-    def _operations(self, tool: Tool | None) -> Sequence[Operation]:
-        try:
-            return () if tool is None else tool.apply(self._store)
-        except StoreError:
-            return ()
 
     def _evidence(self, operations: Sequence[Operation]) -> str:
         """Return the words by which the speaker of a call is found: what it writes, or else what it removes."""

@@ -143,7 +143,7 @@ def test_lines_are_trained_and_read_as_written():
 
 def test_a_set_form_wins_over_the_policy_and_mem_alpha_has_its_own():
     assert with_prompt_style(AgentConfig(form="native"), qwen3("lines")).form == "native"
-    with pytest.raises(ConfigError, match="form: prompt=mem-alpha has a form of its own"):
+    with pytest.raises(ConfigError, match="form: has no effect with prompt=mem-alpha, which has its own"):
         with_prompt_style(AgentConfig(form="lines"), type("P", (), {"prompt": "mem-alpha", "name": "p"})())
 
 

@@ -88,7 +88,7 @@ def test_what_cannot_be_found_or_shown_is_refused():
         load_tools(("nowhere:Merge",))
     with pytest.raises(ConfigError, match="memory_join has no line form"):
         check_style(AgentConfig(tools=("tools_of_a_test:NoLine",), form="lines"), SCHEMA)
-    with pytest.raises(ValidationError, match="tools: the prompt mem-alpha names its own tools"):
+    with pytest.raises(ValidationError, match="tools: has no effect with prompt=mem-alpha, which has its own"):
         AgentConfig(tools=NAMES, prompt="mem-alpha")
 
 
