@@ -16,12 +16,13 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
+from pydantic import Field, ValidationError
 
 from memalpha.agent.parsing import named_tool, parse_calls
-from memalpha.agent.prompts import render_view
+from memalpha.agent.prompts import PROMPTS, render_view
+from memalpha.agent.tools import Arguments, format_validation_error, tool_schema, validate_arguments
 from memalpha.agent.trust import is_same
 from memalpha.config import AgentConfig
 from memalpha.errors import ConfigError, MemalphaError, StoreError, UnknownEntry
@@ -40,16 +41,6 @@ CERTAIN = ("replaced", "says")
 METADATA_KEY = "consolidated"
 _MARK = re.compile(r"consolidation (\d+): ")
 _MAX_REASON = 200
-_SYSTEM = """\
-You tidy a long-term memory. You see its core text and some of its entries, which are related to each other. Change \
-only what needs it, with tool calls only:
-- memory_update gives an entry a new content: to merge entries that say the same (end the others), or to write out a \
-date that depends on the day of the entry.
-- memory_delete ends an entry that another one makes superfluous, or that is no longer true.
-- core_memory_update rewrites the core text: the few facts that matter in every conversation.
-Never lose a fact that still holds, and never add one. Give a short reason with each call. If nothing needs a change, \
-make no call.\
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,12 +264,13 @@ def _ask(
     view = [ViewEntry(entry.id, entry.category, entry.content, entry.timestamp) for entry in entries]
     ids = {entry.id for entry in entries}
     hints = [plain_line(line) for line in unsure if line.split(" ", 1)[0] in ids]
-    tools = _tools(has_core=draft.memory.schema.core)
+    has_core = draft.memory.schema.core
+    tools = tuple(tool_schema(name, model) for name, model in _TOOLS.items() if has_core or model is not _Rewrite)
     form = f"\n\n{describe_tools(tools)}" if config.form == "hermes" else ""
     wishes = f"\n\nInstructions of the user on what to remember:\n{config.instructions}" if config.instructions else ""
     text = "\n".join([render_view(draft.memory.core, view, "full"), *(["", "Look at:", *hints] if hints else [])])
     request = SampleRequest(
-        ({"role": "system", "content": f"{_SYSTEM}{form}{wishes}"}, {"role": "user", "content": text}),
+        ({"role": "system", "content": f"{PROMPTS['consolidation']}{form}{wishes}"}, {"role": "user", "content": text}),
         tools if config.form == "native" else (),
         max_new_tokens=config.max_new_tokens,
         thinking_tokens=config.thinking_tokens,
@@ -288,59 +280,60 @@ def _ask(
     [completion] = sample_checked(policy, [request])
     for call in parse_calls(completion.text):
         try:
-            _do(draft, named_tool(call, _NAMES), ids)
-        except (MemalphaError, KeyError, TypeError) as error:
-            draft.refused.append(f"{call.name} {dict(call.arguments)}: {error}")
+            _do(draft, named_tool(call, _TOOLS), ids)
+        except (MemalphaError, ValidationError) as error:
+            problem = format_validation_error(error) if isinstance(error, ValidationError) else error
+            draft.refused.append(f"{call.name} {dict(call.arguments)}: {problem}")
 
 
-_NAMES = ("memory_update", "memory_delete", "core_memory_update")
+_REASON = Field(default="", description="why, in a few words")
+
+
+class _Update(Arguments):
+    """Replace what an entry says."""
+
+    id: str = Field(description="id of the entry, as shown")
+    content: str = Field(description="the whole new content")
+    timestamp: str | None = Field(
+        default=None, description="ISO date of the fact, if it is another one than the entry's"
+    )
+    reason: str = _REASON
+
+
+class _Delete(Arguments):
+    """End an entry."""
+
+    id: str = Field(description="id of the entry, as shown")
+    reason: str = _REASON
+
+
+class _Rewrite(Arguments):
+    """Rewrite the core text."""
+
+    content: str = Field(description="the whole new content")
+    reason: str = _REASON
+
+
+_TOOLS: dict[str, type[_Update | _Delete | _Rewrite]] = {
+    "memory_update": _Update,
+    "memory_delete": _Delete,
+    "core_memory_update": _Rewrite,
+}
 
 
 def _do(draft: _Draft, call: ToolCall, ids: set[str]) -> None:
     """Do one call on the draft. Raises if it cannot be done."""
-    arguments = dict(call.arguments)
-    reason = " ".join(str(arguments.get("reason") or "no reason given").split())[:_MAX_REASON]
-    if call.error or call.name not in _NAMES:
+    if call.error or call.name not in _TOOLS:
         raise StoreError(call.error or "no such tool here")
-    if call.name == "core_memory_update":
-        if not isinstance(arguments["content"], str):
-            raise StoreError("content: a text is needed")
-        draft.rewrite_core(arguments["content"], reason)
+    arguments, _ = validate_arguments(_TOOLS[call.name], call.arguments)
+    reason = " ".join((arguments.reason or "no reason given").split())[:_MAX_REASON]
+    if isinstance(arguments, _Rewrite):
+        draft.rewrite_core(arguments.content, reason)
         return
-    if arguments["id"] not in ids:
+    if arguments.id not in ids:
         raise UnknownEntry("no such entry was shown")
-    entry = draft.memory.get(arguments["id"])
-    if call.name == "memory_delete":
+    entry = draft.memory.get(arguments.id)
+    if isinstance(arguments, _Delete):
         draft.end(entry, reason)
     else:
-        draft.update(entry, arguments["content"], reason, arguments.get("timestamp"))
-
-
-def _tools(*, has_core: bool) -> tuple[dict[str, Any], ...]:
-    """Return the tools of a consolidation in OpenAI's function format."""
-    id = {"type": "string", "description": "id of the entry, as shown"}
-    reason = {"type": "string", "description": "why, in a few words"}
-    content = {"type": "string", "description": "the whole new content"}
-    timestamp = {"type": "string", "description": "ISO date of the fact, if it is another one than the entry's"}
-    shapes: dict[str, tuple[str, dict[str, Any], list[str]]] = {
-        "memory_update": (
-            "Replace what an entry says.",
-            {"id": id, "content": content, "timestamp": timestamp, "reason": reason},
-            ["id", "content", "reason"],
-        ),
-        "memory_delete": ("End an entry.", {"id": id, "reason": reason}, ["id", "reason"]),
-    }
-    if has_core:
-        core = {"content": content, "reason": reason}
-        shapes["core_memory_update"] = ("Rewrite the core text.", core, ["content", "reason"])
-    return tuple(
-        {
-            "type": "function",
-            "function": {
-                "name": name,
-                "description": description,
-                "parameters": {"type": "object", "properties": properties, "required": required},
-            },
-        }
-        for name, (description, properties, required) in shapes.items()
-    )
+        draft.update(entry, arguments.content, reason, arguments.timestamp)

@@ -7,6 +7,8 @@ that of `full`.
 
 `observe` makes the writer's view of the memory while it reads one chunk.
 
+The sentences are in `memalpha/data/prompts.yaml`.
+
 Calls are written in one of three forms: `native` to the model's chat template, `hermes` blocks, or `lines`.
 """
 
@@ -25,6 +27,7 @@ from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.fields import check_timestamp
 from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema, load_schema
+from memalpha.tasks.formats.files import load_shipped_yaml
 from memalpha.types import Chunk, Hit, MemoryEntry, Observation, Question, Task, ViewEntry
 
 Message = dict[str, str]
@@ -36,52 +39,11 @@ DEMOTED = "demoted"
 
 CORE_CUT = "[cut here to fit this view: the stored core memory is longer, and rewriting it would lose the rest]"
 
-_WRITER_SYSTEM = """\
-You keep the long-term memory of a conversation. The conversation reaches you one part at a time. You never see \
-earlier parts again, and later, questions are answered from the memory alone: what is needed then must be in it.
-
-For each part, decide what to change and do it with {deed} only:
-{tools}
-Do not store greetings, small talk, guesses, or what the memory already holds. Make as many {deeds} as needed, in one \
-reply.\
-"""
+PROMPTS = load_shipped_yaml("prompts.yaml")
+"""Sentences of the prompts in style `full`."""
 
 _DEEDS = {"deed": "tool calls", "deeds": "calls"}
 _LINES = {"deed": "lines of these forms", "deeds": "lines"}
-_LINE_RULES = """
-
-A line begins with its mark, without a blank after it. A fact of another date than the conversation's has it before \
-the text, as in +CATEGORY @2024-05-01 TEXT.\
-"""
-
-_REFLECTION_SYSTEM = """\
-You keep the long-term memory of a conversation. It reached you one part at a time, you wrote to the memory with tool \
-calls, and then questions were answered from the memory alone. You see what the memory held in the end and which \
-answers were wrong. You will read the same conversation once more, one part at a time and from an empty memory, and of \
-all this you will have nothing but the advice that you write now.
-
-Say what to do otherwise: what kind of thing to write down that was left out, what to update or delete once it has \
-changed, what not to store. Do not write the answers themselves: what is stored has to come from the conversation, and \
-advice that is of use in other conversations too is the best. Reply with the advice alone, in a few short sentences.\
-"""
-
-_READER_SYSTEM = f"""\
-You answer a question from the memory notes given, and from nothing else. Each note may carry the date it was made; \
-where notes disagree, say what holds now. Answer with the shortest exact phrase, without a sentence around it. If the \
-notes do not hold the answer, reply with the single word {ABSTAIN}.\
-"""
-
-_SEARCH_INSTRUCTION = """
-If the notes do not hold the answer, call search_memory with other words before you reply ({left} of {searches} calls \
-left); further notes are then shown.\
-"""
-
-_CITE_INSTRUCTION = """\
-Reply with three lines:
-Answer: the answer (of a choice, its letter in brackets)
-Evidence: the numbers of the notes that it rests on, as in [2], [5]; none where no note helps
-Reasoning: why, in one sentence\
-"""
 
 
 def check_style(config: AgentConfig, schema: MemorySchema) -> None:
@@ -152,8 +114,8 @@ def writer_messages(
     tools = load_tools(config.tools)
     schemas, in_lines = tool_schemas(schema, tools), config.form == "lines"
     rules = [f"- {tool.line_shape() if in_lines else name} {tool.rule}" for name, tool in tools.items()]
-    system = _WRITER_SYSTEM.format(tools="\n".join(rules), **(_LINES if in_lines else _DEEDS))
-    form = {"native": "", "hermes": f"\n\n{describe_tools(schemas)}", "lines": _LINE_RULES}[config.form]
+    system = PROMPTS["writer"].format(tools="\n".join(rules), **(_LINES if in_lines else _DEEDS))
+    form = {"native": "", "hermes": f"\n\n{describe_tools(schemas)}", "lines": PROMPTS["line_rules"]}[config.form]
     messages = (
         {"role": "system", "content": f"{system}{form}\n\nCategories of entries:\n{kinds}{wishes}"},
         {"role": "user", "content": f"{view}\n\n{advice}New part of the conversation{date}:\n{text}"},
@@ -186,7 +148,7 @@ def reflection_messages(
         )
     parts.append(f"What went wrong:\n{plain_text(feedback)}" if feedback else "All answers were right.")
     return (
-        {"role": "system", "content": _REFLECTION_SYSTEM},
+        {"role": "system", "content": PROMPTS["reflection"]},
         {"role": "user", "content": "\n\n".join(parts)},
     )
 
@@ -220,10 +182,10 @@ def reader_messages(
     lines = [f"- core memory: {plain_line(core)}"] if core else []
     lines += [f"{mark} {fact}" for mark, fact in zip(marks, facts, strict=True)]
     note_lines = "\n".join(lines) or "(none)"
-    form = f"\n\n{_CITE_INSTRUCTION}" if config.cite else ""
-    system, searched = _READER_SYSTEM, ""
+    form = f"\n\n{PROMPTS['cite']}" if config.cite else ""
+    system, searched = PROMPTS["reader"], ""
     if queries is not None:
-        system += _SEARCH_INSTRUCTION.format(left=config.searches - len(queries), searches=config.searches)
+        system += PROMPTS["search"].format(left=config.searches - len(queries), searches=config.searches)
         searched = f"\n\nSearched for so far: {'; '.join(('the question', *queries))}"
     return (
         {"role": "system", "content": system},

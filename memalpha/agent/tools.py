@@ -258,13 +258,20 @@ def tool_schemas(schema: MemorySchema, tools: Tools = TOOLS) -> tuple[dict[str, 
     The allowed values of `category` are the schema's categories.
     """
     return tuple(
-        _tool_schema(name, tool, schema.category_names)
+        tool_schema(name, tool, schema.category_names)
         for name, tool in tools.items()
         if schema.core or tool is not CoreUpdate
     )
 
 
-def _tool_schema(name: str, model: type[Arguments], categories: Sequence[str] = ()) -> dict[str, Any]:
+def tool_schema(name: str, model: type[Arguments], categories: Sequence[str] = ()) -> dict[str, Any]:
+    """Return a tool in OpenAI's function format.
+
+    Args:
+        name: Name of the tool.
+        model: Its parameters; the docstring is its description.
+        categories: Allowed values of a parameter `category`.
+    """
     properties: dict[str, Any] = {}
     for field, info in model.model_fields.items():
         properties[field] = {"type": _json_type(info.annotation), "description": info.description}
@@ -276,7 +283,7 @@ def _tool_schema(name: str, model: type[Arguments], categories: Sequence[str] = 
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
-SEARCH_TOOL = _tool_schema("search_memory", SearchMemory)
+SEARCH_TOOL = tool_schema("search_memory", SearchMemory)
 """Tool of a reader, in OpenAI's function format."""
 
 
@@ -285,7 +292,7 @@ def search_query(call: ToolCall) -> str | None:
     if call.error or named_tool(call, ("search_memory",)).name != "search_memory":
         return None
     try:
-        arguments, _ = _validate(SearchMemory, call.arguments, strict=False)
+        arguments, _ = validate_arguments(SearchMemory, call.arguments)
     except ValidationError:
         return None
     return plain_line(arguments.query).strip() or None
@@ -316,13 +323,16 @@ def read_call(call: ToolCall, schema: MemorySchema, tools: Tools = TOOLS, *, str
     if tool is None or (tool is CoreUpdate and not schema.core):
         return ToolResult(call, False, "unknown_tool", f"no tool {call.name!r}; there are: {', '.join(tools)}")
     try:
-        return _validate(tool, call.arguments, strict=strict)
+        return validate_arguments(tool, call.arguments, strict=strict)
     except ValidationError as error:
         return ToolResult(call, False, "invalid_arguments", format_validation_error(error))
 
 
-def _validate(model: type[A], arguments: Mapping[str, Any], *, strict: bool) -> tuple[A, str]:
-    """Return the arguments of a call, and which were ignored in words. Raises `ValidationError`."""
+def validate_arguments(model: type[A], arguments: Mapping[str, Any], *, strict: bool = False) -> tuple[A, str]:
+    """Return the arguments of a call, and which were ignored in words; `strict` ignores none.
+
+    Raises `ValidationError`.
+    """
     try:
         return model.model_validate(arguments), ""
     except ValidationError as error:
