@@ -171,8 +171,8 @@ class DecodingQueue:
         if request.thinking_tokens and end is not None:
             most += len(end.forced)
             # The template may have opened the thought: its mark stands among the last tokens of the prompt.
-            last = prompt[-PROMPT_END:]
-            thinking = _last_of(last, end.open_id) > _last_of(last, end.close_id)
+            marks = [id for id in prompt[-PROMPT_END:] if id in (end.open_id, end.close_id)]
+            thinking = marks[-1:] == [end.open_id]
         noise = sampling_uniforms(request.key, most).tolist() if request.temperature else []
         return _Row(ticket, request, tuple(prompt), len(prompt) + most, noise, most, thinking)
 
@@ -192,7 +192,13 @@ class DecodingQueue:
                 logits = self._rows.step([row.ids[-1] for row in self._running])
             drawing = self._running[first:]
             draw_tokens(logits, drawing, self.thought_end)
-            ended = [index for index, row in enumerate(drawing, first) if self._has_ended(row)]
+            ended = [
+                index
+                for index, row in enumerate(drawing, first)
+                if row.ids[-1] in self.eos_ids
+                or len(row.ids) >= row.most
+                or (self.stop_repeats and ends_in_repeats(row.ids))
+            ]
             if ended:
                 return self._remove(ended)
         return []
@@ -217,11 +223,6 @@ class DecodingQueue:
                 break
             count += 1
         return count if count >= JOIN_SHARE * running else 0
-
-    def _has_ended(self, row: _Row) -> bool:
-        if row.ids[-1] in self.eos_ids or len(row.ids) >= row.most:
-            return True
-        return self.stop_repeats and ends_in_repeats(row.ids)
 
     def _remove(self, ended: Sequence[int]) -> list[tuple[int, Completion]]:
         """Take the rows of these indices out of the batch and return their completions."""
@@ -249,11 +250,6 @@ class DecodingQueue:
             )
             for row, text in zip(rows, texts, strict=True)
         ]
-
-
-def _last_of(ids: Sequence[int], id: int) -> int:
-    """Return the index of the last occurrence of an id; -1 without one."""
-    return next((index for index in range(len(ids) - 1, -1, -1) if ids[index] == id), -1)
 
 
 def draw_tokens(logits: torch.Tensor, rows: Sequence[_Row], thought_end: ThoughtEnd | None = None) -> None:

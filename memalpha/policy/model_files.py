@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import json
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -129,14 +130,21 @@ def load_model(
                 ) from None
             model, tokenizer = read(path, dtype, offline=False, **kwargs)
     except (OSError, ValueError, RuntimeError, SafetensorError, ImportError) as error:
-        if loading.attn_implementation is not None and _names_attention(error, loading.attn_implementation):
+        name, text = loading.attn_implementation, str(error).lower()
+        words = ("attn_implementation", "attention", "flash", (name or "").lower())
+        if name is not None and any(word in text for word in words):
             raise ConfigError(
-                f"compute.attn_implementation: {loading.attn_implementation!r} does not work for {label} "
+                f"compute.attn_implementation: {name!r} does not work for {label} "
                 f"{str(path)!r} ({first_sentence(error)}): try sdpa or eager, or leave it out"
             ) from error
         raise PolicyError(f"cannot load {label} {str(path)!r}: {error}") from error
     if "device_map" in kwargs:
-        _check_placement(model, label, path)
+        devices = {str(part) for part in getattr(model, "hf_device_map", {}).values()}
+        if devices & {"disk", "meta"} or ("cpu" in devices and len(devices) > 1):
+            raise ConfigError(
+                f"compute.device_map: {label} {str(path)!r} does not fit on the devices here (parts would be moved in "
+                "and out at every token): set load_in_4bit=true or dtype=bfloat16, or take a smaller model"
+            )
         return model, tokenizer
     try:
         model.to(device)
@@ -236,21 +244,6 @@ def _four_bit_settings(dtype: str, device: str) -> Any:
     )
 
 
-def _check_placement(model: Any, label: str, path: str | Path) -> None:
-    """Raise `ConfigError` if a part of the model was left on disk or in the memory of the host beside a GPU."""
-    devices = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
-    if devices & {"disk", "meta"} or ("cpu" in devices and len(devices) > 1):
-        raise ConfigError(
-            f"compute.device_map: {label} {str(path)!r} does not fit on the devices here (parts would be moved in and "
-            "out at every token): set load_in_4bit=true or dtype=bfloat16, or take a smaller model"
-        )
-
-
-def _names_attention(error: Exception, name: str) -> bool:
-    text = str(error).lower()
-    return any(word in text for word in ("attn_implementation", "attention", "flash", name.lower()))
-
-
 def first_sentence(error: Exception) -> str:
     """Return the first sentence of an error's message, on one line."""
     return " ".join(str(error).split()).partition(". ")[0].rstrip(".")
@@ -275,6 +268,37 @@ def resize_embeddings(model: Any, tokens: int) -> None:
     if len(model.get_input_embeddings().weight) < tokens:
         with torch.random.fork_rng(devices=[]):
             model.resize_token_embeddings(tokens, mean_resizing=False)
+
+
+def read_adapter_config(folder: str | Path) -> Any:
+    """Return the configuration of a LoRA adapter.
+
+    Raises `PolicyError` if peft is missing or the adapter is of another kind, `OSError` or `ValueError` if it cannot be
+    read.
+    """
+    try:
+        import peft
+    except ModuleNotFoundError:
+        raise PolicyError(f"{folder} holds a LoRA adapter, which needs peft: {install_command('train')}") from None
+    config = peft.PeftConfig.from_pretrained(str(folder))
+    if not isinstance(config, peft.LoraConfig):
+        raise PolicyError(f"{folder} holds a {config.peft_type} adapter: only LoRA can be merged")
+    config.base_model_name_or_path = None  # otherwise peft warns that the base has another name
+    return config
+
+
+def add_adapter(model: Any, config: Any, folder: str | Path) -> Any:
+    """Return a `PeftModel` of the model with the adapter weights of `folder`.
+
+    Raises `ValueError` if the tensors do not match the adapter's configuration.
+    """
+    import peft
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft uses deprecated names of transformers
+        tuned = peft.get_peft_model(model, config)
+    load_adapter(tuned, folder)
+    return tuned
 
 
 def load_adapter(tuned: Any, folder: str | Path) -> None:

@@ -57,7 +57,12 @@ class ReplyCache(ForkAware):
             PolicyError: The policy cannot answer.
         """
         keys = [_request_key(request) for request in requests]
-        replies = self._find(keys)
+        with self._lock:
+            replies = {key: self._replies[key] for key in keys if key in self._replies}
+            for key in replies:
+                self._replies.move_to_end(key)
+            self.requests += len(keys)
+            self.hits += sum(key in replies for key in keys)
         new = {key: request for key, request in zip(keys, requests, strict=True) if key not in replies}
         if new:
             completions = sample_checked(self.policy, list(new.values()))
@@ -65,8 +70,11 @@ class ReplyCache(ForkAware):
                 key: Completion(completion.text, stop_reason=completion.stop_reason)
                 for key, completion in zip(new, completions, strict=True)
             }
-            self._keep(sampled)
             replies |= sampled
+            with self._lock:
+                self._replies |= sampled
+                while len(self._replies) > self.max_replies:
+                    self._replies.popitem(last=False)
         return [replies[key] for key in keys]
 
     def pop_hit_share(self) -> float | None:
@@ -75,21 +83,6 @@ class ReplyCache(ForkAware):
             share = self.hits / self.requests if self.requests else None
             self.requests = self.hits = 0
         return share
-
-    def _find(self, keys: Sequence[bytes]) -> dict[bytes, Completion]:
-        with self._lock:
-            replies = {key: self._replies[key] for key in keys if key in self._replies}
-            for key in replies:
-                self._replies.move_to_end(key)
-            self.requests += len(keys)
-            self.hits += sum(key in replies for key in keys)
-        return replies
-
-    def _keep(self, replies: dict[bytes, Completion]) -> None:
-        with self._lock:
-            self._replies |= replies
-            while len(self._replies) > self.max_replies:
-                self._replies.popitem(last=False)
 
 
 def cache_frozen(policy: Policy) -> ReplyCache | None:

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import copy
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,9 +41,16 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from memalpha.errors import PolicyError, install_command
+from memalpha.errors import PolicyError
 from memalpha.policy.chat.text import break_control_tokens, special_token_pattern
-from memalpha.policy.model_files import hide_progress_bars, is_reward_model, load_adapter, load_model, max_positions
+from memalpha.policy.model_files import (
+    add_adapter,
+    hide_progress_bars,
+    is_reward_model,
+    load_model,
+    max_positions,
+    read_adapter_config,
+)
 from memalpha.policy.transformers import TransformersPolicy
 
 HEAD_FILE = "reward_model.json"
@@ -392,14 +398,9 @@ class RewardModel:
 def _text_of(completion: Prompt, name: str) -> str:
     if isinstance(completion, str):
         return completion
-    [message, *further_messages] = completion or [{}]
+    [message, *rest] = completion or [{}]
     content = message.get("content")
-    if (
-        further_messages
-        or message.get("role") != "assistant"
-        or not isinstance(content, str)
-        or message.get("tool_calls")
-    ):
+    if rest or message.get("role") != "assistant" or not isinstance(content, str) or message.get("tool_calls"):
         raise PolicyError(f"reward model {name!r}: a completion is a text or one message of the assistant with content")
     return content
 
@@ -492,33 +493,20 @@ def load_from_adapter(folder: str, base: RewardModel | TransformersPolicy) -> Re
 
     Raises `PolicyError` if the adapter cannot be read, does not fit this base, or has no head.
     """
-    try:
-        import peft
-    except ModuleNotFoundError:
-        raise PolicyError(f"{folder} holds a LoRA adapter, which needs peft: {install_command('train')}") from None
     head = read_head(Path(folder))
     try:
-        config = peft.PeftConfig.from_pretrained(folder)
-        if not isinstance(config, peft.LoraConfig):
-            raise PolicyError(f"{folder} holds a {config.peft_type} adapter: only LoRA can be merged")
+        config = read_adapter_config(folder)
         tensors = load_file(Path(folder) / "adapter_model.safetensors")
         outputs = next((tensor.shape[0] for name, tensor in tensors.items() if name.endswith("score.weight")), None)
         if outputs is None:
             raise PolicyError(f"{folder} holds an adapter without the head of a reward model (modules_to_save: score)")
         if head is None:
-            head = Head(
-                "last",
-                {DEFAULT_OBJECTIVE: 1.0} if outputs == 1 else {f"LABEL_{number}": 1.0 for number in range(outputs)},
-            )
+            names = [DEFAULT_OBJECTIVE] if outputs == 1 else [f"LABEL_{number}" for number in range(outputs)]
+            head = Head("last", dict.fromkeys(names, 1.0))
         model: Any = base.model
         if isinstance(base, TransformersPolicy):
             model = add_reward_head(base.model, head, base.tokenizer, base.name)
-        config.base_model_name_or_path = None  # otherwise peft warns that the base has another name
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft uses deprecated names of transformers
-            tuned = peft.get_peft_model(model, config)
-        load_adapter(tuned, folder)
-        merged: Any = tuned.merge_and_unload()
+        merged: Any = add_adapter(model, config, folder).merge_and_unload()
         has_tokenizer = (Path(folder) / "tokenizer_config.json").is_file()
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True) if has_tokenizer else base.tokenizer
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -16,7 +15,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from memalpha.config.common import reply_form
 from memalpha.config.groups import LoadingConfig
-from memalpha.errors import PolicyError, PromptTooLong, install_command
+from memalpha.errors import PolicyError, PromptTooLong
 from memalpha.policy.base import sample_with
 from memalpha.policy.chat.template import ChatTemplate
 from memalpha.policy.decoding import PROMPT_END, CompletedIds, DecodingQueue, ThoughtEnd
@@ -24,13 +23,14 @@ from memalpha.policy.decoding_rows import DecodingRows, PaddedRows, SlotRows
 from memalpha.policy.flat_qwen3 import FlatQwen3, FlatRows, supports_flat
 from memalpha.policy.kv_cache import has_plain_cache
 from memalpha.policy.model_files import (
+    add_adapter,
     count_parameters,
     hide_progress_bars,
     is_quantized,
     is_reward_model,
-    load_adapter,
     load_model,
     max_positions,
+    read_adapter_config,
     resize_embeddings,
     weights_fingerprint,
 )
@@ -92,8 +92,13 @@ class TransformersPolicy:
         self._flat: FlatQwen3 | None = None
         self._twin: Any = None
         self._twin_of: Any = None
-        self.eos_ids = _eos_ids(model, tokenizer, name) | self.chat.end_ids
-        self.count_tokens = lru_cache(maxsize=1 << 16)(self._count_tokens)
+        generation: Any = model.generation_config
+        named: list[Any] = [tokenizer.eos_token_id, None if generation is None else generation.eos_token_id]
+        eos_ids = frozenset(id for ids in named if ids is not None for id in ([ids] if isinstance(ids, int) else ids))
+        if not eos_ids:
+            raise PolicyError(f"policy {name!r} has no end-of-sequence token; set eos_token in its tokenizer")
+        self.eos_ids = eos_ids | self.chat.end_ids
+        self.count_tokens = lru_cache(maxsize=1 << 16)(lambda text: len(self._encode([text])[0]))
 
     @classmethod
     def from_pretrained(
@@ -167,9 +172,6 @@ class TransformersPolicy:
     def parameters(self) -> int:
         """Number of distinct parameters (tied ones counted once)."""
         return count_parameters(self.model)
-
-    def _count_tokens(self, text: str) -> int:
-        return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])  # type: ignore[arg-type]
 
     def render(
         self,
@@ -249,7 +251,16 @@ class TransformersPolicy:
     def prompt_ids(self, requests: Sequence[SampleRequest]) -> list[list[int]]:
         """Return the prompt ids of requests. Raises `PromptTooLong` for one without room for a full reply."""
         prompts = self._encode([self._text(request) for request in requests])
-        self._check_room(requests, prompts)
+        for request, prompt in zip(requests, prompts, strict=True):
+            new_tokens = request.max_new_tokens
+            if request.thinking_tokens:
+                new_tokens += request.thinking_tokens + (len(self._thought_end.forced) if self._thought_end else 0)
+            if self.positions is not None and len(prompt) + new_tokens > self.positions:
+                raise PromptTooLong(
+                    f"a prompt of {len(prompt)} tokens and {new_tokens} new ones are more than the {self.positions} "
+                    f"that policy {self.name!r} takes",
+                    "read smaller chunks or lower view_tokens, max_new_tokens or thinking_tokens",
+                )
         return prompts
 
     def completion_texts(self, rows: Sequence[CompletedIds]) -> list[str]:
@@ -276,18 +287,6 @@ class TransformersPolicy:
         start_ids, end_ids, forced = self._encode([start, end, f"\n{end}\n\n"])
         return ThoughtEnd(start_ids[0], end_ids[0], tuple(forced)) if len(start_ids) == len(end_ids) == 1 else None
 
-    def _check_room(self, requests: Sequence[SampleRequest], prompts: Sequence[list[int]]) -> None:
-        for request, prompt in zip(requests, prompts, strict=True):
-            new_tokens = request.max_new_tokens
-            if request.thinking_tokens:
-                new_tokens += request.thinking_tokens + (len(self._thought_end.forced) if self._thought_end else 0)
-            if self.positions is not None and len(prompt) + new_tokens > self.positions:
-                raise PromptTooLong(
-                    f"a prompt of {len(prompt)} tokens and {new_tokens} new ones are more than the {self.positions} "
-                    f"that policy {self.name!r} takes",
-                    "read smaller chunks or lower view_tokens, max_new_tokens or thinking_tokens",
-                )
-
     def _text(self, request: SampleRequest) -> str:
         return self.chat.render(
             request.messages,
@@ -311,21 +310,11 @@ def merge_adapter(base: TransformersPolicy, folder: str | Path) -> TransformersP
     stay in its layers. Raises `PolicyError` if the adapter cannot be read or does not fit this base.
     """
     try:
-        import peft
-    except ModuleNotFoundError:
-        raise PolicyError(f"{folder} holds a LoRA adapter, which needs peft: {install_command('train')}") from None
-    try:
-        config = peft.PeftConfig.from_pretrained(str(folder))
-        if not isinstance(config, peft.LoraConfig):
-            raise PolicyError(f"{folder} holds a {config.peft_type} adapter: only LoRA can be merged")
+        config = read_adapter_config(folder)
         if token_ids := config.trainable_token_indices:
             lists = token_ids.values() if isinstance(token_ids, dict) else [token_ids]
             resize_embeddings(base.model, max(max(ids) for ids in lists) + 1)
-        config.base_model_name_or_path = None  # otherwise peft warns that the base has another name
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft uses deprecated names of transformers
-            tuned = peft.get_peft_model(base.model, config)
-        load_adapter(tuned, folder)
+        tuned = add_adapter(base.model, config, folder)
         # Weights in 4 bits would be rounded again: their adapters stay in the layers.
         is_merged = not is_quantized(base.model)
         model: Any = tuned.merge_and_unload().requires_grad_(True) if is_merged else tuned.get_base_model()
@@ -375,16 +364,3 @@ def _sizes(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str
             f"{', '.join(SIZES)} is needed"
         )
     return sizes
-
-
-def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> frozenset[int]:
-    """Return all end-of-sequence ids of the tokenizer and the generation configuration."""
-    eos_ids: set[int] = set()
-    generation = model.generation_config
-    ids: Any
-    for ids in (tokenizer.eos_token_id, None if generation is None else generation.eos_token_id):
-        if ids is not None:
-            eos_ids.update([ids] if isinstance(ids, int) else ids)
-    if not eos_ids:
-        raise PolicyError(f"policy {name!r} has no end-of-sequence token; set eos_token in its tokenizer")
-    return frozenset(eos_ids)
