@@ -12,13 +12,10 @@ An `Episode` is one rollout under way: its environment, the next prompt and the 
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from threading import Event
 from typing import Any, Generic, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from memalpha.errors import ConfigError, MemalphaError, RewardError
@@ -478,9 +475,11 @@ class EpisodePool:
             PolicyError: The policy cannot answer.
         """
         waits = any(is_lock_step(episode.environment) for episode in self._running.values())
-        completions = self._collect_all() if waits else self.queue.collect()
+        completions = self.queue.collect()
+        while waits and len(completions) < len(self._running):
+            completions += self.queue.collect()
         replied = []
-        for ticket, completion in completions:
+        for ticket, completion in sorted(completions, key=lambda pair: pair[0]):
             episode = self._running.pop(ticket)
             episode.completion = completion
             replied.append(episode)
@@ -500,31 +499,21 @@ class EpisodePool:
         self.queue.close()
         self._running, self.waiting = {}, []
 
-    def _collect_all(self) -> list[tuple[int, Any]]:
-        completions: list[tuple[int, Any]] = []
-        while len(completions) < len(self._running):
-            completions += self.queue.collect()
-        return sorted(completions, key=lambda pair: pair[0])
-
 
 def step_environments(episodes: Sequence[RunningEpisode]) -> None:
     """Step the environments of episodes that have a new completion."""
     first = episodes[0].environment
-    if not isinstance(first, StepsTogether):
-        for episode in episodes:
-            with WrapErrors(episode.where):
-                result: Any = episode.environment.step(episode.reply)
-                step = Step(*result)
-            episode.take(step)
-        return
-    name = type(first).__name__
-    with WrapErrors(f"environment {name}"):
-        steps = list(first.step_together([episode.environment for episode in episodes], [e.reply for e in episodes]))
-    if len(steps) != len(episodes):
-        raise RewardError(f"environment {name}: step_together gave {len(steps)} steps for {len(episodes)} episodes")
-    for episode, result in zip(episodes, steps, strict=True):
+    results: list[Any] = []
+    if isinstance(first, StepsTogether):
+        name, replies = type(first).__name__, [episode.reply for episode in episodes]
+        with WrapErrors(f"environment {name}"):
+            results = list(first.step_together([episode.environment for episode in episodes], replies))
+        if len(results) != len(episodes):
+            count = f"{len(results)} steps for {len(episodes)} episodes"
+            raise RewardError(f"environment {name}: step_together gave {count}")
+    for index, episode in enumerate(episodes):
         with WrapErrors(episode.where):
-            step = Step(*result)
+            step = Step(*(results[index] if results else episode.environment.step(episode.reply)))
         episode.take(step)
 
 
@@ -628,7 +617,6 @@ class RolloutEngine(Generic[AnyTask]):
         step: int = 0,
         role: str = "attempt",
         progress: Progress | None = None,
-        stop: Event | None = None,
     ) -> list[Trajectory[AnyTask]]:
         """Make one trajectory from each start, in order.
 
@@ -641,7 +629,6 @@ class RolloutEngine(Generic[AnyTask]):
             step: Training step, part of the noise key.
             role: Role of all trajectories, part of the noise key.
             progress: Called with (done, all) turns; episodes without a known number of turns count as one each.
-            stop: Raises `asyncio.CancelledError` before the next turn once it is set.
 
         Raises:
             RewardError: An environment fails, or gives no observation to reply to.
@@ -652,23 +639,12 @@ class RolloutEngine(Generic[AnyTask]):
         try:
             pool.submit(episodes)
             while pool.in_flight:
-                if stop is not None and stop.is_set():
-                    raise asyncio.CancelledError
                 pool.collect()
                 if progress is not None:
                     progress(sum(episode.turns_done for episode in episodes), total)
         finally:
             pool.close()
         return [episode.trajectory(role) for episode in episodes]
-
-    async def run_async(self, starts: Sequence[Start[AnyTask]], **settings: Any) -> list[Trajectory[AnyTask]]:
-        """Run in a thread of its own; arguments as in `run`. Cancelling it stops before the next turn."""
-        stop = Event()
-        try:
-            return await asyncio.to_thread(partial(self.run, starts, **settings, stop=stop))
-        except asyncio.CancelledError:
-            stop.set()
-            raise
 
     def first_request(self, task: AnyTask) -> SampleRequest:
         """Return the first prompt of a task."""
@@ -720,14 +696,8 @@ def score_replies(environment: Any, groups: Sequence[TrajectoryGroup[AnyTask]]) 
         [completion.text for completion in completions],
         **({"completion_ids": ids} if takes_ids else {}),
     )
-    rewards = {id(trajectory): reward for trajectory, reward in zip(unscored, scores, strict=True)}
+    rewards = dict(zip(map(id, unscored), scores, strict=True))
     return [
-        replace(
-            group,
-            trajectories=tuple(
-                replace(trajectory, reward=rewards.get(id(trajectory), trajectory.reward))
-                for trajectory in group.trajectories
-            ),
-        )
+        replace(group, trajectories=tuple(replace(t, reward=rewards.get(id(t), t.reward)) for t in group.trajectories))
         for group in groups
     ]

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-
 import pytest
 from tiny import tiny_policy
 
 from memalpha.config import AgentConfig, WorldConfig
-from memalpha.environments import MemoryWriting, RolloutEngine, Start, Step, memory_engine
+from memalpha.environments import MemoryWriting, RolloutEngine, Step, memory_engine
 from memalpha.environments.engine import Environment
 from memalpha.errors import RewardError
 from memalpha.policy.base import BatchQueue
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.embedding import HashEmbedder
 from memalpha.tasks.synthetic import worlds as synthetic
-from memalpha.types import Chunk, Completion, SampleRequest, Task, TextTask
+from memalpha.types import Chunk, SampleRequest, Task, TextTask
 
 AGENT = AgentConfig(prompt="compact", embedder="hash", max_new_tokens=6)
 TASKS = [TextTask(id=str(n), prompt=f"count to {n}") for n in (1, 4, 2)]
@@ -128,44 +125,6 @@ def test_rewards_of_some_steps_only_are_refused():
     engine = RolloutEngine(ScriptedPolicy("fixed", text="1"), Sometimes)
     with pytest.raises(RewardError, match=r"environment Sometimes, task '4': 3 of 4 steps have a reward: all or none"):
         engine.roll_out([TASKS[1]])
-
-
-def test_an_event_loop_goes_on_while_episodes_run():
-    policy = ScriptedPolicy("fixed", text="1")
-    starts = [Start(task, number) for number, task in enumerate(TASKS)]
-
-    async def main():
-        both = await asyncio.gather(*(RolloutEngine(policy, CountTo).run_async(starts, seed=n) for n in (1, 2)))
-        return [[len(one.turns) for one in run] for run in both]
-
-    assert asyncio.run(main()) == [[1, 4, 2]] * 2
-
-
-def test_a_cancelled_run_stops_before_its_next_turn():
-    begun, go_on, calls = threading.Event(), threading.Event(), []
-
-    class Waits:
-        name = "waits"
-
-        def sample(self, requests):
-            calls.append(len(requests))
-            begun.set()
-            go_on.wait(10)
-            return [Completion("1") for _ in requests]
-
-        def count_tokens(self, text):
-            return len(text)
-
-    async def main():
-        run = asyncio.create_task(RolloutEngine(Waits(), CountTo).run_async([Start(TASKS[1], 0)]))
-        await asyncio.to_thread(begun.wait, 10)
-        run.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await run
-        go_on.set()
-
-    asyncio.run(main())
-    assert calls == [1]
 
 
 def test_the_texts_of_a_turn_are_embedded_in_one_batch():
