@@ -29,7 +29,7 @@ def by_hash(prompt, body):
     ids=["text", "memory"],
 )
 def test_an_outage_ends_the_run_and_the_same_command_goes_on(kind, reply, part, policy_path, tmp_path, monkeypatch):
-    monkeypatch.setattr("memalpha.policy.endpoint.backoff", lambda *_: 0.0)
+    monkeypatch.setattr("memalpha.policy.server.backoff", lambda *_: 0.0)
 
     def run(server, name):
         judge = {"judges": [server.name], "endpoint": {"retries": 1, "concurrency": 1}}
