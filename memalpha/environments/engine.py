@@ -513,7 +513,8 @@ def step_environments(episodes: Sequence[RunningEpisode]) -> None:
             raise RewardError(f"environment {name}: step_together gave {count}")
     for index, episode in enumerate(episodes):
         with WrapErrors(episode.where):
-            step = Step(*(results[index] if results else episode.environment.step(episode.reply)))
+            result: Any = results[index] if results else episode.environment.step(episode.reply)
+            step = Step(*result)
         episode.take(step)
 
 
