@@ -232,48 +232,31 @@ def test_one_of_several_alternative_turns_is_enough():
     assert error_of(retrieval(either, (), (), ()), task) == "never_written"
 
 
-def test_the_name_of_the_speaker_alone_ties_no_entry_to_a_turn():
-    task = of_turns(("Ana Silva", "I sang in the old theatre."))
-    where = Question(id="w", question="Where did she sing?", answers=("theatre",), evidence=("a",))
-    other = of_chunk("Ana Silva says: how are you?", chunk=0)
-    assert error_of(retrieval(where, (), other, other), task) == "never_written"
+LONG = "polishing his plan, calling investors, building a platform"
+PLAN = ("Jon is polishing a plan.", "Jon is calling investors.", "He builds a platform.")
+KIND = "You were very kind to me. I sang at the theatre."
 
 
-def test_entries_of_a_turn_hold_a_long_answer_together():
-    task = of_turns(("Jon", "I am polishing my plan, calling investors and building a platform online."))
-    what = Question(
-        id="w",
-        question="What does Jon do?",
-        answers=("polishing his plan, calling investors, building a platform",),
-        evidence=("a",),
-    )
-    written = of_chunk("Jon is polishing a plan.", "Jon is calling investors.", "He builds a platform.", chunk=0)
-    assert error_of(retrieval(what, (), written[:1], written[:1]), task) == "written_wrong"
-    assert error_of(retrieval(what, (), written, written), task) == "not_retrieved"
-
-
-def test_an_answer_within_another_is_all_that_is_needed():
-    """The long answer is the whole turn: an entry from its first sentence is no wrong version of the theatre."""
-    said = "You were very kind to me. I sang at the theatre."
-    task = of_turns(("Ana", said))
-    where = Question(id="w", question="Where did she sing?", answers=("the theatre", said), evidence=("a",))
-    thanks = of_chunk("Ana says they were very kind.", chunk=0)
-    assert error_of(retrieval(where, (), thanks, thanks), task) == "never_written"
-
-
-def test_a_turn_without_any_entry_comes_before_one_written_wrong():
-    task = of_turns(("Ana", "I play the cello at home."), ("Ana", "I learnt to paint birds."))
-    both = Question(id="w", question="What does Ana play and paint?", answers=("cello, birds",), evidence=("a", "b"))
-    wrong_cello = of_chunk("Ana plays at home.", chunk=0)
-    assert error_of(retrieval(both, (), wrong_cello, wrong_cello), task) == "never_written"
-
-
-def test_a_sentence_of_an_entry_belongs_to_the_turn_that_shares_most_words():
-    """Two turns of one chunk: an entry from the one is no support from the other."""
-    pet = Question(id="pet", question="What animal lives with me?", answers=("a kitten",), evidence=("a1",))
-    right, other = of_chunk("The user lives in Oslo with a cat.", chunk=0), of_chunk("Tom lives in Rome.", chunk=0)
-    assert error_of(retrieval(pet, right, right, right), FREE) == "answered_wrong"
-    assert error_of(retrieval(pet, other, other, other), FREE) == "never_written"
+@pytest.mark.parametrize(
+    ("said", "answers", "texts", "error"),
+    [
+        (["Ana Silva: I sang in the old theatre."], ["theatre"], ["Ana Silva says: how are you?"], "never_written"),
+        (["Jon: I am polishing my plan, calling investors and building a platform online."], [LONG], PLAN[:1],
+         "written_wrong"),
+        (["Jon: I am polishing my plan, calling investors and building a platform online."], [LONG], PLAN,
+         "not_retrieved"),  # the entries of a turn hold a long answer together
+        ([f"Ana: {KIND}"], ["the theatre", KIND], ["Ana says they were very kind."], "never_written"),
+        (["Ana: I play the cello at home.", "Ana: I learnt to paint birds."], ["cello, birds"], ["Ana plays at home."],
+         "never_written"),  # a turn without any entry comes before one written wrong
+        (["Ana: I live in Oslo, with a cat."], ["a kitten"], ["Ana lives in Oslo with a cat."], "not_retrieved"),
+        (["Ana: I live in Oslo, with a cat."], ["a kitten"], ["Tom lives in Rome."], "never_written"),
+    ],
+)  # fmt: skip
+def test_entries_are_tied_to_turns_by_their_words(said, answers, texts, error):
+    task = of_turns(*(turn.split(": ", 1) for turn in said))
+    question = Question(id="w", question="What?", answers=tuple(answers), evidence=("a", "b")[: len(said)])
+    written = of_chunk(*texts, chunk=0)
+    assert error_of(retrieval(question, (), written, written), task) == error
 
 
 def test_sentences_end_at_stops_but_not_at_abbreviations():
@@ -309,10 +292,9 @@ def test_core_text_that_the_budget_cut_off_was_held_all_the_same():
     assert error_of(replace(example, full_core="pet: cat."), FREE) == "overwritten_or_deleted"
 
 
-@pytest.mark.parametrize("world", [WorldConfig(split="test"), WorldConfig(preset="full", split="test", tokens=8000)])
-def test_every_spoiled_memory_gets_its_class(world):
+def test_every_spoiled_memory_gets_its_class():
     """By gold facts every class is right; the other rules confuse what they must, and never blame the gold answer."""
-    measured = BENCH["run"](world, 12 if world.preset == "demo" else 2)
+    measured = BENCH["run"](WorldConfig(split="test"), 12)
     for name, row in measured["facts"].items():
         assert row["cases"] > 2, name
         assert (row["precision"], row["recall"]) == (1.0, 1.0), (name, row)

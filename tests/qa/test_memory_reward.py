@@ -1,5 +1,6 @@
 """The reward: every perverse case that the default preset repairs, as it is there and as it was published."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -91,6 +92,9 @@ def r4(*turns, preset="default"):
     return components(*turns, preset=preset).components["r4"]
 
 
+published_r2, published_r4 = partial(r2, preset="published"), partial(r4, preset="published")
+
+
 BOTH = [insert("city: Oslo"), insert("pet: cat")]
 
 
@@ -162,75 +166,58 @@ def test_a_new_value_beside_the_one_that_it_replaces_is_not_valid(turns, default
         assert components(*turns, preset=preset, task=MOVES).components["r4"][chunk] == share
 
 
-def test_a_delete_is_judged_like_any_write():
-    assert r4(BOTH, [delete("pet: cat")])[1] == 1.0
-    assert r4(BOTH, [delete("city: Oslo")])[1] == 1.0  # no longer true either: clumsy, not wrong
-    assert r4([*BOTH], [], [delete("city: Oslo"), delete("pet: cat")])[2] == 1.0  # late is still right
-    assert r4([insert("city: Oslo")], [update("city: Oslo", "city: Rome")], [delete("city: Rome")])[2] == 0.0
-    assert r4(BOTH, [delete("pet: cat")], preset="published")[1] == 0.0
+JUNK, MOVE = "note: the weather is nice", [update("city: Oslo", "city: Rome")]
+OSLO = [insert("city: Oslo")]
 
 
-def test_tidying_up_own_junk_earns_nothing():
-    junk = "note: the weather is nice"
-    assert r4([insert(junk)], [delete(junk)])[:2] == (0.0, 0.0)  # chunk 1 has gold operations, left undone
-    assert (
-        r4([*BOTH], [], [delete("city: Oslo"), insert(junk), delete(junk)])[2]
-        == r4([*BOTH], [], [delete("city: Oslo"), insert(junk)])[2]
-    )
-
-
-def test_deleting_an_unknown_id_is_a_failed_call():
-    assert r2([delete("nothing")])[0] == 0.0
-    assert r2([delete("nothing")], preset="published")[0] == 1.0
-    assert r2([update("nothing", "x")], preset="published")[0] == 0.0
-
-
-def test_an_exact_duplicate_neither_fails_nor_earns():
-    turns = BOTH, [update("city: Oslo", "city: Rome"), insert("pet: cat")]
-    assert r2(*turns)[1] == 1.0
-    assert r4(*turns)[1] == 0.5
-    assert r2(*turns, preset="published")[1] == 0.5
-    assert r2(BOTH, [insert("pet: cat"), broken])[1] == 0.0  # nor does it dilute a failure
-
-
-def test_writing_nothing_is_neutral_where_there_is_nothing_to_remember():
-    for nothing in ([], [skip]):
-        assert r2(BOTH, nothing, nothing) == (1.0, 1.0, 1.0)
-        assert r4(BOTH, nothing, nothing) == (1.0, 0.0, 1.0)
-        assert r2(BOTH, nothing, nothing, preset="published")[1:] == (0.0, 0.0)
-        assert r4(BOTH, nothing, nothing, preset="published")[1:] == (0.0, 0.0)
-    assert r4(BOTH, [], [insert("small talk")])[2] == 0.0
-
-
-def test_a_skip_does_not_dilute_failures():
-    assert r2([broken, skip, skip])[0] == 0.0
-    assert r2([insert("city: Oslo"), broken, skip])[0] == 0.5
-
-
-def test_content_is_judged_by_truth_after_the_chunk_and_by_category():
-    assert r4([insert("City: oslo.")])[0] == 1.0  # case and punctuation aside
-    assert r4([insert("city: Rome")])[0] == 0.0  # not yet
-    assert r4([], [insert("city: Oslo")])[1] == 0.0  # no longer
-    assert r4([], [], [insert("city: Rome")])[2] == 1.0  # late is still right
-    assert r4([insert("city: Oslo", "episodic")])[0] == 0.0
-    assert r4([insert("city: Oslo"), insert("the weather is lovely")])[0] == 0.5
-
-
-def test_copying_the_chunk_earns_nothing():
-    assert r4([insert("word " * 30)])[0] == 0.0
+@pytest.mark.parametrize(
+    ("component", "turns", "index", "value"),
+    [
+        (r4, (BOTH, [delete("pet: cat")]), 1, 1.0),  # a delete is judged like any write
+        (r4, (BOTH, [delete("city: Oslo")]), 1, 1.0),  # no longer true either: clumsy, not wrong
+        (r4, (BOTH, [], [delete("city: Oslo"), delete("pet: cat")]), 2, 1.0),  # late is still right
+        (r4, (OSLO, MOVE, [delete("city: Rome")]), 2, 0.0),
+        (r4, ([insert(JUNK)], [delete(JUNK)]), slice(2), (0.0, 0.0)),  # tidying up own junk earns nothing
+        (r4, (BOTH, [], [delete("city: Oslo"), insert(JUNK), delete(JUNK)]), 2, 0.5),
+        (r4, (BOTH, [], [delete("city: Oslo"), insert(JUNK)]), 2, 0.5),
+        (r2, ([delete("nothing")],), 0, 0.0),
+        (r2, (BOTH, [*MOVE, insert("pet: cat")]), 1, 1.0),  # an exact duplicate neither fails nor earns
+        (r4, (BOTH, [*MOVE, insert("pet: cat")]), 1, 0.5),
+        (r2, (BOTH, [insert("pet: cat"), broken]), 1, 0.0),  # nor does it dilute a failure
+        (r2, (BOTH, [], [skip]), slice(3), (1.0, 1.0, 1.0)),
+        (r4, (BOTH, [skip], []), slice(3), (1.0, 0.0, 1.0)),  # there is nothing to remember in the last chunk
+        (r4, (BOTH, [], [insert("small talk")]), 2, 0.0),
+        (r2, ([broken, skip, skip],), 0, 0.0),
+        (r2, ([*OSLO, broken, skip],), 0, 0.5),
+        (r4, ([insert("City: oslo.")],), 0, 1.0),  # case and punctuation aside
+        (r4, ([insert("city: Rome")],), 0, 0.0),  # not yet
+        (r4, ([], OSLO), 1, 0.0),  # no longer
+        (r4, ([], [], [insert("city: Rome")]), 2, 1.0),  # late is still right
+        (r4, ([insert("city: Oslo", "episodic")],), 0, 0.0),
+        (r4, ([*OSLO, insert("the weather is lovely")],), 0, 0.5),
+        (r4, ([insert("word " * 30)],), 0, 0.0),  # the chunk itself
+        (r4, (BOTH, MOVE), 1, 1.0),
+        (r4, (OSLO, [update("city: Oslo", "city: Paris")]), 1, 0.0),
+        (r4, ([*OSLO, insert("city: Oslo.")],), 0, 0.0),  # the same fact in two spellings
+        (r4, ([*OSLO, broken],), 0, 1.0),  # the failed call is r2's business
+        (published_r4, ([*OSLO, broken],), 0, 0.5),
+        (published_r4, (BOTH, [delete("pet: cat")]), 1, 0.0),
+        (published_r4, (BOTH, [], [skip]), slice(1, 3), (0.0, 0.0)),
+        (published_r2, (BOTH, [], [skip]), slice(1, 3), (0.0, 0.0)),
+        (published_r2, ([delete("nothing")],), 0, 1.0),
+        (published_r2, ([update("nothing", "x")],), 0, 0.0),
+        (published_r2, (BOTH, [*MOVE, insert("pet: cat")]), 1, 0.5),
+        (published_r2, ([*OSLO, skip],), 0, 1.0),  # a skip is no call there
+    ],
+)
+def test_what_a_turn_earns(component, turns, index, value):
+    assert component(*turns)[index] == value
 
 
 def test_an_update_must_replace_what_is_no_longer_true():
-    assert r4(BOTH, [update("city: Oslo", "city: Rome")])[1] == 1.0
-    assert r4(BOTH[:1], [update("city: Oslo", "city: Paris")])[1] == 0.0
-    both = [insert("city: Oslo")], [update("city: Oslo", "city: Rome")]
     task = TASK.model_copy(update={"gold_operations": (*GOLD, op("insert", 2, "job: nurse"))})
-    wrong = components(*both, [update("city: Rome", "job: nurse")], task=task)
+    wrong = components(OSLO, MOVE, [update("city: Rome", "job: nurse")], task=task)
     assert wrong.components["r4"][2] == 0.0  # true, but the city still held
-
-
-def test_the_same_fact_in_two_spellings_is_not_two_right_writes():
-    assert r4([insert("city: Oslo"), insert("city: Oslo.")])[0] == 0.0
 
 
 def test_padding_with_duplicates_never_raises_a_turn():
@@ -262,12 +249,6 @@ def test_every_write_needs_a_verdict():
     for writes in ((1.0,), (1.0, 0.0, 1.0)):
         with pytest.raises(ValueError, match="zip"):
             reward.reward(trajectory, [], [ContentVerdicts(writes), *silent])
-
-
-def test_published_counts_valid_content_over_all_calls():
-    assert r4([insert("city: Oslo"), broken], preset="published")[0] == 0.5
-    assert r4([insert("city: Oslo"), broken])[0] == 1.0  # the failed call is r2's business
-    assert r2([insert("city: Oslo"), skip], preset="published")[0] == 1.0  # a skip is no call there
 
 
 def test_r1_is_the_mean_score_and_shared():

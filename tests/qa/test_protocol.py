@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scripted_judge import Says
 from talk import TASK
 
 from memalpha.agent.prompts import order_notes
@@ -28,7 +29,7 @@ from memalpha.qa.systems import (
 from memalpha.store.embedding import load_embedder
 from memalpha.tasks.chunking import rechunk
 from memalpha.tasks.synthetic import worlds as synthetic
-from memalpha.types import Chunk, Completion, Question, SpeakerTurn, Task
+from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
 RAW = ("append-only", "rag", "rag:chunks", "window", "full")
 
@@ -181,17 +182,15 @@ def test_the_order_of_systems_and_their_company_do_not_matter():
     assert forth[2].records == alone.records and forth[2].summary == alone.summary
 
 
+CORRECT = '{"reason": "so", "verdict": "correct"}'
+
+
+def judging(reply) -> Judge:
+    return Judge([Says(lambda prompt, _: reply(prompt))])
+
+
 def test_what_is_beyond_rules_is_judged():
-    class Fixed:
-        name = "fixed"
-
-        def sample(self, requests):
-            return [Completion('{"reason": "so", "verdict": "correct"}') for _ in requests]
-
-        def count_tokens(self, text):
-            return len(text)
-
-    [report] = run("rag", metric="judge", judge=Judge([Fixed()]))
+    [report] = run("rag", metric="judge", judge=judging(lambda text: CORRECT))
     assert [record.score for record in report.records] == [1.0] * 4 and report.summary["unjudged"] == 0
     assert not any(record.error_class for record in report.records) and report.records[0].ceiling
     with pytest.raises(ConfigError, match=r"metric judge needs a judge.*judge\.judges"):
@@ -201,19 +200,7 @@ def test_what_is_beyond_rules_is_judged():
 
 
 def test_answers_without_a_verdict_are_counted_where_the_figures_are(capsys):
-    class Terse:
-        name = "terse"
-
-        def sample(self, requests):
-            return [
-                Completion("hm" if "brother" in str(request.messages) else '{"verdict": "correct"}')
-                for request in requests
-            ]
-
-        def count_tokens(self, text):
-            return len(text)
-
-    reports = run("rag", "empty", metric="judge", judge=Judge([Terse()]))
+    reports = run("rag", "empty", metric="judge", judge=judging(lambda text: "hm" if "brother" in text else CORRECT))
     header, rows = table_rows(reports)
     assert [row[header.index("unjudged")] for row in rows] == [1, 1] and [row[1] for row in rows] == [3, 3]
     dated_chunk = "rag: no judge gave a readable verdict on 1 of 4 answers; they are in no figure"
@@ -236,17 +223,8 @@ def test_a_table_says_what_to_take_where_the_reader_is_too_weak(capsys):
 
 
 def test_a_judge_that_cannot_be_read_at_all_ends_the_run_in_words():
-    class Mute:
-        name = "mute"
-
-        def sample(self, requests):
-            return [Completion("hm") for _ in requests]
-
-        def count_tokens(self, text):
-            return len(text)
-
     with pytest.raises(PolicyError, match=r"system rag: no verdict on any of its 4 answers.*max_new_tokens"):
-        run("rag", metric="judge", judge=Judge([Mute()]))
+        run("rag", metric="judge", judge=judging(lambda text: "hm"))
 
 
 def test_what_was_left_unjudged_before_is_not_told_again(tmp_path):

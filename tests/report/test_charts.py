@@ -45,13 +45,6 @@ def test_any_line_stays_inside_its_picture(points: list[tuple[int, float]]) -> N
     assert all(0 <= x <= width and 0 <= y <= height for x, y in places)
 
 
-def test_higher_values_are_drawn_higher() -> None:
-    svg = line_chart([Series("after", "x", ((0.0, 0.1), (1.0, 0.9)))], low=0.0, high=1.0)
-    [path] = list(ET.fromstring(svg).iter("path"))
-    first, last = (float(pair.split()[1]) for pair in path.attrib["d"].removeprefix("M").split("L"))
-    assert last < first
-
-
 def test_labels_are_escaped() -> None:
     assert "<script>" not in mark_rows([MarkRow("<script>", (Mark("after", '"<script>', 0.5),))])
 

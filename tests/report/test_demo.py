@@ -33,7 +33,3 @@ def test_the_outcome_is_a_table_of_the_summary(run: Path) -> None:
     assert after.split()[2:] == ["0.80", "0.80", "0.80", "0.03"]
     assert any(line.startswith("append only") for line in lines) and any(line.startswith("oracle") for line in lines)
     assert "200 conversations" in lines[0] and "1431 questions" in lines[0]
-
-
-def test_an_unfinished_run_has_no_outcome() -> None:
-    assert format_outcome({"seed": 1}) == []

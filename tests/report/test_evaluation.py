@@ -137,24 +137,10 @@ def test_a_training_run_whose_losses_are_known_shows_them(run: Path) -> None:
     assert "80%\u00a0±\u00a03 after" in page and "where the answers were lost" in page and "after training (2)" in page
 
 
-def test_two_files_of_one_system_are_both_shown(tmp_path: Path) -> None:
-    save(tmp_path, "first", [record(1), record(2)])
-    save(tmp_path, "second", [record(1), record(2, "not_retrieved"), record(3)])
-    text = write_report(tmp_path).read_text(encoding="utf-8")
-    assert text.count('<th scope="row">rag:chunks</th>') == 2
-    assert "rag:chunks (2)" in text and "rag:chunks (3)" in text
-
-
 def test_records_without_losses_make_no_page(tmp_path: Path) -> None:
     save(tmp_path, "old", [replace(record(1, "never_written"), error_class=None), record(2)])
     with pytest.raises(DataError, match="whose wrong answers were classified"):
         write_report(tmp_path)
-
-
-def test_a_system_that_is_always_right_is_shown(tmp_path: Path) -> None:
-    save(tmp_path, "perfect", [record(1), record(2)])
-    page = page_of(tmp_path).text
-    assert "rag:chunks (2)" in page and "answered right" in page and "✗" not in page
 
 
 def test_bars_fill_their_width() -> None:

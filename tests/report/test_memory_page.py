@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-import json
 import re
 import stat
 from collections.abc import Iterator
@@ -262,13 +261,6 @@ def test_without_a_script_the_page_shows_the_memory_as_it_is(store: MemoryStore,
     assert page.locator(".controls").is_hidden()
     assert page.locator(".entry:visible").count() == 4
     assert page.locator(".entry.ended .text:visible").first.inner_text() == "allergy: nuts"
-
-
-def test_the_command_says_what_it_wrote(store: MemoryStore, tmp_path: Path) -> None:
-    target = tmp_path / "ana.html"
-    result = CliRunner().invoke(app, ["show", str(tmp_path / "ana.db"), "--html", str(target), "--json"])
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["file"] == str(target)
 
 
 @pytest.mark.sqlite

@@ -94,12 +94,6 @@ def test_the_conversation_shows_calls_memory_and_answers(run: Path) -> None:
     assert "✓ Rome" in text and "✗ Oslo" in text and "✓ unknown" in text and "not known" in text
 
 
-def test_what_ended_is_shown_as_ended(run: Path) -> None:
-    html = write_report(run).read_text(encoding="utf-8")
-    assert html.count('<li class="deleted">') == 1  # the cat, after training
-    assert html.count('<span class="tag">changed</span>') == 1
-
-
 def test_an_unfinished_run_is_called_so(run: Path) -> None:
     (run / "summary.json").unlink()
     (run / "eval" / "example.json").unlink()
@@ -130,14 +124,6 @@ def test_a_broken_line_is_named(run: Path) -> None:
         file.write('{"step": 50,\n')
     with pytest.raises(DataError, match=r"metrics\.jsonl:51"):
         write_report(run)
-
-
-def test_a_metric_that_is_not_there_has_no_chart(run: Path) -> None:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    for line in lines:
-        del line["entropy"]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert "Entropy" not in page_of(run).text
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe\xfd", b"[1]"])
@@ -173,17 +159,6 @@ def test_one_of_several_conversations_is_chosen_without_a_script(run: Path) -> N
     assert html.count(" checked>") == 1 and "0/2 → 2/2 right" in html
     for number in range(1, 7):
         assert f"#walk-{number}:checked ~ .panel-{number}" in html and f'id="walk-{number}"' in html
-
-
-def test_later_parts_of_a_long_conversation_are_folded(run: Path) -> None:
-    path = run / "eval" / "example.json"
-    example = json.loads(path.read_text())
-    example["chunks"] *= 3
-    for walk in example["systems"].values():
-        walk["chunks"] *= 3
-    path.write_text(json.dumps(example))
-    text = page_of(run).text
-    assert "2 more parts" in text and "Part 6" in text
 
 
 def answers(right: int, count: int, system: str, error: str = "answered_wrong") -> list[Record]:
@@ -253,10 +228,3 @@ def test_the_foot_has_the_command_and_the_version(run: Path) -> None:
     summary["software"] = {"version": "9.8", "commit": "abc<"}
     (run / "summary.json").write_text(json.dumps(summary))
     assert "The run was made by memalpha 9.8, commit abc<." in page_of(run).text
-
-
-def test_the_two_shares_of_stale_answers_have_two_names(run: Path) -> None:
-    save_records(answers(5, 10, "after"), run / "eval" / "after.jsonl")
-    text = page_of(run).text
-    assert "outdated after a change" in text and "stale, of all questions" in text
-    assert "questions about changed facts answered with an old value" in text

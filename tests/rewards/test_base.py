@@ -219,10 +219,6 @@ def test_a_function_without_keywords_gets_what_it_names():
     assert [one.total for one in scored(strict, columns={"level": [5, 6], "answer": ["x", "y"]})] == [5.0, 6.0]
 
 
-def test_no_rows_are_no_rewards():
-    assert score_texts([named(length)], [], [], {"answer": []}) == []
-
-
 def test_replies_are_messages_where_prompts_are():
     seen = []
 
@@ -277,15 +273,6 @@ def test_async_objects_partials_and_lambdas_are_awaited():
     assert scored(Judge())[0].components == {"Judge": (2.0,)}
     assert scored(functools.partial(bonus, worth=0.5))[0].components == {"bonus": (0.5,)}
     assert scored(lambda completions: bonus(completions, 0.25))[0].total == 0.25
-
-
-def test_it_works_inside_a_running_loop():
-    mine, _ = gate(1)
-
-    async def notebook():
-        return scored(mine)
-
-    assert asyncio.run(notebook())[0].total == 1.0
 
 
 def test_an_async_error_is_named_and_ends_the_others():

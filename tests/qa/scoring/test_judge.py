@@ -43,43 +43,27 @@ def item(number: int, right: bool) -> Item:
 # ------------------------------------------------------------------------------------------------------- verdicts
 
 
-@pytest.mark.parametrize(
-    ("reply", "verdict"),
-    [
-        ("correct", "correct"),
-        ("  **Wrong**.\n", "wrong"),
-        ('{"reason": "it is not wrong", "verdict": "correct"}', "correct"),
-        ('```json\n{"verdict": "WRONG"}\n```', "wrong"),
-        ('I think {this}: {"Verdict": "correct."} done', "correct"),
-        ('{"verdict": "correct"} and again {"verdict": "Correct"}', "correct"),
-        ('<think>wrong? {"verdict": "wrong"}</think>correct', "correct"),
-        ("", None),
-        ("incorrect", None),
-        ("not correct", None),
-        ("The answer is correct", None),
-        ("correct or wrong", None),
-        ('{"verdict": "correct or wrong"}', None),
-        ('{"verdict": "incorrect"}', None),
-        ('{"verdict": "correct"} {"verdict": "wrong"}', None),
-        ('{"verdict": true}', None),
-        ('{"verdict": ["correct"]}', None),
-        ('{"reason": "correct"}', None),
-        ('{"reason": "an object", "of": {"verdict": "correct"}}', None),
-        ('{"reason": "cut off, "verdict": "corr', None),
-        ("<think>correct", None),
-        ("{'verdict': 'correct'}", "correct"),
-        ("{'reason': \"it's\", 'verdict': 'wrong'}", "wrong"),
-        ("Verdict: correct", "correct"),
-        ("Reason: fine.\n**Verdict:** Correct.", "correct"),
-        ("Final verdict: **wrong** (another date)", "wrong"),
-        ("The verdict is correct, not wrong", "correct"),
-        ("<verdict>wrong</verdict>", "wrong"),
-        ("Verdict: incorrect", None),
-        ("Verdict: not correct", None),
-        ("Verdict: correct or wrong", None),
-        ("Verdict: correct\nVerdict: wrong", None),
-    ],
-)
+REPLIES = [
+    ("correct", "correct"), ("  **Wrong**.\n", "wrong"),
+    ('{"reason": "it is not wrong", "verdict": "correct"}', "correct"),
+    ('```json\n{"verdict": "WRONG"}\n```', "wrong"), ('I think {this}: {"Verdict": "correct."} done', "correct"),
+    ('{"verdict": "correct"} and again {"verdict": "Correct"}', "correct"),
+    ('<think>wrong? {"verdict": "wrong"}</think>correct', "correct"), ("", None), ("incorrect", None),
+    ("not correct", None), ("The answer is correct", None), ("correct or wrong", None),
+    ('{"verdict": "correct or wrong"}', None), ('{"verdict": "incorrect"}', None),
+    ('{"verdict": "correct"} {"verdict": "wrong"}', None), ('{"verdict": true}', None),
+    ('{"verdict": ["correct"]}', None), ('{"reason": "correct"}', None),
+    ('{"reason": "an object", "of": {"verdict": "correct"}}', None), ('{"reason": "cut off, "verdict": "corr', None),
+    ("<think>correct", None), ("{'verdict': 'correct'}", "correct"),
+    ("{'reason': \"it's\", 'verdict': 'wrong'}", "wrong"), ("Verdict: correct", "correct"),
+    ("Reason: fine.\n**Verdict:** Correct.", "correct"), ("Final verdict: **wrong** (another date)", "wrong"),
+    ("The verdict is correct, not wrong", "correct"), ("<verdict>wrong</verdict>", "wrong"),
+    ("Verdict: incorrect", None), ("Verdict: not correct", None), ("Verdict: correct or wrong", None),
+    ("Verdict: correct\nVerdict: wrong", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reply", "verdict"), REPLIES)
 def test_a_verdict_is_one_word_in_one_place(reply, verdict):
     assert read_verdict(reply, WORDS) == verdict
 

@@ -136,12 +136,6 @@ def test_r4_as_published():
     assert len(says.batches) == 1
 
 
-def test_both_are_one_batch():
-    rewards, says = model(metric="judge", content="judge", preset="published")
-    rewarded, _ = scored(rewards, GOOD, BAD)
-    assert len(says.batches) == 1 and rewarded[0].components["r1"][0] == 1.0 and rewarded[0].components["r4"][0] == 1.0
-
-
 def test_a_failing_judge_raises_and_is_never_zero():
     rewards, _ = model(lambda prompt, _: "hm" if "Which boat" in prompt else "correct", metric="judge")
     with pytest.raises(PolicyError, match=r"no judge gave a readable verdict on answer 'unknown' to 'Which boat\?'"):
