@@ -26,7 +26,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from memalpha import __version__
 from memalpha.arguments import check_path
-from memalpha.cli import checks, config, data, evaluate, history, read, serve, store, train
+from memalpha.cli import checks, config, data, evaluate, read, serve, store, train
 from memalpha.cli.options import PROCESS_RANK, visible
 from memalpha.errors import ConfigError, EvaluationError, MemalphaError, did_you_mean, install_command
 
@@ -103,16 +103,6 @@ class _SettingsCommand(_Command):
         return super().parse_args(ctx, args)
 
 
-def _command_class(command: Callable[..., None]) -> type[TyperCommand]:
-    """Return the class of a command by whether it takes `KEY=VALUE` settings."""
-    return _SettingsCommand if "overrides" in inspect.signature(command).parameters else _Command
-
-
-def _help_text(command: Callable[..., None]) -> str:
-    """Return a command's docstring without its `Raises` section, which is for readers of the code."""
-    return inspect.cleandoc(command.__doc__ or "").partition("\n\nRaises:")[0]
-
-
 _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Use a memory": {
         "add": store.add,
@@ -127,14 +117,14 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "fetch": train.fetch,
     },
     "History": {
-        "history": history.history,
-        "diff": history.diff,
-        "undo": history.undo,
-        "redo": history.redo,
-        "revert": history.revert,
-        "review": history.review,
-        "fork": history.fork,
-        "erase": history.erase,
+        "history": store.history,
+        "diff": store.diff,
+        "undo": store.undo,
+        "redo": store.redo,
+        "revert": store.revert,
+        "review": store.review,
+        "fork": store.fork,
+        "erase": store.erase,
     },
     "Checks": {
         "audit": checks.audit,
@@ -168,16 +158,20 @@ _DATA_COMMANDS = {
 }
 _KEY_COMMANDS = {"add": serve.add_key, "list": serve.list_keys, "revoke": serve.revoke_key}
 
+
+def _register(group: typer.Typer, commands: Mapping[str, Callable[..., None]], panel: str | None = None) -> None:
+    for name, command in commands.items():
+        takes_settings = group is app and "overrides" in inspect.signature(command).parameters
+        text = inspect.cleandoc(command.__doc__ or "").partition("\n\nRaises:")[0]  # that is for readers of the code
+        kind = _SettingsCommand if takes_settings else _Command
+        group.command(name, cls=kind, help=text, rich_help_panel=panel)(command)
+
+
 for _panel, _commands in _COMMANDS.items():
-    for _name, _command in _commands.items():
-        app.command(_name, cls=_command_class(_command), help=_help_text(_command), rich_help_panel=_panel)(_command)
-for _group, _commands in (
-    (data_app, _DATA_COMMANDS),
-    (judge_app, {"check": evaluate.check_judge}),
-    (keys_app, _KEY_COMMANDS),
-):
-    for _name, _command in _commands.items():
-        _group.command(name=_name, cls=_Command, help=_help_text(_command))(_command)
+    _register(app, _commands, _panel)
+_register(data_app, _DATA_COMMANDS)
+_register(judge_app, {"check": evaluate.check_judge})
+_register(keys_app, _KEY_COMMANDS)
 
 
 def main() -> NoReturn:

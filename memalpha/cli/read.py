@@ -29,7 +29,6 @@ from memalpha.cli.options import (
     to_json_value,
     visible,
 )
-from memalpha.config import AgentConfig
 from memalpha.errors import ConfigError, PolicyError, PromptTooLong
 from memalpha.workers import LocalPool, Pool, RayPool
 
@@ -96,6 +95,7 @@ def read(
         WorkerError: A worker process cannot work.
     """
     from memalpha.agent.agent import MemoryAgent, prompted_config
+    from memalpha.agent.conversations import MAX_ERRORS, read_conversations
     from memalpha.policy.load import load_policy
 
     if namespaces is not None:
@@ -103,9 +103,21 @@ def read(
         single_options |= {"--speaker": speaker is not None, "--set trust": bool(split_settings(settings, "trust")[0])}
         single_options["--chunk"] = chunk_size != DEFAULT_CHUNK_SIZE
         _refuse(single_options, "belongs to a single text, not to --namespaces")
-        config = parse_store_writer(settings, instructions)
-        pool = _start_pool(on, store, workers)
-        _read_conversations(store, file, policy, config, schema, embedder, shard, pool, max_errors, as_json=as_json)
+        config, pool = parse_store_writer(settings, instructions), _start_pool(on, store, workers)
+        if file.suffix != ".jsonl":
+            raise ConfigError(f"{file}: --namespaces task needs a task file (.jsonl)")
+        match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", "0/1" if shard is None else shard, re.ASCII)
+        if match is None:
+            raise ConfigError(f"--shard {shard}: give index and number, such as 0/8 for the first of eight")
+        reporter, part = _ProgressReporter(), (int(match[1]), int(match[2]))
+        options = {"schema": schema, "embedder": embedder, "max_errors": max_errors or MAX_ERRORS}
+        summary = read_conversations(
+            store, file, policy, config=config, shard=part, pool=pool, progress=reporter, **options
+        )
+        seconds = round(time.monotonic() - reporter.start, 1)
+        print_result({**to_json_value(summary), "seconds": seconds}, as_json, _format_summary(summary, seconds))
+        if summary.failed:
+            raise typer.Exit(1)
         return
     many_options = {"--workers": workers, "--shard": shard, "--on": on, "--max-errors": max_errors}
     _refuse({name: value is not None for name, value in many_options.items()}, "needs --namespaces task")
@@ -122,7 +134,10 @@ def read(
                 turn = agent.read(chunk, source=str(file), speaker=speaker)
                 results, problems = [*results, *turn.results], problems + Counter(turn.problems)
             except PromptTooLong as error:
-                raise PolicyError(_too_long(error, file, index, len(chunks), chunk_size)) from error
+                remedy = "split that chunk" if file.suffix == ".jsonl" else f"lower --chunk (now {chunk_size})"
+                done = f"; the {index} chunks before it are in the store" if index else ""
+                problem = f"{file}: chunk {index + 1} of {len(chunks)}: {error.problem}: {remedy}{done}"
+                raise PolicyError(problem) from error
     if problems:
         print(
             f"memalpha: of {len(chunks)} replies {problems['no_call']} held no readable call, {problems['cut_off']} "
@@ -133,55 +148,10 @@ def read(
     print_result([to_json_value(result) for result in results], as_json, "\n".join(lines))
 
 
-def _too_long(error: PromptTooLong, file: Path, index: int, count: int, chunk_size: int) -> str:
-    remedy = "split that chunk" if file.suffix == ".jsonl" else f"lower --chunk (now {chunk_size})"
-    done = f"; the {index} chunks before it are in the store" if index else ""
-    return f"{file}: chunk {index + 1} of {count}: {error.problem}: {remedy}{done}"
-
-
 def _refuse(are_set: Mapping[str, bool], problem: str) -> None:
     for option, is_set in are_set.items():
         if is_set:
             raise ConfigError(f"{option}: {problem}")
-
-
-def _read_conversations(
-    store: str,
-    file: Path,
-    policy: str,
-    config: AgentConfig,
-    schema: str | None,
-    embedder: str | None,
-    shard: str | None,
-    pool: Pool | None,
-    max_errors: int | None,
-    *,
-    as_json: bool,
-) -> None:
-    from memalpha.agent.conversations import MAX_ERRORS, read_conversations
-
-    if file.suffix != ".jsonl":
-        raise ConfigError(f"{file}: --namespaces task needs a task file (.jsonl)")
-    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", "0/1" if shard is None else shard, re.ASCII)
-    if match is None:
-        raise ConfigError(f"--shard {shard}: give index and number, such as 0/8 for the first of eight")
-    reporter = _ProgressReporter()
-    summary = read_conversations(
-        store,
-        file,
-        policy,
-        config=config,
-        schema=schema,
-        embedder=embedder,
-        shard=(int(match[1]), int(match[2])),
-        pool=pool,
-        progress=reporter,
-        max_errors=max_errors or MAX_ERRORS,
-    )
-    seconds = round(time.monotonic() - reporter.start, 1)
-    print_result({**to_json_value(summary), "seconds": seconds}, as_json, _format_summary(summary, seconds))
-    if summary.failed:
-        raise typer.Exit(1)
 
 
 def _start_pool(address: str | None, store: str, workers: int | None) -> Pool | None:

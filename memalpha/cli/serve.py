@@ -110,23 +110,14 @@ def serve(
 
     if http is None and not mcp:
         raise ConfigError("serve: choose --mcp, --http HOST:PORT, or both")
-    if http is None and token_file is not None:
-        raise ConfigError("token-file: stdin and stdout use no token; add --http")
-    if http is None and keys is not None:
-        raise ConfigError("keys: stdin and stdout use no keys; add --http")
-    for name, value in (
-        ("allow-host", allow_host),
-        ("log-requests", log_requests),
-        ("page-edits", page_edits),
-        ("otel", otel),
-    ):
+    web_options = {"token-file": token_file, "keys": keys, "allow-host": allow_host, "log-requests": log_requests}
+    for name, value in {**web_options, "page-edits": page_edits, "otel": otel}.items():
         if http is None and value:
             raise ConfigError(f"{name}: stdin and stdout have no requests over HTTP; add --http")
-    address, hosts = None if http is None else parse_address(http), frozenset()
-    key_file = None if http is None else find_keys(store, keys)
-    token = None if http is None else read_token(token_file)
-    if address is not None:
-        hosts = check_hosts(allow_host or ())
+    address, hosts, key_file, token = None, frozenset(), None, None
+    if http is not None:
+        address, hosts = parse_address(http), check_hosts(allow_host or ())
+        key_file, token = find_keys(store, keys), read_token(token_file)
         check_token_needed(address[0], (token or key_file) is not None, hosts)
     reader_pairs, other_pairs = split_settings(settings, "reader")
     trust_pairs, writer_pairs = split_settings(other_pairs, "trust")
