@@ -11,7 +11,7 @@ from itertools import permutations
 from typing import Any, Literal
 
 from memalpha.errors import ConfigError, RewardError
-from memalpha.integrations.trl.phases import message_text
+from memalpha.integrations.trl.attempts import message_text
 from memalpha.rewards.base import CompletionJudge
 
 Kind = Literal["binary", "pairwise", "rank"]

@@ -12,6 +12,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from memalpha.errors import ConfigError, TrainingError, install_command
 from memalpha.integrations.trl import ERLConfig
+from memalpha.integrations.trl.attempts import AdviceMemory, extract_advice, message_text, replace_text
 from memalpha.integrations.trl.base import (
     TRL_METHODS,
     add_dead_rows,
@@ -24,7 +25,6 @@ from memalpha.integrations.trl.base import (
     rows_from_ids,
     select_rows,
 )
-from memalpha.integrations.trl.phases import AdviceMemory, extract_advice, message_text, replace_text
 
 DEFAULTS = {
     "algorithm": 1,
