@@ -20,14 +20,13 @@ import sqlite3
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from hashlib import sha256
 from math import ceil
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Literal, get_args
 from urllib.parse import quote, unquote, urlsplit
 
@@ -46,8 +45,8 @@ the memory. review: accept or reject what waits. erase: remove entries for good.
 RIGHTS: tuple[Right, ...] = get_args(Right)
 PREFIX = "mem_"
 """Begin of every secret, by which scanners for leaked secrets find one."""
-FLUSH_SECONDS = 10.0
-"""How often the last use and the bytes written are stored."""
+NOTE_SECONDS = 10.0
+"""How often the last use of a key is stored."""
 DAY = 86_400
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -71,7 +70,10 @@ CREATE TABLE IF NOT EXISTS keys (
 CREATE UNIQUE INDEX IF NOT EXISTS active_names ON keys (name) WHERE revoked IS NULL;
 CREATE TABLE IF NOT EXISTS written (id TEXT, day INTEGER, bytes INTEGER NOT NULL, PRIMARY KEY (id, day));
 """
-_ADD_BYTES = "INSERT INTO written VALUES (?, ?, ?) ON CONFLICT (id, day) DO UPDATE SET bytes = bytes + excluded.bytes"
+_ADD_BYTES = """
+INSERT INTO written VALUES (:id, :day, :size)
+ON CONFLICT (id, day) DO UPDATE SET bytes = bytes + :size WHERE bytes + :size <= :quota
+"""
 _COLUMNS = "id, name, rights, namespaces, requests_per_minute, bytes_per_day, created, last_used, revoked"
 
 
@@ -87,7 +89,7 @@ class Key:
         requests_per_minute: Quota, or None.
         bytes_per_day: Quota of the bodies of writing requests, by days of UTC, or None.
         created: ISO time.
-        last_used: ISO time, exact to `FLUSH_SECONDS`, or None.
+        last_used: ISO time, exact to `NOTE_SECONDS`, or None.
         revoked: ISO time, or None.
     """
 
@@ -142,25 +144,21 @@ class KeyFile:
             raise ConfigError(f"{path}: there are no keys; `memalpha keys add` makes one")
         if os.name == "posix" and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise ConfigError(f"{path}: other users may read or write the keys; chmod 600 {path}")
-        self._lock, self._flush_lock = Lock(), Lock()
         try:
             self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
             self._connection.execute("PRAGMA journal_mode = WAL")  # the server reads while a command writes
+            self._connection.execute("PRAGMA synchronous = NORMAL")  # a power cut may take notes of uses, no keys
             self._connection.executescript(_TABLES)
         except sqlite3.Error as error:
             raise ConfigError(f"{path}: no file of keys: {error}") from error
         self._file_id = self._read_file_id()
         self._version = -1
         self._active: dict[str, tuple[str, Key]] = {}
-        self._uses: dict[str, float] = {}  # since the last flush
-        self._new_bytes: dict[tuple[str, int], int] = {}  # since the last flush
-        self._stored_bytes: dict[tuple[str, int], int] = {}
+        self._noted: dict[str, float] = {}  # when a use was stored
         self._buckets: dict[str, tuple[float, float]] = {}  # requests left, at which time
-        self._last_flush = time.monotonic()
 
     def close(self) -> None:
-        """Store the last uses, and close the file."""
-        self.flush()
+        """Close the file."""
         self._connection.close()
 
     # ------------------------------------------------------------------------------------------------ administration
@@ -206,14 +204,14 @@ class KeyFile:
         key = Key(id, name, ordered_rights, unique_namespaces, requests_per_minute, bytes_per_day, _iso_time())
         row = (id, name, _hash(secret), " ".join(key.rights), "\n".join(key.namespaces))
         try:
-            self._connection.execute(
+            self._change(
                 "INSERT INTO keys (id, name, hash, rights, namespaces, requests_per_minute, bytes_per_day, created) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (*row, requests_per_minute, bytes_per_day, key.created),
             )
         except sqlite3.IntegrityError as error:
             raise ConfigError(f"name: an active key is named {name!r}; revoke it, or choose another name") from error
-        self._version = -1
+        self._connection.execute("DELETE FROM written WHERE day < ?", (int(time.time() // DAY) - 1,))
         return key, secret
 
     def list(self) -> list[Key]:
@@ -227,9 +225,14 @@ class KeyFile:
         keys.sort(key=lambda key: key.id != name_or_id)  # a name may look like another key's id
         if not keys:
             raise ConfigError(f"{name_or_id}: no active key has this name or id; `memalpha keys list` shows them")
-        self._connection.execute("UPDATE keys SET revoked = ? WHERE id = ?", (_iso_time(), keys[0].id))
-        self._version = -1
+        self._change("UPDATE keys SET revoked = ? WHERE id = ?", (_iso_time(), keys[0].id))
         return next(key for key in self.list() if key.id == keys[0].id)
+
+    def _change(self, statement: str, values: Sequence[object]) -> None:
+        """Change the keys; the change outlasts a power cut."""
+        self._connection.execute("PRAGMA synchronous = FULL")
+        self._connection.execute(statement, values)
+        self._version = -1
 
     # ------------------------------------------------------------------------------------------------------- requests
 
@@ -239,22 +242,25 @@ class KeyFile:
         Raises:
             sqlite3.Error: The file cannot be read, or was removed or replaced since it was opened.
         """
-        with self._lock:
-            if self._read_file_id() != self._file_id:  # the open connection would go on with the old file's keys
-                raise sqlite3.OperationalError("the file was removed or replaced: restart the server")
-            (version,) = self._connection.execute("PRAGMA data_version").fetchone()
-            if version != self._version:
-                rows = self._connection.execute(f"SELECT hash, {_COLUMNS} FROM keys WHERE revoked IS NULL").fetchall()
-                self._active = {key.id: (hash, key) for hash, *row in rows for key in [_key(row)]}
-                written = self._connection.execute("SELECT id, day, bytes FROM written").fetchall()
-                self._stored_bytes = {(id, day): size for id, day, size in written}
-                self._version = version
-            id = secret.removeprefix(PREFIX).partition("_")[0]
-            stored_hash, key = self._active.get(id, ("", None))
-            if not hmac.compare_digest(_hash(secret), stored_hash) or key is None:
-                return None
-            self._uses[key.id] = time.time()
-            return key
+        if self._read_file_id() != self._file_id:  # the open connection would go on with the old file's keys
+            raise sqlite3.OperationalError("the file was removed or replaced: restart the server")
+        (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+        if version != self._version:
+            rows = self._connection.execute(f"SELECT hash, {_COLUMNS} FROM keys WHERE revoked IS NULL").fetchall()
+            self._active = {key.id: (hash, key) for hash, *row in rows for key in [_key(row)]}
+            self._version = version
+        id = secret.removeprefix(PREFIX).partition("_")[0]
+        stored_hash, key = self._active.get(id, ("", None))
+        if not hmac.compare_digest(_hash(secret), stored_hash) or key is None:
+            return None
+        now = time.time()
+        if now - self._noted.get(key.id, 0.0) > NOTE_SECONDS:
+            self._noted[key.id] = now
+            try:
+                self._connection.execute("UPDATE keys SET last_used = ? WHERE id = ?", (_iso_time(now), key.id))
+            except sqlite3.Error as error:  # the key is good all the same
+                log.error("%s cannot be written", self.path, exc_info=error)
+        return key
 
     def count_request(self, key: Key) -> None:
         """Take one request from the key's quota. Raises `ServiceError` (429) if none is left."""
@@ -273,43 +279,15 @@ class KeyFile:
         if key.bytes_per_day is None:
             return
         now = time.time()
-        item = (key.id, int(now // DAY))
-        with self._lock:
-            if self._new_bytes.get(item, 0) + self._stored_bytes.get(item, 0) + size > key.bytes_per_day:
-                message = f"this key may write {key.bytes_per_day} bytes a day (of UTC)"
-                raise ServiceError("too_many_bytes", message, 429, retry_after=ceil(DAY - now % DAY))
-            self._new_bytes[item] = self._new_bytes.get(item, 0) + size
-
-    @property
-    def is_flush_due(self) -> bool:
-        """True if `flush` was not called for `FLUSH_SECONDS`."""
-        return time.monotonic() - self._last_flush > FLUSH_SECONDS
-
-    def flush(self) -> None:
-        """Store last uses and written bytes. Not to be called in an event loop: it waits for the disk.
-
-        Nothing is stored in a file that was removed or replaced since it was opened.
-        """
-        self._last_flush = time.monotonic()
-        if self._read_file_id() != self._file_id:
-            return
-        with self._flush_lock:
-            with self._lock:
-                uses, new_bytes = dict(self._uses), dict(self._new_bytes)
-            with closing(sqlite3.connect(self.path, isolation_level=None, timeout=10)) as connection:
-                connection.execute("BEGIN IMMEDIATE")
-                connection.executemany(
-                    "UPDATE keys SET last_used = ? WHERE id = ?", [(_iso_time(used), id) for id, used in uses.items()]
-                )
-                connection.executemany(_ADD_BYTES, [(*item, size) for item, size in new_bytes.items()])
-                connection.execute("DELETE FROM written WHERE day < ?", (int(time.time() // DAY) - 1,))
-                connection.execute("COMMIT")
-            with self._lock:  # in this order bytes count twice for a moment, never not at all
-                self._uses = {id: used for id, used in self._uses.items() if used != uses.get(id)}
-                for item, size in new_bytes.items():
-                    self._new_bytes[item] -= size
-                    self._stored_bytes[item] = self._stored_bytes.get(item, 0) + size
-                self._version = -1
+        values = {"id": key.id, "day": int(now // DAY), "size": size, "quota": key.bytes_per_day}
+        try:
+            is_counted = size <= key.bytes_per_day and self._connection.execute(_ADD_BYTES, values).rowcount > 0
+        except sqlite3.Error as error:
+            log.error("%s cannot be written", self.path, exc_info=error)
+            raise ServiceError("store_error", "the quota cannot be stored; the server's log says why", 503) from error
+        if not is_counted:
+            message = f"this key may write {key.bytes_per_day} bytes a day (of UTC)"
+            raise ServiceError("too_many_bytes", message, 429, retry_after=ceil(DAY - now % DAY))
 
     def _read_file_id(self) -> tuple[int, int] | None:
         """Return what tells the file at the path from any other; None if there is none."""
@@ -500,18 +478,9 @@ class RequestGuard:
         except sqlite3.Error as error:
             log.error("%s cannot be read", self.keys.path, exc_info=error)
             raise ServiceError("store_error", "the keys cannot be read; the server's log says why", 503) from error
-        if self.keys.is_flush_due:
-            asyncio.get_running_loop().run_in_executor(None, self._flush)
         if key is not None:
             self.keys.count_request(key)
         return key
-
-    def _flush(self) -> None:
-        assert self.keys is not None
-        try:
-            self.keys.flush()
-        except sqlite3.Error as error:
-            log.error("%s cannot be written", self.keys.path, exc_info=error)
 
     async def read_body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
         """Return the whole body, or None if the client has gone. The caller gives it back to `forget_body`.

@@ -17,8 +17,8 @@ import inspect
 import json
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from hashlib import sha256
 from http import HTTPStatus
@@ -153,21 +153,17 @@ class Route:
         self.pattern = compile_path(path)[0]
         self.parameters = inspect.signature(call).parameters
         self.hints = get_type_hints(call, include_extras=True)
-        hints = dict(self.hints)
-        result = hints.pop("return")
+        result = self.hints["return"]
         self.result = get_args(result)[0] if get_origin(result) is tuple else result
         self.has_response = isinstance(self.result, type) and issubclass(self.result, Response)
         self._encoder = None if self.has_response else TypeAdapter(self.result)
-        self._context = {name for name in ("service", "request", "content") if hints.pop(name, None) is not None}
-        self._has_body = "body" in hints
-        self._names = frozenset(hints) - {"id", "body"}
-        self._takes_any_query = takes_any_query
-        defaults = {name: self.parameters[name].default for name in hints}
         fields: dict[str, Any] = {
-            name: hint if defaults[name] is inspect.Parameter.empty else (hint, defaults[name])
-            for name, hint in hints.items()
+            name: (self.hints[name], ... if parameter.default is parameter.empty else parameter.default)
+            for name, parameter in self.parameters.items()
+            if name not in ("service", "request", "content")
         }
         self._arguments = create_model(call.__name__, **fields) if fields else None
+        self._names, self._takes_any_query = fields.keys() - {"id", "body"}, takes_any_query
 
     def encode(self, value: Any) -> bytes:
         """Return a value as JSON."""
@@ -193,23 +189,20 @@ class Route:
         Raises:
             ServiceError: The request is invalid or not allowed, or it failed.
         """
-        sent: dict[str, Any] = {"body": _parse_json(headers, content)} if self._has_body and content else {}
+        sent: dict[str, Any] = {"body": _parse_json(headers, content)} if "body" in self.parameters and content else {}
         query = QueryParams(scope["query_string"]) if scope["query_string"] else {}
         for name in () if self._takes_any_query else query.keys() - self._names:
             raise ServiceError("invalid_arguments", f"query.{name}: there is no such parameter")
-        values: dict[str, Any] = {}
+        context: dict[str, Any] = {"request": Request(scope), "content": content}
         if self.right is not None:
-            values["service"] = service.granted(scope[SCOPE], self.right)
+            context["service"] = service.granted(scope[SCOPE], self.right)
+        values = {name: value for name, value in context.items() if name in self.parameters}
         if self._arguments is not None:
             sent |= {**{name: query[name] for name in query if name in self._names}, **ids}
             try:
                 values |= vars(self._arguments.model_validate(sent, from_attributes=True))
             except ValidationError as error:
                 raise ServiceError("invalid_arguments", _message(error, sent.get("body"))) from error
-        if "request" in self._context:
-            values["request"] = Request(scope)
-        if "content" in self._context:
-            values["content"] = content
         return await self.call(**values)
 
 
@@ -573,10 +566,8 @@ class HttpApp:
                 self._description = json.dumps(description, ensure_ascii=False, separators=(",", ":")).encode()
             return Response(self._description, media_type="application/json")
 
-        calls = [("GET", HEALTH, health), ("GET", READY, health), ("GET", LIVE, live)]
-        calls += [(method, METRICS, metrics) for method in ("GET", "HEAD")]
-        calls += [(method, "/v1/openapi.json", openapi) for method in ("GET", "HEAD")]
-        opened = [Route(*call, takes_any_query=True) for call in calls]
+        calls = {HEALTH: health, READY: health, LIVE: live, METRICS: metrics, "/v1/openapi.json": openapi}
+        opened = [Route("GET", path, call, takes_any_query=True) for path, call in calls.items()]
         self._health = opened[0]
         forms = {} if page is None else page_calls(service, page, edits=page_edits)
         self._routes = [*opened, *(Route(method, PAGE, call) for method, call in forms.items()), *_ROUTES]
@@ -668,7 +659,7 @@ class HttpApp:
                 await self._mcp(scope, replay, send)
                 return
             route, ids = self._find(scope["method"], path, record)
-            with _ClientWatch(receive) if path.startswith("/v1/") else nullcontext():
+            with _watch_client(receive) if path.startswith("/v1/") else nullcontext():
                 result, status = await route.answer(scope, headers, content, ids, self.service), route.status
                 if isinstance(result, Response):
                     await result(scope, receive, send)
@@ -697,10 +688,9 @@ class HttpApp:
                 record.route = route.path
                 return route, match.groupdict()
             other = other or route
-        if other is None:
-            raise _http_error(404)
-        methods = ("HEAD", "GET") if ("HEAD", other.path) in self._by_path else (other.method,)
-        raise _http_error(405, {"Allow": ", ".join(methods)})
+        status, headers = (404, {}) if other is None else (405, {"Allow": other.method})
+        phrase = HTTPStatus(status).phrase
+        raise ServiceError(phrase.lower().replace(" ", "_"), phrase, status, headers=headers)
 
     def openapi(self) -> dict[str, Any]:
         """Return the API description, with the categories of this memory."""
@@ -767,41 +757,30 @@ class HttpApp:
         return description
 
 
-class _ClientWatch:
+@contextmanager
+def _watch_client(receive: Receive) -> Iterator[None]:
     """Cancel the block if the client leaves before it has its answer; what has begun to write is written."""
+    task, has_left = asyncio.current_task(), False
+    watches: list[asyncio.Task[None]] = []
+    assert task is not None
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive, self._has_left = receive, False
-        self._leaving: asyncio.Task[None] | None = None
+    async def wait() -> None:
+        nonlocal has_left
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        has_left = True
+        task.cancel()
 
-    def __enter__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
-
-        async def wait() -> None:
-            while (await self._receive())["type"] != "http.disconnect":
-                pass
-            self._has_left = True
-            task.cancel()
-
-        def start() -> None:
-            self._leaving = asyncio.create_task(wait())
-
-        self._timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, start)
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> bool:
-        self._timer.cancel()
-        if self._leaving is not None:
-            self._leaving.cancel()
-        if not self._has_left:
-            return False
-        return self._task.uncancel() == 0 and kind is asyncio.CancelledError
-
-
-def _http_error(status: int, headers: Mapping[str, str] | None = None) -> ServiceError:
-    phrase = HTTPStatus(status).phrase
-    return ServiceError(phrase.lower().replace(" ", "_"), phrase, status, headers=headers)
+    timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, lambda: watches.append(asyncio.create_task(wait())))
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not has_left or task.uncancel() > 0:
+            raise
+    finally:
+        timer.cancel()
+        for watch in watches:
+            watch.cancel()
 
 
 def _error_response(error: ServiceError, path: str) -> Response:

@@ -155,7 +155,6 @@ def test_keys_of_a_removed_or_replaced_file_open_nothing(served, is_replaced):
         KeyFile(path, create=True).close()
     response = served.send("list", served.own, "user-1")
     assert response.status_code == 503 and SECRETS["user-1"] not in response.text
-    served.keys.flush()
     assert path.exists() == is_replaced
 
 
@@ -261,7 +260,6 @@ def test_quotas_answer_429_with_the_time_to_wait(served, monkeypatch):
     assert [served.send("insert", secret, None).status_code for _ in range(3)] == [201, 200, 429]
     assert int(served.send("insert", secret, None).headers["Retry-After"]) <= 86_400
     assert served.send("list", secret, None).is_success, "reading is not counted"
-    served.keys.flush()
     again = KeyFile(served.keys.path)  # a server that starts anew
     key = again.authenticate(secret)
     assert key is not None
@@ -279,7 +277,6 @@ def test_the_file_has_no_secret_and_a_revocation_holds_at_once(tmp_path):
     key, secret = administrator.add("app", ["write", "read"], ["default", "default"])
     assert key.rights == ("read", "write") and key.namespaces == ("default",) and key.last_used is None
     assert server.authenticate(secret) == key and server.authenticate(secret + "x") is None
-    server.flush()
     assert administrator.list()[0].last_used is not None
     assert not any(secret.split("_", 2)[2].encode() in file.read_bytes() for file in tmp_path.iterdir())
     with pytest.raises(ConfigError, match="revoke it"):
