@@ -6,9 +6,17 @@ import importlib
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    field_validator,
+    model_validator,
+)
 
 from memalpha.errors import ConfigError
 
@@ -39,10 +47,22 @@ def import_object(name: str, key: str) -> Any:
     return value
 
 
+ONE_IS_A_LIST = BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
+"""For settings that are lists: one text stands for a list of it."""
+
+
 class Config(BaseModel):
     """Base of every configuration: frozen, with unknown keys refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    def kept_in(self, folder: Path | str | None) -> Self:
+        """Return a copy whose paid answers are cached in `folder`, unless a cache is set."""
+        if folder is None:
+            return self
+        parts = {name: (part, part.kept_in(folder)) for name, part in self if isinstance(part, Config)}
+        changes = {name: kept for name, (part, kept) in parts.items() if kept is not part}
+        return self.model_copy(update=changes) if changes else self
 
     def refuse_unread(self, names: Iterable[str], reason: str, *, group: str = "") -> None:
         """Raise `ValueError` if one of the settings has another value than its default, though nothing reads it.
@@ -286,7 +306,7 @@ class EndpointConfig(Config):
         description="prices by endpoint name: of a million prompt tokens and of a million generated tokens",
     )
 
-    def kept_in(self, folder: Path | None) -> EndpointConfig:
+    def kept_in(self, folder: Path | str | None) -> Self:
         """Return a copy with the cache in `folder`, unless a cache is set."""
         if self.cache is not None or folder is None:
             return self
@@ -311,10 +331,6 @@ class JudgeConfig(ChatConfig):
         if weights is not None and (len(weights) != len(self.judges) or min(weights) <= 0):
             raise ValueError(f"weights: {len(self.judges)} judges need as many weights, all above 0")
         return self
-
-    def kept_in(self, folder: Path | None) -> JudgeConfig:
-        """Return a copy with the answers cached in `folder`, unless a cache is set."""
-        return self.model_copy(update={"endpoint": self.endpoint.kept_in(folder)})
 
 
 class LearntReward(Config):
@@ -399,12 +415,6 @@ class RewardConfig(Config):
         elif not self.accuracy:
             raise ValueError("credit: calls are credited with answers, which accuracy=0 leaves out of the reward")
         return self
-
-    def kept_in(self, folder: Path | None) -> RewardConfig:
-        """Return a copy with the judge's answers cached in `folder`, unless a cache is set."""
-        if self.judge is None:
-            return self
-        return self.model_copy(update={"judge": self.judge.kept_in(folder)})
 
 
 class TrustConfig(Config):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from memalpha.config.common import (
+    ONE_IS_A_LIST,
     AgentConfig,
     BabiConfig,
     Config,
@@ -42,7 +43,7 @@ class EvalConfig(Config):
     )
     world: WorldConfig = WorldConfig(split="test")
     babi: BabiConfig = BabiConfig()
-    systems: tuple[str, ...] = Field(
+    systems: Annotated[tuple[str, ...], ONE_IS_A_LIST] = Field(
         default=("empty", "append-only", "rag"),
         min_length=1,
         description="names of systems: see memalpha.qa.systems",
@@ -66,11 +67,6 @@ class EvalConfig(Config):
         default=ReaderConfig(k=EVAL_K), description="reader.k: passages that a searching system shows (default 20)"
     )
     embedders: tuple[str, ...] = Field(default=("static",), min_length=1, description="search: embedders to compare")
-
-    @field_validator("systems", mode="before")
-    @classmethod
-    def _one_is_a_list(cls, systems: Any) -> Any:
-        return (systems,) if isinstance(systems, str) else systems
 
     @field_validator("reader", mode="before")
     @classmethod

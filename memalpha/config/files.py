@@ -251,14 +251,10 @@ def _format_type(annotation: Any) -> str:
         return "mapping"
     if origin is Annotated:
         return _format_type(members[0])
-    name = _type_name(annotation)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "mapping"
+    name = annotation.__name__ if isinstance(annotation, type) else str(annotation).removeprefix("typing.")
     return {"str": "text", "Path": "path", "Any": "any"}.get(name, name)
-
-
-def _type_name(annotation: Any) -> str:
-    if isinstance(annotation, type):
-        return "mapping" if issubclass(annotation, BaseModel) else annotation.__name__
-    return str(annotation).removeprefix("typing.")
 
 
 def format_value(value: Any) -> str:

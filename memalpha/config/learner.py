@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from memalpha.config.common import Config, refuse_together
+from memalpha.config.common import ONE_IS_A_LIST, Config, refuse_together
 from memalpha.config.groups import (
     SHORT_NAMES,
     CheckpointConfig,
@@ -100,7 +100,7 @@ class LearnerConfig(Config):
     compute: ComputeConfig = ComputeConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
-    report_to: tuple[Literal["tensorboard", "wandb"], ...] = Field(
+    report_to: Annotated[tuple[Literal["tensorboard", "wandb"], ...], ONE_IS_A_LIST] = Field(
         default=(), description="send each step's metrics there, beside metrics.jsonl: one name, or a list"
     )
 
@@ -108,11 +108,6 @@ class LearnerConfig(Config):
     @classmethod
     def _expand_short_names(cls, data: Any) -> Any:
         return expand_short_names(data, cls) if isinstance(data, Mapping) else data
-
-    @field_validator("report_to", mode="before")
-    @classmethod
-    def _one_is_a_list(cls, trackers: Any) -> Any:
-        return (trackers,) if isinstance(trackers, str) else trackers
 
     @model_validator(mode="after")
     def _within_schedule(self) -> LearnerConfig:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, ModelWrapValidatorHandler, field_validato
 
 from memalpha.config.algorithms import VETTED, ERLSettings, PPOConfig, RolloutDPOConfig
 from memalpha.config.common import refuse_together
+from memalpha.config.files import merge
 from memalpha.config.groups import (
     DatasetConfig,
     LossConfig,
@@ -28,6 +29,8 @@ RECORDED_LOSS_CONSTANT = 16.0
 It may stand where another `loss_type` does not read it, so that `loss_type` can be changed alone.
 """
 
+_GROUPS = frozenset({"loss", "sampling", "optimizer", "erl"})
+"""Groups that algorithms have vetted settings of, or choose them by."""
 _FIXED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "rloo": {"scale_rewards": ("none", "rloo compares with the mean of the others and divides by nothing")},
     "ppo": {
@@ -88,13 +91,14 @@ class ReinforcementConfig(RolloutConfig):
         """Put the algorithm's vetted settings under the given ones; they do not count as set."""
         if not isinstance(data, Mapping):
             return handler(data)
-        data = expand_short_names(data, cls)
+        data = {
+            name: value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) and name in _GROUPS else value
+            for name, value in expand_short_names(data, cls).items()
+        }
         vetted = vetted_settings(data)
-        config = handler(_merge_groups(vetted, data))
+        config = handler(merge(vetted, data))
         for group, settings in vetted.items():
-            members = data.get(group, {})
-            names = members.model_fields_set if isinstance(members, BaseModel) else members
-            getattr(config, group).model_fields_set.difference_update(set(settings) - set(names))
+            getattr(config, group).model_fields_set.difference_update(settings.keys() - data.get(group, {}).keys())
             if group not in data:
                 config.model_fields_set.discard(group)
         return config
@@ -202,24 +206,12 @@ def vetted_settings(data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     algorithm = data.get("algorithm", "grpo")
     algorithm = algorithm if isinstance(algorithm, str) else ""  # refused by its field
     vetted = {group: dict(settings) for group, settings in VETTED.get(algorithm, {}).items()}
-    if algorithm == "rloo" and _member(data.get("loss"), "importance_sampling_level") == "sequence":
+    loss, erl = (data[group] if isinstance(data.get(group), Mapping) else {} for group in ("loss", "erl"))
+    if algorithm == "rloo" and loss.get("importance_sampling_level") == "sequence":
         vetted["loss"]["loss_type"] = "grpo"
-    if algorithm == "erl" and _member(data.get("erl"), "algorithm") == 1:
+    if algorithm == "erl" and erl.get("algorithm") == 1:
         vetted["loss"] = {"scale_rewards": "batch"}
     return vetted
-
-
-def _merge_groups(under: Mapping[str, Mapping[str, Any]], data: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(data)
-    for group, settings in under.items():
-        members = data.get(group, {})
-        members = members.model_dump(exclude_unset=True) if isinstance(members, BaseModel) else members
-        merged[group] = {**settings, **members} if isinstance(members, Mapping) else members
-    return merged
-
-
-def _member(group: Any, name: str) -> Any:
-    return group.get(name) if isinstance(group, Mapping) else getattr(group, name, None)
 
 
 class TextConfig(ReinforcementConfig):

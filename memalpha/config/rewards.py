@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from string import Formatter
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -17,18 +16,9 @@ class RewardSettings(Config):
 
     kind: str
     name: str | None = Field(default=None, min_length=1, description="the component's name (default: the kind)")
-    weight: float = Field(default=1.0, description="weight of the component in the sum; 0: only recorded")
-
-    @field_validator("weight")
-    @classmethod
-    def _finite(cls, weight: float) -> float:
-        if not math.isfinite(weight):
-            raise ValueError("a finite number is needed")
-        return weight
-
-    def kept_in(self, folder: Path | None) -> Self:
-        """Return the part with its paid answers cached in `folder`, if it has any."""
-        return self
+    weight: float = Field(
+        default=1.0, allow_inf_nan=False, description="weight of the component in the sum; 0: only recorded"
+    )
 
 
 class MathPart(RewardSettings):
@@ -89,21 +79,15 @@ class JudgePart(RewardSettings):
             raise ValueError("the judges would not see the reply: put {completion} in")
         return template
 
-    def kept_in(self, folder: Path | None) -> Self:
-        """Return a copy with the judges' answers cached in `folder`, unless a cache is set."""
-        return self.model_copy(update={"judge": self.judge.kept_in(folder)})
-
 
 def template_fields(template: str) -> tuple[str, ...]:
     """Return the names in braces; `{{` is a brace. Raise `ValueError` for other expressions."""
-    names = [name for _, name, form, convert in Formatter().parse(template) if not _is_plain(name, form, convert)]
-    if names:
-        raise ValueError(f"{{{names[0]}}} is no plain name; write a brace as two")
-    return tuple(dict.fromkeys(name for _, name, _, _ in Formatter().parse(template) if name is not None))
-
-
-def _is_plain(name: str | None, form: str | None, convert: str | None) -> bool:
-    return name is None or (name.isidentifier() and not form and not convert)
+    names = []
+    for _, name, form, convert in Formatter().parse(template):
+        if name is not None and (form or convert or not name.isidentifier()):
+            raise ValueError(f"{{{name}}} is no plain name; write a brace as two")
+        names += [] if name is None else [name]
+    return tuple(dict.fromkeys(names))
 
 
 class PythonPart(RewardSettings):

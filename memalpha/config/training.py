@@ -256,14 +256,26 @@ def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, An
         base = {**read_config(label), "out": str(config)}  # it may have been moved
     else:
         base, label = read_config(config), str(config)
-    kind = type(config) if isinstance(config, AnyTraining) else _kind_of({**base, **(overrides or {})}, label)
+    named = {**base, **(overrides or {})}
+    if isinstance(config, AnyTraining):
+        kind = type(config)
+    elif "task" not in named:
+        kind = KINDS.get(str(named.get("algorithm")), TrainConfig)
+    elif named["task"] == "text":
+        kind = TextConfig
+    else:
+        shown = brief_repr(named["task"])
+        raise ConfigError(f"{label}: task: no task {shown}: write text, or leave it out for a memory writer")
     try:
         base, over = expand_short_names(base, kind), expand_short_names(overrides or {}, kind)
     except ValueError as error:
         raise ConfigError(f"{label}: {error}") from error
     if str(config) in shipped_configs():
-        _drop_settings_of_policy(base, over)
-        _drop_chunk_groups(base, over)
+        if "policy" in base and over.get("policy") not in (None, base["policy"]):
+            _drop(base, "optimizer", "learning_rate")  # measured with the configuration's policy, as the next
+            _drop(base, "loss", "loss_constant")
+        if _needs_conversations(over):
+            _drop(base, "sampling", "groups")
     _replace_counterpart(base, over, "init_from", "policy")
     if isinstance(base.get("optimizer"), Mapping) and isinstance(over.get("optimizer"), Mapping):
         base["optimizer"] = dict(base["optimizer"])
@@ -271,36 +283,18 @@ def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, An
     return build_config(kind, merge(base, over), label)
 
 
-def _kind_of(data: Mapping[str, Any], label: str) -> type[AnyTraining]:
-    """Return the kind of configuration that `task` and `algorithm` name."""
-    if "task" not in data:
-        algorithm = data.get("algorithm")
-        return KINDS.get(algorithm, TrainConfig) if isinstance(algorithm, str) else TrainConfig
-    if not isinstance(data["task"], str) or data["task"] != "text":
-        raise ConfigError(
-            f"{label}: task: no task {brief_repr(data['task'])}: write text, or leave it out for a memory writer"
-        )
-    return TextConfig
+def _drop(base: dict[str, Any], group: str, name: str) -> None:
+    if isinstance(base.get(group), Mapping):
+        base[group] = {key: value for key, value in base[group].items() if key != name}
 
 
-def _drop_settings_of_policy(base: dict[str, Any], over: Mapping[str, Any]) -> None:
-    """Drop from a shipped configuration what was measured with its policy, if `over` names another one."""
-    policy = over.get("policy")
-    if "policy" not in base or policy is None or (isinstance(policy, str) and policy == base["policy"]):
-        return
-    for group, name in (("optimizer", "learning_rate"), ("loss", "loss_constant")):
-        if isinstance(base.get(group), Mapping):
-            base[group] = {key: value for key, value in base[group].items() if key != name}
-
-
-def _drop_chunk_groups(base: dict[str, Any], over: Mapping[str, Any]) -> None:
-    """Drop `sampling.groups` from a shipped configuration, if `over` asks for what needs whole conversations."""
-    reward, sampling = over.get("reward"), over.get("sampling")
-    reward = reward if isinstance(reward, Mapping) else {}
-    is_ahead = isinstance(sampling, Mapping) and sampling.get("staleness") and "sampler" in sampling
-    needs = over.get("algorithm") in WHOLE_CONVERSATIONS or reward.get("model") or reward.get("functions") or is_ahead
-    if needs and isinstance(base.get("sampling"), Mapping):
-        base["sampling"] = {key: value for key, value in base["sampling"].items() if key != "groups"}
+def _needs_conversations(over: Mapping[str, Any]) -> bool:
+    """Return True if overrides ask for what needs rollouts of whole conversations."""
+    reward, sampling = (over[group] if isinstance(over.get(group), Mapping) else {} for group in ("reward", "sampling"))
+    is_ahead = bool(sampling.get("staleness")) and "sampler" in sampling
+    return (
+        over.get("algorithm") in WHOLE_CONVERSATIONS or bool(reward.get("model") or reward.get("functions")) or is_ahead
+    )
 
 
 def _replace_counterpart(base: dict[str, Any], over: Mapping[str, Any], first: str, second: str) -> None:
