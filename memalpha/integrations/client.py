@@ -10,7 +10,7 @@ import random
 from asyncio import sleep as async_sleep
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import cache, wraps
 from time import sleep
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 from urllib.parse import quote
@@ -82,22 +82,27 @@ _ERRORS: Mapping[int, type[ClientError]] = {
 }
 
 
+_adapter = cache(TypeAdapter)
+
+
 @dataclass(frozen=True, slots=True)
-class _Request(Generic[T]):
-    """Hold one request and the parser of its answer.
+class _Request:
+    """Hold one request and the type of its answer.
 
     Attributes:
         verb: HTTP method.
         path: Path with its ids encoded.
-        read_answer: Parser of the answer's JSON. Raises pydantic's `ValidationError`.
+        answer: Type of the answer's JSON.
         fields: Query of GET and DELETE, JSON body of others. Those that are None are left out.
+        part: Field of the answer to return; None returns the whole answer.
         is_repeatable: Doing it twice leads to the same memory as doing it once.
     """
 
     verb: str
     path: str
-    read_answer: Callable[[bytes], T]
+    answer: type
     fields: Mapping[str, Any] = field(default_factory=dict)
+    part: str | None = None
     is_repeatable: bool = True
 
     def arguments(self) -> dict[str, Any]:
@@ -105,7 +110,7 @@ class _Request(Generic[T]):
         fields = {name: value for name, value in self.fields.items() if value is not None}
         return {"method": self.verb, "url": self.path, "params" if self.verb in ("GET", "DELETE") else "json": fields}
 
-    def parse(self, response: httpx2.Response) -> T:
+    def parse(self, response: httpx2.Response) -> Any:
         """Return the answer. Raises `ClientError` for a failure, and for an answer of something else."""
         if not response.is_success:
             try:
@@ -120,10 +125,11 @@ class _Request(Generic[T]):
             error_class = _ERRORS.get(response.status_code, ClientError)
             raise error_class(message, code=code, status=response.status_code, retry_after=retry_after)
         try:
-            return self.read_answer(response.content)
+            value = _adapter(self.answer).validate_json(response.content)
         except ValidationError as error:
             message = f"{self.verb} {self.path}: the answer is not of a memalpha server of this version"
             raise ClientError(message, status=response.status_code) from error
+        return value if self.part is None else getattr(value, self.part)
 
     def wait_or_raise(self, failure: ClientError | httpx2.TransportError, attempt: int, retries: int) -> float:
         """Return the seconds before the request is sent again, or raise the failure.
@@ -146,21 +152,6 @@ class _Request(Generic[T]):
         if isinstance(failure, ClientError):
             raise failure
         raise ServerUnavailable(f"no answer from the server: {failure or type(failure).__name__}") from failure
-
-
-_read_answer = TypeAdapter(schemas.AskResponse).validate_json
-_read_core = TypeAdapter(schemas.CoreResponse).validate_json
-_read_entry = TypeAdapter(MemoryEntry).validate_json
-_read_erased = TypeAdapter(schemas.EraseResponse).validate_json
-_read_hits = TypeAdapter(schemas.SearchResponse).validate_json
-_read_log = TypeAdapter(schemas.LogResponse).validate_json
-_read_page = TypeAdapter(schemas.EntryPage).validate_json
-_read_results = TypeAdapter(schemas.ReadResponse).validate_json
-_read_versions = TypeAdapter(schemas.HistoryResponse).validate_json
-
-
-def _check_health(answer: bytes) -> None:
-    TypeAdapter(schemas.HealthResponse).validate_json(answer)
 
 
 def _entry_path(id: str, route: str = "entries") -> str:
@@ -247,7 +238,7 @@ class MemoryClient(_Client[httpx2.BaseTransport]):
             ClientError: The request failed.
         """
         fields = {"query": query, "k": k, "category": category, "where": where, "as_of": as_of}
-        return self._send(_Request("POST", "/v1/search", lambda answer: _read_hits(answer).hits, fields))
+        return self._send(_Request("POST", "/v1/search", schemas.SearchResponse, fields, "hits"))
 
     def ask(self, question: str, k: int = 8, *, where: Mapping[str, Any] | None = None) -> schemas.AskResponse:
         """Return an answer from the memory alone, with the entries that it was read from.
@@ -260,7 +251,9 @@ class MemoryClient(_Client[httpx2.BaseTransport]):
         Raises:
             ClientError: The request failed.
         """
-        return self._send(_Request("POST", "/v1/ask", _read_answer, {"question": question, "k": k, "where": where}))
+        return self._send(
+            _Request("POST", "/v1/ask", schemas.AskResponse, {"question": question, "k": k, "where": where})
+        )
 
     def read(
         self,
@@ -286,7 +279,7 @@ class MemoryClient(_Client[httpx2.BaseTransport]):
             ClientError: The request failed.
         """
         fields = {"text": text, "messages": messages, "timestamp": timestamp, "source": source, "metadata": metadata}
-        return self._send(_Request("POST", "/v1/read", _read_results, fields, is_repeatable=False))
+        return self._send(_Request("POST", "/v1/read", schemas.ReadResponse, fields, is_repeatable=False))
 
     def insert(
         self,
@@ -315,7 +308,7 @@ class MemoryClient(_Client[httpx2.BaseTransport]):
         """
         fields = {"category": category, "content": content, "timestamp": timestamp, "importance": importance}
         fields |= {"metadata": metadata, "expires": expires, "source": source}
-        return self._send(_Request("POST", "/v1/entries", _read_entry, fields))
+        return self._send(_Request("POST", "/v1/entries", MemoryEntry, fields))
 
     def update(
         self,
@@ -344,27 +337,27 @@ class MemoryClient(_Client[httpx2.BaseTransport]):
         """
         fields = {"content": content, "timestamp": timestamp, "importance": importance, "metadata": metadata}
         fields |= {"expires": expires, "source": source}
-        return self._send(_Request("PATCH", _entry_path(id), _read_entry, fields, is_repeatable=False))
+        return self._send(_Request("PATCH", _entry_path(id), MemoryEntry, fields, is_repeatable=False))
 
     def delete(self, id: str) -> MemoryEntry:
         """Delete an entry and return its last version; its history stays."""
-        return self._send(_Request("DELETE", _entry_path(id), _read_entry, is_repeatable=False))
+        return self._send(_Request("DELETE", _entry_path(id), MemoryEntry, is_repeatable=False))
 
     def erase(self, id: str) -> schemas.EraseResponse:
         """Erase an entry for good, live or deleted, with all of its past."""
-        return self._send(_Request("DELETE", _entry_path(id, "history"), _read_erased, is_repeatable=False))
+        return self._send(_Request("DELETE", _entry_path(id, "history"), schemas.EraseResponse, is_repeatable=False))
 
     def erase_where(self, where: Mapping[str, Any]) -> schemas.EraseResponse:
         """Erase all entries for good of which any version, live or past, passes a filter."""
-        return self._send(_Request("POST", "/v1/erase", _read_erased, {"where": where}, is_repeatable=False))
+        return self._send(_Request("POST", "/v1/erase", schemas.EraseResponse, {"where": where}, is_repeatable=False))
 
     def get(self, id: str, *, as_of: int | str | None = None) -> MemoryEntry:
         """Return an entry of the current or a past state."""
-        return self._send(_Request("GET", _entry_path(id), _read_entry, {"as_of": as_of}))
+        return self._send(_Request("GET", _entry_path(id), MemoryEntry, {"as_of": as_of}))
 
     def history(self, id: str) -> list[MemoryEntry]:
         """Return all versions of an entry, oldest first."""
-        return self._send(_Request("GET", _entry_path(id, "history"), lambda answer: _read_versions(answer).versions))
+        return self._send(_Request("GET", _entry_path(id, "history"), schemas.HistoryResponse, part="versions"))
 
     def page(
         self, category: str | None = None, *, limit: int = 50, after: str | None = None, as_of: int | str | None = None
@@ -381,24 +374,24 @@ class MemoryClient(_Client[httpx2.BaseTransport]):
             ClientError: The request failed.
         """
         fields = {"category": category, "limit": limit, "after": after, "as_of": as_of}
-        return self._send(_Request("GET", "/v1/entries", _read_page, fields))
+        return self._send(_Request("GET", "/v1/entries", schemas.EntryPage, fields))
 
     def core(self, *, as_of: int | str | None = None) -> str:
         """Return the core memory."""
-        return self._send(_Request("GET", "/v1/core", lambda answer: _read_core(answer).content, {"as_of": as_of}))
+        return self._send(_Request("GET", "/v1/core", schemas.CoreResponse, {"as_of": as_of}, "content"))
 
     def set_core(self, content: str) -> str:
         """Replace the core memory and return it as stored."""
-        return self._send(_Request("PUT", "/v1/core", lambda answer: _read_core(answer).content, {"content": content}))
+        return self._send(_Request("PUT", "/v1/core", schemas.CoreResponse, {"content": content}, "content"))
 
     def log(self, after: int = 0, *, limit: int = 100) -> list[schemas.LoggedOperation]:
         """Return the operations after a position of the log."""
         fields = {"after": after, "limit": limit}
-        return self._send(_Request("GET", "/v1/log", lambda answer: _read_log(answer).operations, fields))
+        return self._send(_Request("GET", "/v1/log", schemas.LogResponse, fields, "operations"))
 
-    def health(self) -> None:
+    def health(self) -> schemas.HealthResponse:
         """Check that the server and its store answer. Raises `ServerUnavailable` if they do not."""
-        return self._send(_Request("GET", "/v1/health", _check_health))
+        return self._send(_Request("GET", "/v1/health", schemas.HealthResponse))
 
     def entries(self, category: str | None = None, *, as_of: int | str | None = None) -> Iterator[MemoryEntry]:
         """Iterate over all entries, oldest first, page by page."""
@@ -409,7 +402,7 @@ class MemoryClient(_Client[httpx2.BaseTransport]):
             if (after := page.next) is None:
                 return
 
-    def _send(self, request: _Request[T]) -> T:
+    def _send(self, request: _Request) -> Any:
         attempt = 0
         while True:
             attempt += 1
@@ -477,7 +470,7 @@ class AsyncMemoryClient(_Client[httpx2.AsyncBaseTransport]):
             if (after := page.next) is None:
                 return
 
-    async def _send(self, request: _Request[T]) -> T:
+    async def _send(self, request: _Request) -> Any:
         attempt = 0
         while True:
             attempt += 1

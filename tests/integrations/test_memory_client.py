@@ -9,11 +9,11 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from standin import Answer, HttpStandIn
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx2")
@@ -67,39 +67,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     server.keys.close()
 
 
-class Scripted:
-    """An HTTP server that answers with given statuses, and counts what it was sent."""
-
-    def __init__(self, *answers: tuple[int, dict[str, str]]) -> None:
-        self.requests: list[str] = []
-        script = iter(answers)
-
-        class Handler(BaseHTTPRequestHandler):
-            def answer(handler) -> None:
-                handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
-                self.requests.append(f"{handler.command} {handler.path}")
-                status, headers = next(script)
-                body = b'{"content": "core"}' if status == 200 else b'{"code": "busy", "message": "later"}'
-                handler.send_response(status)
-                for name, value in {**headers, "Content-Length": str(len(body))}.items():
-                    handler.send_header(name, value)
-                handler.end_headers()
-                handler.wfile.write(body)
-
-            do_GET = do_POST = do_PUT = do_PATCH = answer
-
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-        self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-
-
 def test_the_example_of_the_guide_runs(served):
     guide = (Path(__file__).parents[2] / "docs" / "guides" / "serve.md").read_text(encoding="utf-8")
     [example] = [text for text in re.findall(r"```py\n(.*?)```", guide, re.DOTALL) if "MemoryClient" in text]
@@ -150,7 +117,7 @@ def test_every_route_of_the_server(served: Served) -> None:
 def test_the_asynchronous_client_does_the_same(served: Served) -> None:
     async def run() -> list[str]:
         async with AsyncMemoryClient(served.address, served.all, namespace="ana") as memory:
-            assert await memory.health() is None and await memory.core() == ""
+            assert (await memory.health()).status == "ok" and await memory.core() == ""
             entry = await memory.insert("semantic", "Ana's cat: Tom")
             assert (await memory.search("cat"))[0].entry == entry
             await asyncio.gather(*(memory.insert("episodic", f"event {number}") for number in range(3)))
@@ -203,21 +170,25 @@ def test_what_was_refused_is_sent_again_after_the_time_named(kind: str, monkeypa
     monkeypatch.setattr(client, "async_sleep", sleep)
 
     def call(name: str, *arguments: Any, answers: list[Any], retries: int = 3) -> tuple[Any, int]:
-        server = Scripted(*answers)
+        requests: list[str] = []
 
-        async def run() -> Any:
-            async with AsyncMemoryClient(server.address, retries=retries) as memory:
+        def answer(method: str, path: str, body: bytes) -> Answer:
+            requests.append(path)
+            status, headers = answers[len(requests) - 1]
+            return status, headers, b'{"content": "core"}' if status == 200 else b'{"code": "busy", "message": "later"}'
+
+        async def run(address: str) -> Any:
+            async with AsyncMemoryClient(address, retries=retries) as memory:
                 return await getattr(memory, name)(*arguments)
 
-        try:
-            if kind == "async":
-                return asyncio.run(run()), len(server.requests)
-            with MemoryClient(server.address, retries=retries) as memory:
-                return getattr(memory, name)(*arguments), len(server.requests)
-        except ClientError as error:
-            return error, len(server.requests)
-        finally:
-            server.close()
+        with HttpStandIn(answer) as server:
+            try:
+                if kind == "async":
+                    return asyncio.run(run(server.url)), len(requests)
+                with MemoryClient(server.url, retries=retries) as memory:
+                    return getattr(memory, name)(*arguments), len(requests)
+            except ClientError as error:
+                return error, len(requests)
 
     busy, away, done = (429, {"Retry-After": "7"}), (503, {}), (200, {})
     assert call("core", answers=[busy, away, done]) == ("core", 3)
