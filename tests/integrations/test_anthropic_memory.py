@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from standin import JsonStandIn
 
 from memalpha import MemoryStore
 from memalpha.errors import ConfigError, StoreError
@@ -242,41 +240,6 @@ def test_files_are_entries(store, tool):
     assert do(tool, "view", path=NOTES).endswith("     1\tAna lives in Porto.\n     2\t")
 
 
-def messages_api(replies):
-    """Serve prepared answers of the messages endpoint on a real socket; `bodies` collects the requests."""
-    bodies = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            content = replies[len(bodies) - 1]
-            stop = "tool_use" if content[0]["type"] == "tool_use" else "end_turn"
-            data = json.dumps(
-                {
-                    "id": "m",
-                    "type": "message",
-                    "role": "assistant",
-                    "model": "m",
-                    "stop_reason": stop,
-                    "stop_sequence": None,
-                    "usage": {"input_tokens": 1, "output_tokens": 1},
-                    "content": content,
-                }
-            ).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *words):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    return server, bodies
-
-
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_the_anthropic_package_runs_it(store, asynchronous):
     anthropic = pytest.importorskip("anthropic")
@@ -284,36 +247,39 @@ def test_the_anthropic_package_runs_it(store, asynchronous):
     def use(number, **command):
         return [{"type": "tool_use", "id": f"t{number}", "name": "memory", "input": command}]
 
-    server, bodies = messages_api(
-        [
-            use(0, command="create", path=NOTES, file_text="Ana likes tea."),
-            use(1, command="view", path="/memories/none"),
-            [{"type": "text", "text": "Done."}],
-        ]
-    )
+    replies = [
+        use(0, command="create", path=NOTES, file_text="Ana likes tea."),
+        use(1, command="view", path="/memories/none"),
+        [{"type": "text", "text": "Done."}],
+    ]
+
+    def reply(body):
+        content = replies[len(server.bodies) - 1]
+        message = {"id": "m", "type": "message", "role": "assistant", "model": "m", "stop_sequence": None}
+        message |= {"usage": {"input_tokens": 1, "output_tokens": 1}, "content": content}
+        return message | {"stop_reason": "tool_use" if content[0]["type"] == "tool_use" else "end_turn"}
+
     body = {
         "model": "m",
         "max_tokens": 100,
         "tools": [MemoryTool(store).runnable(asynchronous=asynchronous)],
         "messages": [{"role": "user", "content": "I like tea."}],
     }
-    where = {"base_url": f"http://127.0.0.1:{server.server_port}", "api_key": "k", "max_retries": 0}
-    try:
-        if not asynchronous:
+
+    async def run_asynchronously(**where):
+        async with anthropic.AsyncAnthropic(**where) as client:
+            return await client.beta.messages.tool_runner(**body).until_done()
+
+    with JsonStandIn(reply) as server:
+        where = {"base_url": server.url, "api_key": "k", "max_retries": 0}
+        if asynchronous:
+            last = asyncio.run(run_asynchronously(**where))
+        else:
             with anthropic.Anthropic(**where) as client:
                 last = client.beta.messages.tool_runner(**body).until_done()
-        else:
-
-            async def go():
-                async with anthropic.AsyncAnthropic(**where) as client:
-                    return await client.beta.messages.tool_runner(**body).until_done()
-
-            last = asyncio.run(go())
-    finally:
-        server.shutdown()
-        server.server_close()
-    assert last.content[0].text == "Done." and bodies[0]["tools"] == [{"type": "memory_20250818", "name": "memory"}]
-    first, second = (body["messages"][-1]["content"][0] for body in bodies[1:])
+    tools = server.bodies[0]["tools"]
+    assert last.content[0].text == "Done." and tools == [{"type": "memory_20250818", "name": "memory"}]
+    first, second = (sent["messages"][-1]["content"][0] for sent in server.bodies[1:])
     assert first["content"] == f"File created successfully at: {NOTES}" and not first.get("is_error")
     assert second["is_error"] and second["content"].startswith("The path /memories/none does not exist")
     assert store.list()[0].content == "Ana likes tea."

@@ -1,4 +1,4 @@
-"""Model server on a real socket: OpenAI's chat completions, with answers by a function."""
+"""HTTP servers on a real socket: any answers by a function, and OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -6,40 +6,38 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Self
 
 Message = str | dict[str, Any]
+Answer = tuple[int, dict[str, str], bytes]
 
 
-class StandIn:
-    """Server that answers `/chat/completions` with `reply(body)`: a text, or a message with tool calls.
+class HttpStandIn:
+    """Server on loopback that answers requests with `answer(method, path, body)`: status, headers and body."""
 
-    `bodies` holds the requests.
-    """
-
-    def __init__(self, reply: Callable[[Mapping[str, Any]], Message]) -> None:
-        self.bodies: list[dict[str, Any]] = []
-        bodies = self.bodies
-
+    def __init__(self, answer: Callable[[str, str, bytes], Answer]) -> None:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
-            def do_POST(self) -> None:
-                bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-                data = json.dumps(_completion(reply(bodies[-1]))).encode()
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
+            def _answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                status, headers, data = answer(self.command, self.path, body)
+                self.send_response(status)
+                for name, value in {**headers, "Content-Length": str(len(data))}.items():
+                    self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(data)
+
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer
 
             def log_message(self, *words: Any) -> None:
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
 
-    def __enter__(self) -> StandIn:
+    def __enter__(self) -> Self:
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
         self._thread.start()
         return self
@@ -48,6 +46,29 @@ class StandIn:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+
+class JsonStandIn(HttpStandIn):
+    """Server that answers every POST with the JSON of `reply(body)`; `bodies` holds the requests."""
+
+    def __init__(self, reply: Callable[[dict[str, Any]], Any]) -> None:
+        self.bodies: list[dict[str, Any]] = []
+
+        def answer(method: str, path: str, body: bytes) -> Answer:
+            if method != "POST":
+                return 501, {}, b""
+            self.bodies.append(json.loads(body))
+            return 200, {"Content-Type": "application/json"}, json.dumps(reply(self.bodies[-1])).encode()
+
+        super().__init__(answer)
+
+
+class StandIn(JsonStandIn):
+    """Model server that answers `/chat/completions` with `reply(body)`: a text, or a message with tool calls."""
+
+    def __init__(self, reply: Callable[[Mapping[str, Any]], Message]) -> None:
+        super().__init__(lambda body: _completion(reply(body)))
+        self.url += "/v1"
 
 
 def _completion(message: Message) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import httpx2
 import typer
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
+from serving import ENVIRONMENT, ServerProcess, running
 
 from memalpha.agent.tools import execute, tool_schemas
 from memalpha.cli import app
@@ -249,11 +249,12 @@ def test_tokens_and_addresses_that_need_them(tmp_path, monkeypatch):
         read_token(tmp_path / "none")
 
 
-ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
+WRITER = ("--policy", "scripted:add-all")
+BOTH = (*WRITER, "--mcp", "--http", "127.0.0.1:0")
 
 
 def command(store: Path | str, *words: str) -> list[str]:
-    return ["-m", "memalpha", "serve", str(store), "--policy", "scripted:add-all", "--embedder", "hash", *words]
+    return ["-m", "memalpha", "serve", str(store), *WRITER, "--embedder", "hash", *words]
 
 
 def test_stdio_and_a_restart(tmp_path):
@@ -297,23 +298,6 @@ def test_stdio_and_a_restart(tmp_path):
         assert [entry.content for entry in reopened.list()] == ["Ana: I live in Porto.", "city: Porto"]
 
 
-@contextmanager
-def running(path: Path | str, *words: str) -> Any:
-    """Start a server process and yield it with its address."""
-    process = subprocess.Popen(
-        [sys.executable, *command(path, "--mcp", "--http", "127.0.0.1:0", *words)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **ENVIRONMENT},
-    )
-    try:
-        yield process, process.stderr.readline().split(" at ")[1].split("/v1")[0]
-    finally:
-        process.kill()
-        process.communicate()
-
-
 def test_shutdown_with_two_active_clients(tmp_path):
     """An MCP and an HTTP client write until SIGTERM: every acknowledged write is in the store, in order."""
     path, secret = tmp_path / "ana.db", tmp_path / "token"
@@ -344,21 +328,21 @@ def test_shutdown_with_two_active_clients(tmp_path):
                 fact = {"category": "semantic", "content": f"http fact {number}"}
                 done["http"].append((await web.post("/v1/entries", json=fact)).json()["content"])
 
-    async def both(process: subprocess.Popen, url: str) -> None:
-        work = [asyncio.create_task(by_mcp(url)), asyncio.create_task(by_http(url))]
+    async def both(server: ServerProcess) -> None:
+        work = [asyncio.create_task(by_mcp(server.url)), asyncio.create_task(by_http(server.url))]
         while min(map(len, done.values())) < 5 and not any(task.done() for task in work):
             await asyncio.sleep(0.01)
-        process.send_signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGTERM)
         await asyncio.wait(work, timeout=60)
         for task in work:
             task.cancel()
         await asyncio.gather(*work, return_exceptions=True)
 
-    with running(path, "--token-file", str(secret)) as (process, url):
-        assert httpx2.get(f"{url}/v1/entries").status_code == 401 and httpx2.post(f"{url}/mcp").status_code == 401
-        asyncio.run(both(process, url))
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (0, "") and "Traceback" not in err
+    with running(path, *BOTH, "--token-file", str(secret)) as server:
+        for response in (httpx2.get(f"{server.url}/v1/entries"), httpx2.post(f"{server.url}/mcp")):
+            assert response.status_code == 401
+        asyncio.run(both(server))
+        assert "Traceback" not in server.stop()
     with MemoryStore.open(path, create=False) as reopened:
         contents = [entry.content for entry in reopened.list()]
     assert contents[0] in ("Tom: I work at Acme.", "http fact 0")

@@ -1,4 +1,4 @@
-"""The forms of the served page: only with a flag and a right, only from the page itself, and nobody is overwritten."""
+"""The page of a server: a browser needs a key, forms need a flag, a right and the page itself; markup stays text."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ class Served:
         self.keys = KeyFile(folder / "keys", create=True)
         rights = {"reader": ["read"], "editor": ["read", "write"], "reviewer": ["read", "review"], "writer": ["write"]}
         self.secrets = {name: self.keys.add(name, right, ["*"])[1] for name, right in rights.items()}
+        self.secrets["ana"] = self.keys.add("ana", ["read", "write"], ["ana"])[1]
         self.web = self.client()
 
     def client(self, **options: Any) -> TestClient:
@@ -76,11 +77,61 @@ def served(tmp_path: Path) -> Iterator[Served]:
     server.keys.close()
 
 
+def test_a_browser_is_asked_for_a_key(served: Served) -> None:
+    response = served.web.get("/")
+    assert response.status_code == 401 and response.headers["WWW-Authenticate"].startswith("Basic realm=")
+    assert "the password is the token or a key" in response.json()["message"]
+    assert served.web.get("/", auth=("", "wrong")).status_code == 401
+    assert served.web.get("/", headers={"Authorization": "Basic %%%"}).status_code == 401
+    assert served.web.get("/", auth=("ana", served.secrets["writer"])).status_code == 403
+    page = served.web.get("/", auth=("", served.secrets["ana"]))
+    assert page.status_code == 200 and "Ana lives in Porto." in page.text and "Ben" not in page.text
+    assert (
+        page.headers["Cache-Control"] == "no-store"
+        and "frame-ancestors 'none'" in page.headers["Content-Security-Policy"]
+    )
+    assert MARKUP not in page.text
+
+
+def test_the_user_name_is_the_namespace(served: Served) -> None:
+    assert served.web.get("/", auth=("", served.secrets["reader"])).status_code == 422  # it has several
+    assert "Ben lives in Riga." in served.web.get("/", auth=("ben", served.secrets["reader"])).text
+    response = served.web.get("/", auth=("ben", served.secrets["ana"]))
+    assert response.status_code == 403 and "Riga" not in response.text
+    twice = {"Memalpha-Namespace": "ana"}
+    assert served.web.get("/", auth=("ben", served.secrets["ana"]), headers=twice).status_code == 403
+
+
+def test_what_a_browser_keeps_opens_the_page_alone(served: Served) -> None:
+    for method, path in (
+        ("GET", "/v1/entries"),
+        ("POST", "/v1/search"),
+        ("DELETE", "/v1/entries/x"),
+        ("PUT", "/v1/core"),
+    ):
+        response = served.web.request(
+            method, path, auth=("", served.secrets["ana"]), json={} if method != "GET" else None
+        )
+        assert response.status_code == 401, path
+        assert response.headers["WWW-Authenticate"] == "Bearer"
+
+
+def test_a_search_explains_its_scores(served: Served) -> None:
+    page = served.web.get("/", params={"q": "Where does Ana live?"}, auth=("", served.secrets["ana"])).text
+    found = page[page.index("<h2>Found</h2>") :]
+    assert found.index("Ana lives in Porto.") < found.index("</table>")
+    assert "bm25 " in found and "dense " in found
+    assert MARKUP not in served.web.get("/", params={"q": MARKUP}, auth=("", served.secrets["ana"])).text
+    assert served.web.get("/", params={"q": "x" * 5000}, auth=("", served.secrets["ana"])).status_code == 422
+    assert served.web.get("/", params={"as_of": "1"}, auth=("", served.secrets["ana"])).status_code == 422
+
+
 def test_each_key_gets_the_forms_of_its_rights(served: Served) -> None:
     forms = {
         key: re.findall(r'<form method="post" action="/" class="(\w+)"', served.page(key)) for key in served.secrets
     }
-    assert forms == {"reader": [], "editor": ["edit", "undo"], "reviewer": ["decide"], "writer": []}
+    edits = ["edit", "undo"]
+    assert forms == {"reader": [], "editor": edits, "reviewer": ["decide"], "writer": [], "ana": edits}
     change = {"action": "update", "id": served.home.id, "position": 1, "content": "x"}
     for key, fields in (("reader", change), ("reviewer", change), ("editor", {"action": "accept", "position": 2})):
         response = served.send(key, **fields)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from typing import Any
 
 import pytest
@@ -12,11 +11,12 @@ pytest.importorskip("mcp")
 import httpx2
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
-from test_mcp import running
+from serving import running
 
 from memalpha.store.store import MemoryStore
 
 pytestmark = pytest.mark.postgres
+BOTH = ("--policy", "scripted:add-all", "--mcp", "--http", "127.0.0.1:0")
 
 
 def test_http_and_mcp_serve_one_store_across_restarts(postgres_url: str) -> None:
@@ -26,8 +26,8 @@ def test_http_and_mcp_serve_one_store_across_restarts(postgres_url: str) -> None
 
     search = ("memory_search", {"query": "Where does Ana live?"})
     fact = {"category": "semantic", "content": "pet: cat", "metadata": {"by": 1}}
-    with running(postgres_url) as (process, url), httpx2.Client(base_url=url, timeout=60) as web:
-        read, first = asyncio.run(by_mcp(url, ("memory_read", {"text": "Ana: I live in Porto."}), search))
+    with running(postgres_url, *BOTH) as server, httpx2.Client(base_url=server.url, timeout=60) as web:
+        read, first = asyncio.run(by_mcp(server.url, ("memory_read", {"text": "Ana: I live in Porto."}), search))
         assert [item["code"] for item in read["results"]] == ["inserted"]
         created = web.post("/v1/entries", json=fact)
         assert created.status_code == 201 and web.post("/v1/entries", json=fact).status_code == 200
@@ -36,11 +36,9 @@ def test_http_and_mcp_serve_one_store_across_restarts(postgres_url: str) -> None
         assert web.get(path, params={"as_of": 2}).json()["content"] == "pet: cat"
         hits = web.post("/v1/search", json={"query": "pet", "where": {"by": {"$gte": 1}}}).json()["hits"]
         assert [hit["entry"]["content"] for hit in hits] == ["pet: dog"]
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
-        assert (process.returncode, out) == (0, "") and "Traceback" not in err
-    with running(postgres_url) as (_, url), httpx2.Client(base_url=url, timeout=60) as web:
-        (again,) = asyncio.run(by_mcp(url, search))
+        assert "Traceback" not in server.stop()
+    with running(postgres_url, *BOTH) as server, httpx2.Client(base_url=server.url, timeout=60) as web:
+        (again,) = asyncio.run(by_mcp(server.url, search))
         assert again["hits"][0]["id"] == first["hits"][0]["id"] and len(again["hits"]) == 2
         assert web.delete(path).json()["content"] == "pet: dog" and web.get(path).status_code == 404
     with MemoryStore.open(postgres_url, create=False) as reopened:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import re
-import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
+from serving import running
+from standin import Answer, HttpStandIn
 
 pytest.importorskip("fastapi")
 httpx2 = pytest.importorskip("httpx2")
@@ -22,70 +17,32 @@ collector = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_se
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-class Collector:
-    """An OTLP collector on loopback that keeps the spans it is sent."""
+def test_a_server_sends_spans_of_requests_store_and_model(tmp_path: Path) -> None:
+    bodies: list[bytes] = []
 
-    def __init__(self) -> None:
-        self.spans: list[Any] = []
-        self.raw = b""
+    def collect(method: str, path: str, body: bytes) -> Answer:
+        bodies.append(body)
+        return 200, {}, b""
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(handler) -> None:
-                body = handler.rfile.read(int(handler.headers["Content-Length"]))
-                self.raw += body
-                request = collector.ExportTraceServiceRequest.FromString(body)
-                self.spans += [
-                    span
-                    for resource in request.resource_spans
-                    for scope in resource.scope_spans
-                    for span in scope.spans
-                ]
-                handler.send_response(200)
-                handler.send_header("Content-Length", "0")
-                handler.end_headers()
-
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-        self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
-
-
-@pytest.fixture
-def spans() -> Iterator[Collector]:
-    server = Collector()
-    yield server
-    server.server.shutdown()
-    server.server.server_close()
-
-
-def serve(tmp_path: Path, endpoint: str, *options: str) -> tuple[subprocess.Popen[str], str]:
-    """Start a server and return it with its address."""
-    environment = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_COMPRESSION": "none"}
-    command = [sys.executable, "-m", "memalpha", "serve", str(tmp_path / "ana.db"), "--policy", "add_all"]
-    server = subprocess.Popen(
-        [*command, "--http", "127.0.0.1:0", *options], stderr=subprocess.PIPE, text=True, env=environment
-    )
-    assert server.stderr is not None
-    found = re.search(r"at (http://\S+?)/v1", server.stderr.readline())
-    assert found is not None
-    return server, found[1]
-
-
-def test_a_server_sends_spans_of_requests_store_and_model(tmp_path: Path, spans: Collector) -> None:
-    server, address = serve(tmp_path, f"http://127.0.0.1:{spans.server.server_port}", "--otel")
-    try:
-        with httpx2.Client(base_url=address) as web:
+    words = ("--policy", "add_all", "--http", "127.0.0.1:0", "--otel")
+    with HttpStandIn(collect) as otlp:
+        environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": otlp.url, "OTEL_EXPORTER_OTLP_COMPRESSION": "none"}
+        with running(tmp_path / "ana.db", *words, **environment) as server, httpx2.Client(base_url=server.url) as web:
             fact = {"category": "semantic", "content": "the secret is Xyzzy"}
             web.post("/v1/entries", json=fact, headers={"traceparent": PARENT, "X-Request-Id": "r1"})
             web.post("/v1/read", json={"text": "Ana: I live in Porto."})
             web.post("/v1/ask", json={"question": "Where does Ana live?"})
             web.get("/v1/entries/nobody")
-    finally:
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(20) == 0
-    named = {span.name: span for span in spans.spans}
-    assert len(named) == len(spans.spans) == 9, sorted(span.name for span in spans.spans)
+            server.stop()
+    spans = [
+        span
+        for body in bodies
+        for resource in collector.ExportTraceServiceRequest.FromString(body).resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+    named = {span.name: span for span in spans}
+    assert len(named) == len(spans) == 9, sorted(span.name for span in spans)
     values = {name: {each.key: each.value for each in span.attributes} for name, span in named.items()}
     insert = named["POST /v1/entries"]
     assert insert.trace_id.hex() == PARENT.split("-")[1] and insert.parent_span_id.hex() == PARENT.split("-")[2]
@@ -99,7 +56,7 @@ def test_a_server_sends_spans_of_requests_store_and_model(tmp_path: Path, spans:
     assert named["model.answer"].parent_span_id == named["POST /v1/ask"].span_id
     assert named["store.get"].parent_span_id == named["GET /v1/entries/{id:path}"].span_id
     assert values["store.get"]["error.type"].string_value == "UnknownEntry"
-    assert b"Xyzzy" not in spans.raw and b"Porto" not in spans.raw and b"nobody" not in spans.raw
+    assert not any(word in body for word in (b"Xyzzy", b"Porto", b"nobody") for body in bodies)
 
 
 def test_without_its_packages_the_flag_is_refused() -> None:
