@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -164,7 +164,7 @@ def overlap(
     from rich.progress import Progress
 
     from memalpha.tasks.load import load_tasks
-    from memalpha.tasks.overlap import find_overlap
+    from memalpha.tasks.overlap import INSIDE, LEAKED, RESTING, find_overlap
 
     keys = parse_overrides(overrides or [])
     side_options = {side: keys.pop(side, {}) for side in ("train", "test")}
@@ -186,7 +186,7 @@ def overlap(
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task(f"comparing {train} with {test}", total=len(train_tasks))
         result = find_overlap(train_tasks, test_tasks, progress=lambda: progress.advance(bar), **keys)
-    print_result(result, as_json, "\n".join(_format_overlap(result, train, test)))
+    print_result(result, as_json, "\n".join(_format_overlap(result, train, test, (LEAKED, INSIDE, RESTING))))
     if result.leaked or result.inside or result.resting:
         raise typer.Exit(1)
 
@@ -451,9 +451,7 @@ def _format_check(result: DataCheck) -> list[str]:
     return [*lines, "sound" if not result.problems else f"{len(result.problems)} problems"]
 
 
-def _format_overlap(result: Overlap, train: str, test: str) -> list[str]:
-    from memalpha.tasks.overlap import INSIDE, LEAKED, RESTING
-
+def _format_overlap(result: Overlap, train: str, test: str, kinds: Sequence[Iterable[str]]) -> list[str]:
     lines = [
         f"{side:<6} {name}: " + ", ".join(f"{count:,} {key}" for key, count in result.sizes[side].items())
         for side, name in (("train", train), ("test", test))
@@ -466,11 +464,13 @@ def _format_overlap(result: Overlap, train: str, test: str) -> list[str]:
         "passage": f"rest on a passage of {result.n} words or more that is in training as a whole",
         "passage n-gram": f"rest on a passage that shares {result.n} consecutive words with training",
     }
-    for description, reasons, affected in (
-        ("are in the training set", LEAKED, result.leaked),
-        ("may be in the training set", INSIDE, result.inside),
-        ("rest on passages of the training set", RESTING, result.resting),
-    ):
+    descriptions = (
+        "are in the training set",
+        "may be in the training set",
+        "rest on passages of the training set",
+    )
+    results = (result.leaked, result.inside, result.resting)
+    for description, reasons, affected in zip(descriptions, kinds, results, strict=True):
         share = len(affected) / max(1, result.questions)
         lines.append(f"{len(affected):,} of {result.questions:,} test questions ({share:.1%}) {description}")
         lines += [f"{result.reasons[reason]:>8,} {reasons_text[reason]}" for reason in reasons if affected]

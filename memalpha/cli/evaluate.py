@@ -15,7 +15,6 @@ from memalpha.errors import DataError
 from memalpha.qa.progress import show_progress
 
 if TYPE_CHECKING:
-    from memalpha.config import TextConfig
     from memalpha.qa.compare import ComparedSystem, Comparison
 
 
@@ -43,12 +42,22 @@ def evaluate(
         DataError: The tasks are missing or do not fit.
         EvaluationError: A system under evaluation raised (exit code 1).
     """
-    from memalpha.train.rollouts.text_tasks import resolve_text_run
+    from memalpha.train.rollouts.text_tasks import evaluate_text_run, resolve_text_run
 
     keys = parse_overrides(overrides or [])
-    text = resolve_text_run(config, keys)
-    if text is not None:
-        _evaluate_text(*text, as_json=as_json)
+    if (text := resolve_text_run(config, keys)) is not None:
+        run, out, name = text
+        with show_progress("tasks") as progress:
+            report = evaluate_text_run(run, out, name, lambda done, total: progress(name, done, total))
+        page = None if out is None else write_page(out)
+        if as_json:
+            print_result(report.summary, as_json, "")
+            return
+        report.table()
+        means = report.summary["rewards"].items()
+        typer.echo("rewards: " + ", ".join(f"{component} {mean:.3f}" for component, mean in means))
+        if page is not None:
+            typer.echo(page)
         return
     from memalpha.qa.from_config import load_settings, run_evaluation
 
@@ -88,23 +97,6 @@ def evaluate(
     print_table(reports)
     if page is not None:
         typer.echo(page)
-
-
-def _evaluate_text(settings: TextConfig, out: Path | None, name: str, *, as_json: bool) -> None:
-    from memalpha.train.rollouts.text_tasks import evaluate_text_run
-
-    with show_progress("tasks") as progress:
-        report = evaluate_text_run(settings, out, name, lambda done, total: progress(name, done, total))
-    if not as_json:
-        report.table()
-        means = report.summary["rewards"].items()
-        typer.echo("rewards: " + ", ".join(f"{component} {mean:.3f}" for component, mean in means))
-    if out is not None:
-        page = write_page(out)
-        if not as_json:
-            typer.echo(page)
-    if as_json:
-        print_result(report.summary, as_json, "")
 
 
 class Value(StrEnum):
