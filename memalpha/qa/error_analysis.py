@@ -275,13 +275,7 @@ class Waterfall:
         counts = {name: error_counts[name] for name in ERROR_CLASSES if error_counts[name]}
         ceiling, ceiling_n, answered = ceiling_accuracy(records)
         return cls(
-            ability,
-            n,
-            **shares,
-            error_counts=counts,
-            ceiling=ceiling,
-            ceiling_n=ceiling_n,
-            ceiling_answered=answered,
+            ability, n, **shares, error_counts=counts, ceiling=ceiling, ceiling_n=ceiling_n, ceiling_answered=answered
         )
 
     def as_json(self) -> dict[str, Any]:

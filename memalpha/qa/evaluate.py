@@ -148,26 +148,30 @@ class MemoryScorer(RolloutScorer[Task]):
 
     def score(self, groups: Sequence[TrajectoryGroup]) -> ScoredGroups[Task]:
         """Return the groups with every trajectory's reward, and the records of all their questions."""
-        metric = "exact" if self.rewards.config.metric == "judge" else self.rewards.config.metric
-        records = evaluate_memory(groups, self.reader, metric, embedder=self.embedder)
+        rewards = self.rewards
+        metric = "exact" if rewards.config.metric == "judge" else rewards.config.metric
+        grouped = evaluate_memory(groups, self.reader, metric, embedder=self.embedder)
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        records = [records for of_group in grouped for records in of_group]
         contents: dict[int, tuple[ContentVerdicts, ...]] = {}
-        if self.rewards.judge is not None:
-            records, contents = judge_step(self.rewards.config, self.rewards.judge, groups, records)
-        model_scores = self.rewards.score_by_model(groups)
-
-        def with_reward(trajectory: Trajectory, records: Sequence[Record]) -> Trajectory:
-            key = id(trajectory)
-            reward = self.rewards.reward(trajectory, records, contents.get(key), model_scores.get(key))
-            return replace(trajectory, reward=reward)
-
-        scored = [
-            TrajectoryGroup(group.task, tuple(map(with_reward, group.trajectories, group_records)))
-            for group, group_records in zip(groups, records, strict=True)
+        if rewards.judge is not None:
+            records, contents = judge_step(rewards.config, rewards.judge, trajectories, records)
+        models = rewards.score_by_model(groups)
+        scored = iter(
+            replace(rollout, reward=rewards.reward(rollout, own, contents.get(id(rollout)), models.get(id(rollout))))
+            for rollout, own in zip(trajectories, records, strict=True)
+        )
+        scored_groups = [
+            TrajectoryGroup(group.task, tuple(islice(scored, len(group.trajectories)))) for group in groups
         ]
-        return scored, [record for of_group in records for records in of_group for record in records]
+        return scored_groups, [record for own in records for record in own]
 
     def group_records(self, groups: Sequence[TrajectoryGroup], records: Sequence[Record]) -> list[list[list[Record]]]:
-        return _group_by_trajectory(groups, records)
+        remaining = iter(records)
+        return [
+            [list(islice(remaining, len(trajectory.task.questions))) for trajectory in group.trajectories]
+            for group in groups
+        ]
 
     def accuracy(self, trajectory: Trajectory, records: Sequence[Record]) -> float | None:
         """Return the share of correct answers; None without questions."""
@@ -189,10 +193,10 @@ class MemoryScorer(RolloutScorer[Task]):
             groups: Rollouts, one group a task.
             records: Scored answers to the questions of all groups.
         """
-        setup = {"reader": self.reader.name, "metric": self.rewards.config.metric}
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         summary = {
-            **setup,
+            "reader": self.reader.name,
+            "metric": self.rewards.config.metric,
             **reader_metrics(self.reader, records),
             **summarize(records, trajectories, self.rewards.count_tokens),
         }
@@ -590,14 +594,9 @@ def evaluate_memory(
     Returns:
         Records as [group][trajectory][question].
     """
-    return _group_by_trajectory(groups, ask_states(list(questions_of(groups)), reader, metric, embedder=embedder))
-
-
-def _group_by_trajectory(groups: Sequence[TrajectoryGroup], records: Iterable[Record]) -> list[list[list[Record]]]:
-    remaining = iter(records)
+    records = iter(ask_states(list(questions_of(groups)), reader, metric, embedder=embedder))
     return [
-        [list(islice(remaining, len(trajectory.task.questions))) for trajectory in group.trajectories]
-        for group in groups
+        [list(islice(records, len(trajectory.task.questions))) for trajectory in group.trajectories] for group in groups
     ]
 
 

@@ -72,8 +72,11 @@ class UnfinishedEvaluation:
         self._path, self.replies_path = folder / MARKER, folder / REPLIES
         self._provenance = json.loads(json.dumps(provenance))
         self.finished: dict[str, Report] = {}
-        marker = self._read()
-        if marker.get("provenance") == self._provenance:
+        try:
+            marker = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            marker = None
+        if isinstance(marker, dict) and marker.get("provenance") == self._provenance:
             names = [name for name in marker.get("finished", ()) if name in systems]
             try:
                 self.finished = {name: Report.load(folder.parent, name) for name in names}
@@ -94,13 +97,6 @@ class UnfinishedEvaluation:
         """Remove the mark and the replies, whose file is closed: every system is done."""
         self._path.unlink(missing_ok=True)
         self.replies_path.unlink(missing_ok=True)
-
-    def _read(self) -> dict[str, Any]:
-        try:
-            marker = json.loads(self._path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return marker if isinstance(marker, dict) else {}
 
     def _write(self) -> None:
         text = json.dumps({"finished": self._done, "provenance": self._provenance}, indent=1)

@@ -162,9 +162,7 @@ def accuracy_by_ability(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
 
 
 def summarize(
-    records: Sequence[Record],
-    trajectories: Sequence[Trajectory],
-    count_tokens: Callable[[str], int] = estimate_tokens,
+    records: Sequence[Record], trajectories: Sequence[Trajectory], count_tokens: Callable[[str], int] = estimate_tokens
 ) -> dict[str, Any]:
     """Return the metrics of one system as a dictionary; a metric that cannot be measured is None.
 

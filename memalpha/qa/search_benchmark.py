@@ -121,13 +121,6 @@ _WITHOUT_SPACES = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud
 Search = Callable[[Sequence[str], int], Sequence[Sequence[MemoryEntry]]]
 
 
-class _Group(NamedTuple):
-    """Questions of one conversation that may know the same chunks."""
-
-    last: int
-    questions: list[EvidenceQuestion]
-
-
 def run_search(config: EvalConfig) -> dict[str, Any]:
     """Run the benchmark on `config.data`: a task file, or a folder of task files, each a kind of text of its own.
 
@@ -234,15 +227,16 @@ def measure_task(task: Task, embedder: str, methods: Sequence[str]) -> dict[str,
         entries = store.insert_many(raw_fields(piece, chunk) for piece, chunk in pieces)
         entry_ids = {turn: entry.id for (piece, _), entry in zip(pieces, entries, strict=True) for turn in piece.turns}
         distinct = {entry.id: entry for entry in entries}.values()
-        for group in _groups(task, entry_ids):
-            visible = [entry for entry in distinct if entry.chunk is not None and entry.chunk <= group.last]
+        for last, questions in _questions_by_chunk(task, entry_ids).items():
+            visible = [entry for entry in distinct if entry.chunk is not None and entry.chunk <= last]
             for method in methods:
-                search = _bm25s_search(visible) if method == BM25S else _route_search(store, method, group.last)
-                ranks[method] += rank_evidence(group.questions, search, lambda entry: entry.id)
+                search = _bm25s_search(visible) if method == BM25S else _route_search(store, method, last)
+                ranks[method] += rank_evidence(questions, search, lambda entry: entry.id)
     return ranks
 
 
-def _groups(task: Task, entry_ids: Mapping[str, str]) -> list[_Group]:
+def _questions_by_chunk(task: Task, entry_ids: Mapping[str, str]) -> dict[int, list[EvidenceQuestion]]:
+    """Return the questions by the last chunk that they may know."""
     groups: dict[int, list[EvidenceQuestion]] = defaultdict(list)
     for question in task.questions:
         if question.evidence:
@@ -255,7 +249,7 @@ def _groups(task: Task, entry_ids: Mapping[str, str]) -> list[_Group]:
             groups[task.asked_after(question)].append(
                 EvidenceQuestion(question.question, question.category or "all", tuple(gold))
             )
-    return [_Group(last, questions) for last, questions in groups.items()]
+    return groups
 
 
 def _route_search(store: MemoryStore, method: str, last: int) -> Search:

@@ -26,6 +26,7 @@ from typing import Any, Protocol, SupportsFloat, runtime_checkable
 import numpy as np
 
 from memalpha.agent.parsing import after_thinking
+from memalpha.arguments import brief_repr
 from memalpha.environments.engine import Bounded
 from memalpha.errors import ConfigError, MemalphaError, RewardError
 from memalpha.policy.loop import LoopThread
@@ -424,29 +425,24 @@ def _check_values(function: RewardFunction, values: Any, rows: int) -> list[floa
     """Return the function's values as floats and None, or raise `RewardError`."""
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Sized) or not isinstance(values, Iterable):
         needed = f"a list of {rows} numbers (or None) is needed"
-        raise RewardError(f"reward {function.name!r} gave {_short(values)}: {needed}")
+        raise RewardError(f"reward {function.name!r} gave {brief_repr(values)}: {needed}")
     items = list(values)
     if len(items) != rows:
         raise RewardError(f"reward {function.name!r} gave {len(items)} values for {rows} rows: one each is needed")
-    return [_number(function, row, value) for row, value in enumerate(items)]
-
-
-def _number(function: RewardFunction, row: int, value: Any) -> float | None:
-    if value is None or value is UNSCORED:
-        return value
-    number = math.nan
-    if isinstance(value, SupportsFloat):
-        with suppress(TypeError, ValueError, OverflowError):
-            number = float(value)
-    if not math.isfinite(number):
-        advice = "return a float, or None where the function does not apply"
-        raise RewardError(f"reward {function.name!r}, row {row}: {_short(value)} is not a finite number; {advice}")
-    return number
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    numbers: list[float | None] = []
+    for row, value in enumerate(items):
+        number = value
+        if value is not None and value is not UNSCORED:
+            number = math.nan
+            if isinstance(value, SupportsFloat):
+                with suppress(TypeError, ValueError, OverflowError):
+                    number = float(value)
+            if not math.isfinite(number):
+                advice = "return a float, or None where the function does not apply"
+                problem = f"{brief_repr(value)} is not a finite number"
+                raise RewardError(f"reward {function.name!r}, row {row}: {problem}; {advice}")
+        numbers.append(number)
+    return numbers
 
 
 def _is_async(function: Any) -> bool:

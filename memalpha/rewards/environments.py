@@ -124,10 +124,7 @@ class TextGeneration:
         return Step({name: reward.weights[name] * value for name, (value,) in reward.components.items()})
 
     def score(
-        self,
-        tasks: Sequence[TextTask],
-        replies: Sequence[str],
-        completion_ids: Sequence[Sequence[int]] | None = None,
+        self, tasks: Sequence[TextTask], replies: Sequence[str], completion_ids: Sequence[Sequence[int]] | None = None
     ) -> list[Reward | None]:
         """Score all replies in one batch; None for a reply to which no function applies.
 

@@ -199,10 +199,7 @@ def check_rewards(tasks: Sequence[TextTask], environment: Any) -> None:
         check_columns(environment.rewards, columns_of(tasks))
 
 
-def text_summary(
-    records: Sequence[Record],
-    trajectories: Sequence[Trajectory[TextTask]],
-) -> dict[str, Any]:
+def text_summary(records: Sequence[Record], trajectories: Sequence[Trajectory[TextTask]]) -> dict[str, Any]:
     """Summarize trajectories and the records of those that are scored.
 
     Returns:

@@ -11,13 +11,7 @@ from memalpha.config import AgentConfig, WorldConfig
 from memalpha.environments import memory_engine
 from memalpha.errors import DataError
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.qa.memory_pairs import (
-    FAULTS,
-    conversation_messages,
-    memory_pairs,
-    state_text,
-    write_memory_pairs,
-)
+from memalpha.qa.memory_pairs import FAULTS, conversation_messages, memory_pairs, state_text, write_memory_pairs
 from memalpha.qa.memory_reward import GoldFacts
 from memalpha.store.embedding import HashEmbedder
 from memalpha.tasks.synthetic import worlds as synthetic

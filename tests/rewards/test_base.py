@@ -17,14 +17,7 @@ from hypothesis import strategies as st
 
 from memalpha.config.rewards import FormatPart, PythonPart, SchemaPart
 from memalpha.errors import ConfigError, PolicyError, RewardError
-from memalpha.rewards.base import (
-    RewardFunction,
-    check_columns,
-    close_loop,
-    named,
-    reply_text,
-    score_texts,
-)
+from memalpha.rewards.base import RewardFunction, check_columns, close_loop, named, reply_text, score_texts
 from memalpha.rewards.environments import load_rewards
 
 

@@ -41,7 +41,7 @@ def test_what_is_no_pattern_is_refused_at_the_start(pattern):
         load_rewards([FormatPart(kind="format", pattern=pattern)])
 
 
-VALUES = [
+FIRST_VALUES = [
     ('{"a": 1}', {"a": 1}), (" 3 ", 3), ("null", None), ('So [see above] it is {"a": [1]} or {"b": 2}.', {"a": [1]}),
     ('{"a": 0}\n```json\n{"a": 1}\n```', {"a": 1}), ('```JSON\n[1, 2]\n```\n```json\n{"a": 1}\n```', [1, 2]),
     ('```json\nnot this\n```\n```json\n"this"\n```', "this"), ("```python\nx = [4]\n```", [4]),
@@ -51,7 +51,7 @@ VALUES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "value"), VALUES)
+@pytest.mark.parametrize(("text", "value"), FIRST_VALUES)
 def test_the_first_json_value(text, value):
     found = first_json(text)
     assert found is value or found == value

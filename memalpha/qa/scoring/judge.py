@@ -54,7 +54,7 @@ from memalpha.policy.reply_cache import cache_frozen
 from memalpha.qa.scoring.metrics import CORRECT_FROM, JUDGED, replace_answer_score
 from memalpha.qa.scoring.official import LONGMEMEVAL_TYPES, event_order, keypoint_f1
 from memalpha.text_files import decode_text
-from memalpha.types import Question, SampleRequest, Task, Trajectory, TrajectoryGroup, Turn
+from memalpha.types import Question, SampleRequest, Task, Trajectory, Turn
 
 if TYPE_CHECKING:
     from memalpha.qa.report import Record
@@ -702,19 +702,16 @@ class UnjudgedAnswer:
         return {**{name: getattr(self.record, name) for name in names}, **self.votes}
 
 
-GroupedRecords = list[list[list["Record"]]]
-
-
 def judge_step(
-    config: RewardConfig, judge: Judge, groups: Sequence[TrajectoryGroup], grouped: GroupedRecords
-) -> tuple[GroupedRecords, dict[int, tuple[ContentVerdicts, ...]]]:
+    config: RewardConfig, judge: Judge, trajectories: Sequence[Trajectory], records: list[list[Record]]
+) -> tuple[list[list[Record]], dict[int, tuple[ContentVerdicts, ...]]]:
     """Judge answers (`metric=judge`) and writes (`content=judge`) of a training step in one batch.
 
     Args:
         config: Reward settings.
         judge: Judge with its endpoints.
-        groups: Groups of trajectories.
-        grouped: Records as [group][trajectory][question].
+        trajectories: Rollouts of the step.
+        records: Records as [trajectory][question].
 
     Returns:
         The records with the judge's scores, and the verdicts on each turn's writes by `id` of the trajectory.
@@ -722,39 +719,30 @@ def judge_step(
     Raises:
         PolicyError: A verdict is missing.
     """
-    pairs = [
-        pair for group, rows in zip(groups, grouped, strict=True) for pair in zip(group.trajectories, rows, strict=True)
-    ]
     items: list[Item | Write] = []
     if config.metric == "judge":
         items += [
             item_of(question, record.answer)
-            for trajectory, records in pairs
-            for record, question in zip(records, trajectory.task.questions, strict=True)
+            for trajectory, own in zip(trajectories, records, strict=True)
+            for record, question in zip(own, trajectory.task.questions, strict=True)
             if not record.conflict
         ]
+    writes: list[list[list[Write | None]]] = []  # [trajectory][turn]
     if config.content == "judge":
         published = config.preset == "published"
-        for trajectory, _ in pairs:
-            items += [
-                write for turn in trajectory.turns for write in _turn_writes(trajectory, turn, published) if write
-            ]
+        writes = [[_turn_writes(rollout, turn, published) for turn in rollout.turns] for rollout in trajectories]
+    items += [write for rollout in writes for turn in rollout for write in turn if write]
     scores = iter(judge.score(items))
     if config.metric == "judge":
-        grouped = [
-            [[_with_score(record, 0.0 if record.conflict else next(scores)) for record in records] for records in rows]
-            for rows in grouped
-        ]
+        records = [[_with_score(record, 0.0 if record.conflict else next(scores)) for record in own] for own in records]
     contents: dict[int, tuple[ContentVerdicts, ...]] = {}
-    if config.content == "judge":
-        for trajectory, _ in pairs:
-            verdicts = []
-            for turn in trajectory.turns:
-                values = [next(scores) if write else None for write in _turn_writes(trajectory, turn, published)]
-                count = len(turn.results)
-                verdicts.append(ContentVerdicts(tuple(values[:count]), values[count] if len(values) > count else None))
-            contents[id(trajectory)] = tuple(verdicts)
-    return grouped, contents
+    for trajectory, by_turn in zip(trajectories, writes, strict=False):
+        verdicts = []
+        for turn, of_turn in zip(trajectory.turns, by_turn, strict=True):
+            values, count = [next(scores) if write else None for write in of_turn], len(turn.results)
+            verdicts.append(ContentVerdicts(tuple(values[:count]), values[count] if len(values) > count else None))
+        contents[id(trajectory)] = tuple(verdicts)
+    return records, contents
 
 
 def judge_records(

@@ -6,14 +6,7 @@ import pytest
 from scripted_judge import Says, part
 
 from memalpha.errors import DataError
-from memalpha.qa.scoring.judge import (
-    BENCHMARKS,
-    Judge,
-    agreement,
-    check_judge,
-    load_labels,
-    prompts_of,
-)
+from memalpha.qa.scoring.judge import BENCHMARKS, Judge, agreement, check_judge, load_labels, prompts_of
 
 
 def test_agreement_of_known_cases():

@@ -89,11 +89,7 @@ def test_sessions_of_what_was_shown():
     deeper = official.session_scores(["s5_1", "s2_1"], ["s2"], ks=(2,))  # the one right session cannot rank twice
     assert deeper["ndcg_any@2"] == close(0.6309297535714575)
     assert official.session_scores(turns, []) == {}
-    assert official.session_scores([], ["s2"], ks=(5,)) == {
-        "recall_any@5": 0.0,
-        "recall_all@5": 0.0,
-        "ndcg_any@5": 0.0,
-    }
+    assert official.session_scores([], ["s2"], ks=(5,)) == {"recall_any@5": 0.0, "recall_all@5": 0.0, "ndcg_any@5": 0.0}
 
 
 def test_an_evaluation_has_longmemevals_table():
