@@ -2,7 +2,8 @@
 
 Charts have no script and no colours of their own. Colours come from the page's CSS classes (`k-before`, `k-after`, …),
 so that light and dark mode share one picture. A chart is drawn at the width of a phone and scales up, so its text stays
-readable there. Every mark has a `<title>`, which browsers show on hovering and screen readers read.
+readable there. Every mark has a `<title>`, which browsers show on hovering and screen readers read. The markup is that
+of the template `charts.html`; scales and axes are computed here.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup, escape
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 WIDTH = 360
 Z95 = 1.96  # half-width of a 95 % interval in standard errors (normal approximation)
@@ -83,65 +85,13 @@ def mark_rows(
         high: Upper end of the axis.
         line: Label and value of a dashed vertical line through all rows.
     """
-    lane, gap, top, bottom = 17, 9, 6, 24
-    left, right = 126, WIDTH - 38
-    height = top + sum(lane * len(row.marks) + gap for row in rows) + bottom
     axis = ticks(low, high)
-    x_of = _scale(axis[0], axis[-1], left, right)
-    parts = []
-    for tick in axis:
-        parts.append(_element("line", class_="grid", x1=x_of(tick), x2=x_of(tick), y1=top, y2=height - bottom))
-        parts.append(_text(_number(tick), x_of(tick), height - bottom + 15, "tick", "middle"))
-    if line is not None:
-        x, title = x_of(line[1]), _title(f"{line[0]}: {line[1]:.3f}")
-        path = f"M{x:.1f} {top}V{height - bottom}"
-        parts.append(_element("path", title, class_="reference", d=path))
-    y = float(top)
-    for row in rows:
-        row_height = lane * len(row.marks) + gap
-        parts.append(_text(row.label, left - 12, y + row_height / 2 + 4, "row", "end"))
-        for number, mark in enumerate(row.marks):
-            middle = y + gap / 2 + lane * (number + 0.5)
-            half = Z95 * (mark.se or 0.0)
-            start, end = x_of(mark.value - half), x_of(mark.value + half)
-            title = f"{mark.label}: {mark.value:.3f}" + (f" ± {half:.3f}" if half else "")
-            if half:
-                caps = f"M{start:.1f} {middle - 4:.1f}v8M{end:.1f} {middle - 4:.1f}v8"
-                path = f"M{start:.1f} {middle:.1f}H{end:.1f}{caps}"
-                parts.append(_element("path", class_=f"bar k-{mark.kind}", d=path))
-            parts.append(_shape(mark.kind, x_of(mark.value), middle, 5.0, title))
-            parts.append(_text(f"{mark.value:.2f}", max(end, x_of(mark.value) + 5) + 5, middle + 4, "value"))
-        y += row_height
-    labels = (f"{row.label}: " + ", ".join(f"{mark.label} {mark.value:.2f}" for mark in row.marks) for row in rows)
-    return _svg(height, parts, "; ".join(labels))
+    return _draw("marks", WIDTH, rows, axis, _scale(axis[0], axis[-1], 126, WIDTH - 38), line)
 
 
 def stacked_bars(bars: Sequence[Bar]) -> Markup:
     """Draw bars of parts on one axis from 0 to 1, each below its label; large parts show their share."""
-    left, right, top, label, thick, gap, bottom = 8, WIDTH - 8, 4, 16, 18, 8, 20
-    height = top + len(bars) * (label + thick + gap) + bottom
-    x_of = _scale(0.0, 1.0, left, right)
-    parts = []
-    for tick in ticks(0.0, 1.0):
-        parts.append(_element("line", class_="grid", x1=x_of(tick), x2=x_of(tick), y1=top, y2=height - bottom))
-        anchor = "middle" if 0 < tick < 1 else ("end" if tick else "start")
-        parts.append(_text(f"{tick:.0%}", x_of(tick), height - 5, "tick", anchor))
-    for number, bar in enumerate(bars):
-        y, start = top + number * (label + thick + gap), 0.0
-        parts.append(_text(bar.label, left, y + 12, "row"))
-        for kind, name, share in bar.parts:
-            x, width = x_of(start), x_of(start + share) - x_of(start)
-            title = _title(f"{bar.label}, {name}: {share:.1%}")
-            parts.append(_element("rect", title, class_=f"part k-{kind}", x=x, y=y + label, width=width, height=thick))
-            if share >= 0.08:
-                parts.append(_text(f"{share:.0%}", x + width / 2, y + label + 13, "inside", "middle"))
-            start += share
-        if bar.line is not None:
-            title = _title(f"{bar.label}, ceiling: {bar.line:.1%}")
-            path = f"M{x_of(bar.line):.1f} {y + label - 3:.1f}v{thick + 6}"
-            parts.append(_element("path", title, class_="ceiling", d=path))
-    labels = (f"{bar.label}: " + ", ".join(f"{name} {share:.0%}" for _, name, share in bar.parts) for bar in bars)
-    return _svg(height, parts, "; ".join(labels))
+    return _draw("bars", WIDTH, bars, ticks(0.0, 1.0), _scale(0.0, 1.0, 8, WIDTH - 8))
 
 
 def line_chart(series: Sequence[Series], *, low: float | None = None, high: float | None = None) -> Markup:
@@ -155,47 +105,20 @@ def line_chart(series: Sequence[Series], *, low: float | None = None, high: floa
     Raises:
         ValueError: No series has a point.
     """
-    top, bottom, left, right, height = 10, 34, 42, WIDTH - 12, 190
     points = [point for line in series for point in line.points]
     if not points:
         raise ValueError("a chart without points")
-    values = [y for _, y in points]
+    steps, values = [x for x, _ in points], [y for _, y in points]
     axis_y = ticks(min(values) if low is None else low, max(values) if high is None else high, 4)
-    first, last = min(x for x, _ in points), max(x for x, _ in points)
-    x_of = _scale(first, last if last > first else first + 1, left, right)
-    y_of = _scale(axis_y[0], axis_y[-1], height - bottom, top)
-    parts = []
-    for tick in axis_y:
-        parts.append(_element("line", class_="grid", x1=left, x2=right, y1=y_of(tick), y2=y_of(tick)))
-        parts.append(_text(_number(tick), left - 6, y_of(tick) + 4, "tick", "end"))
-    for tick in ticks(first, last, 5):
-        if first <= tick <= last and tick == int(tick):
-            parts.append(_text(f"{tick:g}", x_of(tick), height - bottom + 15, "tick", "middle"))
-    parts.append(_text("step", right, height - 3, "tick", "end"))
-    for line in series:
-        if not line.dots:
-            parts.append(_path(line, x_of, y_of))
-            continue
-        for number, (x, y) in enumerate(line.points):
-            half = Z95 * line.errors[number] if line.errors else 0.0
-            if half:
-                path = f"M{x_of(x):.1f} {y_of(y - half):.1f}V{y_of(y + half):.1f}"
-                parts.append(_element("path", class_=f"bar k-{line.kind}", d=path))
-            title = f"{line.label}, step {x:g}: {y:.3f}" + (f" ± {half:.3f}" if half else "")
-            parts.append(_shape(line.kind, x_of(x), y_of(y), 4, title))
-    labels = (
-        f"{line.label} from {line.points[0][1]:.3g} to {line.points[-1][1]:.3g}" for line in series if line.points
-    )
-    return _svg(height, parts, "; ".join(labels))
+    first, last = min(steps), max(steps)
+    axis_x = [tick for tick in ticks(first, last, 5) if first <= tick <= last and tick == int(tick)]
+    x_of = _scale(first, last if last > first else first + 1, 42, WIDTH - 12)
+    return _draw("lines", WIDTH, series, axis_x, axis_y, x_of, _scale(axis_y[0], axis_y[-1], 156, 10))
 
 
 def swatch(kind: str, *, line: bool = False) -> Markup:
     """Return the shape and colour of a kind for a legend; `line` draws a line."""
-    if kind.startswith("error-"):
-        shape = _element("rect", class_=f"part k-{kind}", x=1, y=1, width=12, height=12)
-    else:
-        shape = _element("path", class_=f"line k-{kind}", d="M0 7H14") if line else _shape(kind, 7, 7, 4)
-    return Markup(f'<svg class="swatch" viewBox="0 0 14 14" width="14" height="14" aria-hidden="true">{shape}</svg>')
+    return _draw("swatch", kind, line)
 
 
 def _scale(low: float, high: float, start: float, end: float) -> Scale:
@@ -203,45 +126,32 @@ def _scale(low: float, high: float, start: float, end: float) -> Scale:
     return lambda value: start + (min(max(value, low), high) - low) / (high - low) * (end - start)
 
 
-def _path(line: Series, x_of: Scale, y_of: Scale) -> str:
-    path = "L".join(f"{x_of(x):.1f} {y_of(y):.1f}" for x, y in line.points)
-    title = f"{line.label}: {line.points[0][1]:.3f} to {line.points[-1][1]:.3f}"
-    return _element("path", _title(title), class_=f"line k-{line.kind}", d=f"M{path}")
+LOADER = PackageLoader("memalpha.report")
+ENVIRONMENT = Environment(
+    loader=LOADER,
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    finalize=lambda value: "" if value is None else value,
+)
 
 
-def _shape(kind: str, x: float, y: float, size: float, title: str = "") -> str:
-    """Draw a mark; shapes tell kinds apart as colours do: square, diamond, circle (hollow for `before`)."""
-    inner, style = _title(title) if title else "", f"mark k-{kind}"
-    if kind == "append_only":
-        return _element("rect", inner, class_=style, x=x - size, y=y - size, width=2 * size, height=2 * size)
-    if kind == "oracle":
-        r = size * 1.3
-        path = f"M{x:.1f} {y - r:.1f}l{r:.1f} {r:.1f}l{-r:.1f} {r:.1f}l{-r:.1f} {-r:.1f}z"
-        return _element("path", inner, class_=style, d=path)
-    return _element("circle", inner, class_=style, cx=x, cy=y, r=size)
+def _draw(macro: str, *arguments: object) -> Markup:
+    """Return what a macro of `charts.html` draws, on one line."""
+    text = str(getattr(ENVIRONMENT.get_template("charts.html").module, macro)(*arguments))
+    return Markup("".join(line.strip() for line in text.split("\n")))
 
 
-def _text(text: str, x: float, y: float, style: str, anchor: str = "start") -> str:
-    return _element("text", escape(text), class_=style, x=x, y=y, text_anchor=anchor)
+def format_pixels(value: float | str) -> str:
+    """Return a coordinate with one decimal, none for a whole number; a text as it is."""
+    return value if isinstance(value, str) else f"{value:.1f}".removesuffix(".0")
 
 
-def _title(text: str) -> str:
-    return f"<title>{escape(text)}</title>"
-
-
-def _element(name: str, inner: str = "", **attributes: str | float) -> str:
-    """Return an SVG element; `class_` and `text_anchor` become `class` and `text-anchor`."""
-    pairs = []
-    for key, value in attributes.items():
-        text = value if isinstance(value, str) else f"{value:.1f}".removesuffix(".0")
-        pairs.append(f' {key.rstrip("_").replace("_", "-")}="{escape(text)}"')
-    return f"<{name}{''.join(pairs)}>{inner}</{name}>" if inner else f"<{name}{''.join(pairs)}/>"
-
-
-def _number(value: float) -> str:
+def format_tick(value: float) -> str:
+    """Return the label of a tick: whole numbers and large ones as they are, others with two decimals at most."""
     return f"{value:g}" if value == int(value) or abs(value) >= 10 else f"{value:.2f}".rstrip("0")
 
 
-def _svg(height: float, parts: Sequence[str], label: str) -> Markup:
-    size = f'viewBox="0 0 {WIDTH} {height:g}"'
-    return Markup(f'<svg {size} role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>')
+ENVIRONMENT.filters |= {"pixels": format_pixels, "tick": format_tick, "spec": format}
+ENVIRONMENT.globals["z95"] = Z95

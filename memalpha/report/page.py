@@ -19,13 +19,12 @@ from threading import Lock
 from typing import Any
 
 import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from memalpha import __version__
 from memalpha.config import EvalConfig
 from memalpha.errors import DataError
-from memalpha.report.charts import Z95, Series, line_chart, swatch
+from memalpha.report.charts import ENVIRONMENT, LOADER, Series, line_chart, swatch
 from memalpha.report.evaluation import (
     COLOURS,
     SHORT_LABELS,
@@ -287,17 +286,6 @@ def _read_lines(path: Path, *, growing: bool = False) -> list[dict[str, Any]]:
     return lines
 
 
-LOADER = PackageLoader("memalpha.report")
-ENVIRONMENT = Environment(
-    loader=LOADER,
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    finalize=lambda value: "" if value is None else value,
-)
-
-
 def read_asset(name: str) -> Markup:
     """Return the content of a style or script element: a file of the templates, after a line break."""
     return Markup("\n" + LOADER.get_source(ENVIRONMENT, name)[0])
@@ -320,7 +308,7 @@ def format_decimals(value: float | None, decimals: int = 3) -> str:
 
 
 ENVIRONMENT.filters["decimals"] = format_decimals
-ENVIRONMENT.globals |= {"page_style": read_asset("page.css"), "swatch": swatch, "z95": Z95}
+ENVIRONMENT.globals |= {"page_style": read_asset("page.css"), "swatch": swatch}
 
 
 _STEP = re.compile(rb'\{"step": (\d+),')
