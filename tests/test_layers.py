@@ -67,6 +67,7 @@ OPTIONAL_LIBRARIES = MODEL_LIBRARIES | {
         "datasets",
         "fastapi",
         "filelock",
+        "httpx2",
         "huggingface_hub",
         "jsonschema",
         "langgraph",

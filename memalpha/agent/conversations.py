@@ -277,7 +277,7 @@ def start_reading(settings: ReadingSettings) -> Iterator[Callable[[ConversationL
         failed_calls, unread, location = 0, 0, line.location
         try:
             task = parse_task(line.raw, location)
-            agent = MemoryAgent(policy, WorkingMemory(MemoryState.empty(schema), embedder.load_checked()), config)
+            agent = MemoryAgent(policy, WorkingMemory(MemoryState.empty(schema), embedder.load()), config)
             for index, chunk in enumerate(task.chunks):
                 location = f"{line.location}: chunk {index + 1} of {len(task.chunks)}"
                 turn = agent.read(chunk, source=task.id)

@@ -20,8 +20,8 @@ from memalpha.store.fields import (
     check_timestamp,
     clean_content,
     content_digest,
-    id_parts,
     make_entry,
+    make_ids,
     new_defaults,
     validate_fields,
 )
@@ -155,7 +155,9 @@ def insert_facts(
         if key not in entries:
             new_facts.setdefault(key, CheckedFact(category, content, {**writer, **fields}))
         keys.append(key)
-    ids = _free_ids(namespace, [content for _, content, _ in new_facts.values()], start)
+    table = namespace.entries
+    contents = [content for _, content, _ in new_facts.values()]
+    ids = make_ids(contents, start, table.used_ids if start else lambda _: (), has_erasure=table.has_erasure())
     new_entries = []
     for position, (id, (key, (category, content, fields))) in enumerate(
         zip(ids, new_facts.items(), strict=True), start + 1
@@ -167,38 +169,3 @@ def insert_facts(
         new_entries.append(entry)
     namespace.append(log_end, new_entries, [fields for *_, fields in new_facts.values()], vectors)
     return [entries[key] for key in keys]
-
-
-def _free_ids(namespace: Namespace, contents: Sequence[str], position: int) -> list[str]:
-    """Return the ids that `make_id` gives to new contents, one after the other.
-
-    The ids that are used are asked of the database for all contents at once, until no answer changes an id.
-
-    Args:
-        namespace: Namespace to write to.
-        contents: Contents of the new entries.
-        position: Log position before the first.
-
-    Raises:
-        StoreError: No free id was found.
-    """
-    has_erasure = namespace.entries.has_erasure()
-    parts = [id_parts(content, position + n, has_erasure=has_erasure) for n, content in enumerate(contents)]
-    free: set[str] = set()
-    used: set[str] = set()
-    while True:
-        ids: dict[str, None] = {}
-        for stem, suffix, length in parts:
-            id = stem + suffix[:length]
-            while id in ids or id in used:
-                if length == len(suffix):
-                    raise StoreError(f"no free id for an entry of the topic {stem!r}")
-                length += 1
-                id = stem + suffix[:length]
-            ids[id] = None
-        unknown = ids.keys() - free
-        newly_used = namespace.entries.used_ids(list(unknown)) if position else set()
-        if not newly_used:
-            return list(ids)
-        used |= newly_used
-        free |= unknown - newly_used

@@ -2,6 +2,10 @@
 
 Every embedder returns float32 rows of length 1. A text without a single known token gives the zero row, which matches
 nothing. `load_embedder` caches models by name and wraps each in a bounded cache of vectors by text.
+
+A store is never searched with the vectors of another embedder than it records. A recorded name is a text in somebody's
+file and may mean a folder or a download. Unless it is one of `SHIPPED_EMBEDDERS`, it is loaded only when the caller
+names it too.
 """
 
 from __future__ import annotations
@@ -13,17 +17,14 @@ import os
 import re
 import time
 import unicodedata
-import urllib.error
-import urllib.request
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from http.client import HTTPException
 from importlib import resources
 from pathlib import Path
 from random import Random
 from threading import Lock
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from zipfile import BadZipFile
 
 import numpy as np
@@ -38,9 +39,12 @@ from memalpha.endpoint_calls import (
     read_key,
     retry_after,
 )
-from memalpha.errors import EmbedderError, MemalphaError, PolicyError, install_command
+from memalpha.errors import EmbedderError, MemalphaError, PolicyError, StoreError, install_command
 from memalpha.forks import ForkAware
 from memalpha.hub import hub_reachable
+
+if TYPE_CHECKING:
+    from memalpha.store.backends.namespace import Namespace
 
 SHIPPED_EMBEDDERS = ("static", "hash", "minilm")
 """Names that `load_embedder` resolves to code and weights of installed packages, whatever the working directory."""
@@ -421,7 +425,6 @@ class EndpointEmbedder:
         except PolicyError as error:
             raise EmbedderError(f"embedder: {error}") from error
         self._unfinished: dict[str, np.ndarray] = {}  # vectors of a call that failed later
-        self._opener = urllib.request.build_opener(_NoRedirect)  # a redirect would carry the key to another host
         self.dim = 0
         self.dim = len(self.encode(["dimension"])[0])
 
@@ -479,18 +482,18 @@ class EndpointEmbedder:
         )
 
     def _post(self, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
-        """Send one request; return status, headers in lower case and content. Status 503 also means: no connection."""
+        """Send one request; return status, headers and content. Status 503 also means: no connection.
+
+        No redirect is followed: it would carry the key to another host.
+        """
+        import httpx2 as httpx
+
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
         try:
-            request = urllib.request.Request(f"{self._base}/embeddings", body, headers)
-            with self._opener.open(request, timeout=TIMEOUT) as response:
-                return response.status, {}, response.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, {name.lower(): value for name, value in error.headers.items()}, error.read()
-        except (OSError, HTTPException) as error:
-            reason = error.reason if isinstance(error, urllib.error.URLError) else error
-            return 503, {}, (str(reason) or type(error).__name__).encode()
+            response = httpx.post(f"{self._base}/embeddings", content=body, headers=headers, timeout=TIMEOUT)
+        except httpx.HTTPError as error:
+            return 503, {}, (str(error) or type(error).__name__).encode()
+        return response.status_code, response.headers, response.content
 
     def _read_vectors(self, answer: Any, texts: Sequence[str]) -> np.ndarray:
         """Return the rows of an answer in the order of the texts, float32 of length 1."""
@@ -514,11 +517,6 @@ class EndpointEmbedder:
                     f"embedder {self.name!r} returned a vector that is 0 or not finite for {text[:80]!r}"
                 )
         return (vectors / norms[:, None]).astype(np.float32)
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *arguments: Any) -> None:
-        return None
 
 
 def _batches(texts: Sequence[str]) -> list[list[str]]:
@@ -605,6 +603,120 @@ def load_embedder(name: str) -> Embedder:
     else:
         inner = SentenceTransformerEmbedder(name)
     return CachedEmbedder(inner)
+
+
+_CHEAP = {"static", "hash"}
+_PROBE_TEXT = "Ana moved to Lisbon in 2024."
+_PROBE_TOLERANCE = 0.01  # of a component
+
+
+class RecordedEmbedder:
+    """Embedder that a store file records, loaded on first use and then compared with the record.
+
+    Attributes:
+        name: Name in the record.
+        dim: Dimension of its vectors.
+        requested: Embedder, or its name, that the caller gave to `MemoryStore.open`; None if he named none.
+        is_cheap: True if embedding a text costs less than a look for the vector that the file may have of it.
+    """
+
+    def __init__(self, path: str, record: str, requested: str | Embedder | None) -> None:
+        """Read a record.
+
+        Args:
+            path: Path or URL of the store, for messages.
+            record: JSON of `embedder_record`.
+            requested: Embedder, or its name, that the caller gave; None if he named none.
+
+        Raises:
+            EmbedderError: `requested` is not the embedder of the record.
+            StoreError: The record is not valid.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(record)
+            self.name, self.dim, self._recorded_probe = fields["name"], fields["dim"], fields["probe"]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise StoreError(
+                f"{path}: its record of the embedder cannot be read ({error!r}): go back to a copy"
+            ) from error
+        probe = self._recorded_probe
+        is_valid = isinstance(self.name, str) and type(self.dim) is int and isinstance(probe, list)
+        if not is_valid or len(probe) != self.dim or not probe or not all(type(x) in (int, float) for x in probe):
+            raise StoreError(
+                f"{path}: its record of the embedder holds no name, dimension and probe: go back to a copy"
+            )
+        self._path, self.requested = path, requested
+        self.is_cheap = self.name in _CHEAP
+        self._loaded: CheckedEmbedder | None = None
+        if requested is not None and not isinstance(requested, str):
+            check_embedder(requested)
+        name = self.name if requested is None else requested if isinstance(requested, str) else requested.name
+        if name != self.name:
+            raise EmbedderError(
+                f"{path} was made with the embedder {self.name!r}, not {name!r}: open it without naming an embedder, "
+                "or export it and import it into a new store"
+            )
+
+    def load(self) -> CheckedEmbedder:
+        """Return the embedder with its vectors checked, loading it on the first call.
+
+        Raises:
+            StoreError: The caller named no embedder, and the recorded name is none of `SHIPPED_EMBEDDERS`.
+            EmbedderError: The embedder cannot be loaded, or its vectors differ from the recorded one.
+        """
+        if self._loaded is None:
+            if self.requested is None and self.name not in SHIPPED_EMBEDDERS:
+                raise StoreError(
+                    f"{self._path} records the embedder {self.name!r}, which is not loaded by a file's word alone: it "
+                    f"may be somebody else's folder or download. If you trust it, pass embedder={self.name!r} to "
+                    f"MemoryStore.open, or --embedder {self.name} to the command"
+                )
+            embedder = self.name if self.requested is None else self.requested
+            checked = CheckedEmbedder(load_embedder(embedder) if isinstance(embedder, str) else embedder)
+            probe, recorded = _probe(checked), self._recorded_probe
+            if len(probe) != len(recorded) or np.abs(np.subtract(probe, recorded)).max() > _PROBE_TOLERANCE:
+                raise EmbedderError(
+                    f"{self._path} was made with another version of the embedder {self.name!r} (dimension "
+                    f"{len(recorded)}, now {len(probe)}; other vectors): export it and import it into a new store"
+                )
+            self._loaded = checked
+        return self._loaded
+
+    def encode(self, contents: Sequence[str], rows: Namespace) -> np.ndarray:
+        """Return the embeddings of contents to store in `rows`, float32 (n, dim); stored ones are reused."""
+        embedder = self.load()
+        return (embedder if self.is_cheap else StoredEmbedder(rows, embedder)).encode(contents)
+
+    def embed(self, contents: Sequence[str], rows: Namespace) -> dict[str, np.ndarray]:
+        """Return `encode` by content."""
+        return dict(zip(contents, self.encode(contents, rows), strict=True))
+
+
+def embedder_record(embedder: str | Embedder) -> str:
+    """Return what a store file records of its embedder: name, dimension, and one vector to recognise it by."""
+    checked = CheckedEmbedder(load_embedder(embedder) if isinstance(embedder, str) else embedder)
+    return json.dumps({"name": checked.name, "dim": checked.dim, "probe": _probe(checked)})
+
+
+def _probe(embedder: Embedder) -> list[float]:
+    return [round(float(x), 4) for x in embedder.encode([_PROBE_TEXT])[0]]
+
+
+class StoredEmbedder:
+    """Embedder that takes vectors from the store's file where it has them, so that reopening embeds nothing again."""
+
+    def __init__(self, rows: Namespace, inner: Embedder) -> None:
+        self._rows, self.inner = rows, inner
+        self.name, self.dim = inner.name, inner.dim
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """Return L2-normalised rows, float32 `(len(texts), dim)`."""
+        with self._rows.transaction(write=False):
+            vectors = self._rows.vectors.of_texts(texts, self.dim)
+        missing = list(dict.fromkeys(text for text in texts if text not in vectors))
+        if missing:
+            vectors.update(zip(missing, self.inner.encode(missing), strict=True))
+        return np.array([vectors[text] for text in texts], np.float32).reshape(len(texts), self.dim)
 
 
 def _check_model_name(label: str, name: str) -> None:

@@ -152,21 +152,10 @@ def format_utc(time: datetime) -> str:
 
 MAX_CONTENT = 1_000_000  # bytes of a content in UTF-8, unless the store is opened with another limit
 MAX_DEPTH = 50  # levels of metadata; filters allow as many
-UPDATE_FIELDS = (
-    "content",
-    "timestamp",
-    "importance",
-    "metadata",
-    "source",
-    "chunk",
-    "turn",
-    "expires",
-    "merge_metadata",
-)  # arguments of `Memory.update` beside the id
+UPDATE_FIELDS = ("content", *ARGUMENTS, "merge_metadata")  # arguments of `Memory.update` beside the id
 # 32 characters of five bits each; l, 1, o and 0 are left out because they are easily confused.
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 _CHARACTERS = bytes(ord(_ALPHABET[byte & 31]) for byte in range(256))  # of a suffix, by byte of a hash
-_TRIED = 3  # ids that are asked for at once; mostly the third is free
 _WORD = re.compile(r"\w+")
 _TWO_WORDS = re.compile(r"\W*(\w+)(?:\W+(\w+))?")
 _ID = re.compile(r"[^\s\x00]{1,128}")
@@ -177,10 +166,14 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-def make_id(
-    content: str, position: int, used_ids: Callable[[Sequence[str]], Collection[str]], *, has_erasure: bool = False
-) -> str:
-    """Return a readable id that was never used: `city: Oslo` gives `city#e`, after an erasure `city#c.e2`.
+def make_ids(
+    contents: Sequence[str],
+    position: int,
+    used_ids: Callable[[Sequence[str]], Collection[str]],
+    *,
+    has_erasure: bool = False,
+) -> list[str]:
+    """Return a readable, unused id for each new content: `city: Oslo` gives `city#e`, after an erasure `city#c.e2`.
 
     The id is a topic, "#" and a suffix. The topic is the text before the first colon if that has at most 4 words, else
     the first 2 words; at most 24 characters. The suffix comes from a hash of (content, position); it has one character
@@ -188,32 +181,38 @@ def make_id(
     and a dot, so that no earlier id of the log can be equal.
 
     Args:
-        content: Content of the new entry.
-        position: Log position before the insert.
-        used_ids: Returns those of some ids that are not free.
+        contents: Contents of the new entries, which are inserted one after the other.
+        position: Log position before the first insert.
+        used_ids: Returns those of some ids that are not free; asked until no answer changes an id.
         has_erasure: Operations of the log were erased.
 
     Raises:
         StoreError: No free id was found.
     """
-    stem, suffix, shortest = id_parts(content, position, has_erasure=has_erasure)
-    for start in range(shortest, len(suffix) + 1, _TRIED):
-        ids = [stem + suffix[:length] for length in range(start, min(start + _TRIED, len(suffix) + 1))]
-        used = used_ids(ids)
-        for id in ids:
-            if id not in used:
-                return id
-    raise StoreError(f"no free id for {content!r} at position {position}")
+    candidates = [
+        (content, *_id_parts(content, number, has_erasure=has_erasure))
+        for number, content in enumerate(contents, position)
+    ]
+    free: set[str] = set()
+    used: set[str] = set()
+    while True:
+        ids: dict[str, None] = {}
+        for content, stem, suffix, shortest in candidates:
+            lengths = range(shortest, len(suffix) + 1)
+            id = next((id for length in lengths if (id := stem + suffix[:length]) not in used and id not in ids), None)
+            if id is None:
+                raise StoreError(f"no free id for {content!r:.80} after position {position}")
+            ids[id] = None
+        unknown = [id for id in ids if id not in free]
+        newly_used = used_ids(unknown)
+        if not newly_used:
+            return list(ids)
+        used.update(newly_used)
+        free.update(unknown)  # an id of `newly_used`, too, which is skipped
 
 
-def id_parts(content: str, position: int, *, has_erasure: bool = False) -> tuple[str, str, int]:
-    """Return the stem and the suffix of an id of `make_id`, and the shortest length of the suffix.
-
-    Args:
-        content: Content of the new entry.
-        position: Log position before the insert.
-        has_erasure: Operations of the log were erased.
-    """
+def _id_parts(content: str, position: int, *, has_erasure: bool) -> tuple[str, str, int]:
+    """Return the stem and the suffix of an id, and the shortest length of the suffix."""
     text = content.lower()
     subject, colon, _ = text.partition(":")
     words = _WORD.findall(subject) if colon else []
@@ -296,10 +295,7 @@ def clean_core_text(schema: MemorySchema, value: object) -> str:
 
     Raises `InvalidContent` over the token limit, and `StoreError` if the schema has no core memory.
     """
-    is_cleared = (
-        isinstance(value, str) and not value
-    )  # valid in any schema: `restore` may need an operation without effect
-    if not schema.core and not is_cleared:
+    if not schema.core and value != "":  # "" is valid in any schema: `restore` may need it
         raise StoreError(f"schema {schema.name!r} has no core memory")
     core = check_text("core memory", value).strip()
     tokens = count_core_tokens(core)
@@ -450,31 +446,11 @@ _SCAN = json.JSONDecoder().scan_once  # pyright: ignore[reportAttributeAccessIss
 _sound_types: set[tuple[type, ...]] = set()  # types of rows that were checked, so that a check is one look-up
 
 
-def _make_json_encoder() -> Callable[[Any], str]:
-    """Return `json.dumps`, or what it calls: it makes a new encoder each time, which costs more than a few keys."""
-    make = json.encoder.c_make_encoder  # pyright: ignore[reportAttributeAccessIssue]
-    if make is None:  # a Python without the module in C
-        return json.dumps
-    refuse = json.JSONEncoder().default
-    encode = make(None, refuse, json.encoder.encode_basestring_ascii, None, ": ", ", ", False, False, True)
-    return lambda value: "".join(encode(value, 0))
-
-
-encode_json = _make_json_encoder()
-"""Return checked metadata (`validate_fields`) as JSON."""
-
-
 def is_storable(value: object) -> bool:
     """Return True if a store can hold the value, so that a lookup of it can succeed."""
     if not isinstance(value, str):
         return isinstance(value, float | bytes) or (isinstance(value, int) and -(2**63) <= value < 2**63)
-    if "\0" in value:
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return "\0" not in value and is_text(value)
 
 
 def content_digest(content: str) -> bytes:
@@ -499,7 +475,7 @@ def row_values(record: Operation | MemoryEntry) -> tuple[Any, ...]:
     """Return the values of the columns `ENTRY_COLUMNS`."""
     values = entry_values(record)
     metadata = values[METADATA]
-    encoded = encode_json(metadata) if metadata else None if metadata is None else "{}"
+    encoded = json.dumps(metadata) if metadata else None if metadata is None else "{}"
     return (*values[:METADATA], encoded, *values[METADATA + 1 :])
 
 
@@ -509,21 +485,31 @@ def decode_entry(row: tuple[Any, ...]) -> MemoryEntry:
     Raises:
         DamagedStore: A column holds what no store writes; the message names the entry and the column.
     """
-    if tuple(map(type, row)) not in _sound_types or not _is_finite(row, 0):
-        for name, value in zip(_VERSION_COLUMN_TYPES, row, strict=True):
-            if not isinstance(value, _VERSION_COLUMN_TYPES[name]):
-                raise _damaged(row[0], f"its {name} is {type(value).__name__}")
-        _check_numbers(row[0], row)
-        _sound_types.add(tuple(map(type, row)))
+    _check_row(row, _VERSION_COLUMN_TYPES, 0)
     id, category, content = row[:3]
     if not (id and category and content):
         raise _damaged(id, "its id, category or content is empty")
     return make_entry(*row[:METADATA], _decode_metadata(id, row[METADATA]), *row[METADATA + 1 :])
 
 
-def _is_finite(row: Sequence[Any], start: int) -> bool:
-    """Return True if the numbers of a row, whose entry begins at `start`, are finite or not there."""
-    return all(math.isfinite(row[start + number] or 0.0) for number in _NUMBERS)
+def _check_row(row: tuple[Any, ...], types: Mapping[str, tuple[type, ...]], start: int) -> None:
+    """Raise `DamagedStore` for a value of a wrong type, or a number that is not finite.
+
+    Args:
+        row: Stored row.
+        types: Types of its columns, by name.
+        start: Index of the first column of its entry; 0 unless it is a row of the log.
+    """
+    name = row[0] if start == 0 else f"position {row[0]!r:.40} of the log"
+    row_types = tuple(map(type, row))
+    if row_types not in _sound_types:
+        for (column, kinds), value in zip(types.items(), row, strict=True):
+            if not isinstance(value, kinds):
+                raise _damaged(name, f"its {column} is {type(value).__name__}")
+        _sound_types.add(row_types)
+    for number in _NUMBERS:
+        if not math.isfinite(row[start + number] or 0.0):
+            raise _damaged(name, f"its {ENTRY_NAMES[number]} is {row[start + number]}")
 
 
 def decode_entries(rows: Sequence[tuple[Any, ...]]) -> list[MemoryEntry]:
@@ -554,21 +540,11 @@ def decode_log_row(row: tuple[Any, ...]) -> tuple[int, str, int, Operation]:
     Raises:
         DamagedStore: A column holds what no store writes; the message names the position and the column.
     """
-    if tuple(map(type, row)) not in _sound_types or not _is_finite(row, _BEFORE):
-        check_log_row(row)
+    _check_row(row, _OPERATION_COLUMN_TYPES, _BEFORE)
     position, time, head, kind, *values = row
     if values[METADATA] is not None:
         values[METADATA] = _decode_metadata(values[0], values[METADATA])
     return position, time, head, make_operation(kind, *values)
-
-
-def check_log_row(row: tuple[Any, ...]) -> None:
-    """Raise `DamagedStore` for a log row with a value of a wrong type, else remember its types as sound."""
-    for name, value in zip(_OPERATION_COLUMN_TYPES, row, strict=True):
-        if not isinstance(value, _OPERATION_COLUMN_TYPES[name]):
-            raise _damaged(f"position {row[0]!r:.40} of the log", f"its {name} is {type(value).__name__}")
-    _check_numbers(f"position {row[0]!r:.40} of the log", row[_BEFORE:])
-    _sound_types.add(tuple(map(type, row)))
 
 
 def logged_values(entries: Sequence[MemoryEntry], name: str, optional_fields: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -580,7 +556,7 @@ def logged_values(entries: Sequence[MemoryEntry], name: str, optional_fields: Se
         optional_fields: For each entry, the optional fields that its insert gave.
     """
     if name == "metadata":
-        return [encode_json(entry.metadata) if entry.metadata else "{}" for entry in entries]
+        return [json.dumps(entry.metadata) if entry.metadata else "{}" for entry in entries]
     if name in BLANKS:
         return [fields.get(name) for fields in optional_fields]
     return [getattr(entry, name) for entry in entries]
@@ -601,12 +577,6 @@ def _decode_metadata(id: object, text: str) -> dict[str, Any]:
     if not isinstance(metadata, dict):
         raise _damaged(id, f"its metadata is no mapping but {type(metadata).__name__}")
     return metadata
-
-
-def _check_numbers(name: object, values: Sequence[Any]) -> None:
-    for number in _NUMBERS:
-        if not math.isfinite(values[number] or 0.0):
-            raise _damaged(name, f"its {ENTRY_NAMES[number]} is {values[number]}")
 
 
 def check_position(id: object, position: Any) -> int:

@@ -14,10 +14,9 @@ from memalpha.errors import ConfigError, DamagedStore, StoreError, install_comma
 from memalpha.store.backends.base import Backend, Clock, Durability
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.sqlite import ReadOnlyDatabase, SQLiteDatabase, create_file
-from memalpha.store.embedding import Embedder
+from memalpha.store.embedding import Embedder, RecordedEmbedder, embedder_record
 from memalpha.store.fields import is_text
 from memalpha.store.schema import MemorySchema, load_schema
-from memalpha.store.search.index import RecordedEmbedder, embedder_record
 
 if TYPE_CHECKING:
     from memalpha.store.backends.postgres.database import PostgresDatabase

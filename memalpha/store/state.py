@@ -29,7 +29,7 @@ from memalpha.store.fields import (
     field_values,
     is_id,
     make_entry,
-    make_id,
+    make_ids,
     make_operation,
     new_defaults,
 )
@@ -116,7 +116,9 @@ def plan(view: StateView, operation: Operation, position: int) -> Change:
         category = view.schema.check_category(operation.category)
         content = clean_content(operation.content)
         ended_before = _entry_to_revive(view, operation.id, category)
-        id = operation.id or make_id(content, position - 1, view.used_ids, has_erasure=view.has_erasure())
+        id = operation.id
+        if id is None:
+            (id,) = make_ids([content], position - 1, view.used_ids, has_erasure=view.has_erasure())
         completed = _complete_operation(operation, id, category, content, **new_defaults())
         if operation.id is None or view.unique_contents:
             refuse_duplicate(view.find_same(completed))

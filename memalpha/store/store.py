@@ -42,7 +42,7 @@ from memalpha.store.bulk_insert import (
     validate_facts,
     vector_rows,
 )
-from memalpha.store.embedding import Embedder
+from memalpha.store.embedding import Embedder, RecordedEmbedder
 from memalpha.store.fields import (
     BLANKS,
     FILTERED,
@@ -70,7 +70,7 @@ from memalpha.store.quarantine import (
     writing_as,
 )
 from memalpha.store.schema import MemorySchema
-from memalpha.store.search.index import NamespaceIndex, RecordedEmbedder, surrounding_spans
+from memalpha.store.search.index import NamespaceIndex, surrounding_spans
 from memalpha.store.search.options import SearchOptions
 from memalpha.store.state import Change, MemoryState, as_operation, duplicate_error
 from memalpha.types import Hit, MemoryEntry, Operation
@@ -243,7 +243,7 @@ class MemoryStore(Memory):
             StoreError: The recorded name is not a shipped one, and `open` was given no embedder.
             EmbedderError: The embedder cannot be loaded.
         """
-        return self.recorded_embedder.load()
+        return self.recorded_embedder.load().inner
 
     def namespace(self, name: str) -> MemoryStore:
         """Return another namespace of the same store, with a log of its own.
@@ -450,7 +450,7 @@ class MemoryStore(Memory):
         query_vectors = options.query_vectors(len(queries), self.recorded_embedder.dim)
         # A query is rarely a stored text, so skip the lookup of its vector.
         if query_vectors is None and len(queries) == 1 and options.route != "bm25":
-            query_vectors = self.recorded_embedder.load_checked().encode(queries)
+            query_vectors = self.recorded_embedder.load().encode(queries)
         with self._transaction() as log_end:
             position = self.rows.log.resolve_as_of(options.as_of)
             results = self._index.search(log_end.position, position, queries, options, query_vectors)

@@ -1,6 +1,5 @@
 """Bulk inserts equal single inserts, all or none."""
 
-import json
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 import memalpha.store.backends.namespace
 from memalpha.errors import InvalidContent, StoreError, UnknownCategory
 from memalpha.store.embedding import HashEmbedder
-from memalpha.store.fields import encode_json
 from memalpha.store.memory import Memory
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
@@ -168,18 +166,3 @@ def test_a_batch_asks_the_database_a_few_times() -> None:
         )
         queries.append(sum(statement.startswith("SELECT") for statement in statements))
     assert queries[1] <= queries[0] + 2 <= 12, queries  # nothing is asked for each fact
-
-
-def test_metadata_is_written_as_json_writes_it() -> None:
-    values = st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-        max_leaves=8,
-    )
-
-    @settings(max_examples=50, deadline=None)
-    @given(st.dictionaries(st.text(), values, max_size=4))
-    def check(metadata) -> None:
-        assert encode_json(metadata) == json.dumps(metadata)
-
-    check()

@@ -95,7 +95,7 @@ def outcome(run, operation: Operation) -> object:
 
 
 class Witness:
-    """What must hold whatever the rules are: nothing here asks `plan`, `make_id` or any other code of the store."""
+    """What must hold whatever the rules are: nothing here asks `plan`, `make_ids` or any other code of the store."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder  # of the store's file

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from memalpha.errors import DuplicateContent, InvalidContent, StoreError, UnknownCategory, UnknownEntry
 from memalpha.store.embedding import load_embedder
-from memalpha.store.fields import make_id
+from memalpha.store.fields import make_ids
 from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import MEM_ALPHA, MemorySchema
 from memalpha.store.state import MemoryState, inverse, plan
@@ -37,7 +37,7 @@ def insert(content: str, category: str = "semantic", **fields) -> Operation:
     ],
 )
 def test_ids_are_readable(content: str, topic: str) -> None:
-    id = make_id(content, 0, lambda _: ())
+    (id,) = make_ids([content], 0, lambda _: ())
     assert id[:-2] == topic
     assert id[-2] == "#"
     assert id[-1] in "abcdefghijkmnpqrstuvwxyz23456789"
@@ -47,17 +47,17 @@ def test_ids_are_readable(content: str, topic: str) -> None:
 def test_ids_are_stable_and_grow_until_free(content: str, position: int) -> None:
     ids: list[str] = []
     for _ in range(4):
-        ids.append(make_id(content, position, lambda some: [id for id in some if id in ids]))
+        ids += make_ids([content], position, lambda some, used=tuple(ids): set(some).intersection(used))
     assert len(set(ids)) == 4
     assert all(longer.startswith(shorter) for shorter, longer in pairwise(ids))
-    assert make_id(content, position, lambda _: ()) == ids[0]
+    assert make_ids([content], position, lambda _: ()) == ids[:1]
 
 
 @given(st.text(), st.integers(0, 10**6), st.integers(0, 10**6))
 def test_ids_after_an_erasure_differ_from_all_earlier_ones(content: str, position: int, later: int) -> None:
-    id = make_id(content, position, lambda _: (), has_erasure=True)
-    assert id not in {make_id(content, position, lambda _: ()), make_id(content, later, lambda _: ())}
-    assert position == later or id != make_id(content, later, lambda _: (), has_erasure=True)
+    ids = make_ids([content], position, lambda _: (), has_erasure=True)
+    assert ids not in (make_ids([content], position, lambda _: ()), make_ids([content], later, lambda _: ()))
+    assert position == later or ids != make_ids([content], later, lambda _: (), has_erasure=True)
 
 
 def test_duplicate_errors_name_the_entry() -> None:

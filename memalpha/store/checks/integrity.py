@@ -17,11 +17,10 @@ from memalpha.errors import DamagedStore, EmbedderError, MemalphaError, StoreErr
 from memalpha.store.backends.base import Backend
 from memalpha.store.backends.namespace import Namespace, vector_blob
 from memalpha.store.backends.sqlite import SQLiteDatabase
-from memalpha.store.embedding import Embedder, first_faulty_row
+from memalpha.store.embedding import Embedder, RecordedEmbedder, first_faulty_row
 from memalpha.store.fields import content_digest, format_utc, version_row
 from memalpha.store.open import is_writable, open_existing, open_namespace
 from memalpha.store.schema import MemorySchema
-from memalpha.store.search.index import RecordedEmbedder
 from memalpha.store.state import MemoryState, plan
 from memalpha.types import MemoryEntry
 
@@ -253,7 +252,7 @@ class _Examination:
         wrong = [key for key in contents if key in stored and key not in sound]
         embedded: dict[bytes, bytes] = {}
         try:
-            embedder, keys = recorded.load_checked(), list(contents)
+            embedder, keys = recorded.load(), list(contents)
             for start in range(0, len(keys), _BATCH):
                 batch = keys[start : start + _BATCH]
                 vectors = embedder.encode([contents[key] for key in batch])

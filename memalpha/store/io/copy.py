@@ -7,9 +7,9 @@ from pathlib import Path
 
 from memalpha.errors import StoreError
 from memalpha.store.backends.base import Backend, system_clock
+from memalpha.store.embedding import RecordedEmbedder
 from memalpha.store.open import copy_noted, create_database, is_url, open_database, open_namespace
 from memalpha.store.schema import MemorySchema
-from memalpha.store.search.index import RecordedEmbedder
 from memalpha.types import Operation
 
 
@@ -141,7 +141,7 @@ def write_log(
     kinds = ("insert", "update")
     contents = list(dict.fromkeys(item.content for item in operations if item.kind in kinds and item.content))
     # Embed before the transaction, so that a slow embedder blocks no other process.
-    vectors = dict(zip(contents, embedder.load_checked().encode(contents), strict=True)) if contents else {}
+    vectors = dict(zip(contents, embedder.load().encode(contents), strict=True)) if contents else {}
     namespace = open_namespace(database, name, schema)
     with namespace.transaction():
         is_new = namespace.scope.namespace_id < 0
