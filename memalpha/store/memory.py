@@ -19,21 +19,14 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from memalpha.arguments import check_count, check_flag
-from memalpha.errors import (
-    DuplicateContent,
-    InvalidContent,
-    MemalphaError,
-    StoreError,
-    UnknownCategory,
-    UnknownEntry,
-)
+from memalpha.errors import DuplicateContent, InvalidContent, MemalphaError, StoreError, UnknownCategory, UnknownEntry
 from memalpha.store.embedding import CheckedEmbedder, Embedder, load_cross_encoder
 from memalpha.store.fields import ARGUMENTS, check_timestamp, update_operation
 from memalpha.store.filters import Filter, Where, parse_filter
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.corpus import Corpus, Document
 from memalpha.store.search.lexical import split_passages
-from memalpha.store.search.options import Boost, Reranker, Route, SearchOptions
+from memalpha.store.search.options import SEARCH_KEYWORDS, Boost, Reranker, Route, SearchOptions
 from memalpha.store.state import Change, MemoryState, plan
 from memalpha.types import Hit, MemoryEntry, Operation
 
@@ -96,13 +89,6 @@ class Hits(list[Hit]):
     def _repr_html_(self) -> str:
         rows = [(hit.score, hit.entry.category, hit.entry.content, hit.entry.timestamp) for hit in self]
         return html_table(f"{len(rows)} hits", ("score", "category", "content", "timestamp"), rows)
-
-
-def _with_passage(hit: Hit) -> Hit:
-    """Return the hit of a long entry with the text of its best passage."""
-    if "passage" not in hit.explain:
-        return hit
-    return replace(hit, passage=split_passages(hit.entry.content)[int(hit.explain["passage"])])
 
 
 def _rerank(query: str, hits: Sequence[Hit], reranker: Reranker | str) -> list[Hit]:
@@ -258,47 +244,19 @@ class Memory(ABC):
         return Hits(self._search_all([query], options)[0])
 
     @refuse_other_keywords
-    def search_many(
-        self,
-        queries: Sequence[str],
-        k: int = 10,
-        *,
-        category: str | None = None,
-        where: Where = None,
-        route: Route = "soft",
-        boost: Boost | None = None,
-        as_of: int | str | None = None,
-        around: int = 0,
-        exact: bool = False,
-        weights: Mapping[str, float] | None = None,
-        min_score: float | None = None,
-        vector: Sequence[float] | np.ndarray | None = None,
-        reranker: Reranker | str | None = None,
-    ) -> list[list[Hit]]:
+    def search_many(self, queries: Sequence[str], k: int = 10, **options: Any) -> list[list[Hit]]:
         """Search for several queries, embedded in one batch.
 
         Args:
             queries: One list of hits is returned for each.
-            k: Number of hits of each query at most; this and all others are those of `search`.
+            k: Number of hits of each query at most.
+            **options: Further arguments of `search`.
         """
-        is_list = isinstance(queries, Sequence | np.ndarray) and not isinstance(queries, str | bytes)
-        if not is_list:
+        if not isinstance(queries, Sequence | np.ndarray) or isinstance(queries, str | bytes):
             raise StoreError("query: text is needed, and for search_many a list of texts")
-        options = SearchOptions(
-            k,
-            category=category,
-            where=where,
-            route=route,
-            boost=boost,
-            as_of=as_of,
-            around=around,
-            exact=exact,
-            weights=weights,
-            min_score=min_score,
-            vector=vector,
-            reranker=reranker,
-        )
-        return self._search_all(list(queries), options)
+        if unknown := options.keys() - SEARCH_KEYWORDS:
+            raise TypeError(f"search_many() got an unexpected keyword argument {min(unknown)!r}")
+        return self._search_all(list(queries), SearchOptions(k, **options))
 
     def _search_all(self, queries: Sequence[str], options: SearchOptions) -> list[list[Hit]]:
         """Return the hits of each query, with their passages and in the reranker's order."""
@@ -307,7 +265,12 @@ class Memory(ABC):
         if options.category is not None:
             self.schema.check_category(options.category)
         first_options = options if options.reranker is None else replace(options, k=max(options.k, _RERANKED))
-        results = [[_with_passage(hit) for hit in hits] for hits in self._search(queries, first_options)]
+        results = self._search(queries, first_options)
+        for hits in results:
+            for index, hit in enumerate(hits):
+                if "passage" in hit.explain:
+                    passage = split_passages(hit.entry.content)[int(hit.explain["passage"])]
+                    hits[index] = replace(hit, passage=passage)
         if options.reranker is None:
             return results
         return [

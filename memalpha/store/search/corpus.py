@@ -74,11 +74,11 @@ from memalpha.store.filters import (
     filter_fields,
     freeze,
 )
-from memalpha.store.search.lexical import WINDOW, LexicalIndex, PassageIndex, Span, words
+from memalpha.store.search.lexical import WINDOW, LexicalIndex, PassageIndex, Span, with_room, words
 from memalpha.store.search.options import SearchOptions
 from memalpha.store.search.ranking import (
     CATEGORY_WEIGHT,
-    LexicalScores,
+    Features,
     Prototypes,
     ScoredEntry,
     Selection,
@@ -177,20 +177,15 @@ class _Column:
 
     def set(self, slot: int, value: Any) -> None:
         """Store the value of a slot."""
-        self._make_room(slot + 1)
+        self._codes = with_room(self._codes, slot + 1)
         number = self._numbers.setdefault(freeze(value), len(self._values))
         if number == len(self._values):
             self._values.append(value)
         self._codes[slot] = number
 
-    def _make_room(self, size: int) -> None:
-        if size > len(self._codes):
-            room = np.zeros(max(32, size, 2 * len(self._codes)) - len(self._codes), np.int32)
-            self._codes = np.concatenate([self._codes, room])
-
     def mask(self, condition: Condition, size: int) -> np.ndarray:
         """Return a mask of the slots that fulfil a condition, bool `(size,)`."""
-        self._make_room(size)
+        self._codes = with_room(self._codes, size)
         codes, numbers = self._codes[:size], self._fulfilling(condition)
         if len(numbers) == 1:
             mask = codes == numbers[0]
@@ -204,7 +199,7 @@ class _Column:
 
     def numbers(self, size: int) -> np.ndarray:
         """Return the values as numbers, float64 `(size,)`."""
-        self._make_room(size)
+        self._codes = with_room(self._codes, size)
         new_floats = [to_number(value) for value in self._values[len(self._floats) :]]
         self._floats = np.concatenate([self._floats, new_floats])
         return self._floats.take(self._codes[:size]) if len(self._floats) else np.full(size, np.nan)
@@ -223,13 +218,13 @@ class _Column:
             return np.flatnonzero(verdicts)
         if condition.operator in ORDER:
             return self._within(condition, condition.operator, condition.operand)
-        return [number for operand in condition.operands for number in self._equal(condition, operand)]
-
-    def _equal(self, condition: Condition, operand: Any) -> Iterable[int]:
-        if isinstance(condition.comparable(operand), datetime):  # times have many spellings
-            return self._within(condition, "$eq", operand)
-        number = self._numbers.get(freeze(operand))
-        return () if number is None else (number,)
+        equal: list[int] = []
+        for operand in condition.operands:
+            if isinstance(condition.comparable(operand), datetime):  # times have many spellings
+                equal += self._within(condition, "$eq", operand).tolist()
+            elif (number := self._numbers.get(freeze(operand))) is not None:
+                equal.append(number)
+        return equal
 
     def _within(self, condition: Condition, operator: str, operand: Any) -> np.ndarray:
         bound = condition.comparable(operand)
@@ -337,85 +332,58 @@ class ApproximateIndex:
         return slots[slots >= 0]
 
 
-class Candidates:
-    """Documents that may be among the best for one query, with the statistics of the whole memory.
+def find_candidates(
+    whole: Selection, index: ApproximateIndex, query: Sequence[str], vector: np.ndarray, route: Route
+) -> Features:
+    """Return documents that may be among the best for one query, with the statistics of the whole memory.
 
-    Attributes:
-        slots: Slots of the candidates, int64 `(n,)`.
-        score_ranges: Minimum and maximum over all documents, by part of the score.
+    Args:
+        whole: Selection of all documents, without raw spans.
+        index: Index of their vectors.
+        query: Terms of the query.
+        vector: Embedding of the query `(1, dim)`.
+        route: Route of the search: "soft", "flat" or "dense".
     """
+    is_soft = route == "soft"
+    group_prior = whole.group_priors(query, vector) if is_soft else np.zeros(whole.size)
+    described = whole.description_scores(vector) if is_soft else None
+    prior = group_prior if described is None else group_prior + CATEGORY_WEIGHT * described
+    chosen = [_find_nearest(whole, index, vector, prior)]
+    lexical = None if route == "dense" else whole.bm25_scores(query)
+    score_ranges: dict[str, tuple[float, float]] = {}
+    if lexical is not None:
+        holders = np.flatnonzero(lexical.scores)
+        values = lexical.scores[holders]
+        low, high = 0.0 if len(holders) < len(whole.slots) else values.min(), values.max(initial=0.0)
+        score_ranges["bm25"] = low, high
+        values = values / max(high, 1e-9) + prior[whole.groups[holders]]
+        chosen.append(holders[_indices_of_largest(values, BEST_BY_WORDS)])
+    documents = np.unique(np.concatenate(chosen))
+    dense, groups = whole.products(vector, documents), whole.groups[documents]
+    if lexical is not None:
+        lexical = lexical._replace(scores=lexical.scores[documents], passages=lexical.passages[documents])
+        far = whole.products(vector, whole.documents_at(index.nearest(-vector, FARTHEST, fast=True)))
+        score_ranges["dense"] = far.min(initial=dense.min(initial=0.0)), dense.max(initial=0.0)
+    return Features(
+        whole.slots[documents],
+        dense,
+        lexical,
+        group_prior[groups] if is_soft else None,
+        None if described is None else described[groups],
+        score_ranges=score_ranges,
+    )
 
-    def __init__(
-        self, whole: Selection, index: ApproximateIndex, query: Sequence[str], vector: np.ndarray, route: Route
-    ) -> None:
-        """Choose the candidates.
 
-        Args:
-            whole: Selection of all documents.
-            index: Index of their vectors.
-            query: Terms of the query.
-            vector: Embedding of the query `(1, dim)`.
-            route: Route of the search: "soft", "flat" or "dense".
-        """
-        group_prior = whole.group_priors(query, vector) if route == "soft" else np.zeros(whole.size)
-        described = whole.description_scores(vector) if route == "soft" else None
-        prior = group_prior if described is None else group_prior + CATEGORY_WEIGHT * described
-        chosen = [self._nearest(whole, index, vector, prior)]
-        lexical = None if route == "dense" else whole.bm25_scores(query)
-        if lexical is not None:
-            holders = np.flatnonzero(lexical.scores)
-            values = lexical.scores[holders]
-            low, high = 0.0 if len(holders) < len(whole.slots) else values.min(), values.max(initial=0.0)
-            self.score_ranges = {"bm25": (low, high)}
-            values = values / max(high, 1e-9) + prior[whole.groups[holders]]
-            chosen.append(holders[_indices_of_largest(values, BEST_BY_WORDS)])
-        documents = np.unique(np.concatenate(chosen))
-        self.slots = whole.slots[documents]
-        self._dense = whole.products(vector, documents)
-        self._prior = group_prior[whole.groups[documents]]
-        self._category = None if described is None else described[whole.groups[documents]]
-        if lexical is not None:
-            self._lexical = LexicalScores(
-                lexical.scores[documents], lexical.passages[documents], confidence=lexical.confidence
-            )
-            far = whole.products(vector, whole.documents_at(index.nearest(-vector, FARTHEST, fast=True)))
-            lowest = far.min(initial=self._dense.min(initial=0.0))
-            self.score_ranges["dense"] = (lowest, self._dense.max(initial=0.0))
-
-    @staticmethod
-    def _nearest(whole: Selection, index: ApproximateIndex, vector: np.ndarray, prior: np.ndarray) -> np.ndarray:
-        """Return the nearest documents, with more of the groups that the prior favours."""
-        documents = whole.documents_at(index.nearest(vector, NEAREST))
-        groups = whole.groups[documents]
-        counts, sizes = np.bincount(groups, minlength=whole.size), whole.group_sizes
-        chosen, mean_prior = [documents], prior[groups].mean() if len(documents) else 0.0
-        for group in np.argsort(-prior, kind="stable")[:_EXTRA_GROUPS].tolist():
-            if prior[group] > mean_prior and counts[group] < min(NEAREST // 4, sizes[group]):
-                chosen.append(whole.documents_at(index.nearest(vector, NEAREST // 4, whole.slots_in_group(group))))
-        return np.concatenate(chosen)
-
-    def dense_scores(self, vector: np.ndarray) -> np.ndarray:
-        """Return the inner products of the query's vector `(1, dim)` with the documents', float64 `(n,)`."""
-        return self._dense
-
-    def bm25_scores(self, query: Sequence[str]) -> LexicalScores:
-        """Return BM25 of each document."""
-        return self._lexical
-
-    def neighbour_scores(self, query: Sequence[str]) -> None:
-        """Return None: a memory with spans is searched exactly."""
-
-    def marks(self) -> np.ndarray:
-        """Return that no document is a span: a memory with spans is searched exactly."""
-        return np.zeros((len(self.slots), 2), bool)
-
-    def group_prior(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
-        """Return the prior of each document's group, float64 `(n,)`."""
-        return self._prior
-
-    def category_prior(self, vector: np.ndarray) -> np.ndarray | None:
-        """Return the similarity of the query to what each document's group is for, float64 `(n,)`; None if equal."""
-        return self._category
+def _find_nearest(whole: Selection, index: ApproximateIndex, vector: np.ndarray, prior: np.ndarray) -> np.ndarray:
+    """Return the nearest documents, with more of the groups that the prior favours."""
+    documents = whole.documents_at(index.nearest(vector, NEAREST))
+    groups = whole.groups[documents]
+    counts, sizes = np.bincount(groups, minlength=whole.size), whole.group_sizes
+    chosen, mean_prior = [documents], prior[groups].mean() if len(documents) else 0.0
+    for group in np.argsort(-prior, kind="stable")[:_EXTRA_GROUPS].tolist():
+        if prior[group] > mean_prior and counts[group] < min(NEAREST // 4, sizes[group]):
+            chosen.append(whole.documents_at(index.nearest(vector, NEAREST // 4, whole.slots_in_group(group))))
+    return np.concatenate(chosen)
 
 
 def _indices_of_largest(values: np.ndarray, count: int) -> np.ndarray:
@@ -616,14 +584,10 @@ class Corpus:
         start = self._size
         self._size += number - len(reused)
         self._ids += [""] * (self._size - start)
-        if self._size > len(self._live):
-            room = max(32, self._size, 2 * start) - len(self._live)
-            self._live = np.concatenate([self._live, np.zeros(room, bool)])
-            self._orders = np.concatenate([self._orders, np.zeros(room, np.int64)])
-            self._created = np.concatenate([self._created, np.zeros(room, np.int64)])
-            self.groups = np.concatenate([self.groups, np.zeros(room, np.int64)])
-            self.spans = np.concatenate([self.spans, np.zeros((room, 3), np.int64)])
-            self.marks = np.concatenate([self.marks, np.zeros((room, 2), bool)])
+        self._live, self._orders, self._created, self.groups, self.spans, self.marks = (
+            with_room(values, self._size)
+            for values in (self._live, self._orders, self._created, self.groups, self.spans, self.marks)
+        )
         return np.array([*reused, *range(start, self._size)], np.int64)
 
     def remove(self, id: str) -> None:
@@ -676,17 +640,17 @@ class Corpus:
                 self._ann.add(self.vectors.rows, slots[self._live[slots]])
             index, self._outside_ann = self._ann, []
         whole = self._select(where)
+        if not len(whole.slots):
+            return [[] for _ in queries]
         results: list[list[ScoredEntry]] = []
         for number, query in enumerate(queries):
             terms, vector = words(query), None if vectors is None else vectors[number : number + 1]
-            selection: Selection | Candidates = whole
+            features = None
             if index is not None and vector is not None:
-                candidates = Candidates(whole, index, terms, vector, route)
-                selection = candidates if len(candidates.slots) >= k else whole
-            if not len(selection.slots):
-                results.append([])
-                continue
-            results.append(self._rank(selection, query, terms, vector, options, coverages[number]))
+                features = find_candidates(whole, index, terms, vector, route)
+            if features is None or len(features.slots) < k:
+                features = whole.features(terms, vector, route)
+            results.append(self._rank(features, query, options, coverages[number]))
         return results
 
     def _can_approximate(self, options: SearchOptions) -> bool:
@@ -758,28 +722,15 @@ class Corpus:
         self._full_selection = Selection(self, np.flatnonzero(live), is_whole=True)
         return self._full_selection
 
-    def _rank(
-        self,
-        selection: Selection | Candidates,
-        query: str,
-        terms: list[str],
-        vector: np.ndarray | None,
-        options: SearchOptions,
-        coverage: float,
-    ) -> list[ScoredEntry]:
-        def numbers(field: str) -> np.ndarray:
-            return self._columns.numbers(field, self._slots, self._size)[selection.slots]
+    def _rank(self, features: Features, query: str, options: SearchOptions, coverage: float) -> list[ScoredEntry]:
+        slots = features.slots
 
-        uses_roles = not asks_for_assistants(query)
-        subset, parts, values = score_documents(selection, terms, vector, options, numbers, coverage, uses_roles)
-        slots = selection.slots[subset]
-        total = sum(values[1:], values[0])
+        def numbers(field: str) -> np.ndarray:
+            return self._columns.numbers(field, self._slots, self._size)[slots]
+
+        total, parts = score_documents(features, options, numbers, coverage, not asks_for_assistants(query))
         best = top_k(total, self._orders[slots], options.k)
         if options.min_score is not None:
             best = best[total[best] >= options.min_score]
-        return [
-            ScoredEntry(self._ids[slot], score, parts_of_entry)
-            for slot, score, parts_of_entry in zip(
-                slots[best].tolist(), total[best].tolist(), explain(parts, best), strict=True
-            )
-        ]
+        ids = [self._ids[slot] for slot in slots[best].tolist()]
+        return list(map(ScoredEntry, ids, total[best].tolist(), explain(parts, best)))

@@ -226,7 +226,6 @@ class NamespaceIndex(ForkAware):
         self._checkin(corpus)
         return answer
 
-    @no_deadline()
     def _checkout(self, position: int) -> Corpus:
         """Return the corpus updated to the log's end at `position`, and clear the stored reference.
 
@@ -297,6 +296,7 @@ class NamespaceIndex(ForkAware):
         self._rollbacks = self._rows.database.rollbacks if self._rows.database.is_writing else None
         self._corpus = corpus
 
+    @no_deadline()
     def _build_corpus(self) -> Corpus:
         """Build the corpus from the stored rows."""
         corpus = Corpus(self._encoder(), (), self._live_entries, descriptions=self._descriptions, approximate=True)

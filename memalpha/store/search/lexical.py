@@ -168,6 +168,14 @@ def term_counts(text: str) -> Mapping[str, int]:
     return Counter(words(text))
 
 
+def with_room(values: np.ndarray, size: int) -> np.ndarray:
+    """Return an array of at least `size` rows that begins with `values`; new rows are 0, and as many as those."""
+    if size <= len(values):
+        return values
+    room = max(32, size, 2 * len(values)) - len(values)
+    return np.concatenate([values, np.zeros((room, *values.shape[1:]), values.dtype)])
+
+
 class _TokenNumbers(dict[str, int]):
     """Numbers of terms by token; -1 for a stop word."""
 
@@ -203,7 +211,7 @@ class LexicalIndex:
         """Add the terms of texts at as many new slots `(n,)`."""
         if not len(slots):
             return
-        self._make_room(int(slots.max()) + 1)
+        self.lengths = with_room(self.lengths, int(slots.max()) + 1)
         if len(texts) < max(_FEW, len(self._slots) // _SHARE):
             for slot, text in zip(slots.tolist(), texts, strict=True):
                 self._add(slot, term_counts(text))
@@ -230,11 +238,6 @@ class LexicalIndex:
             term_counts_at_slots.append(count)
             self._joined.pop(number, None)
         self._recent_size += len(counts)
-
-    def _make_room(self, size: int) -> None:
-        if size > len(self.lengths):
-            room = np.zeros(max(32, size, 2 * len(self.lengths)) - len(self.lengths), np.int32)
-            self.lengths = np.concatenate([self.lengths, room])
 
     @property
     def needs_settling(self) -> bool:
@@ -352,12 +355,7 @@ class BM25:
     """BM25 of single documents, or of groups of them, each as one long document."""
 
     def __init__(
-        self,
-        lengths: np.ndarray,
-        groups: np.ndarray | None = None,
-        size: int = 0,
-        *,
-        inverse_mean: float | None = None,
+        self, lengths: np.ndarray, groups: np.ndarray | None = None, size: int = 0, *, inverse_mean: float | None = None
     ) -> None:
         """Compute the length penalties.
 
@@ -373,8 +371,8 @@ class BM25:
             self._size, self._number = size, np.count_nonzero(np.bincount(groups, minlength=size))
             lengths = np.bincount(groups, lengths, size)
         total = lengths.sum()
-        scale = (self._number / total if total else 0.0) if inverse_mean is None else inverse_mean
-        self._penalties = K1 * (1.0 - B + B * lengths * scale) if total else np.zeros(self._size)
+        self.inverse_mean = (self._number / total if total else 0.0) if inverse_mean is None else inverse_mean
+        self._penalties = K1 * (1.0 - B + B * lengths * self.inverse_mean) if total else np.zeros(self._size)
 
     def idf(self, repeats: np.ndarray, holders: np.ndarray) -> np.ndarray:
         """Return the weights of terms `(t,)` by their counts in the query and the number of their holders."""

@@ -65,6 +65,12 @@ class Boost:
         return terms
 
 
+SEARCH_KEYWORDS = frozenset(
+    ("category", "where", "route", "boost", "as_of", "around", "exact", "weights", "min_score", "vector", "reranker")
+)
+"""Keywords of `Memory.search`."""
+
+
 @dataclass(frozen=True)
 class SearchOptions:
     """Keywords of `Memory.search`, where they are explained, as one checked value.

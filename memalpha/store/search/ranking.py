@@ -15,23 +15,17 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 import faiss
 import numpy as np
 
-from memalpha.store.search.lexical import (
-    BM25,
-    NeighbourBM25,
-    PassageMatches,
-    SelectedPostings,
-    TermMatches,
-    effective_total,
-)
+from memalpha.store.search.lexical import BM25, NeighbourBM25, SelectedPostings, TermMatches, effective_total
 
 if TYPE_CHECKING:
-    from memalpha.store.search.corpus import Candidates, Corpus
-    from memalpha.store.search.options import SearchOptions
+    from memalpha.store.search.corpus import Corpus
+    from memalpha.store.search.options import Route, SearchOptions
 
 
 _FEW = 0.25  # share of the rows
@@ -262,6 +256,28 @@ class LexicalScores(NamedTuple):
     confidence: float = 1.0
 
 
+class Features(NamedTuple):
+    """Raw parts of the scores of n documents for one query; a part is None where the route does not add it.
+
+    Attributes:
+        slots: Slots of the documents, int64 `(n,)`.
+        dense: Inner products of the query's vector with the documents', float64 `(n,)`.
+        lexical: BM25 of each document.
+        group_prior: Prior of each document's group (layer one), float64 `(n,)`.
+        category: Similarity of the query to what each document's group is for, float64 `(n,)`; None if equal.
+        marks: Which documents are spans that an assistant said, and which are spans that ask, bool `(n, 2)`.
+        score_ranges: Minimum and maximum over more documents than these, by part of the score.
+    """
+
+    slots: np.ndarray
+    dense: np.ndarray | None = None
+    lexical: LexicalScores | None = None
+    group_prior: np.ndarray | None = None
+    category: np.ndarray | None = None
+    marks: np.ndarray | None = None
+    score_ranges: Mapping[str, tuple[float, float]] = MappingProxyType({})
+
+
 class Selection:
     """Documents of a corpus that a search covers, with the statistics of these alone.
 
@@ -269,10 +285,7 @@ class Selection:
         slots: Slots of the documents, int64 `(n,)`, in the order of their groups unless they are the whole memory.
         groups: Group of each document, int64 `(n,)`, below `size`.
         size: Number of groups.
-        score_ranges: Minimum and maximum by part of the score, over more documents than these; empty here.
     """
-
-    score_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
 
     def __init__(self, corpus: Corpus, slots: np.ndarray, *, is_whole: bool) -> None:
         groups = corpus.groups[slots]
@@ -282,30 +295,37 @@ class Selection:
         self.slots, self.groups, self.size = slots, groups, len(corpus.group_numbers)
         self._corpus, self._is_whole = corpus, is_whole
 
+    def features(self, query: Sequence[str], vector: np.ndarray | None, route: Route) -> Features:
+        """Return the parts of the scores that a route needs.
+
+        Args:
+            query: Terms of the query.
+            vector: Embedding of the query `(1, dim)`; None for the route "bm25".
+            route: The route, which `corpus` explains.
+        """
+        dense = None if vector is None else self._dense_scores(vector)
+        lexical = None
+        if route != "dense":
+            lexical = (self._neighbour_scores(query) if route == "soft" else None) or self.bm25_scores(query)
+        features = Features(self.slots, dense, lexical)
+        if vector is None:
+            return features
+        if route == "soft":
+            described = self.description_scores(vector)
+            return features._replace(
+                group_prior=self.group_priors(query, vector)[self.groups],
+                category=None if described is None else described[self.groups],
+                marks=self._corpus.marks[self.slots],
+            )
+        if route == "hard" and dense is not None and lexical is not None:
+            best = self._in_best_groups(query, vector)
+            lexical = lexical._replace(scores=lexical.scores[best], passages=lexical.passages[best])
+            return Features(self.slots[best], dense[best], lexical)
+        return features
+
     @cached_property
     def _lexical(self) -> SelectedPostings:
         return SelectedPostings(self._corpus.lexical, self.slots)
-
-    @cached_property
-    def lengths(self) -> np.ndarray:
-        """Return the number of words of each document, `(n,)`."""
-        return self._lexical.lengths
-
-    def match_terms(self, query: Sequence[str]) -> TermMatches | None:
-        """Return the matches of a query's terms among the documents; None if there are none."""
-        return self._lexical.match_terms(query)
-
-    def match_passages(self, query: Sequence[str]) -> PassageMatches | None:
-        """Return the matches of a query's terms among passages of long documents; None if there are none."""
-        return self._corpus.passages.match(query, self._lexical.document_of_slot)
-
-    def spans(self) -> np.ndarray | None:
-        """Return source number (0: no span), chunk, position of each document, int64 `(n, 3)`; None without spans."""
-        return self._corpus.spans[self.slots] if self._corpus.source_numbers else None
-
-    def marks(self) -> np.ndarray:
-        """Return which documents are spans that an assistant said, and which are spans that ask, bool `(n, 2)`."""
-        return self._corpus.marks[self.slots]
 
     @cached_property
     def _should_gather(self) -> bool:
@@ -315,27 +335,20 @@ class Selection:
     def _rows(self) -> np.ndarray:
         return self._corpus.vectors.rows[self.slots]
 
-    @cached_property
-    def _prototypes(self) -> np.ndarray:
-        """Return the prototypes of the selected documents, float32 `(group_count, dim)`."""
+    def _prototype_scores(self, vector: np.ndarray) -> np.ndarray:
+        """Return the inner products of a query's vector `(1, dim)` with the groups' mean directions, `(1, size)`."""
         sums = np.zeros((self.size, self._corpus.embedder.dim))
         for start in range(0, len(self.slots), BLOCK):
             block = slice(start, start + BLOCK)
             rows = self._rows[block] if self._should_gather else self._corpus.vectors.rows[self.slots[block]]
             add_by_group(sums, self.groups[block], rows)
-        return unit_directions(sums)
+        return inner_products(vector, unit_directions(sums))
 
-    def dense_scores(self, vector: np.ndarray) -> np.ndarray:
+    def _dense_scores(self, vector: np.ndarray) -> np.ndarray:
         """Return the inner products of a query's vector `(1, dim)` with the documents', float64 `(n,)`."""
         if self._should_gather:
             return inner_products(vector, self._rows)[0]
         return self._corpus.vectors.scores(vector, self.slots)[0]
-
-    def prototype_scores(self, vector: np.ndarray) -> np.ndarray:
-        """Return the inner products of a query's vector `(1, dim)` with the prototypes of the first groups."""
-        if self._is_whole:
-            return self._corpus.prototypes.scores(vector)[0]
-        return inner_products(vector, self._prototypes)[0]
 
     def documents_at(self, slots: np.ndarray) -> np.ndarray:
         """Return the documents of slots by their index in this selection, without removed ones."""
@@ -357,33 +370,26 @@ class Selection:
 
     @cached_property
     def _neighbours(self) -> NeighbourBM25 | None:
-        spans = self.spans()
-        if spans is None or not spans[:, 0].any():
+        if not self._corpus.source_numbers:
             return None
-        sources, chunks, positions = spans.T
-        return NeighbourBM25(sources, chunks, positions, self.lengths)
-
-    @cached_property
-    def _inverse_mean(self) -> float:
-        passages, total = effective_total(self.lengths)
-        return passages / total if total else 0.0
+        sources, chunks, positions = self._corpus.spans[self.slots].T
+        return NeighbourBM25(sources, chunks, positions, self._lexical.lengths) if sources.any() else None
 
     @cached_property
     def _bm25(self) -> BM25:
-        return BM25(self.lengths, inverse_mean=self._inverse_mean)
+        passages, total = effective_total(self._lexical.lengths)
+        return BM25(self._lexical.lengths, inverse_mean=passages / total if total else 0.0)
 
     @cached_property
     def _group_bm25(self) -> BM25:
-        return BM25(self.lengths, self.groups, self.size)
+        return BM25(self._lexical.lengths, self.groups, self.size)
 
     def bm25_scores(self, query: Sequence[str]) -> LexicalScores:
         """Return BM25 of each document (layer two)."""
-        matches = self.match_terms(query)
+        matches = self._lexical.match_terms(query)
         scores, idf = self._bm25.scores(matches)
-        scored = self._with_passages(query, scores, idf, self._inverse_mean)
-        if self._neighbours is not None:
-            return scored
-        return LexicalScores(scored.scores, scored.passages, confidence=self._confidence(matches, idf))
+        scored = self._with_passages(query, scores, idf, self._bm25.inverse_mean)
+        return scored if self._neighbours else scored._replace(confidence=self._confidence(matches, idf))
 
     def _confidence(self, matches: TermMatches | None, idf: np.ndarray) -> float:
         """Return the share by which words count: scaling makes the best match a 1 even where it shares a common word.
@@ -397,43 +403,33 @@ class Selection:
         held = np.bincount(matches.documents, idf[matches.terms]).max()
         return min(1.0, held / (min(SURE_WORDS, len(matches.repeats)) * unique_idf))
 
-    def neighbour_scores(self, query: Sequence[str]) -> LexicalScores | None:
+    def _neighbour_scores(self, query: Sequence[str]) -> LexicalScores | None:
         """Return BM25 with the words of neighbouring spans; None without spans."""
         if self._neighbours is None:
             return None
-        matches = self.match_terms(query)
+        matches = self._lexical.match_terms(query)
         own_scores, _ = self._bm25.scores(matches)
         scores, idf = self._neighbours.scores(matches)
         scored = self._with_passages(query, scores, idf, self._neighbours.inverse_mean)
         # A long entry is searched without its neighbours.
-        own = np.where(np.isnan(scored.passages), own_scores, scored.scores)
-        return LexicalScores(scored.scores, scored.passages, own)
+        return scored._replace(own=np.where(np.isnan(scored.passages), own_scores, scored.scores))
 
     def _with_passages(
         self, query: Sequence[str], scores: np.ndarray, idf: np.ndarray, inverse_mean: float
     ) -> LexicalScores:
         """Score long documents by their best passage instead, in place."""
         numbers = np.full(len(scores), np.nan)
-        matches = self.match_passages(query) if len(idf) else None
+        matches = self._corpus.passages.match(query, self._lexical.document_of_slot) if len(idf) else None
         if matches is not None:
-            best = matches.best(idf, self.lengths, inverse_mean)
+            best = matches.best(idf, self._lexical.lengths, inverse_mean)
             scores[best.documents], numbers[best.documents] = best.scores, best.numbers
         return LexicalScores(scores, numbers)
-
-    def group_prior(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
-        """Return the prior of each document's group (layer one), float64 `(n,)`."""
-        return self.group_priors(query, vector)[self.groups]
-
-    def category_prior(self, vector: np.ndarray) -> np.ndarray | None:
-        """Return the similarity of the query to what each document's group is for, float64 `(n,)`; None if equal."""
-        scores = self.description_scores(vector)
-        return None if scores is None else scores[self.groups]
 
     def description_scores(self, vector: np.ndarray) -> np.ndarray | None:
         """Return the similarity of the query to what each group is for, float64 `(size,)`; None for a single group."""
         return self._corpus.description_scores(vector) if np.count_nonzero(self.group_sizes) > 1 else None
 
-    def in_best_groups(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
+    def _in_best_groups(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
         """Return a mask of the documents in the best round(sqrt(groups)) groups, bool `(n,)`."""
         prior = self.group_priors(query, vector)
         if (described := self.description_scores(vector)) is not None:
@@ -443,89 +439,66 @@ class Selection:
 
     def group_priors(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
         """Return the prior of each group, float64 `(size,)`."""
+        prototypes = self._corpus.prototypes.scores(vector) if self._is_whole else self._prototype_scores(vector)
         similarities = np.zeros(self.size)
-        scores = self.prototype_scores(vector)
-        similarities[: len(scores)] = scores
-        return (share_of_best(self._group_bm25.scores(self.match_terms(query))[0]) + share_of_best(similarities)) / 2
-
-
-class ScoreParts(NamedTuple):
-    """Parts of the scores of some documents.
-
-    Attributes:
-        subset: Index of these documents in the selection.
-        parts: Values `(n,)` that explain a score, by name; NaN where a document has no such part.
-        terms: Values `(n,)` that add up to the score.
-    """
-
-    subset: np.ndarray | slice
-    parts: dict[str, np.ndarray]
-    terms: list[np.ndarray]
+        similarities[: prototypes.shape[1]] = prototypes[0]
+        lexical, _ = self._group_bm25.scores(self._lexical.match_terms(query))
+        return (share_of_best(lexical) + share_of_best(similarities)) / 2
 
 
 def score_documents(
-    selection: Selection | Candidates,
-    query: Sequence[str],
-    vector: np.ndarray | None,
+    features: Features,
     options: SearchOptions,
     numbers: Callable[[str], np.ndarray],
     coverage: float = 1.0,
     uses_roles: bool = False,
-) -> ScoreParts:
-    """Score the documents of a selection for one query.
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Score documents for one query.
 
     Args:
-        selection: Documents to score.
-        query: Terms of the query.
-        vector: Embedding of the query `(1, dim)`; None for the route "bm25".
-        options: Options of the search; the route is explained in `corpus`.
-        numbers: Returns a field of the entries as numbers, in the selection's order.
+        features: Raw parts of their scores.
+        options: Options of the search.
+        numbers: Returns a field of the entries as numbers, in the order of the features.
         coverage: Share of the query that the embedder knows, by which its part counts.
         uses_roles: True counts what an assistant said less on route "soft"; what asks always counts less there.
+
+    Returns:
+        Scores `(n,)`, and the values `(n,)` that explain them, by name; NaN where a document has no such part.
     """
-    route, boost, weights = options.route, options.boost, options.weights or {}
-    subset: np.ndarray | slice = slice(None)
+    weights, dense, lexical = options.weights or {}, features.dense, features.lexical
     parts: dict[str, np.ndarray] = {}
-    dense = None if vector is None else selection.dense_scores(vector)
-    lexical = None
-    if route != "dense":
-        lexical = (selection.neighbour_scores(query) if route == "soft" else None) or selection.bm25_scores(query)
-    if route == "hard" and isinstance(selection, Selection):
-        assert vector is not None
-        subset = selection.in_best_groups(query, vector)
     if dense is not None:
-        dense = parts["dense"] = dense[subset]
-    scores, confidence = None, 1.0
+        parts["dense"] = dense
     if lexical is not None:
-        scores, confidence = lexical.scores[subset], lexical.confidence
-        parts["bm25"] = scores if lexical.own is None else lexical.own
+        parts["bm25"] = lexical.scores if lexical.own is None else lexical.own
         if lexical.own is not None:
-            parts["around"] = scores - lexical.own
+            parts["around"] = lexical.scores - lexical.own
         if not np.isnan(lexical.passages).all():
-            parts["passage"] = lexical.passages[subset]
-    if dense is None or scores is None:
+            parts["passage"] = lexical.passages
+    if dense is None or lexical is None:
+        scores = None if lexical is None else lexical.scores
         terms = [values for values in (dense, scores) if values is not None]
     else:
         terms = [
-            coverage**2 * weights.get("dense", 1.0) * scale(dense, selection.score_ranges.get("dense")),
-            confidence * weights.get("bm25", 1.0) * scale(scores, selection.score_ranges.get("bm25")),
+            coverage**2 * weights.get("dense", 1.0) * scale(dense, features.score_ranges.get("dense")),
+            lexical.confidence * weights.get("bm25", 1.0) * scale(lexical.scores, features.score_ranges.get("bm25")),
         ]
-    if route == "soft" and vector is not None:
-        parts["group"] = selection.group_prior(query, vector)
-        terms.append(weights.get("group", 1.0) * parts["group"])
-        if (category := selection.category_prior(vector)) is not None:
-            parts["category"] = category
-            terms.append(weights.get("category", CATEGORY_WEIGHT) * category)
-        named = (("role", ROLE_WEIGHT if uses_roles else 0.0), ("question", QUESTION_WEIGHT))
-        for mask, (name, weight) in zip(selection.marks().T, named, strict=True):
-            if weight and mask.any():
-                parts[name] = np.where(mask, -1.0, np.nan)
-                terms.append(-weights.get(name, weight) * mask)
-    if boost is not None:
-        boosts = boost.terms(lambda field: numbers(field)[subset])
+    if features.group_prior is not None:
+        parts["group"] = features.group_prior
+        terms.append(weights.get("group", 1.0) * features.group_prior)
+    if features.category is not None:
+        parts["category"] = features.category
+        terms.append(weights.get("category", CATEGORY_WEIGHT) * features.category)
+    named = (("role", ROLE_WEIGHT if uses_roles else 0.0), ("question", QUESTION_WEIGHT))
+    for mask, (name, weight) in zip(features.marks.T, named, strict=True) if features.marks is not None else ():
+        if weight and mask.any():
+            parts[name] = np.where(mask, -1.0, np.nan)
+            terms.append(-weights.get(name, weight) * mask)
+    if options.boost is not None:
+        boosts = options.boost.terms(numbers)
         parts |= boosts
         terms += boosts.values()
-    return ScoreParts(subset, parts, terms)
+    return sum(terms[1:], terms[0]), parts
 
 
 def explain(parts: dict[str, np.ndarray], indices: np.ndarray) -> list[dict[str, float]]:

@@ -12,7 +12,7 @@ from memalpha.errors import StoreError
 from memalpha.store.embedding import CachedEmbedder, HashEmbedder
 from memalpha.store.filters import parse_filter
 from memalpha.store.search.corpus import Corpus, Document
-from memalpha.store.search.lexical import BM25, LexicalIndex, SelectedPostings, Span, words
+from memalpha.store.search.lexical import Span
 from memalpha.store.search.options import ROUTES, Boost
 from memalpha.types import MemoryEntry
 
@@ -28,48 +28,6 @@ DOCS = [
 
 def ids(results):
     return [result.id for result in results]
-
-
-def scaled(values):
-    values = np.array(values)
-    return (values - values.min()) / (values.max() - values.min())
-
-
-def test_the_score_is_the_documented_one():
-    query = "the city of Oslo"
-    vectors = EMBEDDER.encode([doc.text for doc in DOCS]).astype(float)
-    query_vector = EMBEDDER.encode([query])[0].astype(float)
-    names = ["semantic", "episodic"]
-    member = np.array([names.index(doc.group) for doc in DOCS])
-    lexical, slots = LexicalIndex(), np.arange(5)
-    lexical.add(slots, [doc.text for doc in DOCS])
-    alone = SelectedPostings(lexical, slots)
-    dense, bm25 = vectors @ query_vector, BM25(alone.lengths, slots, 5).scores(alone.match_terms(words(query)))[0]
-    prototypes = np.array([vectors[member == g].mean(axis=0) for g in (0, 1)])
-    near = np.maximum(prototypes / np.linalg.norm(prototypes, axis=1, keepdims=True) @ query_vector, 0)
-    worded = BM25(alone.lengths, member, 2).scores(alone.match_terms(words(query)))[0]
-    prior = (worded / worded.max() + near / near.max()) / 2
-    matches = alone.match_terms(words(query))
-    idf = np.log(1 + (5 - np.bincount(matches.terms) + 0.5) / (np.bincount(matches.terms) + 0.5))
-    held = max(idf[matches.terms[matches.documents == at]].sum() for at in slots)
-    share = min(1.0, held / (min(4, len({*words(query)})) * np.log(1 + 4.5 / 1.5)))
-    expected = {"dense": dense, "bm25": bm25, "flat": scaled(dense) + share * scaled(bm25)}
-    expected["soft"] = expected["flat"] + prior[member]
-    corpus = Corpus(EMBEDDER, DOCS)
-    for route, scores in expected.items():
-        score_by_id = {result.id: result.score for result in search(corpus, query, 5, route=route)}
-        assert np.allclose([score_by_id[doc.id] for doc in DOCS], scores, atol=1e-4), route
-    best = search(corpus, query, 1)[0]
-    assert best.id == "d"
-    assert set(best.explain) == {"dense", "bm25", "group"}
-    described = Corpus(EMBEDDER, DOCS, descriptions={"episodic": "episodic: What happened, and when."})
-    similarity = float(EMBEDDER.encode(["episodic: What happened, and when."])[0].astype(float) @ query_vector)
-    hits = search(described, query, 5)
-    assert sorted({hit.explain["category"] for hit in hits}) == pytest.approx(sorted([0.0, similarity]), abs=1e-5)
-    scores = expected["soft"] + 2.0 * np.array([similarity if doc.group == "episodic" else 0.0 for doc in DOCS])
-    assert np.allclose([{hit.id: hit.score for hit in hits}[doc.id] for doc in DOCS], scores, atol=1e-4)
-    # round(sqrt(2)) = 1 group is left by the hard route, and its scores are flat's among its members.
-    assert sorted(ids(search(corpus, query, 5, route="hard"))) == ["c", "d"]
 
 
 def test_equal_scores_go_to_the_more_recent():
@@ -144,14 +102,6 @@ def test_a_filtered_search_is_the_search_of_what_passes(program, searches, searc
         ours = search_many(corpus, ["a cat of ana 3", "ben"], k, route=route, where=where)
         passing = [entry for entry in live.values() if chosen is None or chosen.matches(entry)]
         assert ours == search_many(corpus_of(passing), ["a cat of ana 3", "ben"], k, route=route)
-
-
-def test_a_batch_is_its_searches():
-    corpus = Corpus(EMBEDDER, DOCS)
-    queries = ["Oslo", "a nurse's cat", "", "Rome trip"]
-    for route in ROUTES:
-        assert search_many(corpus, queries, 3, route=route) == [search(corpus, q, 3, route=route) for q in queries]
-    assert search_many(corpus, [], 3) == []
 
 
 def test_what_was_removed_is_dropped_in_time():

@@ -13,7 +13,7 @@ from memalpha.store.async_store import AsyncMemoryStore
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.memory import Memory, WorkingMemory
 from memalpha.store.schema import load_schema
-from memalpha.store.search.options import SearchOptions
+from memalpha.store.search.options import SEARCH_KEYWORDS, SearchOptions
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 
@@ -31,12 +31,11 @@ def memory(request: pytest.FixtureRequest, tmp_path: Path):
 
 @pytest.mark.parametrize("kind", [Memory, WorkingMemory, MemoryStore, AsyncMemoryStore])
 def test_every_kind_of_memory_shows_the_keywords(kind: type) -> None:
-    for method, first in ((kind.search, "query"), (kind.search_many, "queries")):
-        _, text, *keywords = inspect.signature(method).parameters.values()
-        assert text.name == first and text.default is inspect.Parameter.empty
-        assert {keyword.name: keyword.default for keyword in keywords} == OPTIONS
-        assert [keyword.kind.name for keyword in keywords[:2]] == ["POSITIONAL_OR_KEYWORD", "KEYWORD_ONLY"]
-        assert "Args:" in (inspect.getdoc(method) or "")
+    _, text, *keywords = inspect.signature(kind.search).parameters.values()
+    assert text.name == "query" and text.default is inspect.Parameter.empty
+    assert {keyword.name: keyword.default for keyword in keywords} == OPTIONS
+    assert [keyword.kind.name for keyword in keywords[:2]] == ["POSITIONAL_OR_KEYWORD", "KEYWORD_ONLY"]
+    assert {"k", *SEARCH_KEYWORDS} == OPTIONS.keys()
 
 
 @pytest.mark.parametrize(
@@ -59,6 +58,8 @@ def test_a_bad_option_is_refused_before_anything_is_embedded(
         memory.search("bird", **options)
     with pytest.raises(StoreError, match=message):
         memory.search_many([], **options)
+    with pytest.raises(TypeError, match=r"search_many\(\) got an unexpected keyword argument 'whatever'"):
+        memory.search_many([], whatever=1)
 
 
 @pytest.mark.parametrize("options", [{"as_of": 0}, {"around": 5}])
