@@ -17,20 +17,12 @@ def install_command(extra: str) -> str:
 
     A checkout (its pyproject.toml lies beside the package folder) is installed from there, not from a package index.
     """
-    return f"pip install '{_checkout() or 'memalpha'}[{extra}]'"
-
-
-def _checkout() -> str:
-    """Return the path of the checkout that memalpha runs from.
-
-    Returns "." for the current folder and "" without a checkout.
-    """
     try:
-        if 'name = "memalpha"' not in (_PARENT / "pyproject.toml").read_text(encoding="utf-8").splitlines():
-            return ""
-        return "." if Path.cwd() == _PARENT else str(_PARENT)
+        lines = (_PARENT / "pyproject.toml").read_text(encoding="utf-8").splitlines()
+        checkout = ("." if Path.cwd() == _PARENT else str(_PARENT)) if 'name = "memalpha"' in lines else ""
     except OSError:  # no such file, or the current folder was removed
-        return ""
+        checkout = ""
+    return f"pip install '{checkout or 'memalpha'}[{extra}]'"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from contextvars import copy_context
 from functools import partial, wraps
 from itertools import islice
@@ -154,11 +155,7 @@ class AsyncMemoryStore:
             work: Function that reads and writes, in the store's thread. If it raises, nothing of it is stored.
         """
 
-        def run() -> T:
-            with self._store.transaction():
-                return work(self._store)
-
-        return await self._worker.run(run)
+        return await self._worker.run(self._within, self._store.transaction(), work)
 
     async def read_transaction(self, work: Callable[[MemoryStore], T]) -> T:
         """Call `work` with the store, its reads all of one moment (see `MemoryStore.read_transaction`).
@@ -167,11 +164,11 @@ class AsyncMemoryStore:
             work: Function that reads, in the store's thread; its result is returned.
         """
 
-        def run() -> T:
-            with self._store.read_transaction():
-                return work(self._store)
+        return await self._worker.run(self._within, self._store.read_transaction(), work)
 
-        return await self._worker.run(run)
+    def _within(self, block: AbstractContextManager[None], work: Callable[[MemoryStore], T]) -> T:
+        with block:
+            return work(self._store)
 
     async def log(self, after: int = 0) -> AsyncIterator[tuple[int, str, Operation]]:
         """Iterate over the operations after a position: position, time (ISO, UTC), operation as applied."""

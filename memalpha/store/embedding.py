@@ -18,9 +18,10 @@ import re
 import time
 import unicodedata
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from random import Random
 from threading import Lock
@@ -172,24 +173,22 @@ class HashEmbedder:
         """Return L2-normalised rows, float32 `(len(texts), dim)`."""
         vectors = np.zeros((len(texts), self.dim))
         for row, text in enumerate(texts):
-            for feature, weight in _features(text):
-                index, sign = _bucket(feature, self.dim)
-                vectors[row, index] += sign * weight
+            for word in re.findall(r"\w+", unicodedata.normalize("NFKC", text).lower()):
+                for index, weight in _features(word, self.dim):
+                    vectors[row, index] += weight
         return normalize(vectors)
 
 
-def _features(text: str) -> Iterator[tuple[str, float]]:
-    for word in re.findall(r"\w+", unicodedata.normalize("NFKC", text).lower()):
-        yield word, 1.0
-        padded = f"<{word}>"
-        for start in range(len(padded) - 2):
-            yield "#" + padded[start : start + 3], 0.5
-
-
 @lru_cache(maxsize=65536)
-def _bucket(feature: str, dim: int) -> tuple[int, float]:
-    digest = int.from_bytes(hashlib.blake2b(feature.encode(), digest_size=8).digest(), "big")
-    return (digest >> 1) % dim, 1.0 if digest & 1 else -1.0
+def _features(word: str, dim: int) -> list[tuple[int, float]]:
+    """Return index and signed weight of a word's features: itself, and its trigrams at half the weight."""
+    padded = f"<{word}>"
+    trigrams = ["#" + padded[start : start + 3] for start in range(len(padded) - 2)]
+    features = []
+    for feature, weight in [(word, 1.0), *((trigram, 0.5) for trigram in trigrams)]:
+        digest = int.from_bytes(hashlib.blake2b(feature.encode(), digest_size=8).digest(), "big")
+        features.append(((digest >> 1) % dim, weight if digest & 1 else -weight))
+    return features
 
 
 class WordPiece:
@@ -202,26 +201,14 @@ class WordPiece:
 
     def __init__(self, vocabulary: Sequence[str]) -> None:
         self._ids = {token: index for index, token in enumerate(vocabulary)}
-        self._words: dict[str, tuple[int, ...]] = {}
+        self.pieces = lru_cache(200_000)(self._pieces)
 
     def __call__(self, text: str) -> list[int]:
         """Return the token ids of `text`."""
-        ids: list[int] = []
-        known = self._words
-        for word in _bert_words(text):
-            ids += known.get(word) or self.pieces(word)
-        return ids
-
-    def pieces(self, word: str) -> tuple[int, ...]:
-        """Return the token ids of one word; none if it is unknown."""
-        pieces = self._words.get(word)
-        if pieces is None:
-            if len(self._words) > 200_000:
-                self._words.clear()
-            pieces = self._words[word] = self._pieces(word)
-        return pieces
+        return list(chain.from_iterable(map(self.pieces, _bert_words(text))))
 
     def _pieces(self, word: str) -> tuple[int, ...]:
+        """Return the token ids of one word; none if it is unknown."""
         if len(word) > self.LONGEST_WORD:
             return ()
         pieces: list[int] = []

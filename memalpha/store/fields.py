@@ -547,21 +547,6 @@ def decode_log_row(row: tuple[Any, ...]) -> tuple[int, str, int, Operation]:
     return position, time, head, make_operation(kind, *values)
 
 
-def logged_values(entries: Sequence[MemoryEntry], name: str, optional_fields: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return the logged values of a field of inserts.
-
-    Args:
-        entries: Entries that the inserts made.
-        name: Name of the field.
-        optional_fields: For each entry, the optional fields that its insert gave.
-    """
-    if name == "metadata":
-        return [json.dumps(entry.metadata) if entry.metadata else "{}" for entry in entries]
-    if name in BLANKS:
-        return [fields.get(name) for fields in optional_fields]
-    return [getattr(entry, name) for entry in entries]
-
-
 def _decode_metadata(id: object, text: str) -> dict[str, Any]:
     if text == "{}":  # mostly empty: skip the parser
         return {}

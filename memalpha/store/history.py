@@ -12,7 +12,7 @@ stays as it is, and the report says so. The core memory is treated as one entry.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from memalpha.errors import DamagedStore
@@ -63,15 +63,6 @@ def diff_positions(namespace: Namespace, before: int, after: int) -> Diff:
         removed=tuple(entry for id, entry in old_entries.items() if id not in new_entries),
         core=cores if cores[0] != cores[1] else None,
     )
-
-
-def expire_entries(namespace: Namespace, due: Iterable[tuple[str, str]]) -> None:
-    """End the entries in `due` (id, expiry time), each at its own expiry time.
-
-    So the log does not depend on who looked when.
-    """
-    for id, time in due:
-        namespace.write(Operation("expired", id=id), time=time)
 
 
 def undo(namespace: Namespace) -> Operation | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -165,11 +165,6 @@ def create_database(path: str | Path, meta: Mapping[str, str]) -> Iterator[Backe
         raise
     finally:
         database.close()
-
-
-def copy_noted(source: Backend, target: str | Path) -> AbstractContextManager[None]:
-    """Record in `source` during the block that a copy is made at `target`, unless that is a URL."""
-    return nullcontext() if is_url(target) or source.is_read_only else source.note_copy(Path(target))
 
 
 @contextmanager

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from memalpha.store.backends.namespace import OperationLog
 
 _KINDS = get_args(OperationKind)
-_ACCEPTED = "review: accepted "  # begins the reason of an operation that a review applied; the position follows
+ACCEPTED = "review: accepted "  # begins the reason of an operation that a review applied; the position follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +58,6 @@ def quarantine_operation(operation: Operation, before: str | None, reason: str) 
     return replace(operation, kind="quarantined", metadata=metadata, reason=reason)
 
 
-def decision_operation(item: Quarantined, decision: str) -> Operation:
-    """Return the operation that records the decision of a review, "accepted" or "rejected"."""
-    return Operation("reviewed", metadata={"position": item.position, "decision": decision})
-
-
-def accepted_operation(item: Quarantined) -> Operation:
-    """Return the operation that applies a quarantined one. Its reason names the position of the quarantine."""
-    return replace(item.operation, reason=f"{_ACCEPTED}{item.position}")
-
-
 def accepted_as(log: OperationLog, ids: Collection[str]) -> set[str]:
     """Return the ids of quarantined inserts that a review accepted as these entries, and which hold their content."""
     quarantined: set[str] = set()
@@ -76,7 +66,7 @@ def accepted_as(log: OperationLog, ids: Collection[str]) -> set[str]:
         if operation.kind != "reviewed" or decision.get("decision") != "accepted":
             continue
         ((_, _, _, applied),) = log.page(position - 2, 1)  # a review writes it just before its decision
-        if applied.id in ids and applied.reason == f"{_ACCEPTED}{decision.get('position')}":
+        if applied.id in ids and applied.reason == f"{ACCEPTED}{decision.get('position')}":
             quarantined.add(f"quarantined#{decision['position']}")
     return quarantined
 

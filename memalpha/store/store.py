@@ -31,7 +31,7 @@ from memalpha.errors import (
 )
 from memalpha.store import history as timeline
 from memalpha.store.backends.base import Backend, Clock, Durability, system_clock
-from memalpha.store.backends.namespace import LogEnd, check_clock
+from memalpha.store.backends.namespace import LogEnd
 from memalpha.store.bulk_insert import (
     CheckedFact,
     Fact,
@@ -61,14 +61,8 @@ from memalpha.store.history import Diff, Revert, revert
 from memalpha.store.io.copy import back_up
 from memalpha.store.io.jsonl import apply_lines, read_jsonl, stored_contents, write_jsonl
 from memalpha.store.memory import Memory, html_table, refuse_other_keywords
-from memalpha.store.open import copy_noted, create_namespace, is_url, is_writable, open_database, open_namespace
-from memalpha.store.quarantine import (
-    Quarantined,
-    accepted_operation,
-    decision_operation,
-    list_quarantined,
-    writing_as,
-)
+from memalpha.store.open import create_namespace, is_url, is_writable, open_database, open_namespace
+from memalpha.store.quarantine import ACCEPTED, Quarantined, list_quarantined, writing_as
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.index import NamespaceIndex, surrounding_spans
 from memalpha.store.search.options import SearchOptions
@@ -185,8 +179,6 @@ class MemoryStore(Memory):
             store.max_content = max_content
             if not read_only:
                 try:  # what a killed process left, without waiting for others
-                    if database.abandoned_copies():
-                        database.remove_abandoned_copies()
                     store._scrub(wait=False)
                 except StoreError as error:
                     warnings.warn(str(error), stacklevel=2)
@@ -875,9 +867,9 @@ class MemoryStore(Memory):
                         "right"
                     )
                 with suppress(DuplicateContent):  # the memory says so already
-                    self.rows.write(accepted_operation(item), vectors or None)
+                    self.rows.write(replace(operation, reason=f"{ACCEPTED}{position}"), vectors or None)
             decision = "accepted" if accept else "rejected"
-            self.rows.write(decision_operation(item, decision))
+            self.rows.write(Operation("reviewed", metadata={"position": position, "decision": decision}))
             return replace(item, decision=decision)
 
     def erase(self, *ids: str, where: Where = None) -> Erasure:
@@ -923,7 +915,12 @@ class MemoryStore(Memory):
                 matching = [] if entry_filter is None else self.rows.ids_matching(entry_filter)[0]
                 forks += self.rows.log.forks([*ids, *matching], names)
         with self._transaction(write=True):
-            unknown_ids = [id for id in ids if not self._was_used(id)]
+            unknown_ids = [
+                id
+                for id in ids
+                if self.rows.entries.latest_version(id) is None
+                and not (is_storable(id) and self.rows.log.is_quarantined(id))
+            ]
             erasure = Erasure()
             if not unknown_ids:
                 self._index.catch_up(self.rows.log.position)
@@ -996,11 +993,7 @@ class MemoryStore(Memory):
                 self.rows.copy_to(copy.rows, self.rows.log.resolve_position(as_of))
             return copy
         name, database = self.rows.name if namespace is None else namespace, self.database
-        with (
-            copy_noted(database, path),
-            self._transaction(),
-            create_namespace(path, database.meta, name, self.schema) as target,
-        ):
+        with self._transaction(), create_namespace(path, database.meta, name, self.schema) as target:
             self.rows.copy_to(target, self.rows.log.resolve_position(as_of))
         return MemoryStore.open(
             path,
@@ -1081,7 +1074,7 @@ class MemoryStore(Memory):
         """Return True if a live entry has expired."""
         if log_end.next_expiry is None:
             return False
-        return log_end.next_expiry <= check_clock(self.database, log_end)
+        return log_end.next_expiry <= self.database.checked_now(log_end.time)
 
     def _end_expired(self) -> LogEnd:
         """End all expired entries and return the new end of the log.
@@ -1090,7 +1083,9 @@ class MemoryStore(Memory):
         """
         log_end = self.rows.log.end()
         if self._has_expired_entries(log_end):
-            timeline.expire_entries(self.rows, self.rows.entries.expired_by(self.database.now()))
+            # Each at the time of its expiry, so that the log does not depend on who looked when.
+            for id, time in self.rows.entries.expired_by(self.database.now()):
+                self.rows.write(Operation("expired", id=id), time=time)
             log_end = self.rows.log.end()
         return log_end
 
@@ -1121,16 +1116,10 @@ class MemoryStore(Memory):
                         stacklevel=stacklevel,
                     )
 
-    def _was_used(self, id: str) -> bool:
-        """Return True if an entry ever had this id, or a quarantined operation has it."""
-        is_entry = self.rows.entries.latest_version(id) is not None
-        return is_entry or (is_storable(id) and self.rows.log.is_quarantined(id))
-
     def _scrub(self, erasure: Erasure | None = None, *, wait: bool = True) -> None:
         """Finish the rewriting that an erasure of any namespace has left due."""
         if not self.pending_scrub:
             return
-        self.database.remove_abandoned_copies()
         try:
             self.database.scrub(wait=wait)
         except ScrubPending as pending:

@@ -260,29 +260,11 @@ _LINK = re.compile(
     r"|^(?:my |final )*answer is "
 )
 _BREAK = re.compile(r"(?<!\b[A-Z])(?<!\b[A-Z][a-z])[.!?]+(?=\s|$|[\"')*])|[,;:\n\u2014\u3002\uff01]|\s(?=but\s)")
-_REFUSAL_WORDS = frozenset(
-    (
-        *(
-            "i",
-            "we",
-            "you",
-            "it",
-            "this",
-            "that",
-            "no",
-            "not",
-            "yes",
-            "none",
-            "never",
-            "nothing",
-            "nobody",
-            "is",
-            "was",
-        ),
-        *("do", "did", "have", "know", "known", "sure", "answer", "information", "mentioned", "stated", "given"),
-        *("available", "memory", "notes", "conversation"),
-    )
-)
+_REFUSING = """
+    i we you it this that no not yes none never nothing nobody is was do did have know known sure answer information
+    mentioned stated given available memory notes conversation
+"""
+_REFUSAL_WORDS = frozenset(_REFUSING.split())
 _OTHER_LANGUAGES = frozenset(
     normalize(text)
     for text in (

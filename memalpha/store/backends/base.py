@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequen
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 from memalpha.arguments import brief_repr
-from memalpha.errors import DeadlineExceeded, StoreError
+from memalpha.errors import DamagedStore, DeadlineExceeded, StoreError
 from memalpha.store.fields import check_namespace_name, format_utc
 
 Clock = Callable[[], datetime]
 Durability = Literal["full", "normal"]
+_RELEASE, _MOST_YEARS = "2026-11-01", 10  # a clock further ahead of both the release and the log is wrong
 CANNOT_WRITE = "a reading transaction cannot write: write after its block"
 
 
@@ -128,26 +128,37 @@ class Backend(ABC):
         return now
 
     def checked_now(self, log_end: str) -> str:
-        """Return `now`, unless the system's clock has been set far ahead: the log's times never go back.
+        """Return the clock's time, if it can be right: the log's times never go back, so a wrong one would stay.
 
         Args:
-            log_end: Last time of the log.
+            log_end: Last time of the log; "" for an empty one.
 
         Raises:
-            StoreError: Since the store was opened, the clock has gone more than a day further than time, and it is
-                more than a day after the end of the log.
+            StoreError: It is over ten years after this release and after the log's end. Or, since the store was opened,
+                the system's clock has gone more than a day further than time, and is a day after the log's end.
+            DamagedStore: The log's end has no year.
         """
-        now = self._read_clock()
+        now, latest = self._read_clock(), max(log_end, _RELEASE)
+        if not (latest.isascii() and latest[:4].isdigit()):
+            raise DamagedStore(
+                f"the last time of the log is {latest[:40]!r}: run `memalpha doctor`, or go back to a copy"
+            )
+        text = format_utc(now)
         if self.clock is system_clock:
             elapsed, opened = time_since_boot() - self._opened[0], self._opened[1]
             day_before = now - timedelta(days=1)
             if day_before > opened + timedelta(seconds=elapsed) and format_utc(day_before) > log_end:
                 raise StoreError(
-                    f"the clock reads {format_utc(now)[:19]}, but {elapsed:.0f} s ago, when the store was opened, it "
+                    f"the clock reads {text[:19]}, but {elapsed:.0f} s ago, when the store was opened, it "
                     f"read {format_utc(opened)[:19]}: nothing was written, since the log's times never go back. If the "
                     "clock is right now, open the store again"
                 )
-        return format_utc(now)
+        if int(text[:4]) - int(latest[:4]) > _MOST_YEARS:
+            raise StoreError(
+                f"the clock reads {text[:19]}, more than {_MOST_YEARS} years after {latest[:10]}: set it right; the "
+                "log's times never go back, so nothing was written"
+            )
+        return text
 
     def namespaces(self) -> list[str]:
         """Return the names of all written namespaces that may be seen. Raises `DamagedStore`."""
@@ -187,44 +198,12 @@ class Backend(ABC):
             ScrubPending: The file cannot be rewritten now.
         """
 
-    def note_copy(self, target: Path) -> AbstractContextManager[None]:
-        """Record during the block that a file is made from the store, so that a killed one can be removed later."""
-        return nullcontext()
-
-    def abandoned_copies(self) -> dict[str, list[Path]]:
-        """Return the recorded targets of killed copies, each with the files that it left."""
-        return {}
-
-    def remove_abandoned_copies(self) -> None:  # noqa: B027
-        """Remove the files of killed copies, and their records."""
-
     def unlock_log(self) -> AbstractContextManager[None]:
         """Allow the block, inside a writing transaction, to delete rows of the log. Raises `StoreError`."""
         return nullcontext()
 
-    def schema_mismatches(self) -> dict[str, str]:
-        """Return missing tables, and missing or altered indexes and triggers, as {name: kind}."""
-        return {}
 
-    def foreign_objects(self) -> dict[str, str]:
-        """Return the objects that no store has, as {name: kind}; on a server its owner decides what there is."""
-        return {}
-
-    def drop(self, name: str, kind: str) -> None:  # noqa: B027
-        """Drop an object that `foreign_objects` or `schema_mismatches` returned."""
-
-    def recreate(self, name: str) -> None:  # noqa: B027
-        """Recreate a table, index or trigger that `schema_mismatches` returned."""
-
-    def count_orphans(self, table: str) -> int:
-        """Count the rows of a table whose namespace does not exist; a server's policies show none."""
-        return 0
-
-    def delete_orphans(self, table: str) -> None:  # noqa: B027
-        """Delete the rows of a table whose namespace does not exist."""
-
-
-_END: ContextVar[float | None] = ContextVar("memalpha_deadline", default=None)
+DEADLINE: ContextVar[float | None] = ContextVar("memalpha_deadline", default=None)
 _STEPS = 20_000
 """Instructions of SQLite between two looks at the clock: well below a millisecond."""
 
@@ -236,11 +215,11 @@ def deadline(seconds: float) -> Iterator[None]:
     Raises:
         DeadlineExceeded: A statement was stopped.
     """
-    token = _END.set(time.monotonic() + seconds)
+    token = DEADLINE.set(time.monotonic() + seconds)
     try:
         yield
     finally:
-        _END.reset(token)
+        DEADLINE.reset(token)
 
 
 @contextmanager
@@ -249,17 +228,17 @@ def no_deadline() -> Iterator[None]:
 
     On PostgreSQL, no single statement of the block may take longer than the transaction had left when it began.
     """
-    end, began = _END.get(), time.monotonic()
-    _END.set(None)
+    end, began = DEADLINE.get(), time.monotonic()
+    DEADLINE.set(None)
     try:
         yield
     finally:
-        _END.set(None if end is None else end + time.monotonic() - began)
+        DEADLINE.set(None if end is None else end + time.monotonic() - began)
 
 
 def seconds_left() -> float | None:
     """Return the seconds until the deadline, None without one. Raises `DeadlineExceeded` after it."""
-    end = _END.get()
+    end = DEADLINE.get()
     if end is None:
         return None
     if (left := end - time.monotonic()) <= 0:
@@ -275,17 +254,15 @@ def timeout_setting() -> str:
 
 @contextmanager
 def watched(connection: sqlite3.Connection) -> Iterator[None]:
-    """Stop statements of a connection in the block at the deadline, if there is one."""
-    if seconds_left() is None:
-        yield
-        return
-    connection.set_progress_handler(_is_over, _STEPS)
+    """Stop statements of a connection in the block at the deadline. Raises `DeadlineExceeded` after it."""
+    seconds_left()
+
+    def is_over() -> bool:
+        end = DEADLINE.get()
+        return end is not None and time.monotonic() > end
+
+    connection.set_progress_handler(is_over, _STEPS)
     try:
         yield
     finally:
         connection.set_progress_handler(None, 0)
-
-
-def _is_over() -> bool:
-    end = _END.get()
-    return end is not None and time.monotonic() > end

@@ -14,7 +14,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
-from itertools import islice, repeat
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -24,10 +24,8 @@ from memalpha.errors import DamagedStore, StoreError, UnknownEntry
 from memalpha.store.backends.base import Backend, Cursor
 from memalpha.store.embedding import first_faulty_row
 from memalpha.store.fields import (
-    BLANKS,
     ENTRY_COLUMNS,
     ENTRY_NAMES,
-    FIELDS,
     OPERATION_NAMES,
     OPERATION_VALUES,
     check_digest,
@@ -38,21 +36,13 @@ from memalpha.store.fields import (
     decode_log_row,
     format_utc,
     is_storable,
-    logged_values,
     new_defaults,
     operation_values,
     parse_time,
-    sql_default,
     version_row,
 )
 from memalpha.store.filters import Filter
-from memalpha.store.quarantine import (
-    WRITER,
-    accepted_as,
-    list_quarantined,
-    past_core_quarantine,
-    quarantined_contents,
-)
+from memalpha.store.quarantine import WRITER, accepted_as, list_quarantined, past_core_quarantine, quarantined_contents
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import NOT_UNDOABLE, Change, StateView, canonical_json, fact_identity, plan
 from memalpha.types import MemoryEntry, Operation
@@ -116,7 +106,6 @@ class NamespaceScope:
 
 T = TypeVar("T")
 OPERATION_COLUMNS = f"seq, time, head, kind, {OPERATION_VALUES}"
-_RELEASE, _MOST_YEARS = "2026-11-01", 10  # a clock further ahead of both the release and the log is wrong
 _FEW = 500  # ids that a statement names
 _LAST = 2**63 - 1  # position after all others
 _FINGERPRINT_ROWS = 64  # log rows that a fingerprint covers
@@ -128,7 +117,6 @@ _SELECT_LOG_END = (
     "WHERE ns = ?1 AND valid_to IS NULL AND expires IS NOT NULL) "
     "FROM operations WHERE ns = ?1 ORDER BY seq DESC LIMIT 1"
 )
-_OPTIONAL_DEFAULTS = {field.name: sql_default(field) for field in FIELDS}  # what replaces missing fields of an insert
 
 
 class LogEnd(NamedTuple):
@@ -143,29 +131,6 @@ class LogEnd(NamedTuple):
     position: int = 0
     time: str = ""
     next_expiry: str | None = None
-
-
-def check_clock(database: Backend, log_end: LogEnd) -> str:
-    """Return the clock's time, if it can be right: the log's times never go back, so a wrong one would stay.
-
-    Args:
-        database: Database with the clock.
-        log_end: End of the log.
-
-    Raises:
-        StoreError: It is over ten years after this release and after the last operation, or it has jumped.
-        DamagedStore: The log's end has no year.
-    """
-    latest = max(log_end.time, _RELEASE)
-    if not (latest.isascii() and latest[:4].isdigit()):
-        raise DamagedStore(f"the last time of the log is {latest[:40]!r}: run `memalpha doctor`, or go back to a copy")
-    now = database.checked_now(log_end.time)
-    if int(now[:4]) - int(latest[:4]) > _MOST_YEARS:
-        raise StoreError(
-            f"the clock reads {now[:19]}, more than {_MOST_YEARS} years after {latest[:10]}: set it right; the log's "
-            "times never go back, so nothing was written"
-        )
-    return now
 
 
 def _checked(value: Any, kind: type[T], name: str) -> T:
@@ -305,41 +270,9 @@ class OperationLog:
         query = f"SELECT {OPERATION_COLUMNS} FROM operations WHERE ns = ? AND seq > ? AND seq <= ? ORDER BY seq"
         return self._scope.select(query, after, position)
 
-    def append(self, row: tuple[Any, ...]) -> None:
-        """Append an operation, given by the namespace's id and the values of `OPERATION_COLUMNS`."""
-        self._scope.statements.execute(_INSERT_OPERATION, row)
-
     def extend(self, rows: Iterable[tuple[Any, ...]]) -> None:
         """Append raw rows of another log."""
         self._scope.insert(_INSERT_OPERATION, rows)
-
-    def append_inserts(
-        self, start: int, time: str, entries: Sequence[MemoryEntry], optional_fields: Sequence[Mapping[str, Any]]
-    ) -> None:
-        """Append inserts of new ids in bulk.
-
-        Args:
-            start: Position of the first one.
-            time: Time of all.
-            entries: First versions of the new entries.
-            optional_fields: For each entry, the optional fields that its insert gave.
-        """
-        # Binding a value costs a good part of inserting its row, so constants are not bound.
-        bound_names = [name for name in _OPTIONAL_DEFAULTS if any(name in fields for fields in optional_fields)]
-        constants_by_name = {name: text for name, text in _OPTIONAL_DEFAULTS.items() if name not in bound_names}
-        placeholders = ", ".join(f"?{number}" for number in range(1, 6 + len(bound_names)))
-        columns = ", ".join(["seq, time, id, category, content", *bound_names, "ns, head, kind", *constants_by_name])
-        constants = ", ".join([f"{self._scope.namespace_id}, ?1, 'insert'", *constants_by_name.values()])
-        rows = zip(
-            range(start, start + len(entries)),
-            repeat(time),
-            *([getattr(entry, name) for entry in entries] for name in ("id", "category", "content")),
-            *(logged_values(entries, name, optional_fields) for name in bound_names),
-            strict=False,  # the time is repeated without end
-        )
-        self._scope.statements.executemany(
-            f"INSERT INTO operations ({columns}) VALUES ({placeholders}, {constants})", rows
-        )
 
     def erase_core_history(self, quarantined: Iterable[int] = ()) -> int:
         """Turn all core updates but the last into stubs and return their number.
@@ -379,11 +312,6 @@ class OperationLog:
             found.update(name for (name,) in self._scope.select(query, *batch, *names))
         return sorted(found)
 
-    def stubs(self, position: int) -> dict[int, str | None]:
-        """Return the stubs up to a position: their positions and ids. The rows that log erasures are among them."""
-        query = "SELECT seq, id FROM operations INDEXED BY erasures WHERE ns = ? AND kind = 'erased' AND seq <= ?"
-        return dict(self._scope.select(query, position).fetchall())
-
     def clear(self, stubs: Iterable[tuple[str | None, int]]) -> None:
         """Turn operations into stubs, given by the id of the stub and the position."""
         cleared = ", ".join(f"{name} = NULL" for name in OPERATION_NAMES[1:])
@@ -394,8 +322,6 @@ class OperationLog:
 
 
 VERSION_COLUMNS = f"version, valid_from, valid_to, created, digest, {ENTRY_COLUMNS}"
-INSERTED_COLUMNS = ", ".join(f"nullif({name}, '')" if name in BLANKS else name for name in ENTRY_NAMES)
-"""Columns of a version that a logged insert makes."""
 _BATCH = 500  # values per statement
 _PAGE = 1000  # entries that are read at once to filter them
 _INSERT_VERSION = f"INSERT INTO versions (ns, {VERSION_COLUMNS}) VALUES ({','.join('?' * (6 + len(ENTRY_NAMES)))})"
@@ -525,29 +451,7 @@ class EntryTable(StateView):
             limit: Number of entries at most.
             position: Entries live at this position, as they were then; None means now.
         """
-        return self._live("", (), category, after, limit, position)
-
-    def _live(
-        self,
-        condition: str,
-        condition_values: Sequence[Any],
-        category: str | None,
-        after: str | None,
-        limit: int | None,
-        position: int | None,
-    ) -> list[MemoryEntry]:
-        """Return the entries of `live` that also fulfil a condition of SQL.
-
-        Args:
-            condition: Condition on the columns of `versions`, begun by "AND"; "" for none.
-            condition_values: Its values.
-            category: Entries of this category only.
-            after: Only entries created after this id.
-            limit: Number of entries at most.
-            position: Entries live at this position; None means now.
-        """
         where, values = _live_condition(position)
-        where, values = f"{where} {condition}".rstrip(), [*values, *condition_values]
         if category is not None:
             where, values = where + " AND category = ?", [*values, category]
         if after is not None:
@@ -647,12 +551,6 @@ class EntryTable(StateView):
                 holders.setdefault(check_digest(id, digest), set()).add(id)
         return holders
 
-    def ids_with(self, digest: bytes) -> set[str]:
-        """Return the ids that hold, or held, the content of a digest."""
-        return {
-            id for (id,) in self._scope.select("SELECT DISTINCT id FROM versions WHERE ns = ? AND digest = ?", digest)
-        }
-
     def expired_by(self, time: str) -> list[tuple[str, str]]:
         """Return id and expiry of the live entries that expire at or before a time, earliest first."""
         query = (
@@ -683,27 +581,9 @@ class EntryTable(StateView):
 
         return ((*row[:2], valid_to(row), *row[3:]) for row in rows)
 
-    def insert(self, row: tuple[Any, ...]) -> None:
-        """Insert a row of `version_row`."""
-        self._scope.select(_INSERT_VERSION, *row)
-
     def extend(self, rows: Iterable[tuple[Any, ...]]) -> None:
         """Insert rows of `version_row`."""
         self._scope.insert(_INSERT_VERSION, rows)
-
-    def insert_logged(self, start: int, digests: Sequence[bytes]) -> None:
-        """Insert the first versions that logged inserts make.
-
-        Args:
-            start: Position of the first insert; all later ones are read, too.
-            digests: Digest of each one's content.
-        """
-        self._scope.statements.create_function("digest_at", 1, lambda position: digests[position - start])
-        self._scope.select(
-            f"INSERT INTO versions (ns, version, valid_from, created, digest, {ENTRY_COLUMNS}) "
-            f"SELECT ns, 1, seq, seq, digest_at(seq), {INSERTED_COLUMNS} FROM operations WHERE ns = ? AND seq >= ?",
-            start,
-        )
 
     def end_version(self, entry: MemoryEntry, position: int) -> None:
         """End a live version at a position."""
@@ -747,7 +627,7 @@ def _as_live(entry: MemoryEntry) -> MemoryEntry:
     return entry if entry.valid_to is None else replace(entry, valid_to=None)
 
 
-INSERT_VECTOR = "INSERT INTO vectors (ns, digest, vector) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+_INSERT_VECTOR = "INSERT INTO vectors (ns, digest, vector) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
 
 
 class VectorTable:
@@ -776,18 +656,9 @@ class VectorTable:
         condition = "AND digest IN (SELECT digest FROM versions WHERE ns = ?1 AND valid_from <= ?2)"
         return iter(self._scope.select(f"{query} {condition}", position))
 
-    def insert(self, digest: bytes, vector: bytes) -> None:
-        """Insert the vector of a content, unless it has one."""
-        self._scope.select(INSERT_VECTOR, digest, vector)
-
     def extend(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Insert vectors by content digest; the versions with these contents must exist."""
-        self._scope.insert(INSERT_VECTOR, rows)
-
-    def insert_new(self, rows: Mapping[str, tuple[bytes, bytes]]) -> None:
-        """Insert the vectors of contents that were just stored, given as digest and vector by content."""
-        statement = INSERT_VECTOR.replace("?", str(self._scope.namespace_id), 1)  # a bound value costs time
-        self._scope.statements.executemany(statement, rows.values())
+        self._scope.insert(_INSERT_VECTOR, rows)
 
     def delete_unused(self) -> None:
         """Delete the vectors of contents that no version holds."""
@@ -808,14 +679,15 @@ class VectorTable:
 
         A row is id, content, category, position, source, chunk, turn, creation position, and vector or None.
         """
-        rows = self._scope.select(
+        query = (  # a statement for each page: a cursor of PostgreSQL holds all rows, and a statement has a deadline
             "SELECT v.id, v.content, v.category, v.valid_from, v.source, v.chunk, v.turn, v.created, x.vector "
-            "FROM versions v INDEXED BY live_order "
-            "LEFT JOIN vectors x ON x.ns = v.ns AND x.digest = v.digest "
-            "WHERE v.ns = ? AND v.valid_to IS NULL ORDER BY v.created"
+            "FROM versions v INDEXED BY live_order LEFT JOIN vectors x ON x.ns = v.ns AND x.digest = v.digest "
+            "WHERE v.ns = ?1 AND v.valid_to IS NULL AND v.created > ?2 ORDER BY v.created LIMIT ?3"
         )
-        while batch := rows.fetchmany(page_size):
-            yield batch
+        created = 0
+        while page := self._scope.select(query, created, page_size).fetchall():
+            yield page
+            created = check_position(page[-1][0], page[-1][7])
 
 
 _MAX_PAGE = 500  # log rows read at once
@@ -826,15 +698,14 @@ _CHECKED_TOGETHER = 1000  # copied vectors; one by one the check takes twelve ti
 class Namespace:
     """Operation log, entry table and vector table of one namespace. Call every method inside a transaction."""
 
-    _SCOPE, _LOG, _ENTRIES, _VECTORS = NamespaceScope, OperationLog, EntryTable, VectorTable
-    _BATCH: int | None = None  # entries that are appended at once; None appends all
+    _SCOPE, _ENTRIES = NamespaceScope, EntryTable
 
     def __init__(self, database: Backend, name: str, schema: MemorySchema) -> None:
         self.database, self.name, self.schema = database, name, schema
         self.scope = self._SCOPE(database, name)
-        self.log = self._LOG(self.scope)
+        self.log = OperationLog(self.scope)
         self.entries = self._ENTRIES(self.scope, schema)
-        self.vectors = self._VECTORS(self.scope)
+        self.vectors = VectorTable(self.scope)
 
     def transaction(self, *, write: bool = True) -> AbstractContextManager[Any]:
         """Open a database transaction on this namespace."""
@@ -883,7 +754,7 @@ class Namespace:
         completed, entry = change.operation, change.entry
         ns = self.scope.create()
         time = max(
-            time or check_clock(self.database, log_end), log_end.time
+            time or self.database.checked_now(log_end.time), log_end.time
         )  # keep the log ordered if the clock is set back
         if effective_position is None:  # time, erasure and reviews are not undone
             is_undoable = completed.kind not in NOT_UNDOABLE
@@ -905,13 +776,14 @@ class Namespace:
             created: Position of the operation that first made the entry.
             vector: Encoded vector of the content, if the namespace lacks it.
         """
-        self.log.append(operation)
+        self.scope.statements.execute(_INSERT_OPERATION, operation)
         if change.ended is not None:
             self.entries.end_version(change.ended, operation[1])
         if change.entry is not None:
-            self.entries.insert(version_row(change.entry, created))
+            row = version_row(change.entry, created)
+            self.scope.select(_INSERT_VERSION, *row)
             if vector is not None:
-                self.vectors.insert(content_digest(change.entry.content), vector)
+                self.scope.select(_INSERT_VECTOR, row[4], vector)
 
     def append(
         self,
@@ -928,16 +800,19 @@ class Namespace:
             optional_fields: For each entry, the optional fields that its insert gave.
             vectors: Rows of the embeddings, digest and vector, by content.
         """
-        self.scope.create()
-        time = max(check_clock(self.database, log_end), log_end.time)
-        size = self._BATCH or len(entries) or 1
-        for start in range(0, len(entries), size):
-            batch = entries[start : start + size]
-            rows = {entry.content: vectors[entry.content] for entry in batch}
-            position = log_end.position + 1 + start
-            self.log.append_inserts(position, time, batch, optional_fields[start : start + size])
-            self.entries.insert_logged(position, [vectors[entry.content][0] for entry in batch])
-            self.vectors.insert_new(rows)
+        ns, time = self.scope.create(), max(self.database.checked_now(log_end.time), log_end.time)
+        versions = [version_row(entry, entry.valid_from) for entry in entries]
+        operations = []
+        for entry, row, fields in zip(entries, versions, optional_fields, strict=True):
+            values = row[-len(ENTRY_NAMES) :]
+            if "" in fields.values():  # None in the version
+                values = (
+                    "" if fields.get(name) == "" else value for name, value in zip(ENTRY_NAMES, values, strict=True)
+                )
+            operations.append((ns, entry.valid_from, time, entry.valid_from, "insert", *values, None))
+        self.scope.statements.executemany(_INSERT_OPERATION, operations)
+        self.entries.extend(versions)
+        self.vectors.extend({entry.content: vectors[entry.content] for entry in entries}.values())
 
     def ids_matching(self, where: Filter) -> tuple[list[str], list[int]]:
         """Return the ids of which any version passes a filter, and the positions of other quarantined changes that do.
@@ -972,7 +847,8 @@ class Namespace:
         ids = {*ids, *accepted_as(self.log, ids)} if quarantined else ids
         holders = self.entries.holders(ids)
         for digest in {digest for id, digest in quarantined if id in ids} - holders.keys():
-            holders[digest] = self.entries.ids_with(digest)
+            rows = self.scope.select("SELECT DISTINCT id FROM versions WHERE ns = ? AND digest = ?", digest)
+            holders[digest] = {id for (id,) in rows}
         erased = self.log.erase(ids)
         self.log.clear([(None, position) for position in changes])
         if erased or changes:

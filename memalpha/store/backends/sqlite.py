@@ -13,18 +13,17 @@ earlier one after an undo, a redo or a restore. The next `undo` continues from t
 A file may come from somebody else. Triggers and views are code that runs on every write or read, so a file with any
 object that the format (`DDL`) does not define is refused by name before anything is written.
 
-A file that is being written is hidden beside its target, locked while its writer lives, and removed once it does not.
+A file that is being written is hidden beside its target, and locked while its writer lives. What a killed writer left
+is removed by the next one of the same target.
 """
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 import secrets
 import shutil
 import sqlite3
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
@@ -37,7 +36,7 @@ from urllib.parse import quote
 
 from memalpha.errors import DamagedStore, DeadlineExceeded, ScrubPending, StoreError
 from memalpha.forks import ForkAware
-from memalpha.store.backends.base import CANNOT_WRITE, Backend, Clock, Durability, system_clock, watched
+from memalpha.store.backends.base import CANNOT_WRITE, DEADLINE, Backend, Clock, Durability, system_clock, watched
 from memalpha.store.fields import FORMAT, NAMES, columns, listed
 
 try:
@@ -66,59 +65,42 @@ def locked_file(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def sqlite_logs(path: Path) -> list[Path]:
-    """Return the paths of the files that SQLite may leave beside a database."""
-    return [Path(f"{path}{suffix}") for suffix in ("-wal", "-shm", "-journal")]
-
-
 def move_file(temporary: Path, path: Path) -> None:
     """Move a complete file to its path, for good. Raises `StoreError`."""
     try:
         temporary.replace(path)
-        sync_folder(path.parent)
+        if os.name == "posix":  # make the rename durable, where folders can be synced
+            descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
     except OSError as error:
         raise StoreError(f"{path}: the complete file cannot be moved there ({error.strerror})") from error
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a rename durable, where folders can be synced."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def abandoned_files(path: Path) -> list[Path]:
-    """Return the temporary files of a target, with their logs, that a killed process left."""
-    names = re.compile(rf"\.{re.escape(path.name)}\.\d+\.[0-9a-f]{{8}}\.partial")
-    try:
-        files = list(path.parent.iterdir())
-    except OSError:  # no folder any more
-        return []
-    abandoned = [file for file in files if names.fullmatch(file.name) and is_abandoned(file)]
-    logs = [log for file in abandoned for log in sqlite_logs(file) if log.exists()]
-    return [*logs, *abandoned]
-
-
 def remove_abandoned_files(path: Path) -> None:
-    """Remove the temporary files of a target that a killed process left."""
-    for file in abandoned_files(path):
-        with suppress(OSError):
-            file.unlink(missing_ok=True)
+    """Remove the temporary files of a target, with their logs, that a killed process left."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.\d+\.[0-9a-f]{{8}}\.partial")
+    with suppress(OSError):  # no folder any more
+        for file in [file for file in path.parent.iterdir() if name.fullmatch(file.name) and _is_abandoned(file)]:
+            for part in _with_logs(file):
+                with suppress(OSError):
+                    part.unlink(missing_ok=True)
 
 
-def is_abandoned(file: Path) -> bool:
+def _with_logs(path: Path) -> list[Path]:
+    """Return the paths of a database and of the files that SQLite may leave beside it."""
+    return [Path(f"{path}{suffix}") for suffix in ("-wal", "-shm", "-journal", "")]
+
+
+def _is_abandoned(file: Path) -> bool:
     """Return True for a file of `locked_file` whose writer was killed."""
     try:
         if file.is_symlink() or not file.is_file():
             return False
         if fcntl is None:
-            try:
-                return file.stat().st_mtime < time() - _ABANDONED_AFTER
-            except OSError:  # another process has removed it
-                return False
+            return file.stat().st_mtime < time() - _ABANDONED_AFTER
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -222,14 +204,68 @@ _FORK_WAIT = 5.0  # seconds that a fork waits for the transactions of other thre
 LEFT_OPEN: list[sqlite3.Connection] = []  # connections whose closing could remove a write-ahead log in use
 
 
-class TransactionalConnection(Backend, ForkAware):
-    """Connection whose transactions threads take in turns.
+def _explain(path: str, code: str) -> str:
+    """Return what an error of the disk, the rights or the descriptors means, and what to do; "" for other errors."""
+    folder = Path(path).absolute().parent
+    try:
+        is_full = shutil.disk_usage(folder).free < _FULL
+    except OSError:
+        is_full = False
+    if code.startswith("SQLITE_FULL") or (code.startswith("SQLITE_IOERR") and is_full):
+        return "the disk is full: make room, and try again"
+    if code.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN")) and folder.is_dir():
+        if not all(os.access(p, os.W_OK) for p in (path, folder) if Path(p).exists()):
+            return "the file or its folder is read-only: open it with read_only=True, or allow this user to write both"
+        if code.startswith("SQLITE_CANTOPEN"):
+            return "the file cannot be opened: is it a file, and may this process open more of them (ulimit -n)?"
+    if code.startswith("SQLITE_IOERR"):
+        return f"the disk reports an error ({code}): look at the system's log, and try again"
+    return ""
+
+
+_PAGE_SIZE = 8192  # bytes; holds five vectors of 384 numbers, while half of it would hold two
+_MAX_LISTED = 5  # foreign objects that a message names
+_LIMITS = {
+    sqlite3.SQLITE_LIMIT_LENGTH: 64 << 20,  # bytes of a value or a row
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 1 << 20,  # bytes of a statement
+    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 100,
+    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 50,
+    sqlite3.SQLITE_LIMIT_ATTACHED: 1,  # VACUUM attaches its new file
+    sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
+}
+_CACHE_SIZE = 16  # MiB of cached pages; SQLite's default of 2 spills and rereads pages in every batch
+
+
+class SQLiteDatabase(Backend, ForkAware):
+    """Connection to a store file. All access goes through `transaction`; threads take turns.
 
     SQLite allows no connection across a fork. So it is closed before one, and opened anew by the next transaction of
     either process. A child cannot use a store in memory, or one with an open transaction: there it raises `StoreError`.
+
+    Raises `StoreError` for a file that is no store or of another format, a missing file without `create`, or a missing
+    folder.
     """
 
-    def __init__(self, path: str, durability: Durability, clock: Clock) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        create: bool,
+        initial_meta: Callable[[], dict[str, str]],
+        durability: Durability = "full",
+        clock: Clock = system_clock,
+        inspect: bool = False,
+    ) -> None:
+        """Open a file.
+
+        Args:
+            path: File path or ":memory:".
+            create: Create a missing file, readable by its owner only.
+            initial_meta: Returns the metadata of a new store; it may raise.
+            durability: "full" or "normal".
+            clock: Returns the current time.
+            inspect: Open a file with foreign objects too, for `memalpha doctor`, as long as its tables are sound.
+        """
         super().__init__(path, durability, clock)
         self._lock = RLock()
         self._writes = False  # True if the open transaction may write
@@ -238,10 +274,142 @@ class TransactionalConnection(Backend, ForkAware):
         self._data_version = 0
         # True if the connection is closed until the next transaction, or cannot be used in this process.
         self._is_paused = self._is_unusable = False
+        self._inspect, self._durability = inspect, durability
+        self._file = path  # absolute: SQLite takes a relative one that begins with "file:" for a URI
+        self._identity: tuple[int, int] | None = None
+        if path != ":memory:":
+            _check_path(Path(path), create)
+            self._file = str(Path(path).absolute())
+        initial_meta = cache(initial_meta)
+        if not Path(path).exists():
+            initial_meta()  # may raise: call it before the file is created
+            if path != ":memory:":
+                try:  # only its owner can read it, and its log gets this mode
+                    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+                except FileExistsError:  # another process was faster
+                    pass
+                except OSError as error:
+                    raise StoreError(f"{Path(path)}: the file cannot be created ({error.strerror})") from error
+        self._open(create, initial_meta)
+        self.watch_forks()
 
-    @abstractmethod
-    def _open(self) -> None:
-        """Open the file of a closed connection."""
+    def _open(self, create: bool = False, initial_meta: Callable[[], dict[str, str]] = dict) -> None:
+        """Connect to the file and prepare it. Raises `StoreError` if it is another file than before."""
+        if self._identity is not None and self._identity != self._read_identity():
+            raise self._file_changed()
+        with self._translated_errors():
+            self.connection = self._connect()
+        try:
+            self._identity = self._read_identity()
+            self._prepare(create, initial_meta)
+            if self._durability == "normal":  # creating a file is always durable
+                self.connection.execute("PRAGMA synchronous = NORMAL")
+        except BaseException:
+            self.connection.close()
+            raise
+
+    def _connect(self) -> sqlite3.Connection:
+        # With isolation_level None, the sqlite3 module never begins or ends a transaction itself.
+        return sqlite3.connect(self._file, timeout=LOCK_TIMEOUT, isolation_level=None, check_same_thread=False)
+
+    def _read_identity(self) -> tuple[int, int] | None:
+        """Return device and inode of the file at the path; None if there is none."""
+        try:
+            status = os.stat(self._file)  # noqa: PTH116 (at each write, and a `Path` takes three times as long)
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
+
+    def _check_file(self) -> None:
+        """Raise `StoreError` if the file at the path is no longer the open one."""
+        if self._identity != self._read_identity():
+            is_ours = self._pragma("data_version") == self._data_version
+            self.connection.execute("ROLLBACK")
+            # The log lies where that of the other file would, and whoever opens that one would apply it: its content
+            # is moved into the file that it belongs to, unless another connection has written to the log.
+            if is_ours:
+                with suppress(sqlite3.Error):
+                    self.connection.execute("PRAGMA busy_timeout = 0")
+                    self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            log = Path(f"{self._file}-wal")
+            if log.exists() and log.stat().st_size:  # closing would remove it: it may be that of the other file
+                LEFT_OPEN.append(self.connection)
+            else:
+                self.connection.close()
+            self._is_paused = True
+            raise self._file_changed()
+
+    def _file_changed(self) -> StoreError:
+        event = "removed" if self._read_identity() is None else "replaced by another file"
+        return StoreError(f"{self.path} was {event} while it was open: nothing was written; open the store again")
+
+    def _set_limits(self) -> None:
+        self.connection.execute("PRAGMA trusted_schema = OFF")  # what the file defines calls no risky function
+        self.connection.execute("PRAGMA cell_size_check = ON")
+        for category, limit in _LIMITS.items():
+            self.connection.setlimit(category, limit)
+
+    def _prepare(self, create: bool, initial_meta: Callable[[], dict[str, str]]) -> None:
+        with self._translated_errors():
+            self._set_limits()
+            self.connection.execute("PRAGMA synchronous = FULL")
+            self.connection.execute("PRAGMA fullfsync = ON")  # macOS: flush the drive's cache, too
+            self.connection.execute(f"PRAGMA cache_size = {-1024 * _CACHE_SIZE}")
+            if self._is_new():
+                if not create:
+                    raise StoreError(f"{self.path} is an empty database, not a memalpha store")
+                meta = initial_meta()
+                self.connection.execute(
+                    f"PRAGMA page_size = {_PAGE_SIZE}"
+                )  # takes effect only before the first page is written
+                self._use_wal()
+                with self.transaction():
+                    if self._is_new():  # check again: another process may have been faster
+                        for statement in split_statements(DDL):
+                            self.connection.execute(statement)
+                        self.connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
+                        self.connection.execute("INSERT INTO meta VALUES ('created', ?)", (self.now(),))
+            self._check_format()
+            self.meta: dict[str, str] = dict(self.connection.execute("SELECT key, value FROM meta"))
+
+    def _check_format(self) -> None:
+        """Raise `StoreError` for another format and `DamagedStore` for foreign objects."""
+        version = self._pragma("user_version")
+        if version != FORMAT:
+            advice = "upgrade memalpha" if version > FORMAT else "open it with the memalpha that made it, and export it"
+            raise StoreError(f"{self.path} has store format {version}, this memalpha reads {FORMAT}: {advice}")
+        foreign = foreign_objects(self.connection)
+        if not foreign or (self._inspect and not TABLES & foreign.keys()):
+            return
+        names = ", ".join(f"{kind} {name[:80]!r}" for name, kind in islice(foreign.items(), _MAX_LISTED))
+        advice = "go back to a copy" if TABLES & foreign.keys() else "`memalpha doctor --repair` removes what is added"
+        raise DamagedStore(
+            f"{self.path} is refused: {len(foreign)} of its objects are not those of a store ({names}), and could run "
+            f"or copy what you write. Nothing was written; {advice}"
+        )
+
+    def _is_new(self) -> bool:
+        """Return True if the file is empty. Raises `StoreError` if it is not a store."""
+        with self.transaction(write=False):  # one consistent view: another process may be creating the store
+            application = self._pragma("application_id")
+            if application == APPLICATION_ID:
+                return False
+            tables = self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if application != 0 or tables:
+            raise StoreError(f"{self.path} is an SQLite database, but not a memalpha store: give another path")
+        return True
+
+    def _use_wal(self) -> None:
+        """Switch the file to WAL, waiting for another process that does the same; SQLite does not wait here."""
+        deadline = monotonic() + LOCK_TIMEOUT
+        while True:
+            try:
+                self.connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if not error.sqlite_errorname.startswith("SQLITE_BUSY") or monotonic() > deadline:
+                    raise
+                sleep(0.01)
 
     def before_fork(self) -> bool:
         """Close the connection unless a transaction uses it; return True if this thread holds the lock."""
@@ -280,9 +448,6 @@ class TransactionalConnection(Backend, ForkAware):
                 self._is_paused = True
                 raise
 
-    def _check_file(self) -> None:
-        """Raise `StoreError` if the file at the path is no longer the open one."""
-
     def _pragma(self, name: str) -> int:
         return self.connection.execute(f"PRAGMA {name}").fetchone()[0]
 
@@ -306,7 +471,7 @@ class TransactionalConnection(Backend, ForkAware):
                     return
                 self._writes = write
                 try:
-                    with watched(connection):
+                    with nullcontext() if DEADLINE.get() is None else watched(connection):
                         # IMMEDIATE: wait for other writers here, before reading anything that they may change.
                         connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
                         if write:
@@ -417,205 +582,6 @@ class TransactionalConnection(Backend, ForkAware):
             raise DamagedStore(message) from error
         raise StoreError(f"{self.path}: {_explain(self.path, code) or error}") from error
 
-
-def _explain(path: str, code: str) -> str:
-    """Return what an error of the disk, the rights or the descriptors means, and what to do; "" for other errors."""
-    folder = Path(path).absolute().parent
-    try:
-        is_full = shutil.disk_usage(folder).free < _FULL
-    except OSError:
-        is_full = False
-    if code.startswith("SQLITE_FULL") or (code.startswith("SQLITE_IOERR") and is_full):
-        return "the disk is full: make room, and try again"
-    if code.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN")) and folder.is_dir():
-        if not all(os.access(p, os.W_OK) for p in (path, folder) if Path(p).exists()):
-            return "the file or its folder is read-only: open it with read_only=True, or allow this user to write both"
-        if code.startswith("SQLITE_CANTOPEN"):
-            return "the file cannot be opened: is it a file, and may this process open more of them (ulimit -n)?"
-    if code.startswith("SQLITE_IOERR"):
-        return f"the disk reports an error ({code}): look at the system's log, and try again"
-    return ""
-
-
-_COPY = "copy "  # begins the key of `meta` for a copy that is being made; the path of its target follows
-_MOST_COPIES = 100  # that an opening looks after; one that finds more goes on at the next
-_PAGE_SIZE = 8192  # bytes; holds five vectors of 384 numbers, while half of it would hold two
-_MAX_LISTED = 5  # foreign objects that a message names
-_LIMITS = {
-    sqlite3.SQLITE_LIMIT_LENGTH: 64 << 20,  # bytes of a value or a row
-    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 1 << 20,  # bytes of a statement
-    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 100,
-    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 50,
-    sqlite3.SQLITE_LIMIT_ATTACHED: 1,  # VACUUM attaches its new file
-    sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
-}
-_CACHE_SIZE = 16  # MiB of cached pages; SQLite's default of 2 spills and rereads pages in every batch
-
-
-class SQLiteDatabase(TransactionalConnection):
-    """Connection to a store file. All access goes through `transaction`; threads take turns.
-
-    Raises `StoreError` for a file that is no store or of another format, a missing file without `create`, or a missing
-    folder.
-    """
-
-    def __init__(
-        self,
-        path: str,
-        *,
-        create: bool,
-        initial_meta: Callable[[], dict[str, str]],
-        durability: Durability = "full",
-        clock: Clock = system_clock,
-        inspect: bool = False,
-    ) -> None:
-        """Open a file.
-
-        Args:
-            path: File path or ":memory:".
-            create: Create a missing file, readable by its owner only.
-            initial_meta: Returns the metadata of a new store; it may raise.
-            durability: "full" or "normal".
-            clock: Returns the current time.
-            inspect: Open a file with foreign objects too, for `memalpha doctor`, as long as its tables are sound.
-        """
-        super().__init__(path, durability, clock)
-        self._inspect, self._durability = inspect, durability
-        self._file = path  # absolute: SQLite takes a relative one that begins with "file:" for a URI
-        self._identity: tuple[int, int] | None = None
-        if path != ":memory:":
-            _check_path(Path(path), create)
-            self._file = str(Path(path).absolute())
-        initial_meta = cache(initial_meta)
-        if not Path(path).exists():
-            initial_meta()  # may raise: call it before the file is created
-            if path != ":memory:":
-                try:  # only its owner can read it, and its log gets this mode
-                    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-                except FileExistsError:  # another process was faster
-                    pass
-                except OSError as error:
-                    raise StoreError(f"{Path(path)}: the file cannot be created ({error.strerror})") from error
-        self._open(create, initial_meta)
-        self.watch_forks()
-
-    def _open(self, create: bool = False, initial_meta: Callable[[], dict[str, str]] = dict) -> None:
-        """Connect to the file and prepare it. Raises `StoreError` if it is another file than before."""
-        if self._identity is not None and self._identity != self._read_identity():
-            raise self._file_changed()
-        with self._translated_errors():
-            self.connection = self._connect()
-        try:
-            self._identity = self._read_identity()
-            self._prepare(create, initial_meta)
-            if self._durability == "normal":  # creating a file is always durable
-                self.connection.execute("PRAGMA synchronous = NORMAL")
-        except BaseException:
-            self.connection.close()
-            raise
-
-    def _connect(self) -> sqlite3.Connection:
-        # With isolation_level None, the sqlite3 module never begins or ends a transaction itself.
-        return sqlite3.connect(self._file, timeout=LOCK_TIMEOUT, isolation_level=None, check_same_thread=False)
-
-    def _read_identity(self) -> tuple[int, int] | None:
-        """Return device and inode of the file at the path; None if there is none."""
-        try:
-            status = os.stat(self._file)  # noqa: PTH116 (at each write, and a `Path` takes three times as long)
-        except OSError:
-            return None
-        return status.st_dev, status.st_ino
-
-    def _check_file(self) -> None:
-        if self._identity != self._read_identity():
-            is_ours = self._pragma("data_version") == self._data_version
-            self.connection.execute("ROLLBACK")
-            # The log lies where that of the other file would, and whoever opens that one would apply it: its content
-            # is moved into the file that it belongs to, unless another connection has written to the log.
-            if is_ours:
-                with suppress(sqlite3.Error):
-                    self.connection.execute("PRAGMA busy_timeout = 0")
-                    self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            log = Path(f"{self._file}-wal")
-            if log.exists() and log.stat().st_size:  # closing would remove it: it may be that of the other file
-                LEFT_OPEN.append(self.connection)
-            else:
-                self.connection.close()
-            self._is_paused = True
-            raise self._file_changed()
-
-    def _file_changed(self) -> StoreError:
-        event = "removed" if self._read_identity() is None else "replaced by another file"
-        return StoreError(f"{self.path} was {event} while it was open: nothing was written; open the store again")
-
-    def _set_limits(self) -> None:
-        self.connection.execute("PRAGMA trusted_schema = OFF")  # what the file defines calls no risky function
-        self.connection.execute("PRAGMA cell_size_check = ON")
-        for category, limit in _LIMITS.items():
-            self.connection.setlimit(category, limit)
-
-    def _prepare(self, create: bool, initial_meta: Callable[[], dict[str, str]]) -> None:
-        with self._translated_errors():
-            self._set_limits()
-            self.connection.execute("PRAGMA synchronous = FULL")
-            self.connection.execute("PRAGMA fullfsync = ON")  # macOS: flush the drive's cache, too
-            self.connection.execute(f"PRAGMA cache_size = {-1024 * _CACHE_SIZE}")
-            if self._is_new():
-                if not create:
-                    raise StoreError(f"{self.path} is an empty database, not a memalpha store")
-                meta = initial_meta()
-                self.connection.execute(
-                    f"PRAGMA page_size = {_PAGE_SIZE}"
-                )  # takes effect only before the first page is written
-                self._use_wal()
-                with self.transaction():
-                    if self._is_new():  # check again: another process may have been faster
-                        for statement in split_statements(DDL):
-                            self.connection.execute(statement)
-                        self.connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
-                        self.connection.execute("INSERT INTO meta VALUES ('created', ?)", (self.now(),))
-            self._check_format()
-            self.meta: dict[str, str] = dict(self.connection.execute("SELECT key, value FROM meta"))
-
-    def _check_format(self) -> None:
-        """Raise `StoreError` for another format and `DamagedStore` for foreign objects."""
-        version = self._pragma("user_version")
-        if version != FORMAT:
-            advice = "upgrade memalpha" if version > FORMAT else "open it with the memalpha that made it, and export it"
-            raise StoreError(f"{self.path} has store format {version}, this memalpha reads {FORMAT}: {advice}")
-        foreign = foreign_objects(self.connection)
-        if not foreign or (self._inspect and not TABLES & foreign.keys()):
-            return
-        names = ", ".join(f"{kind} {name[:80]!r}" for name, kind in islice(foreign.items(), _MAX_LISTED))
-        advice = "go back to a copy" if TABLES & foreign.keys() else "`memalpha doctor --repair` removes what is added"
-        raise DamagedStore(
-            f"{self.path} is refused: {len(foreign)} of its objects are not those of a store ({names}), and could run "
-            f"or copy what you write. Nothing was written; {advice}"
-        )
-
-    def _is_new(self) -> bool:
-        """Return True if the file is empty. Raises `StoreError` if it is not a store."""
-        with self.transaction(write=False):  # one consistent view: another process may be creating the store
-            application = self._pragma("application_id")
-            if application == APPLICATION_ID:
-                return False
-            tables = self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if application != 0 or tables:
-            raise StoreError(f"{self.path} is an SQLite database, but not a memalpha store: give another path")
-        return True
-
-    def _use_wal(self) -> None:
-        """Switch the file to WAL, waiting for another process that does the same; SQLite does not wait here."""
-        deadline = monotonic() + LOCK_TIMEOUT
-        while True:
-            try:
-                self.connection.execute("PRAGMA journal_mode = WAL")
-                return
-            except sqlite3.OperationalError as error:
-                if not error.sqlite_errorname.startswith("SQLITE_BUSY") or monotonic() > deadline:
-                    raise
-                sleep(0.01)
-
     def mark_for_scrub(self) -> None:
         self.connection.execute("INSERT OR REPLACE INTO meta VALUES ('scrub', 'due')")
 
@@ -665,34 +631,6 @@ class SQLiteDatabase(TransactionalConnection):
                 raise StoreError(f"{self.path}: another process reads the file while it is made: try again")
 
     @contextmanager
-    def note_copy(self, target: Path) -> Iterator[None]:
-        key = _COPY + str(target.absolute())
-        with self.transaction():
-            self.connection.execute("INSERT OR REPLACE INTO meta VALUES (?, '')", (key,))
-        try:
-            yield
-        finally:
-            with self.transaction():
-                self.connection.execute("DELETE FROM meta WHERE key = ?", (key,))
-
-    def abandoned_copies(self) -> dict[str, list[Path]]:
-        query = "SELECT key FROM meta WHERE substr(key, 1, ?) = ? LIMIT ?"
-        keys = self.connection.execute(query, (len(_COPY), _COPY, _MOST_COPIES)).fetchall()
-        targets = (str(key).removeprefix(_COPY) for (key,) in keys)
-        return {  # only absolute paths on this machine: the file may come from somebody else
-            target: abandoned_files(Path(target))
-            for target in targets
-            if Path(target).is_absolute() and not target.startswith(("//", "\\\\"))
-        }
-
-    def remove_abandoned_copies(self) -> None:
-        with self.transaction():
-            for target in self.abandoned_copies():
-                remove_abandoned_files(Path(target))
-                if not any(Path(target).parent.glob(f".{glob.escape(Path(target).name)}.*.partial")):  # none is running
-                    self.connection.execute("DELETE FROM meta WHERE key = ?", (_COPY + target,))
-
-    @contextmanager
     def unlock_log(self) -> Iterator[None]:
         self.connection.execute("DROP TRIGGER operations_last")
         yield
@@ -708,6 +646,7 @@ class SQLiteDatabase(TransactionalConnection):
                 yield message
 
     def schema_mismatches(self) -> dict[str, str]:
+        """Return missing tables, and missing or altered indexes and triggers, as {name: kind}."""
         recorded = dict(self.connection.execute("SELECT name, sql FROM sqlite_master"))
         return {
             name: kind
@@ -716,23 +655,19 @@ class SQLiteDatabase(TransactionalConnection):
         }
 
     def foreign_objects(self) -> dict[str, str]:
+        """Return the objects that no store has, as {name: kind}."""
         return foreign_objects(self.connection)
 
     def drop(self, name: str, kind: str) -> None:
+        """Drop an object of `foreign_objects`."""
         quoted = name.replace('"', '""')
         self.connection.execute(f'DROP {kind} IF EXISTS "{quoted}"')
 
     def recreate(self, name: str) -> None:
+        """Recreate a table, index or trigger of `schema_mismatches`."""
         kind, statement = definitions()[name]
         self.connection.execute(f"DROP {kind} IF EXISTS {name}")
         self.connection.execute(statement)
-
-    def count_orphans(self, table: str) -> int:
-        query = f"SELECT count(*) FROM {table} WHERE ns NOT IN (SELECT ns FROM namespaces)"
-        return self.connection.execute(query).fetchone()[0]
-
-    def delete_orphans(self, table: str) -> None:
-        self.connection.execute(f"DELETE FROM {table} WHERE ns NOT IN (SELECT ns FROM namespaces)")
 
     def close(self) -> None:
         with self._lock:
@@ -749,7 +684,6 @@ def create_file(path: Path, meta: Mapping[str, str]) -> Iterator[SQLiteDatabase]
         raise StoreError(f"{path} already exists: give another path")
     remove_abandoned_files(path)
     temporary = temporary_path(path)
-    files = [temporary, *sqlite_logs(temporary)]
     with locked_file(temporary):
         try:
             database = SQLiteDatabase(
@@ -762,7 +696,7 @@ def create_file(path: Path, meta: Mapping[str, str]) -> Iterator[SQLiteDatabase]
                 database.close()
             move_file(temporary, path)
         finally:
-            for file in files:
+            for file in _with_logs(temporary):
                 file.unlink(missing_ok=True)
 
 

@@ -220,11 +220,18 @@ def find_duplicates(entries: Sequence[MemoryEntry], vectors: np.ndarray, near: f
         vectors: Their unit vectors, float32 `(len(entries), dim)`.
         near: Cosine from which two entries mean the same.
     """
+
+    def words_key(content: str, index: int) -> object:
+        """Return the sorted words, of slot and value apart, and values with marks (3.5, C++), which no word has."""
+        sorted_words = tuple(tuple(sorted(words(part))) for part in key_value(content) or (content,))
+        marked = sorted(filter(_is_marked, normalize(content).split()))
+        return (sorted_words, *marked) if all(sorted_words) else index
+
     findings = []
     heads: list[int] = []  # index of one entry of each text, then of each set of words
     for reason, message, group_key in (
         ("text", "the same but for case, spacing and closing marks", lambda content, index: plain(content)),
-        ("words", "the same words", _words_key),
+        ("words", "the same words", words_key),
     ):
         groups: dict[object, list[int]] = {}
         for index in heads or range(len(entries)):
@@ -234,17 +241,6 @@ def find_duplicates(entries: Sequence[MemoryEntry], vectors: np.ndarray, near: f
                 findings.append(Finding("duplicate", reason, message, tuple(entries[index] for index in indices)))
         heads = [indices[0] for indices in groups.values()]
     return findings + _find_near(entries, vectors, sorted(heads), near)
-
-
-def _words_key(content: str, index: int) -> object:
-    """Return the sorted words of a content, of slot and value apart; the index where there are no words.
-
-    Values with marks (3.5, C++) belong to the key, because the words of search are without marks.
-    """
-    parts = key_value(content) or (content,)
-    sorted_words = tuple(tuple(sorted(words(part))) for part in parts)
-    marked = sorted(filter(_is_marked, normalize(content).split()))
-    return (sorted_words, *marked) if all(sorted_words) else index
 
 
 def _is_marked(word: str) -> bool:
@@ -288,10 +284,7 @@ def _find_near(entries: Sequence[MemoryEntry], vectors: np.ndarray, heads: list[
         members.setdefault(root_of(node), []).append(node)
     return [
         Finding(
-            "duplicate",
-            "meaning",
-            f"near: cosine {lowest[root]:.2f}",
-            tuple(entries[heads[node]] for node in nodes),
+            "duplicate", "meaning", f"near: cosine {lowest[root]:.2f}", tuple(entries[heads[node]] for node in nodes)
         )
         for root, nodes in members.items()
         if len(nodes) > 1
@@ -520,12 +513,13 @@ def find_orphans(
         ("no source", "a chunk or turn, but of no source", unsourced),
     ]
     if chunks is not None:
-        turns = {chunk.index: {turn.id for turn in chunk.turns} for chunk in chunks}
+        turns: dict[int | None, set[str | None]] = {c.index: {turn.id for turn in c.turns} for c in chunks}
+        all_turns = set().union(*turns.values())
         dangling = [
             entry
             for entry in source_entries
             if (entry.chunk is not None and entry.chunk not in turns)
-            or (entry.turn is not None and not any(entry.turn in ids for ids in _turn_ids(turns, entry.chunk)))
+            or (entry.turn is not None and entry.turn not in turns.get(entry.chunk, all_turns))
         ]
         cases.append(("dangling", "a chunk or turn that its source does not have", dangling))
     return [Finding("orphan", reason, message, tuple(members)) for reason, message, members in cases if members]
@@ -558,7 +552,11 @@ def measure_coverage(
         by_origin: set[int] = set()
     else:
         facts = entries
-        keyed = [((None, chunk.index), span) for chunk in chunks for span in _spans(chunk)]
+        keyed = [
+            ((None, chunk.index), RawSpan(chunk.index, id, text))
+            for chunk in chunks
+            for id, text in ([(turn.id, turn.text) for turn in chunk.turns] or [(None, chunk.render())])
+        ]
         origin_chunks = {(None, entry.chunk) for entry in source_entries}
         origins = {(entry.chunk, entry.turn) for entry in source_entries}
         by_origin = {number for number, (_, span) in enumerate(keyed) if (span.chunk, span.turn) in origins}
@@ -580,13 +578,3 @@ def measure_coverage(
 
 def _has_origin(entry: MemoryEntry) -> bool:
     return entry.source is not None or entry.chunk is not None or entry.turn is not None
-
-
-def _turn_ids(turns: Mapping[int, set[str | None]], chunk: int | None) -> Iterable[set[str | None]]:
-    return turns.values() if chunk is None else [turns.get(chunk, set())]
-
-
-def _spans(chunk: Chunk) -> list[RawSpan]:
-    if chunk.text is not None:
-        return [RawSpan(chunk.index, None, chunk.text)]
-    return [RawSpan(chunk.index, turn.id, turn.text) for turn in chunk.turns]

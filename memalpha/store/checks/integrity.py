@@ -118,30 +118,20 @@ class _Examination:
         """Report all problems, and repair them if `repair` is set."""
         database = self.database
         self.health.notes += database.warnings()
-        missing = database.schema_mismatches()
-        for name, kind in missing.items():
-            self.report("file", f"the {kind} {name} is missing or not as it should be")
-        foreign = database.foreign_objects()
-        for name, kind in foreign.items():
-            if name not in missing:
-                self.report("file", f"the {kind} {name[:80]!r} does not belong into a store")
-        if foreign and not self.repair:  # nothing else is read: an index, for one, could run for hours
-            self.health.notes.append("the rest is checked once what does not belong into a store is removed (--repair)")
-            return
-        for name, kind in foreign.items():
-            database.drop(name, kind)
+        missing: dict[str, str] = {}
+        if isinstance(database, SQLiteDatabase):  # on a server, its owner decides what there is
+            missing = database.schema_mismatches()
+            if not self.examine_objects(database, missing):
+                return
         for fault in database.integrity_errors():
             self.report("file", f"{fault}; {ADVICE}")
-        tables = [name for name, kind in missing.items() if kind == "table"]
-        if tables and not (self.repair and set(tables) <= {"versions", "vectors"}):
-            return
-        for name in tables:
-            database.recreate(name)
-        for target, files in database.abandoned_copies().items():
-            if files:
-                self.report("file", f"a copy to {target} was killed and left {', '.join(map(str, files))}")
-        if self.repair:
-            database.remove_abandoned_copies()
+        tables = {name for name, kind in missing.items() if kind == "table"}
+        if isinstance(database, SQLiteDatabase):
+            if tables and not (self.repair and tables <= {"versions", "vectors"}):
+                return
+            for name in tables:
+                database.recreate(name)
+            self.examine_orphans(database)
         if database.is_scrub_due:
             self.report("file", "an erasure was not finished: free pages may still hold what was erased")
         try:
@@ -150,21 +140,50 @@ class _Examination:
         except (KeyError, ValueError, TypeError, RecursionError, MemalphaError) as error:
             self.report("file", f"what is recorded of the schema or the embedder cannot be read ({error}); {ADVICE}")
             return
-        for table in ("operations", "versions", "vectors"):
-            if orphans := database.count_orphans(table):
-                part = "log" if table == "operations" else table
-                self.report(part, f"{orphans} rows belong to no namespace" + (f"; {ADVICE}" if part == "log" else ""))
-                if self.repair and part != "log":
-                    database.delete_orphans(table)
         for name in database.namespaces():
             self.health.counts["namespaces"] += 1
             rows = open_namespace(database, name, schema)
             expected = self.replay(rows)
             if expected is not None and self.compare_versions(rows, expected):
                 self.compare_vectors(rows, {row[4]: row[7] for row in expected.values()}, recorded)
-        if self.repair:  # after the rows: damaged ones can keep an index from being made
-            for name in missing.keys() - set(tables):
+        if self.repair and isinstance(database, SQLiteDatabase):  # at last: damaged rows can keep an index from it
+            for name in missing.keys() - tables:
                 database.recreate(name)
+
+    def examine_objects(self, database: SQLiteDatabase, missing: dict[str, str]) -> bool:
+        """Report objects that differ from the format's, and remove those that no store has where `repair` is set.
+
+        Args:
+            database: File to check.
+            missing: What it lacks or has otherwise: `schema_mismatches`.
+
+        Returns:
+            False if nothing else can be read.
+        """
+        foreign = database.foreign_objects()
+        for name, kind in missing.items():
+            self.report("file", f"the {kind} {name} is missing or not as it should be")
+        for name, kind in foreign.items():
+            if name not in missing:
+                self.report("file", f"the {kind} {name[:80]!r} does not belong into a store")
+        if foreign and not self.repair:  # nothing else is read: an index, for one, could run for hours
+            self.health.notes.append("the rest is checked once what does not belong into a store is removed (--repair)")
+            return False
+        for name, kind in foreign.items():
+            database.drop(name, kind)
+        return True
+
+    def examine_orphans(self, database: SQLiteDatabase) -> None:
+        """Report rows of no namespace, and delete those that follow from the log."""
+        for table in _COUNTED:
+            rows = f"FROM {table} WHERE ns NOT IN (SELECT ns FROM namespaces)"
+            (count,) = database.connection.execute(f"SELECT count(*) {rows}").fetchone()
+            if count and table == "operations":
+                self.report("log", f"{count} rows belong to no namespace; {ADVICE}")
+            elif count:
+                self.report(table, f"{count} rows belong to no namespace")
+                if self.repair:
+                    database.connection.execute(f"DELETE {rows}")
 
     def report(self, part: Any, message: str, namespace: str | None = None) -> None:
         """Add a problem to the report.
@@ -223,7 +242,11 @@ class _Examination:
             self.report("log", f"it ends at {last_position}, before {_name_some(beyond)}; {ADVICE}", rows.name)
             return False
         # Each version has a checksum of its content. If the checksum contradicts the log, the log is not trusted.
-        doubtful = [key for key in wrong if key in expected and _contradicts_log(stored[key], expected[key])]
+        doubtful = [
+            key
+            for key in wrong
+            if key in expected and stored[key][4] != expected[key][4] and _has_checksum(stored[key])
+        ]
         if doubtful:
             self.report(
                 "log", f"the content of {_name_some(doubtful)} is not what its checksum says; {ADVICE}", rows.name
@@ -248,7 +271,12 @@ class _Examination:
         self.health.counts["vectors"] += len(stored)
         left_over = [key for key in stored if key not in contents]
         missing = [key for key in contents if key not in stored]
-        sound = {key for key in contents if key in stored and _is_sound(stored[key], recorded.dim)}
+        sound = {}  # vectors by digest
+        for key in contents.keys() & stored.keys():
+            if isinstance(stored[key], bytes) and len(stored[key]) == 4 * recorded.dim:
+                row = np.frombuffer(stored[key], "<f4")
+                if first_faulty_row(row[None]) is None:
+                    sound[key] = row
         wrong = [key for key in contents if key in stored and key not in sound]
         embedded: dict[bytes, bytes] = {}
         try:
@@ -258,7 +286,7 @@ class _Examination:
                 vectors = embedder.encode([contents[key] for key in batch])
                 for key, vector in zip(batch, vectors, strict=True):
                     embedded[key] = vector_blob(vector)
-                    if key in sound and not _is_near(stored[key], vector):
+                    if key in sound and np.abs(sound[key] - vector).max(initial=0.0) > _TOLERANCE:
                         wrong.append(key)
         except (EmbedderError, StoreError) as error:
             self.health.notes.append(f"vectors of {rows.name} were not compared with the embedder's: {error}")
@@ -273,21 +301,12 @@ class _Examination:
             rows.vectors.replace((remaining | embedded).items())
 
 
-def _contradicts_log(stored: tuple[Any, ...], expected: tuple[Any, ...]) -> bool:
-    return stored[4] != expected[4] and isinstance(stored[7], str) and stored[4] == content_digest(stored[7])
+def _has_checksum(row: tuple[Any, ...]) -> bool:
+    """Return True if the content of a version is the one that its digest belongs to."""
+    return isinstance(row[7], str) and row[4] == content_digest(row[7])
 
 
 def _name_some(keys: list[tuple[str, int]]) -> str:
     """Return the names of the first few versions."""
     names = [f"{id!r} v{version}" for id, version in keys[:_MAX_LISTED]]
     return ", ".join(names) + (" ..." if len(keys) > _MAX_LISTED else "")
-
-
-def _is_sound(blob: object, dim: int) -> bool:
-    if not isinstance(blob, bytes) or len(blob) != 4 * dim:
-        return False
-    return first_faulty_row(np.frombuffer(blob, "<f4").reshape(1, dim)) is None
-
-
-def _is_near(blob: bytes, vector: np.ndarray) -> bool:
-    return bool(np.abs(np.frombuffer(blob, "<f4") - vector).max(initial=0.0) <= _TOLERANCE)

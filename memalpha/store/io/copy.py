@@ -8,7 +8,7 @@ from pathlib import Path
 from memalpha.errors import StoreError
 from memalpha.store.backends.base import Backend, system_clock
 from memalpha.store.embedding import RecordedEmbedder
-from memalpha.store.open import copy_noted, create_database, is_url, open_database, open_namespace
+from memalpha.store.open import create_database, is_url, open_database, open_namespace
 from memalpha.store.schema import MemorySchema
 from memalpha.types import Operation
 
@@ -77,7 +77,6 @@ def _copy_database(source: Backend, schema: MemorySchema, target: str | Path) ->
     with source.transaction(write=False):
         names = source.namespaces()
     with (
-        copy_noted(source, target),
         source.transaction(*names, write=False),
         create_database(target, source.meta) as target_database,
         target_database.transaction(*names),

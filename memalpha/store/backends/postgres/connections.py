@@ -31,26 +31,28 @@ CONNECTIONS = 10
 
 def split_schema(url: str, default: str = SCHEMA) -> tuple[str, str]:
     """Split our own key `schema` off a URL; return the rest and the schema (`default` without one)."""
-    start, _, query = url.partition("?")
-    keys = [item for item in query.split("&") if item]
-    schemas = [unquote(item.partition("=")[2]) for item in keys if item.startswith("schema=")]
-    other_keys = "&".join(item for item in keys if not item.startswith("schema="))
-    schema = schemas[-1] if schemas else default
+    rest, values = _split_key(url, "schema")
+    schema = unquote(values[-1]) if values else default
     if not re.fullmatch(r"(?!pg_)[A-Za-z0-9_ -]{1,63}", schema):
         message = "1 to 63 letters (of a to z), digits, _, - and spaces that do not begin with pg_ are needed"
         raise StoreError(f"schema {schema!r}: {message}")
-    return start + (f"?{other_keys}" if other_keys else ""), schema
+    return rest, schema
 
 
 def split_connections(url: str) -> tuple[str, int]:
     """Split our own key `connections` off a URL. Raises `StoreError` unless its value is a number above 0."""
+    rest, values = _split_key(url, "connections")
+    if values and not re.fullmatch(r"0*[1-9][0-9]{0,3}", values[-1]):
+        raise StoreError(f"connections={values[-1]!r:.40}: a number above 0 is needed")
+    return rest, int(values[-1]) if values else CONNECTIONS
+
+
+def _split_key(url: str, key: str) -> tuple[str, list[str]]:
+    """Return a URL without a key of its query, and the values that the key has."""
     start, _, query = url.partition("?")
-    items = [item for item in query.split("&") if item]
-    own = [item.partition("=")[2] for item in items if item.startswith("connections=")]
-    if own and not re.fullmatch(r"0*[1-9][0-9]{0,3}", own[-1]):
-        raise StoreError(f"connections={own[-1]!r:.40}: a number above 0 is needed")
-    other_keys = "&".join(item for item in items if not item.startswith("connections="))
-    return start + (f"?{other_keys}" if other_keys else ""), int(own[-1]) if own else CONNECTIONS
+    items = [item.partition("=") for item in query.split("&") if item]
+    rest = "&".join("".join(item) for item in items if item[0] != key)
+    return start + (f"?{rest}" if rest else ""), [value for name, _, value in items if name == key]
 
 
 def redact_url(url: str) -> str:

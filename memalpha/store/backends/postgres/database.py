@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import ChainMap
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,12 +36,9 @@ from memalpha.store.backends.base import (
     timeout_setting,
 )
 from memalpha.store.backends.namespace import (
-    INSERTED_COLUMNS,
     EntryTable,
     Namespace,
     NamespaceScope,
-    OperationLog,
-    VectorTable,
 )
 from memalpha.store.backends.postgres.connections import (
     CONNECT_TIMEOUT,
@@ -56,10 +53,9 @@ from memalpha.store.backends.postgres.connections import (
     split_schema,
 )
 from memalpha.store.backends.postgres.ddl import LOG_TRIGGERS, VERSION_TRIGGERS, create_script, drop_script
-from memalpha.store.fields import ENTRY_COLUMNS, ENTRY_NAMES, FIELDS, FORMAT, logged_values
+from memalpha.store.fields import FORMAT
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import Change
-from memalpha.types import MemoryEntry
 
 _MAX_LISTED_NAMESPACES = 20  # up to here a transaction names all its namespaces to the policies at once
 _SET_NAMESPACES = "SELECT set_config('memalpha.ns', ?, true)"
@@ -476,8 +472,6 @@ def _read_namespace_ids(connection: psycopg.Connection, names: Collection[str], 
 
 
 _MAX_NAME_BYTES = 2000  # bytes that an index can hold
-_TYPES = {"number": "float8", "whole": "int8"}  # of fields that are not text
-_COLUMN_TYPES = {field.name: _TYPES[field.kind] for field in FIELDS if field.kind in _TYPES}
 
 
 class _PostgresScope(NamespaceScope):
@@ -499,53 +493,14 @@ class _PostgresScope(NamespaceScope):
         self.database.forget_namespace(self.name)
 
 
-class _PostgresLog(OperationLog):
-    def append_inserts(
-        self, start: int, time: str, entries: Sequence[MemoryEntry], optional_fields: Sequence[Mapping[str, Any]]
-    ) -> None:
-        types = [_COLUMN_TYPES.get(name, "text") for name in ENTRY_NAMES]
-        arrays = ", ".join(f"?{number}::{type}[]" for number, type in enumerate(types, 4))
-        columns = [logged_values(entries, name, optional_fields) for name in ENTRY_NAMES]
-        self._scope.select(
-            f"INSERT INTO operations (ns, seq, time, head, kind, {ENTRY_COLUMNS}) "
-            f"SELECT ?1, seq, ?2, seq, 'insert', {ENTRY_COLUMNS} "
-            f"FROM unnest(?3::int8[], {arrays}) AS t (seq, {ENTRY_COLUMNS})",
-            time,
-            list(range(start, start + len(entries))),
-            *columns,
-        )
-
-
 class _PostgresEntries(EntryTable):
     _scope: _PostgresScope
     _HAS_TEXT = "strpos(metadata, ?2::text) > 0"
     _HAS_SOURCE = "source_key = hashtextextended(?2, 0) AND source = ?2"  # ?1 is the namespace
 
-    def insert_logged(self, start: int, digests: Sequence[bytes]) -> None:
-        self._scope.select(
-            f"INSERT INTO versions (ns, version, valid_from, created, digest, {ENTRY_COLUMNS}) "
-            f"SELECT o.ns, 1, o.seq, o.seq, d.digest, {INSERTED_COLUMNS} FROM operations o "
-            "JOIN unnest(?2::int8[], ?3::bytea[]) AS d (seq, digest) ON d.seq = o.seq WHERE o.ns = ?1",
-            list(range(start, start + len(digests))),
-            digests,
-        )
-
     def replace(self, rows: Iterable[tuple[Any, ...]]) -> None:
         with self._scope.database.unlock_log("repair its versions"):
             super().replace(rows)
-
-
-class _PostgresVectors(VectorTable):
-    def search_rows(self, page_size: int) -> Iterator[list[tuple[Any, ...]]]:
-        query = (  # a statement for each page: a cursor holds all of its rows, and a statement has a deadline
-            "SELECT v.id, v.content, v.category, v.valid_from, v.source, v.chunk, v.turn, v.created, x.vector "
-            "FROM versions v LEFT JOIN vectors x ON x.ns = v.ns AND x.digest = v.digest "
-            "WHERE v.ns = ?1 AND v.valid_to IS NULL AND v.created > ?2 ORDER BY v.created LIMIT ?3"
-        )
-        created = 0
-        while page := self._scope.select(query, created, page_size).fetchall():
-            yield page
-            created = page[-1][7]
 
 
 class PostgresNamespace(Namespace):
@@ -553,8 +508,7 @@ class PostgresNamespace(Namespace):
 
     database: PostgresDatabase
 
-    _SCOPE, _LOG, _ENTRIES, _VECTORS = _PostgresScope, _PostgresLog, _PostgresEntries, _PostgresVectors
-    _BATCH = 2000
+    _SCOPE, _ENTRIES = _PostgresScope, _PostgresEntries
 
     def __init__(self, database: PostgresDatabase, name: str, schema: MemorySchema) -> None:
         try:
