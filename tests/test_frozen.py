@@ -1,7 +1,6 @@
 """The fast constructor makes what the dataclass's own makes."""
 
 import copy
-import inspect
 import pickle
 from dataclasses import FrozenInstanceError, asdict, dataclass, field, replace
 from typing import Any
@@ -34,14 +33,6 @@ def test_it_makes_the_same(values: Any, named: Any) -> None:
     assert replace(fast, number=9).number == 9 and pickle.loads(pickle.dumps(fast)) == copy.deepcopy(fast) == fast
     with pytest.raises(FrozenInstanceError):
         fast.number = 4  # pyright: ignore
-
-
-@pytest.mark.parametrize("values, named", [((), {}), (("a", 1, {}, 4), {}), (("a",), {"colour": 1})])
-def test_wrong_arguments_are_refused_alike(values: Any, named: Any) -> None:
-    for kind in (Plain, Fast):
-        with pytest.raises(TypeError):
-            kind(*values, **named)  # pyright: ignore
-    assert inspect.signature(Fast) == inspect.signature(Plain)
 
 
 def test_the_records_of_the_store_have_it() -> None:

@@ -174,11 +174,6 @@ def test_a_call_that_waits_for_ever_is_killed_too(work, monkeypatch):
     assert work.map([("sleep",), ("echo", 5)]) == [Killed("no answer in 0.6 s"), 5]
 
 
-def test_what_it_prints_is_no_answer(work, capfd):
-    assert work.map([("print", 1), ("print", 2)]) == [1, 2]
-    assert capfd.readouterr().out == ""
-
-
 def test_a_process_is_used_again(work):
     [first], [second] = work.map([("pid",)]), work.map([("pid",)])
     assert first == second != os.getpid()
@@ -202,24 +197,6 @@ def test_a_process_that_was_killed_between_calls_is_replaced(work):
     time.sleep(0.5)
     [other] = work.map([("pid",)])
     assert other != pid
-
-
-def test_many_threads_share_the_processes():
-    shared = KillableFunction(job, seconds=5, count=2)
-    results = {}
-
-    def ask(number):
-        results[number] = shared.map([("echo", [number, i]) for i in range(9)])
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == {n: [[n, i] for i in range(9)] for n in range(4)}
-    shared.close()
-    assert shared.map([("echo", 3)]) == [3]
-    shared.close()
 
 
 def test_a_script_needs_no_guard(tmp_path):

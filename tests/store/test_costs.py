@@ -178,10 +178,7 @@ TABLE: dict[str, tuple[str, Call]] = {
             [Operation("update", id, content="city: Bern"), Operation("insert", None, "semantic", "pet: cat")]
         ),
     ),
-    "apply_each": (
-        "flat",
-        lambda store, id: store.apply_each([Operation("insert", None, "semantic", "pet: cat")]),
-    ),
+    "apply_each": ("flat", lambda store, id: store.apply_each([Operation("insert", None, "semantic", "pet: cat")])),
     "insert_many": ("flat", lambda store, id: store.insert_many([{"category": "semantic", "content": "pet: cat"}])),
     "upsert": ("flat", lambda store, id: store.upsert("ana:pet", "pet: cat")),
     "update": ("flat", lambda store, id: store.update(id, "city: Bergen")),

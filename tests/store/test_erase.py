@@ -1,10 +1,7 @@
 """Erasure: no erased content remains in the file, and nothing restores it."""
 
-import os
 import resource
 import sqlite3
-import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -264,49 +261,6 @@ def test_opening_does_not_wait_for_a_reader(tmp_path: Path) -> None:
         assert new(path).pending_scrub
     reader.close()
     assert not new(path).pending_scrub and secrets_in(path) == []
-
-
-@pytest.mark.sqlite
-def test_a_killed_copy_is_removed_when_its_source_is_opened(tmp_path: Path) -> None:
-    path, target = tmp_path / "source" / "a.db", tmp_path / "target" / "b.db"
-    path.parent.mkdir()
-    target.parent.mkdir()
-    filled(path)[0].close()
-    for is_repair in (True, False):
-        code = (
-            "import os, pathlib, signal; from memalpha import MemoryStore\n"
-            "pathlib.Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-            f"MemoryStore.open({str(path)!r}).fork(path={str(target)!r})"
-        )
-        assert subprocess.run([sys.executable, "-c", code]).returncode == -9
-        assert secrets_in(target.with_name(".b.db")) and len(examine(path).problems) == 1
-        if is_repair:
-            examine(path, repair=True)
-        store = new(path)
-        assert list(target.parent.iterdir()) == [] and examine(path).problems == []
-    with store.fork(path=target) as fork:  # one at work is left alone: it is locked
-        assert fork.list() == store.list()
-    assert store.database.abandoned_copies() == {}
-
-
-@pytest.mark.sqlite
-def test_a_file_from_somebody_else_removes_no_files_but_half_made_stores(tmp_path: Path) -> None:
-    """What it names as the target of a copy is its own word."""
-    path, folder = tmp_path / "a.db", tmp_path / "home"
-    folder.mkdir()
-    files = [folder / name for name in (".notes.4242", ".notes.4242-wal", ".notes.backup", "notes")]
-    for file in files:
-        file.write_text("mine")
-        os.utime(file, (0, 0))
-    half = folder / ".notes.4242.0123abcd.partial"
-    half.write_text("half a store")
-    filled(path)[0].close()
-    with sqlite3.connect(path) as connection:
-        connection.execute("INSERT INTO meta VALUES (?, '')", (f"copy {folder / 'notes'}",))
-    connection.close()
-    new(path).close()
-    examine(path, repair=True)
-    assert sorted(folder.iterdir()) == sorted(files) and not half.exists()
 
 
 def test_the_past_of_the_core_memory_can_be_erased(tmp_path: Path) -> None:

@@ -230,19 +230,3 @@ def test_pages_of_a_filtered_list(monkeypatch) -> None:
     assert store.list(where={"chunk": 2}, limit=0) == []
     with pytest.raises(StoreError, match="unknown operator"):
         store.search("fact", where={"chunk": {"$about": 2}})
-
-
-@pytest.mark.sqlite
-def test_an_interrupted_search_leaves_a_correct_index(monkeypatch) -> None:
-    store = MemoryStore.open(":memory:", embedder="hash")
-    for number in range(5):
-        store.insert("semantic", f"fact {number}", chunk=number)
-    store.search("fact")
-    expected_hits = MemoryStore.search(store, "fact 3", where={"chunk": {"$in": [1, 3]}})
-    store.insert("semantic", "fact 5", chunk=3)
-    with monkeypatch.context() as patch:
-        patch.setattr(memalpha.store.search.corpus.FilterColumns, "mask", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            store.search("fact 3", where={"chunk": {"$in": [1, 3]}})
-    store.undo()
-    assert store.search("fact 3", where={"chunk": {"$in": [1, 3]}}) == expected_hits

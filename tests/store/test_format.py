@@ -57,12 +57,7 @@ def test_a_file_of_format_1_holds_what_was_written(path: Path, read_only: bool) 
         assert [entry.id for entry in store.list()] == ["city#x", "ana#t", "ben#w", "ana-likes#k.7s"]
         assert (store.core, store.core_at(11)) == ("Ana, a swimmer.", "")
         versions = [(version.content, version.valid_from, version.valid_to) for version in store.history("city#x")]
-        assert versions == [
-            ("city: Oslo", 1, 2),
-            ("city: Rome", 2, 3),
-            ("city: Oslo", 3, 4),
-            ("city: Porto", 4, None),
-        ]
+        assert versions == [("city: Oslo", 1, 2), ("city: Rome", 2, 3), ("city: Oslo", 3, 4), ("city: Porto", 4, None)]
         first = store.history("city#x")[0]
         assert (first.timestamp, first.importance, first.metadata) == ("2024-05-01", 0.8, {"tags": ["home"]})
         assert (first.source, first.chunk) == ("chat-7", 2)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memalpha.errors import DataError, InvalidContent, StoreError, UnknownCategory, UnknownEntry
+from memalpha.errors import DataError, InvalidContent, StoreError, UnknownCategory
 from memalpha.store.embedding import load_embedder
 from memalpha.store.filters import freeze
 from memalpha.store.memory import WorkingMemory
@@ -30,20 +30,6 @@ def facts(store: MemoryStore, number: int = 5) -> None:
 
 def new(path: str | Path = ":memory:", **options) -> MemoryStore:
     return MemoryStore.open(path, embedder="hash", **options)
-
-
-def test_pages() -> None:
-    store = new()
-    facts(store)
-    store.insert("episodic", "trip: Rome")
-    ids = [entry.id for entry in store.list()]
-    assert [entry.id for entry in store.list(limit=2)] == ids[:2]
-    assert [entry.id for entry in store.list(limit=2, after=ids[1])] == ids[2:4]
-    store.delete(ids[1])
-    assert [entry.id for entry in store.list("semantic", after=ids[1])] == ids[2:5]
-    assert store.list(limit=0) == []
-    with pytest.raises(UnknownEntry, match="after"):
-        store.list(after="none")
 
 
 def fact_lists():
