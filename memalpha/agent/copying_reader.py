@@ -24,15 +24,16 @@ _SPANS = (  # a count of units: of time back, and ahead
     (re.compile(rf"\b{_COUNT_UNITS} ago\b|\bfor (?:about )?{_COUNT_UNITS} now\b", re.I), -1),
     (re.compile(rf"\bin {_COUNT_UNITS}(?:' time)?\b|\b{_COUNT_UNITS} from now\b", re.I), 1),
 )
-_SHIFTS = (
-    (re.compile(r"\b(?:yesterday|last night)\b", re.I), -1),
-    (re.compile(r"\bday after tomorrow\b", re.I), 2),
-    (re.compile(r"\btomorrow\b", re.I), 1),
+_CUES = tuple(
+    (re.compile(cue, re.I), unit, by)
+    for cue, unit, by in (
+        *((rf"\b{word} year\b", "year", by) for word, by in (("last", -1), ("next", 1))),
+        *((rf"\b{word} month\b", "month", by) for word, by in (("last", -1), ("this", 0), ("next", 1))),
+        (r"\b(?:yesterday|last night)\b", "day", -1),
+        (r"\bday after tomorrow\b", "day", 2),
+        (r"\btomorrow\b", "day", 1),
+    )
 )
-_MONTH_SHIFTS = tuple(
-    (re.compile(rf"\b{word} month\b", re.I), by) for word, by in (("last", -1), ("this", 0), ("next", 1))
-)
-_YEARS = ((re.compile(r"\blast year\b", re.I), -1), (re.compile(r"\bnext year\b", re.I), 1))
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _PERIOD = r"(week|weekend|mon|tue|wed|thu|fri|sat|sun)(?:s?|nes|rs|ur)(?:day)?"
 _BEFORE = re.compile(rf"\b(?:last|past) {_PERIOD}\b", re.I)
@@ -133,19 +134,10 @@ def _shifted_date(text: str, day: date) -> str | None:
     for cue, sign in _SPANS:
         if match := cue.search(text):
             number, unit = (group.lower() for group in match.groups() if group)
-            count = sign * (_COUNTS.get(number) or int(number))
-            if unit in ("day", "week"):
-                return format_date(day + timedelta(days=count * (7 if unit == "week" else 1)))
-            return _month(day, count) if unit == "month" else str(day.year + count)
-    for cue, by in _YEARS:
+            return _move(day, unit, sign * (_COUNTS.get(number) or int(number)))
+    for cue, unit, by in _CUES:
         if cue.search(text):
-            return str(day.year + by)
-    for cue, by in _MONTH_SHIFTS:
-        if cue.search(text):
-            return _month(day, by)
-    for cue, by in _SHIFTS:
-        if cue.search(text):
-            return format_date(day + timedelta(days=by))
+            return _move(day, unit, by)
     for cue, relation in ((_BEFORE, "before"), (_AFTER, "after")):
         if match := cue.search(text):
             period = match[1].lower()
@@ -157,9 +149,12 @@ def _shifted_date(text: str, day: date) -> str | None:
     return None
 
 
-def _month(day: date, by: int) -> str:
+def _move(day: date, unit: str, by: int) -> str:
+    """Return the day, month or year that is `by` units later."""
+    if unit in ("day", "week"):
+        return format_date(day + timedelta(days=by * (7 if unit == "week" else 1)))
     years, month = divmod(day.month - 1 + by, 12)
-    return f"{date(day.year + years, month + 1, 1):%B %Y}"
+    return f"{date(day.year + years, month + 1, 1):%B %Y}" if unit == "month" else str(day.year + by)
 
 
 def format_date(day: date) -> str:

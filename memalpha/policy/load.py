@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from types import NoneType
@@ -16,17 +18,21 @@ from memalpha.config.sampling import BatchConfig
 from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.errors import ConfigError, PolicyError, install_command
 from memalpha.policy.base import ADAPTER_CONFIG, NAMED_POLICIES, RULE_POLICIES, SHIPPED_POLICIES, Policy, endpoint_hint
-from memalpha.policy.smol.base_model import (
-    SMOL,
-    SMOL_BASE,
-    check_adapter,
-    check_base,
-    find_adapter,
-    find_base,
-)
+from memalpha.policy.smol.base_model import SMOL, SMOL_BASE, check_adapter, check_base, find_adapter, find_base
 
 if TYPE_CHECKING:
     from memalpha.policy.reward_model import RewardModel
+
+
+@contextmanager
+def _needing_torch(name: str, hint: str = "") -> Iterator[None]:
+    """Raise `PolicyError` for an import that fails for lack of torch or transformers."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "transformers"):
+            raise
+        raise PolicyError(f"{name} needs {error.name}: {install_command('train')}{hint}") from None
 
 
 def load_policy(
@@ -75,15 +81,8 @@ def load_policy(
         policy = EndpointPolicy(text, endpoint)
         policy.client.check()
         return policy
-    try:
+    with _needing_torch(f"policy {text!r}", f" (scripted:... policies need nothing). {endpoint_hint(text)}"):
         from memalpha.policy.transformers import TransformersPolicy, merge_adapter
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "transformers"):
-            raise
-        raise PolicyError(
-            f"policy {text!r} needs {error.name}: {install_command('train')} (scripted:... policies need nothing). "
-            f"{endpoint_hint(text)}"
-        ) from None
     base, *adapters = adapter_chain(text)
     try:
         if base == SMOL_BASE:
@@ -121,14 +120,10 @@ def load_reward_model(name: str | Path, *, dtype: str = "float32", device: str =
     Raises:
         PolicyError: if the reward model cannot be loaded here.
     """
-    try:
+    with _needing_torch(f"reward model {str(name)!r}"):
+        from memalpha.policy.model_files import is_reward_model
         from memalpha.policy.reward_model import load_from_adapter, load_from_directory
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "transformers"):
-            raise
-        raise PolicyError(f"reward model {str(name)!r} needs {error.name}: {install_command('train')}") from None
-    from memalpha.policy.model_files import is_reward_model
-    from memalpha.policy.transformers import TransformersPolicy
+        from memalpha.policy.transformers import TransformersPolicy
 
     check_path("reward model", name, error=PolicyError)
     if str(name) in NAMED_POLICIES:
@@ -221,12 +216,8 @@ def write_merged(name: str | Path, out: str | Path) -> Path:
     out = Path(out).resolve()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigError(f"{out} is there already: name a directory that does not exist or is empty")
-    try:
+    with _needing_torch("merge"):
         from memalpha.policy.transformers import TransformersPolicy
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "transformers"):
-            raise
-        raise PolicyError(f"merge needs {error.name}: {install_command('train')}") from None
     policy = load_policy(name)
     if not isinstance(policy, TransformersPolicy):
         raise PolicyError(f"policy {str(name)!r} has no weights to write")

@@ -330,7 +330,8 @@ def _with_files_of(folder: str | Path, model: Any, tokenizer: PreTrainedTokenize
     elif (template := Path(folder) / "chat_template.jinja").is_file():
         tokenizer.chat_template = template.read_text(encoding="utf-8")
     if (record := read_adapter_record(Path(folder))) is not None:
-        for key, value in ((STYLE_KEY, record.prompt), (FORM_KEY, record.form), (SIZES_KEY, record.sizes)):
+        for key in (STYLE_KEY, FORM_KEY, SIZES_KEY):
+            value = record.get(key, {})
             setattr(model.config, key, value)
             tokenizer.init_kwargs[key] = value
     return TransformersPolicy(model, tokenizer, str(folder))

@@ -295,7 +295,7 @@ def _find_cached(dataset: DataSet, files: tuple[File, ...]) -> Path | None:
     except (OSError, ValueError):  # missing or incomplete
         return None
     is_complete = all(
-        (matches := _matching_files(folder, file)) and (file.size is None or matches[0].stat().st_size == file.size)
+        (matches := matching_files(folder, file)) and (file.size is None or matches[0].stat().st_size == file.size)
         for file in files
     )
     return folder if is_complete else None
@@ -303,7 +303,7 @@ def _find_cached(dataset: DataSet, files: tuple[File, ...]) -> Path | None:
 
 def _check_file(folder: Path, file: File) -> None:
     """Compare a fetched file with its checksum; a wrong one is removed from the cache. Raises `DataError`."""
-    matches = _matching_files(folder, file)
+    matches = matching_files(folder, file)
     if not matches:
         raise DataError(f"{folder}: the repository has no file {file.path} at this revision")
     if file.sha256 is None or (digest := compute_sha256(matches[0])) == file.sha256:
@@ -317,7 +317,8 @@ def _check_file(folder: Path, file: File) -> None:
     )
 
 
-def _matching_files(folder: Path, file: File) -> list[Path]:
+def matching_files(folder: Path, file: File) -> list[Path]:
+    """Return the files of a folder that a description names."""
     if "*" not in file.path:
         path = folder / file.path
         return [path] if path.is_file() else []

