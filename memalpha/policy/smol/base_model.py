@@ -134,6 +134,6 @@ def check_adapter(folder: Path, base: str, base_path: Path) -> None:
     if sha256 != expected:
         holds = f"was made from {sha256[:12]}…" if isinstance(sha256, str) else "does not record what it was made from"
         raise PolicyError(
-            f"{folder} belongs to weights made from a GGUF file with SHA-256 {str(record['gguf_sha256'])[:12]}…, and {base!r} "
+            f"{folder} belongs to weights made from a GGUF file with SHA-256 {expected[:12]}…, and {base!r} "
             f"{holds}: use {SMOL_BASE!r} as its base (`memalpha fetch smol`)"
         )

@@ -8,7 +8,7 @@ follow from it. Entries of a perfect writer are `attribute: value` (category sem
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import date, timedelta
 from random import Random
 
@@ -26,8 +26,7 @@ EPOCH = date(2023, 1, 2)
 class Shape:
     """Set how much a task holds; ranges are inclusive and per task unless said otherwise.
 
-    Changes (updates, retractions) always come in a later chunk than the fact. Raises `ValueError` for a shape that
-    cannot be filled.
+    Changes (updates, retractions) always come in a later chunk than the fact.
     """
 
     chunks: int = 3
@@ -54,19 +53,6 @@ class Shape:
     midstream: float = 0.4
     """Probability of one question that is asked before a change of its slot."""
     questions: int = 8
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, tuple) and not 0 <= value[0] <= value[1]:
-                raise ValueError(f"Shape.{item.name}: {value} is not a range (low, high) with 0 <= low <= high")
-        fact_chunks = self.chunks if self.fact_chunks is None else self.fact_chunks
-        if not 1 <= fact_chunks <= self.chunks:
-            raise ValueError(f"Shape: fact_chunks {self.fact_chunks} is outside 1..chunks ({self.chunks})")
-        if self.chunks < 2 and self.updates[1] + self.retracts[1] > 0:
-            raise ValueError("Shape: a change needs a later chunk than the fact: chunks must be at least 2")
-        if self.facts[1] + self.never[1] > len(phrases.ATTRIBUTES):
-            raise ValueError(f"Shape: facts and never together are more than the {len(phrases.ATTRIBUTES)} attributes")
 
 
 DEMO = Shape()

@@ -93,7 +93,7 @@ def build_stream_task(rng: Random, tokens: int, task_id: str, *, split: Split = 
         split: Values to draw from.
         pseudo: Share of pseudo-words among the values (split "train").
     """
-    sessions = list(stream_sessions(rng, tokens, split=split, pseudo=pseudo))
+    sessions = list(_World(rng, tokens, split, pseudo).sessions())
     last = len(sessions) - 1
     questions = [
         item.model_copy(update={"asked_after_chunk": None if number == last else number})
@@ -103,18 +103,6 @@ def build_stream_task(rng: Random, tokens: int, task_id: str, *, split: Split = 
     chunks = tuple(session.chunk for session in sessions)
     gold = tuple(operation for session in sessions for operation in session.operations)
     return Task(id=task_id, chunks=chunks, questions=numbered(questions), gold_operations=gold)
-
-
-def stream_sessions(rng: Random, tokens: int, *, split: Split = "train", pseudo: float = 0.0) -> Iterator[Session]:
-    """Yield the sessions of a stream, one after another; the last one has most questions.
-
-    Args:
-        rng: Source of randomness.
-        tokens: Approximate length of the stream in tokens (characters / 4).
-        split: Values to draw from.
-        pseudo: Share of pseudo-words among the values (split "train").
-    """
-    return _World(rng, tokens, split, pseudo).sessions()
 
 
 class _World:

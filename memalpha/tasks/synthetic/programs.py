@@ -6,7 +6,7 @@ computed from the expression, not from a model. A test problem has constants tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
@@ -29,14 +29,12 @@ class ProblemKind:
     Attributes:
         level: "easy", "medium" or "hard".
         description: Words for the expression.
-        code: Python expression.
-        call: Function that computes the expression.
+        code: Python expression; it computes the expected values, too.
     """
 
     level: Level
     description: str
     code: str
-    call: Callable[[Any, int, int], Any]
 
     @property
     def argument(self) -> str:
@@ -45,31 +43,24 @@ class ProblemKind:
 
 
 KINDS = (
-    ProblemKind("easy", "x plus {k}", "x + {k}", lambda x, k, m: x + k),
-    ProblemKind("easy", "x minus {k}", "x - {k}", lambda x, k, m: x - k),
-    ProblemKind("easy", "{k} minus x", "{k} - x", lambda x, k, m: k - x),
-    ProblemKind("easy", "{k} times x", "{k} * x", lambda x, k, m: k * x),
-    ProblemKind("easy", "the larger of x and {k}", "max(x, {k})", lambda x, k, m: max(x, k)),
-    ProblemKind("easy", "the smaller of x and {k}", "min(x, {k})", lambda x, k, m: min(x, k)),
-    ProblemKind("medium", "{k} times x, plus {m}", "{k} * x + {m}", lambda x, k, m: k * x + m),
-    ProblemKind("medium", "{k} times x, minus {m}", "{k} * x - {m}", lambda x, k, m: k * x - m),
-    ProblemKind("medium", "x squared, plus {k}", "x * x + {k}", lambda x, k, m: x * x + k),
-    ProblemKind("medium", "the rest of x divided by {k}", "x % {k}", lambda x, k, m: x % k),
-    ProblemKind("medium", "x divided by {k}, rounded down", "x // {k}", lambda x, k, m: x // k),
-    ProblemKind("medium", "whether x is at least {k}", "x >= {k}", lambda x, k, m: x >= k),
-    ProblemKind("hard", "the sum of xs, plus {k}", "sum(xs) + {k}", lambda xs, k, m: sum(xs) + k),
-    ProblemKind("hard", "the largest of xs, minus {k}", "max(xs) - {k}", lambda xs, k, m: max(xs) - k),
-    ProblemKind("hard", "the smallest of xs, times {k}", "min(xs) * {k}", lambda xs, k, m: min(xs) * k),
-    ProblemKind("hard", "a list of each of xs plus {k}", "[x + {k} for x in xs]", lambda xs, k, m: [x + k for x in xs]),
-    ProblemKind(
-        "hard",
-        "a list of those of xs above {k}",
-        "[x for x in xs if x > {k}]",
-        lambda xs, k, m: [x for x in xs if x > k],
-    ),
-    ProblemKind(
-        "hard", "how many of xs are below {k}", "sum(x < {k} for x in xs)", lambda xs, k, m: sum(x < k for x in xs)
-    ),
+    ProblemKind("easy", "x plus {k}", "x + {k}"),
+    ProblemKind("easy", "x minus {k}", "x - {k}"),
+    ProblemKind("easy", "{k} minus x", "{k} - x"),
+    ProblemKind("easy", "{k} times x", "{k} * x"),
+    ProblemKind("easy", "the larger of x and {k}", "max(x, {k})"),
+    ProblemKind("easy", "the smaller of x and {k}", "min(x, {k})"),
+    ProblemKind("medium", "{k} times x, plus {m}", "{k} * x + {m}"),
+    ProblemKind("medium", "{k} times x, minus {m}", "{k} * x - {m}"),
+    ProblemKind("medium", "x squared, plus {k}", "x * x + {k}"),
+    ProblemKind("medium", "the rest of x divided by {k}", "x % {k}"),
+    ProblemKind("medium", "x divided by {k}, rounded down", "x // {k}"),
+    ProblemKind("medium", "whether x is at least {k}", "x >= {k}"),
+    ProblemKind("hard", "the sum of xs, plus {k}", "sum(xs) + {k}"),
+    ProblemKind("hard", "the largest of xs, minus {k}", "max(xs) - {k}"),
+    ProblemKind("hard", "the smallest of xs, times {k}", "min(xs) * {k}"),
+    ProblemKind("hard", "a list of each of xs plus {k}", "[x + {k} for x in xs]"),
+    ProblemKind("hard", "a list of those of xs above {k}", "[x for x in xs if x > {k}]"),
+    ProblemKind("hard", "how many of xs are below {k}", "sum(x < {k} for x in xs)"),
 )
 
 
@@ -113,7 +104,7 @@ def generate(split: Split, seed: int, number: int, level: Level) -> TextTask:
         if kind.argument == "xs"
         else rng.sample(near, TESTS)
     )
-    tests = [f"assert f({arguments!r}) == {kind.call(arguments, k, m)!r}" for arguments in inputs]
+    tests = [f"assert f({value!r}) == {eval(code, {kind.argument: value})!r}" for value in inputs]
     return TextTask(
         id=f"programs-{split}-{seed}-{number}-{level}",
         prompt=f"Write a Python function f({kind.argument}) that returns {description}.",

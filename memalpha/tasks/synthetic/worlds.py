@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 from memalpha.config import WorldConfig
 from memalpha.errors import ConfigError
 from memalpha.tasks.dataset_info import shipped_card
-from memalpha.tasks.synthetic import state_world
+from memalpha.tasks.synthetic import full_world, state_world
 from memalpha.tasks.synthetic.demo_world import DEMO, DRILL, Shape, build_task
-from memalpha.tasks.synthetic.full_world import DEFAULT_TOKENS, Session, build_stream_task, stream_sessions
 from memalpha.types import Task
 
 DATA = shipped_card("synthetic")
 DEFAULT_LIMIT = 200
 """Number of tasks that `load` generates without a limit."""
+
+_LONG_WORLDS = {
+    "full": (full_world.build_stream_task, full_world.DEFAULT_TOKENS),
+    "state": (state_world.build_state_task, state_world.DEFAULT_TOKENS),
+}
+"""Worlds with a length: what builds a task, and its length in tokens if none is set."""
 
 
 def load(
@@ -55,36 +59,15 @@ def generate(world: WorldConfig, seed: int, index: int) -> Task:
     """
     if world.drills and world.preset != "demo":
         raise ConfigError("world.drills: only preset 'demo' has conversations that drill changes; leave it out")
-    if world.preset == "state":
-        tokens, pseudo = world.tokens or state_world.DEFAULT_TOKENS, world.pseudo_values
-        id, rng = f"state-{world.split}-{tokens}-{seed}-{index}", Random(f"state|{world.split}|{tokens}|{seed}|{index}")
-        return state_world.build_state_task(rng, tokens, id, split=world.split, pseudo=pseudo)
-    if world.preset == "full":
-        tokens, pseudo = _tokens(world), world.pseudo_values
-        id = f"full-{world.split}-{tokens}-{seed}-{index}"
-        return build_stream_task(_rng(world, seed, index), tokens, id, split=world.split, pseudo=pseudo)
+    if world.preset in _LONG_WORLDS:
+        build, default_tokens = _LONG_WORLDS[world.preset]
+        tokens = world.tokens or default_tokens
+        parts = [str(part) for part in (world.preset, world.split, tokens, seed, index)]
+        return build(Random("|".join(parts)), tokens, "-".join(parts), split=world.split, pseudo=world.pseudo_values)
     if world.tokens is not None:
         raise ConfigError("world.tokens: presets 'full' and 'state' have a length in tokens; leave it out for 'demo'")
     is_drill = world.drills and Random(f"drill|{seed}|{index}").random() < world.drills
     return drill(world, seed, index) if is_drill else shaped(world, seed, index, DEMO, "demo")
-
-
-def stream(world: WorldConfig, seed: int, index: int = 0) -> Iterator[Session]:
-    """Yield the sessions of the full world's task `index`, each in constant time.
-
-    `generate` collects the same sessions into one task.
-
-    Args:
-        world: World with preset "full".
-        seed: Seed of the tasks.
-        index: Number of the task.
-
-    Raises:
-        ConfigError: The preset is another, whose tasks are planned as a whole.
-    """
-    if world.preset != "full":
-        raise ConfigError(f"world.preset: only preset 'full' streams; use generate() for {world.preset!r}")
-    return stream_sessions(_rng(world, seed, index), _tokens(world), split=world.split, pseudo=world.pseudo_values)
 
 
 def shaped(world: WorldConfig, seed: int, index: int, shape: Shape, name: str) -> Task:
@@ -128,11 +111,3 @@ def tasks(world: WorldConfig, seed: int, start: int, count: int) -> list[Task]:
         count: Number of tasks.
     """
     return [generate(world, seed, index) for index in range(start, start + count)]
-
-
-def _tokens(world: WorldConfig) -> int:
-    return DEFAULT_TOKENS if world.tokens is None else world.tokens
-
-
-def _rng(world: WorldConfig, seed: int, index: int) -> Random:
-    return Random(f"full|{world.split}|{_tokens(world)}|{seed}|{index}")

@@ -14,7 +14,7 @@ from memalpha.tasks.synthetic import phrases
 from memalpha.tasks.synthetic.demo_world import DRILL, Shape
 from memalpha.tasks.synthetic.phrases import pool_values
 from memalpha.tasks.synthetic.slot_history import ABILITIES
-from memalpha.tasks.synthetic.worlds import drill, generate, shaped, stream, tasks
+from memalpha.tasks.synthetic.worlds import drill, generate, shaped, tasks
 
 DEMO = WorldConfig(temporal_questions=True)
 SMALL = WorldConfig(preset="full", tokens=3000)
@@ -160,14 +160,6 @@ def test_other_shapes(seed, chunks, facts, updates, retracts, events):
     check(task)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"chunks": 1}, {"facts": (5, 4)}, {"fact_chunks": 4}, {"facts": (16, 16)}, {"events": (-1, 2)}]
-)
-def test_impossible_shapes_are_refused(wrong):
-    with pytest.raises(ValueError, match="Shape"):
-        Shape(**wrong)
-
-
 def test_drills_fill_the_memory_and_then_change_it():
     for task in (drill(WorldConfig(), 0, index) for index in range(50)):
         check(task)
@@ -236,15 +228,6 @@ def test_pseudo_words_are_in_no_pool_and_never_in_the_test_split():
     assert generate(world.model_copy(update={"pseudo_values": 1.0}), 0, 0) == generate(world, 0, 0)
 
 
-def test_stream_yields_the_sessions_of_generate():
-    task, sessions = generate(SMALL, 2, 1), list(stream(SMALL, 2, 1))
-    assert tuple(session.chunk for session in sessions) == task.chunks
-    assert tuple(op for session in sessions for op in session.operations) == task.gold_operations
-    assert [q.question for session in sessions for q in session.questions] == [q.question for q in task.questions]
-
-
 def test_options_of_the_other_preset_are_refused():
     with pytest.raises(ConfigError, match=r"world\.tokens"):
         generate(WorldConfig(tokens=100), 0, 0)
-    with pytest.raises(ConfigError, match=r"world\.preset"):
-        stream(WorldConfig(), 0)
