@@ -29,12 +29,6 @@ def recording(prompt: str = "full") -> FakePolicy:
     return FakePolicy(lambda _: skip, "recorder", prompt)
 
 
-@pytest.mark.parametrize("words", ["", " \n"])
-def test_blank_instructions_are_refused(words):
-    with pytest.raises(ConfigError, match=r"agent\.instructions.*empty"):
-        build_config(TrainConfig, {"out": "x", "agent": {"instructions": words}}, "test")
-
-
 def test_a_prompt_of_exact_bytes_refuses_them():
     with pytest.raises(ConfigError, match=r"instructions: the compact prompt cannot show them"):
         build_config(TrainConfig, {"out": "x", "agent": {"instructions": WORDS, "prompt": "compact"}}, "test")

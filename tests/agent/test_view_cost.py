@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.prompts import observe, render_view
 from memalpha.config import AgentConfig
-from memalpha.environments import memory_engine
-from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.store.embedding import HashEmbedder, load_embedder
+from memalpha.store.embedding import load_embedder
 from memalpha.store.memory import Memory, WorkingMemory
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
-from memalpha.types import Chunk, Task, ViewEntry
+from memalpha.types import Chunk, ViewEntry
 
 SCHEMA = load_schema("mem-alpha")
 WORDS = ("Oslo", "cat", "nurse", "Volvo", "Dune", "Blur", "tea")
@@ -104,33 +102,6 @@ def test_reading_a_chunk_is_one_write_and_one_embedding_whatever_the_memory_hold
     for size in (200, 800):  # linear in the lines, with as many queries
         assert work[size, 40][0] <= 4 * work[size, 10][0]
         assert work[size, 40][1] <= work[size, 10][1] + 2
-
-
-def test_a_rollout_embeds_new_contents_alone() -> None:
-    class Recording(HashEmbedder):
-        def __init__(self) -> None:
-            super().__init__(16)
-            self.batches: list[list[str]] = []
-
-        def encode(self, texts):
-            self.batches.append(list(texts))
-            return super().encode(texts)
-
-    embedder = Recording()
-    chunks = tuple(Chunk(text=f"fact {number}") for number in range(30))
-    config = AgentConfig(embedder="hash", view_recent=2)
-    memory_engine(ScriptedPolicy("add-all"), config, embedder).roll_out([Task(id="a", chunks=chunks)])
-    of_categories = {*SCHEMA.category_texts.values()}  # a cache keeps them
-    batches = [[text for text in batch if text not in of_categories] for batch in embedder.batches]
-    first, *rest = [batch for batch in batches if len(batch) > 1]
-    assert sorted(first) == [
-        "fact 0",
-        "fact 1",
-        "fact 2",
-        "fact 3",
-    ]  # the chunk, and what was written before the first search
-    assert sorted(rest[0]) == sorted(first)[:3]  # by the index, out of the cache where there is one
-    assert rest[1:] == [[f"fact {number}", f"fact {number - 1}"] for number in range(4, 30)]
 
 
 def view_of_whole_list(memory: Memory, chunk: Chunk, config: AgentConfig, count: Callable[[str], int]) -> list[str]:

@@ -15,7 +15,7 @@ from memalpha.policy.base import BatchQueue, open_queue
 from memalpha.policy.decoding import BLOCK, draw_by_blocks, ends_in_repeats, sampling_uniforms
 from memalpha.policy.decoding_rows import PaddedRows, SlotRows
 from memalpha.policy.flat_qwen3 import FlatRows
-from memalpha.policy.kv_cache import KeyValueSlots, has_plain_cache
+from memalpha.policy.kv_cache import has_plain_cache
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.types import Completion, SampleRequest
 
@@ -123,20 +123,6 @@ def test_any_arrivals_give_the_same_ids(known, events, rows, tokens):
     policy.batch_rows, policy.batch_tokens = 128, 65536
 
 
-def test_collect_returns_what_ended_in_one_step():
-    policy = tiny_policy()
-    queue = open_queue(policy)
-    assert queue.collect() == [] == queue.submit([])
-    assert queue.submit([request("a", i, new=3 + i % 2) for i in range(4)]) == [0, 1, 2, 3]
-    lengths = []
-    while ended := queue.collect():
-        assert [ticket for ticket, _ in ended] == sorted(ticket for ticket, _ in ended)
-        lengths.append({len(completion.completion_ids) for _, completion in ended})
-    assert all(len(step) == 1 for step in lengths) and lengths == sorted(lengths, key=min)
-    assert queue.submit([request("b", 9)]) == [4]
-    assert [ticket for ticket, _ in queue.collect()] == [4]
-
-
 def count_steps(monkeypatch) -> list[int]:
     """Rows of each decode step from now on."""
     rows: list[int] = []
@@ -191,23 +177,6 @@ def test_limits_hold(monkeypatch, name):
     rows.clear()
     assert len(policy.sample([request("a", i) for i in range(3)])) == 3
     assert max(rows) == 1, "a row beyond the limit runs alone"
-
-
-def test_the_cache_stays_within_the_limit(monkeypatch):
-    policy = tiny_policy()
-    policy.batch_tokens = 700
-    sizes = []
-    enter = KeyValueSlots.enter
-
-    def measured(self, lengths, limits):
-        result = enter(self, lengths, limits)
-        sizes.append((self.rows * self.columns, len(self.lengths) * max(self.limits), len(self.lengths)))
-        return result
-
-    monkeypatch.setattr(KeyValueSlots, "enter", measured)
-    policy.sample([request("x" * (10 * (i % 9)), i, new=5 + i) for i in range(40)])
-    assert all(held <= 700 or rows == 1 for held, _, rows in sizes)
-    assert all(held >= needed for held, needed, _ in sizes) and max(rows for _, _, rows in sizes) > 5
 
 
 def test_a_queue_closed_half_way_leaves_the_policy_usable(known):

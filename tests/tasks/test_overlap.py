@@ -12,7 +12,7 @@ from official import DATA, needs
 
 from memalpha.errors import DataError
 from memalpha.tasks.catalog import load_set
-from memalpha.tasks.overlap import LEAKED, REASONS, RESTING, WITHIN, find_overlap
+from memalpha.tasks.overlap import REASONS, WITHIN, find_overlap
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
 LONG = "the old lighthouse keeper of Karvik paints his boat in green and white every spring before Easter"
@@ -27,37 +27,6 @@ def task(
         for number, text in enumerate(question_texts or [])
     )
     return Task(id=id, chunks=(Chunk(turns=turns),), questions=questions)
-
-
-def test_planted_leaks_are_found_each_by_its_reason():
-    test = [
-        task("question", ["a"], ["Who paints, and WHEN?"]),
-        task("said", ["b"], ["is it green"]),
-        task("within", ["x"], ["What do boats cost there?"]),
-        task("passage", [LONG], ["c"], ("t0",)),
-        task("question n-gram", ["d"], [f"Is it so that {LONG}?"]),
-        task("passage n-gram", [f"They say that {LONG}, and they like it"], ["e"], ("t0",)),
-        task("clean", ["the old lighthouse keeper of Karvik paints his boat", "f g"], ["Is that so?"]),
-    ]
-    train = [task("train", [LONG, "Is it green?"], ["who paints and when", "Label 3: what do boats cost there"])]
-    result = find_overlap(train, test)
-    assert result.leaked == tuple(f"{reason}/q0" for reason in LEAKED)
-    assert result.inside == ("within/q0",)
-    assert result.resting == tuple(f"{reason}/q0" for reason in RESTING)
-    assert result.reasons == {
-        "question": 1,
-        "said": 1,
-        "within": 1,
-        "passage": 1,
-        "question n-gram": 1,
-        "passage n-gram": 2,
-    }
-    assert result.passages == {"whole": 1, "n-gram": 2}
-    by_reason = {example.reason: example for example in result.examples}
-    assert (by_reason["question"].train, by_reason["question"].train_text) == ("train, q0", "who paints and when")
-    assert (by_reason["said"].task, by_reason["said"].train) == ("said", "train, chunk 0")
-    assert by_reason["question n-gram"].train_text == LONG
-    assert result.sizes["train"] == {"tasks": 1, "questions": 2, "passages": 2, "words": 17 + 3 + 4 + 7}
 
 
 def test_only_the_passages_that_a_question_rests_on_count():

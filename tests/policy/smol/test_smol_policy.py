@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import peft
@@ -194,33 +193,3 @@ def test_a_run_trains_from_it_and_resumes(adapter, tmp_path, name, agent):
     assert (first.prompt, first.form) == ("compact", "lines")
     assert not torch.equal(logits(first), logits(load_policy(name)))
     assert train("sft", **{**settings, "max_steps": 2})["steps"] == 2
-
-
-def test_the_real_base_spells_out_the_tools():
-    if not base_folder().is_dir():
-        pytest.skip("SmolLM2 is not in the cache: memalpha fetch smol")
-    policy = load_policy("smol-base", device="meta")
-    result = check_policy(policy, AgentConfig(view_tokens=256, max_new_tokens=384))
-    assert (result.format, result.tools_shown, result.calls_read_back) == ("text", True, True) and not result.problems
-
-
-def test_the_shipped_adapter_is_small_and_recorded():
-    folder = base_model.adapter_folder()
-    record = json.loads((folder / "memalpha.json").read_text())
-    assert record["gguf_sha256"] == GGUF_SHA256
-    assert (record["memalpha_prompt"], record["memalpha_form"]) == ("compact", "lines")
-    assert record["adapter_sha256"] == base_model.file_sha256(folder / "adapter_model.safetensors")
-    assert sum(path.stat().st_size for path in folder.iterdir()) <= 12_100_000
-    assert all(run.get("command") or run["packed_to_rank"] for run in record["runs"])
-    tensors = load_file(folder / "adapter_model.safetensors")
-    assert {tensor.dtype for tensor in tensors.values()} == {torch.float8_e4m3fn}
-    assert any(tensor.float().any() for name, tensor in tensors.items() if "lora_B" in name), "an untrained adapter"
-    config = json.loads((folder / "adapter_config.json").read_text())
-    ranks = {
-        name.removeprefix("base_model.model.").removesuffix(".lora_A.weight"): len(tensor)
-        for name, tensor in tensors.items()
-        if name.endswith("lora_A.weight")
-    }
-    assert ranks == {name: config["rank_pattern"].get(name, config["r"]) for name in config["target_modules"]}
-    scales = {name: config["alpha_pattern"][name] / rank for name, rank in ranks.items()}
-    assert all(math.frexp(scale)[0] == 0.5 for scale in scales.values()), "powers of two: no rounding beside the 8 bits"

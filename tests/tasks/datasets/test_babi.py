@@ -5,18 +5,13 @@ from __future__ import annotations
 import gzip
 import re
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from memalpha.agent.reader import Answer
-from memalpha.config import AgentConfig, BabiConfig, build_config
+from memalpha.config import BabiConfig, build_config
 from memalpha.errors import ConfigError, DataError
-from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.qa.evaluate import evaluate
-from memalpha.store.memory import Memory
 from memalpha.tasks.datasets import babi
 from memalpha.tasks.datasets.babi import BabiStory, UnreadableStatement
 from memalpha.tasks.formats.jsonl import load_jsonl, save_jsonl
@@ -212,39 +207,3 @@ def test_streams_pass_through_a_task_file(tmp_path: Path) -> None:
     """Check, through the reader of task files, that each gold operation replaces a fact that holds."""
     save_jsonl(_streams(), tmp_path / "babi.jsonl")
     assert load_jsonl(tmp_path / "babi.jsonl") == _streams()
-
-
-class _Reasoner:
-    """Answer from the live entries as a perfect reader would."""
-
-    name = "reasoner"
-
-    def __init__(self, conflicts: str) -> None:
-        self.conflicts = conflicts
-
-    def answer(self, items: Sequence[tuple[str, Memory]], *, k: int | None = None) -> list[Answer]:
-        return [
-            Answer(self._answer(question, [entry.content for entry in memory.list()])) for question, memory in items
-        ]
-
-    def _answer(self, question: str, entries: list[str]) -> str:
-        [(name, location)] = re.findall(r"(?:Is|is)(?: the)? (\w+)(?: in the (\w+))?", question)
-        entry = next((text for text in reversed(entries) if text.startswith(f"{name.lower()}: ")), None)
-        entry = entry or next((text for text in reversed(entries) if re.search(rf"has.*\b{name}\b", text)), ": ")
-        where, _, has = entry.partition(": ")[2].partition("has ")
-        where = where.removesuffix("; ")
-        if question.startswith("What"):
-            return has or "nothing"
-        return ("yes" if where == location else "no") if location else where
-
-
-def test_an_oracles_memory_answers_everything_and_appending_does_not() -> None:
-    agent = AgentConfig(view_recent=16)
-    tasks = _streams()
-    oracle = evaluate(ScriptedPolicy("oracle"), tasks, _Reasoner("refuse"), config=agent).summary  # type: ignore[arg-type]
-    assert oracle["accuracy"] >= 0.99
-    assert oracle["update_hit"] >= 0.99
-    only = evaluate(ScriptedPolicy("append-only"), tasks, _Reasoner("refuse"), config=agent).summary  # type: ignore[arg-type]
-    assert only["accuracy"] < 0.5
-    newest = evaluate(ScriptedPolicy("append-only"), tasks, _Reasoner("keep"), config=agent).summary  # type: ignore[arg-type]
-    assert newest["accuracy"] > 0.9, "what is refused above is the conflict: yes and no are judged by the places too"
