@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,15 +11,13 @@ from hypothesis import strategies as st
 from memalpha.agent.agent import build_request
 from memalpha.agent.policy_check import check_policy
 from memalpha.agent.replies import format_calls, format_lines, parse_lines
-from memalpha.config import AgentConfig, WorldConfig
+from memalpha.config import AgentConfig
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.base import with_prompt_style
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.qa.evaluate import evaluate
 from memalpha.store.store import MemoryStore
-from memalpha.tasks.synthetic import worlds
 from memalpha.train.data.chat_format import encode_reply
-from memalpha.types import Chunk, Completion, Observation, SampleRequest, ToolCall
+from memalpha.types import Chunk, Observation, ToolCall
 from tests.support.tiny import tiny_model, tiny_tokenizer
 
 LINES = """\
@@ -145,19 +142,3 @@ def test_a_set_form_wins_over_the_policy_and_mem_alpha_has_its_own():
     assert with_prompt_style(AgentConfig(form="native"), qwen3("lines")).form == "native"
     with pytest.raises(ConfigError, match="form: has no effect with prompt=mem-alpha, which has its own"):
         with_prompt_style(AgentConfig(form="lines"), type("P", (), {"prompt": "mem-alpha", "name": "p"})())
-
-
-class LineWriter:
-    """A writer that stores one line and is trained in the line form."""
-
-    name, form, count_tokens = "line-writer", "lines", staticmethod(len)
-
-    def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
-        assert all("+CATEGORY TEXT" in request.messages[0]["content"] for request in requests)
-        return [Completion("+semantic city: Oslo") for _ in requests]
-
-
-def test_an_evaluation_reads_the_policy_in_its_form():
-    report = evaluate(LineWriter(), worlds.tasks(WorldConfig(preset="demo"), 0, 0, 1), "extractive")
-    [entry] = report.groups[0].trajectories[0].states[-1].list()
-    assert report.summary["valid_calls"] == 1.0 and entry.content == "city: Oslo"

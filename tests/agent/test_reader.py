@@ -1,6 +1,8 @@
 """Readers: one prompt per distinct question and memory, and the conflict rule."""
 
+import json
 import re
+from pathlib import Path
 
 from fake_policy import FakePolicy
 from hypothesis import given
@@ -202,39 +204,10 @@ def test_only_an_empty_text_normalises_to_nothing_and_nothing_equals_it(one, two
     assert is_same(one, one) == contains(one, one) == bool(one.strip())
 
 
-REFUSALS = """
-unknown|Unknown.|N/A|Not sure|Can't say.|Not mentioned|Not in the notes.|No idea|Answer: unknown|Insufficient data.
-I don't know.|I don\u2019t know where Ana lives.|I can't answer that.|I'm not sure.|I am unable to answer.|No mention.
-I don't have that information.|I have no record of that.|I wasn't told.|I could not find any information about Bo's dog.
-No information available|There isn't enough information to answer.|There is no mention of that.|No details found.
-You did not mention this information.|You never told me that.|The user hasn't mentioned a colour.|Not found
-The conversation does not mention Ana's birthday.|The notes don't say where she lives.|None of the notes mention it.
-She never mentioned it.|She did not say.|Ana didn't mention when she moved.|Nobody mentioned it.|Nothing is known.
-It is not mentioned in the notes.|Her real name is unknown.|It isn't stated.|That has not been mentioned.|Nobody knows.
-I'm sorry, but I don't have enough information to answer.|Based on the notes, it cannot be determined.|It's not clear.
-There's no way to tell from the notes.|No specific date is mentioned.|I found nothing about that.|Her name? Unknown.
-My memory doesn't include that.|The answer cannot be found in the notes.|As far as I know, that was never discussed.
-Unbekannt.|Je ne sais pas.|No lo s\u00e9.|не знаю|不知道|わかりません。
-"""
-TELLING = """
-Oslo|No.|Yes|Two|I know|the unknown soldier memorial|Unknown Mortal Orchestra|None of them left early|Not until May
-Her real name is unknown to fans; it is Mira Holt.|They are not available on Mondays|No information was lost|Never
-I don't know, maybe Oslo.|I don't know exactly, but she lives in Oslo.|Unknown, but probably Oslo|Not mentioned: Oslo
-She said she doesn't know how to swim.|She does not know how to cook.|I do not eat meat.|I don't have a dog.
-He was not given the job|She did not say no.|It was never mentioned again after 1999|Her name is known.
-The song is "I Don't Know".|The notes do not mention a second name. Mira Holt.
-The tickets are not available until May|I don't like the idea.|I can't say no to cake|Nothing is available on Sundays
-I never told him.|He never mentioned his wife to Bo.
-The museum does not provide parking.|No answer was given by the minister.|My messages are not stored.|No way!
-"""
-
-
 def test_a_refusal_is_the_whole_of_a_short_reply():
-    refusals, telling = (
-        [text for line in block.split("\n") for text in line.split("|")] for block in (REFUSALS, TELLING)
-    )
-    assert [text for text in refusals if text and not is_abstention(text)] == []
-    assert [text for text in telling if is_abstention(text)] == []
+    replies = json.loads((Path(__file__).parents[1] / "data" / "refusals.json").read_text(encoding="utf-8"))
+    assert [text for text in replies["refusals"] if not is_abstention(text)] == []
+    assert [text for text in replies["answers"] if is_abstention(text)] == []
     assert not is_abstention("I don't know. " * 20)
 
 

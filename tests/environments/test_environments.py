@@ -11,7 +11,6 @@ from tiny import tiny_policy
 from memalpha.environments import RolloutEngine, Step, rollouts
 from memalpha.environments.engine import reflection_messages, with_advice
 from memalpha.errors import ConfigError, DataError, RewardError
-from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.rewards.environments import MultiObjective, PreferenceComparison, TextGeneration
 from memalpha.rewards.evaluate import TextScorer, evaluate_text
 from memalpha.types import TextTask
@@ -155,14 +154,6 @@ def test_what_fails_names_the_environment_and_its_task():
         evaluate_text(says(str), [TASKS[0]] * 2, right)
     with pytest.raises(ConfigError, match="needs the column 'answer'"):
         evaluate_text(says(str), [TextTask(id="a", prompt="b")], right)
-
-
-def test_a_report_of_text():
-    report = evaluate_text(ScriptedPolicy("fixed", text="2"), TASKS, [right], name="two")
-    assert report.summary["accuracy"] == report.summary["reward"] == report.summary["rewards"]["right"] == 0.25
-    assert report.summary["by_ability"]["a"] == {"accuracy": 0.5, "n": 2, "se": pytest.approx(0.5)}
-    record = report.records[2]
-    assert (record.task, record.ability, record.gold, record.answer, record.correct) == ("2", "a", ("2",), "2", True)
 
 
 def test_what_nothing_can_be_said_of_is_in_no_figure():

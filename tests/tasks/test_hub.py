@@ -187,9 +187,3 @@ def test_tasks_from_the_cache_say_which_commit_they_are_of(tmp_path):
         (snapshot / "test.jsonl").write_text(json.dumps(meeting))
     assert [task.meta for task in load_tasks("qmsum", data=folder)] == [{"commit": COMMIT}]
     assert [task.meta for task in load_tasks("qmsum", data=tmp_path)] == [{}]
-
-
-def test_only_a_path_in_the_cache_has_a_commit():
-    assert snapshot_commit(Path("/x/snapshots") / COMMIT) == COMMIT
-    assert snapshot_commit(Path("/x/snapshots/main/a.json")) is None
-    assert snapshot_commit(Path("data/a.json")) is None

@@ -8,10 +8,8 @@ from collections import defaultdict
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from official import DATA, needs
 
 from memalpha.errors import DataError
-from memalpha.tasks.catalog import load_set
 from memalpha.tasks.overlap import REASONS, WITHIN, find_overlap
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
@@ -104,16 +102,3 @@ def test_overlap_equals_a_brute_force_count(train, test, n, common):
             expected["passage n-gram"] += any(grams(words(of)) & leaked for of in train_text)
     assert result.reasons == expected
     assert len(result.examples) == sum(expected.values())
-
-
-@needs("trec")
-def test_the_known_leaks_are_found():
-    def shared(name: str) -> set[str]:
-        train, test = (load_set(name, data=DATA / name, split=split, examples=1) for split in ("train", "test"))
-        result = find_overlap(train, test, examples=100)
-        return {example.text for example in result.examples if example.reason == "question"}
-
-    trec = shared("trec")
-    assert len(trec) == 11  # ten, and one but for its capitals
-    assert {"What does CPR stand for ?", "What are the twin cities ?"} < trec
-    assert {"what's your designation"} < shared("clinc150")

@@ -9,7 +9,6 @@ from memalpha.agent import tools
 from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.consolidate import propose_consolidation
 from memalpha.agent.prompts import order_notes
-from memalpha.agent.reader import ExtractiveReader
 from memalpha.agent.trust import AttributedLines, attribute, rank
 from memalpha.config import TrustConfig
 from memalpha.errors import ConfigError, ReviewConflict
@@ -150,23 +149,6 @@ def test_a_name_is_written_once_and_no_name_is_no_owner() -> None:
     with chat.store.writing_as(speaker="two\nlines"):
         entry = chat.store.insert("semantic", "a text")
     assert chat.agent.view.get(entry.id).content == "two lines: a text"
-
-
-def test_readers_of_all_kinds_see_the_names() -> None:
-    class Noting(ExtractiveReader):
-        def answer(self, items, *, k=None):
-            [answer] = super().answer(items, k=k)
-            self.seen = [hit.entry.content for hit in answer.hits]
-            return [answer]
-
-    chat = Chat(TrustConfig(owner="Olga"))
-    chat.agent.reader = reader = Noting()
-    chat.agent.ask("Where does Ana live?", 1)
-    assert reader.seen == [ANA[0]]
-    with chat.store.writing_as(speaker="Mallory"):
-        chat.store.insert("semantic", "Ana lives in Moscow, where Ana does live.")
-    chat.agent.ask("Where does Ana live?", 1)
-    assert reader.seen == ["Mallory: Ana lives in Moscow, where Ana does live."]
 
 
 def test_the_operations_of_a_users_tool_are_judged(guarded: Chat) -> None:

@@ -5,13 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
-from official import DATA, needs
 
 from memalpha.errors import DataError
 from memalpha.tasks.datasets.locomo import load, mend_evidence
 
 FIXTURE = Path(__file__).parents[2] / "data" / "locomo_like.json"
-REAL = DATA / "locomo" / "locomo10.json"
 
 
 def test_sessions_become_dated_chunks_in_order_of_their_number():
@@ -181,18 +179,3 @@ def test_an_audit_of_other_data_is_refused(tmp_path, entries, options, says):
     file.write_text(json.dumps(entries))
     with pytest.raises(DataError, match=says):
         load(FIXTURE, audit=None if entries is None else file, **options)
-
-
-@needs("locomo")
-def test_the_real_file_has_its_known_counts():
-    tasks = load(REAL)
-    questions = [question for task in tasks for question in task.questions]
-    turns = [turn for task in tasks for chunk in task.chunks for turn in chunk.turns]
-    assert (len(tasks), sum(len(task.chunks) for task in tasks), len(turns)) == (10, 272, 5882)
-    assert len(questions) == 1540
-    assert sum(bool(question.evidence) for question in questions) == 1536
-    assert sum(turn.text.endswith("]") for turn in turns) >= 1226
-    hard = load(REAL, "adversarial")
-    assert sum(len(task.questions) for task in hard) == 446
-    assert not any(question.answers for task in hard for question in task.questions)
-    assert [task.id for task in load(REAL, limit=2)] == [task.id for task in tasks[:2]]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from memalpha.config import WorldConfig
 from memalpha.errors import DataError
-from memalpha.tasks.formats.jsonl import load_jsonl, save_jsonl, summarize_tasks, to_dataset
+from memalpha.tasks.formats.jsonl import load_jsonl, save_jsonl, to_dataset
 from memalpha.tasks.load import load_tasks
 from memalpha.tasks.synthetic.worlds import generate
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
@@ -151,26 +151,6 @@ def test_a_single_json_value_is_recognized(tmp_path, indent):
         path.write_text(json.dumps(value, indent=indent) + "\n")
         with pytest.raises(DataError, match=r"tasks\.json: one JSON value, .* one task a line"):
             load_jsonl(path)
-
-
-def test_summarize_tasks_counts_training_content():
-    questions = (Question(id="q0", question="Who?", answers=("Ana",)), Question(id="q1", question="Where?"))
-    counts = (
-        GoldOperation(kind="insert", chunk=0, category="people", content="name: Ana"),
-        GoldOperation(kind="core_update", chunk=0, category="core", content="Ana"),
-    )
-    task = Task(
-        id="a", chunks=(Chunk(text="I am Ana."), Chunk(text="Bye.")), questions=questions, gold_operations=counts
-    )
-    assert summarize_tasks([task, Task(id="b", chunks=(Chunk(text="x"),))]) == {
-        "tasks": 2,
-        "chunks": 3,
-        "longest_chunk": 9,
-        "questions": 2,
-        "to_abstain": 1,
-        "with_gold": 1,
-        "categories": {"people": 1},
-    }
 
 
 def test_evidence_of_a_task_without_turn_ids_is_free(tmp_path):
