@@ -112,8 +112,8 @@ def read_adapter_record(folder: Path) -> dict[str, Any] | None:
         PolicyError: The record lacks the base's SHA-256 (`gguf_sha256`), prompt style or form of calls.
     """
     record = read_record(folder)
-    for key in ("gguf_sha256", "memalpha_prompt", "memalpha_form") if record is not None else ():
-        if key not in record:
+    for key in ("gguf_sha256", "memalpha_prompt", "memalpha_form"):
+        if record is not None and key not in record:
             raise PolicyError(f"{folder / RECORD} lacks {key!r}: put it back")
     return record
 
