@@ -17,7 +17,7 @@ from memalpha.policy.base import BilledPolicy, Policy
 from memalpha.qa.progress import show_progress
 from memalpha.tasks.catalog import get_data_set, list_data_sets, loader_options
 from memalpha.tasks.formats.jsonl import summarize_tasks
-from memalpha.tasks.load import load_tasks
+from memalpha.tasks.load import load_tasks, save_tasks
 
 if TYPE_CHECKING:
     from memalpha.tasks.dataset_info import DataSet
@@ -94,8 +94,6 @@ def prepare(
         ConfigError: An option is given twice.
         DataError: The set is unknown, or its files are missing or do not fit.
     """
-    from memalpha.tasks.load import load_tasks, save_tasks
-
     options = _load_options(parse_overrides(overrides or []))
     for key, value in (("data", data), ("limit", limit), ("seed", seed)):
         if value is not None and key in options:
@@ -165,7 +163,6 @@ def overlap(
     from rich.console import Console
     from rich.progress import Progress
 
-    from memalpha.tasks.load import load_tasks
     from memalpha.tasks.overlap import INSIDE, LEAKED, RESTING, find_overlap
 
     keys = parse_overrides(overrides or [])

@@ -230,7 +230,8 @@ def difference_interval(systems: Systems, records: RecordsBySystem) -> tuple[flo
 def read_results(systems: Systems, records: RecordsBySystem) -> dict[str, Any]:
     """Return what the page says of a finished run: `interval`, `empty_accuracy`, `error`, `weakest`, `charts`.
 
-    `empty_accuracy` is the accuracy of an empty memory: the share of questions whose right answer is to abstain.
+    `empty_accuracy` is the accuracy of an empty memory: the share of questions whose right answer is to abstain. The
+    charts are `accuracy`, `changes` and `abilities` ("" without marks), with their `legend` and `counts`.
 
     Args:
         systems: Summaries by system, `before` and `after` among them.
@@ -246,23 +247,7 @@ def read_results(systems: Systems, records: RecordsBySystem) -> dict[str, Any]:
         label = CLASS_LABELS.get(str(name), str(name))
         error = {"label": label, "share": count / len(answers), "share_of_wrong": count / counts.total()}
     cells = systems["after"].get("by_ability", {})
-    abilities = {ability: cell["accuracy"] for ability, cell in cells.items() if cell.get("accuracy") is not None}
-    return {
-        "interval": difference_interval(systems, records),
-        "empty_accuracy": empty_accuracy,
-        "error": error,
-        "weakest": min(abilities.items(), key=lambda item: item[1]) if len(abilities) > 1 else None,
-        "charts": draw_results(systems, empty_accuracy),
-    }
-
-
-def draw_results(systems: Systems, empty_accuracy: float | None) -> dict[str, Any]:
-    """Return the charts `accuracy`, `changes` and `abilities` ("" without marks), and their `legend` and `counts`.
-
-    Args:
-        systems: Summaries by system.
-        empty_accuracy: Accuracy of an empty memory, drawn as a line; None if it is unknown.
-    """
+    accuracies = {ability: cell["accuracy"] for ability, cell in cells.items() if cell.get("accuracy") is not None}
 
     def marks(cells: Mapping[str, Mapping[str, Any] | None], key: str = "accuracy") -> tuple[Mark, ...]:
         present = {name: cell for name, cell in cells.items() if cell and cell.get(key) is not None}
@@ -270,13 +255,15 @@ def draw_results(systems: Systems, empty_accuracy: float | None) -> dict[str, An
         return tuple(Mark(name, SYSTEMS[name], cell[key], errors[name]) for name, cell in present.items())
 
     rows = [MarkRow(SHORT_LABELS[name], marks({name: values})) for name, values in systems.items()]
-    line = None if empty_accuracy is None else ("empty memory", empty_accuracy)
     changes = [MarkRow(label, row) for key, label in CHANGES.items() if (row := marks(systems, key))]
     by_system = {name: values.get("by_ability", {}) for name, values in systems.items()}
-    names = dict.fromkeys(ability for cells in by_system.values() for ability in cells)
-    by_ability = {ability: {name: cells.get(ability) for name, cells in by_system.items()} for ability in names}
+    by_ability = {
+        ability: {name: cells.get(ability) for name, cells in by_system.items()}
+        for ability in dict.fromkeys(ability for cells in by_system.values() for ability in cells)
+    }
     abilities = [MarkRow(ability, marks(cells)) for ability, cells in by_ability.items()]
-    return {
+    line = None if empty_accuracy is None else ("empty memory", empty_accuracy)
+    charts = {
         "accuracy": mark_rows(rows, line=line),
         "changes": mark_rows(changes) if changes else "",
         "abilities": mark_rows(abilities) if abilities else "",
@@ -284,6 +271,13 @@ def draw_results(systems: Systems, empty_accuracy: float | None) -> dict[str, An
         "counts": {
             ability: max((cell or {}).get("n", 0) for cell in cells.values()) for ability, cells in by_ability.items()
         },
+    }
+    return {
+        "interval": difference_interval(systems, records),
+        "empty_accuracy": empty_accuracy,
+        "error": error,
+        "weakest": min(accuracies.items(), key=lambda item: item[1]) if len(accuracies) > 1 else None,
+        "charts": charts,
     }
 
 

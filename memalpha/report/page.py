@@ -68,7 +68,10 @@ class RunPage:
         texts = load_text_summaries(folder / "eval")
         evaluated = {} if texts else load_systems(folder / "eval")
         config_path = folder / "config.yaml"
-        provenance = _read_provenance(folder / "eval" / "summary.json")
+        try:
+            provenance = _read_json(folder / "eval" / "summary.json")
+        except DataError:
+            provenance = {}  # the page shows the results all the same
         evaluation = read_evaluation(folder, evaluated, SYSTEMS, provenance) if evaluated else None
         is_run = bool(metrics or summary or evaluated or texts) or (live and config_path.exists())
         if not is_run:
@@ -246,15 +249,6 @@ def _changed_settings(config: Mapping[str, Any], defaults: Mapping[str, Any], pr
             yield from _changed_settings(value, default or {}, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}={value if isinstance(value, str) else json.dumps(value)}"
-
-
-def _read_provenance(path: Path) -> dict[str, Any]:
-    """Return the provenance of an evaluation, {} if there is none: the page shows the results all the same."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -237,26 +237,34 @@ PLAN = ("Jon is polishing a plan.", "Jon is calling investors.", "He builds a pl
 KIND = "You were very kind to me. I sang at the theatre."
 
 
+JON, HOME = (
+    "Jon: I am polishing my plan, calling investors and building a platform online.",
+    "Ana: I live in Oslo, with a cat.",
+)
+
+
 @pytest.mark.parametrize(
-    ("said", "answers", "texts", "error"),
+    ("said", "question", "answers", "texts", "error"),
     [
-        (["Ana Silva: I sang in the old theatre."], ["theatre"], ["Ana Silva says: how are you?"], "never_written"),
-        (["Jon: I am polishing my plan, calling investors and building a platform online."], [LONG], PLAN[:1],
-         "written_wrong"),
-        (["Jon: I am polishing my plan, calling investors and building a platform online."], [LONG], PLAN,
-         "not_retrieved"),  # the entries of a turn hold a long answer together
-        ([f"Ana: {KIND}"], ["the theatre", KIND], ["Ana says they were very kind."], "never_written"),
-        (["Ana: I play the cello at home.", "Ana: I learnt to paint birds."], ["cello, birds"], ["Ana plays at home."],
-         "never_written"),  # a turn without any entry comes before one written wrong
-        (["Ana: I live in Oslo, with a cat."], ["a kitten"], ["Ana lives in Oslo with a cat."], "not_retrieved"),
-        (["Ana: I live in Oslo, with a cat."], ["a kitten"], ["Tom lives in Rome."], "never_written"),
+        (["Ana Silva: I sang in the old theatre."], "Where did she sing?", ["theatre"],
+         ["Ana Silva says: how are you?"], "never_written"),  # the name alone ties no entry to a turn
+        ([JON], "What does Jon do?", [LONG], PLAN[:1], "written_wrong"),
+        ([JON], "What does Jon do?", [LONG], PLAN, "not_retrieved"),  # the entries hold a long answer together
+        ([f"Ana: {KIND}"], "Where did she sing?", ["the theatre", KIND], ["Ana says they were very kind."],
+         "never_written"),  # the long answer is the whole turn, and the short one is all that is needed
+        (["Ana: I play the cello at home.", "Ana: I learnt to paint birds."], "What does Ana play and paint?",
+         ["cello, birds"], ["Ana plays at home."], "never_written"),  # a turn without any entry comes first
+        ([HOME], "What animal lives with me?", ["a kitten"], ["The user lives in Oslo with a cat."], "not_retrieved"),
+        ([HOME, "user: Tom lives in Rome."], "What animal lives with me?", ["a kitten"], ["Tom lives in Rome."],
+         "never_written"),  # the sentence belongs to the turn that shares most words
     ],
 )  # fmt: skip
-def test_entries_are_tied_to_turns_by_their_words(said, answers, texts, error):
+def test_entries_are_tied_to_turns_by_their_words(said, question, answers, texts, error):
     task = of_turns(*(turn.split(": ", 1) for turn in said))
-    question = Question(id="w", question="What?", answers=tuple(answers), evidence=("a", "b")[: len(said)])
+    evidence = ("a", "b") if "paint" in question else ("a",)
+    asked = Question(id="w", question=question, answers=tuple(answers), evidence=evidence)
     written = of_chunk(*texts, chunk=0)
-    assert error_of(retrieval(question, (), written, written), task) == error
+    assert error_of(retrieval(asked, (), written, written), task) == error
 
 
 def test_sentences_end_at_stops_but_not_at_abbreviations():

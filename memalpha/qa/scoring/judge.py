@@ -41,8 +41,6 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import yaml
-
 from memalpha.agent.parsing import after_thinking
 from memalpha.arguments import brief_repr, is_finite_number
 from memalpha.config import JudgeConfig, RewardConfig
@@ -53,6 +51,7 @@ from memalpha.policy.load import load_policy
 from memalpha.policy.reply_cache import cache_frozen
 from memalpha.qa.scoring.metrics import CORRECT_FROM, JUDGED, replace_answer_score
 from memalpha.qa.scoring.official import LONGMEMEVAL_TYPES, event_order, keypoint_f1
+from memalpha.tasks.formats.files import load_shipped_yaml
 from memalpha.text_files import decode_text
 from memalpha.types import Question, SampleRequest, Task, Trajectory, Turn
 
@@ -64,22 +63,9 @@ Benchmark = Literal["generic", "longmemeval", "locomo", "halumem", "beam"]
 WriteKind = Literal["insert", "update", "delete", "core_update", "nothing"]
 BENCHMARKS: tuple[Benchmark, ...] = get_args(Benchmark)
 
-_RULES = yaml.safe_load((resources.files("memalpha") / "data" / "judge_rules.yaml").read_text(encoding="utf-8"))
+_RULES = load_shipped_yaml("judge_rules.yaml")
 SYSTEM: str = _RULES["system"]
-
-RIGHT_OR_WRONG = {"correct": 1.0, "wrong": 0.0}
-VALIDITY = {"valid": 1.0, "invalid": 0.0}
-STATED = {"stated": 1.0, "missing": 0.0}
-SUPPORTED = {"supported": 1.0, "unsupported": 0.0}
-VERDICTS: Mapping[str, Mapping[str, float]] = {
-    **dict.fromkeys(("fact", "strict", "preference", "abstain"), RIGHT_OR_WRONG),
-    **dict.fromkeys(("written", "deleted", "nothing"), VALIDITY),
-    "halumem": {"correct": 1.0, "hallucination": 0.0, "omission": 0.0},
-    "point": {"full": 1.0, "partial": 0.5, "none": 0.0},
-    **dict.fromkeys(("keypoint", "fact_held"), STATED),
-    **dict.fromkeys(("sentences", "entry_true"), SUPPORTED),
-    "fluency": {"fluent": 1.0, "broken": 0.0},
-}
+VERDICTS: Mapping[str, Mapping[str, float]] = _RULES["verdicts"]
 """Verdicts of each rule with their scores; those of "event" are the numbers of the events."""
 _LONGMEMEVAL_RULES = {"temporal-reasoning": ("fact", "temporal"), "knowledge-update": ("fact", "updated")}
 
