@@ -58,3 +58,9 @@ def test_an_evaluation_enters_few_files() -> None:
     tasks, policy = load_tasks("synthetic", limit=1), load_policy("scripted:oracle")
     evaluate(policy, tasks, reader="extractive")
     assert len(files_entered(lambda: evaluate(policy, tasks, reader="extractive"))) <= 32
+
+
+def test_a_training_step_enters_few_files(tmp_path) -> None:
+    """A run of one step with its evaluations, whose modules the call loads."""
+    small = {"group_size": 2, "tasks_per_step": 2, "eval_tasks": 2, "validation_tasks": 2}
+    assert len(files_entered(lambda: memalpha.train("demo", out=tmp_path / "run", max_steps=1, **small))) <= 105

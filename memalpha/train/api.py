@@ -8,18 +8,19 @@ writers, `trainers.text_rl` for replies to prompts, `trainers.sft` for imitation
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from transformers import TrainerCallback
 
-from memalpha.arguments import check_path
+from memalpha.arguments import check_items, check_path
 from memalpha.config import (
-    LearnerConfig,
     PreferenceConfig,
     RewardModelConfig,
     SFTConfig,
@@ -27,22 +28,13 @@ from memalpha.config import (
     build_config,
     training_config,
 )
-from memalpha.config.training import AnyTraining, PairsConfig
-from memalpha.errors import CheckpointError, ConfigError
-from memalpha.train.data.preferences import write_pairs
+from memalpha.config.common import Config
+from memalpha.config.training import AnyTraining
+from memalpha.errors import CheckpointError, ConfigError, DataError
 from memalpha.train.learner.distributed import join_world, local_device
-from memalpha.train.rollouts.text_tasks import pop_python_inputs
 from memalpha.train.trainers.directory import RunDirectory
-from memalpha.train.trainers.memory_rl import memory_trainer
-from memalpha.train.trainers.preferences import preference_trainer, reward_model_trainer
 from memalpha.train.trainers.progress import Callbacks, OnStep, check_trackers
-from memalpha.train.trainers.sft import sft_trainer
-from memalpha.train.trainers.start import resolve_init_from
-from memalpha.train.trainers.text_rl import text_trainer
-from memalpha.train.trainers.trainer import Trainer
-
-C = TypeVar("C", bound=LearnerConfig)
-P = TypeVar("P", bound=PairsConfig)
+from memalpha.train.trainers.trainer import Trainer, resolve_init_from
 
 Texts = Sequence[str | Sequence[Mapping[str, Any]]]
 """Prompts or replies: texts, or chat messages."""
@@ -76,19 +68,11 @@ def train(
         ConfigError: The settings are invalid, or Python inputs are given to a run that takes none.
     """
     hooks = Callbacks(callbacks, on_step)
-    python_inputs = pop_python_inputs(overrides)
+    inputs = _pop_python_inputs(overrides)
     settings = training_config(config, overrides)
-    if isinstance(settings, TextConfig):
-        return _launch(lambda config, directory: text_trainer(config, directory, python_inputs), settings, hooks)
-    if python_inputs.names:
-        raise ConfigError(f"{python_inputs.names[0]}: tasks and functions themselves are for text runs (task: text)")
-    if isinstance(settings, PreferenceConfig):
-        return _launch(preference_trainer, settings, hooks)
-    if isinstance(settings, RewardModelConfig):
-        return _launch(reward_model_trainer, settings, hooks)
-    if isinstance(settings, SFTConfig):
-        return _launch(sft_trainer, settings, hooks)
-    return _launch(memory_trainer, settings, hooks)
+    if inputs and not isinstance(settings, TextConfig):
+        raise ConfigError(f"{next(iter(inputs))}: tasks and functions themselves are for text runs (task: text)")
+    return _launch(settings, hooks, inputs)
 
 
 def train_on_preferences(
@@ -127,7 +111,7 @@ def train_on_preferences(
     """
     pairs, values = (prompts, chosen, rejected), {**settings, "policy": policy, "out": out}
     hooks = Callbacks(callbacks, on_step)
-    return _train_on_lists(preference_trainer, PreferenceConfig, "train_on_preferences", values, pairs, hooks)
+    return _train_on_lists(PreferenceConfig, "train_on_preferences", values, pairs, hooks)
 
 
 def train_reward_model(
@@ -166,12 +150,11 @@ def train_reward_model(
     """
     pairs, values = (prompts, chosen, rejected), {**settings, "policy": policy, "out": out}
     hooks = Callbacks(callbacks, on_step)
-    return _train_on_lists(reward_model_trainer, RewardModelConfig, "train_reward_model", values, pairs, hooks)
+    return _train_on_lists(RewardModelConfig, "train_reward_model", values, pairs, hooks)
 
 
 def _train_on_lists(
-    build: Callable[[P, RunDirectory], Trainer],
-    kind: type[P],
+    kind: type[PreferenceConfig | RewardModelConfig],
     caller: str,
     settings: Mapping[str, Any],
     pairs: tuple[Texts, Texts, Texts],
@@ -187,16 +170,92 @@ def _train_on_lists(
     with _machine_errors(config.out):
         config.out.mkdir(parents=True, exist_ok=True)
         write_pairs(config.data, *pairs, is_resuming=bool(directory.saved_steps()))
-    return _launch(build, config, callbacks)
+    return _launch(config, callbacks)
 
 
-def _launch(build: Callable[[C, RunDirectory], Trainer], config: C, callbacks: Callbacks) -> dict[str, Any]:
+def write_pairs(
+    path: Path, prompts: Sequence[Any], chosen: Sequence[Any], rejected: Sequence[Any], *, is_resuming: bool
+) -> None:
+    """Write pairs that `data.preferences.read_pairs` reads, atomically.
+
+    Args:
+        path: File to write.
+        prompts: Texts or chat messages, one per pair.
+        chosen: Better replies.
+        rejected: Worse replies.
+        is_resuming: True if a run has started with the file, whose pairs must then be the same.
+
+    Raises:
+        DataError: The lists differ in length, or a value is not JSON.
+        CheckpointError: A resumed run started with other pairs.
+    """
+    prompts, chosen, rejected = (
+        check_items(name, value, of="texts or messages", error=DataError)
+        for name, value in (("prompts", prompts), ("chosen", chosen), ("rejected", rejected))
+    )
+    if not len(prompts) == len(chosen) == len(rejected):
+        raise DataError(
+            f"preferences: {len(prompts)} prompts, {len(chosen)} chosen and {len(rejected)} rejected replies: there "
+            "must be as many of each"
+        )
+    lines = []
+    for index, (prompt, better, worse) in enumerate(zip(prompts, chosen, rejected, strict=True)):
+        try:
+            lines.append(json.dumps({"prompt": prompt, "chosen": better, "rejected": worse}) + "\n")
+        except (TypeError, ValueError, RecursionError) as error:
+            raise DataError(f"preferences: pair {index} is neither texts nor messages: {error}") from error
+    if is_resuming and path.exists():
+        recorded = zip_longest(path.read_text(encoding="utf-8").splitlines(keepends=True), lines)
+        changed = [index for index, (better, worse) in enumerate(recorded) if better != worse]
+        if changed:
+            raise CheckpointError(
+                f"{path} holds other pairs (from pair {changed[0]} on): give the same ones to go on, or another out"
+            )
+        return
+    temporary = path.with_name(f".{path.name}.part")
+    temporary.write_text("".join(lines), encoding="utf-8")
+    temporary.replace(path)
+
+
+PYTHON_INPUTS = ("rewards", "tasks", "eval_data", "environment", "feedback_func")
+"""Arguments of `train` that may be objects which no configuration file can hold."""
+
+
+def _pop_python_inputs(overrides: dict[str, Any]) -> dict[str, Any]:
+    """Remove objects that are no settings from `overrides` in place and return them.
+
+    Raises:
+        ConfigError: A list of tasks or rewards is empty.
+    """
+    inputs: dict[str, Any] = {}
+    for name in PYTHON_INPUTS:
+        value: Any = overrides.get(name)
+        if _is_object(name, value):
+            is_list = isinstance(value, Iterable) and name in ("tasks", "eval_data", "rewards")
+            inputs[name] = list(value) if is_list else value
+            if is_list and not inputs[name]:
+                raise ConfigError(f"{name}: empty; leave it out, or give some")
+        if name in inputs or (value is None and name != "eval_data"):
+            overrides.pop(name, None)
+    return inputs
+
+
+def _is_object(name: str, value: Any) -> bool:
+    """Return True if a file cannot hold the value: anything but a name, a number, or a list of settings."""
+    if value is None or isinstance(value, str | int | Path):
+        return False
+    if name == "rewards" and isinstance(value, list | tuple):
+        return any(not isinstance(part, Mapping | Config) for part in value)
+    return True
+
+
+def _launch(config: AnyTraining, callbacks: Callbacks, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Check the run directory and device, join the other processes, compose the run and train.
 
     Args:
-        build: Composes the run; claims the directory.
         config: Configuration of the run.
         callbacks: What is called while the run trains.
+        inputs: Objects that the configuration of a text run cannot hold.
 
     Returns:
         Summary of the run, as in `summary.json`.
@@ -218,7 +277,30 @@ def _launch(build: Callable[[C, RunDirectory], Trainer], config: C, callbacks: C
         torch.set_num_threads(config.compute.threads)
         torch.manual_seed(config.seed)
         with RunDirectory(config.out, world) as directory:
-            return build(config, directory).train(callbacks)
+            return _compose(config, directory, inputs or {}).train(callbacks)
+
+
+def _compose(config: AnyTraining, directory: RunDirectory, inputs: Mapping[str, Any]) -> Trainer:
+    """Compose the run of a configuration and claim its directory; each kind of run loads its own modules."""
+    if isinstance(config, TextConfig):
+        from memalpha.train.trainers.text_rl import text_trainer
+
+        return text_trainer(config, directory, **inputs)
+    if isinstance(config, PreferenceConfig):
+        from memalpha.train.trainers.preferences import preference_trainer
+
+        return preference_trainer(config, directory)
+    if isinstance(config, RewardModelConfig):
+        from memalpha.train.trainers.preferences import reward_model_trainer
+
+        return reward_model_trainer(config, directory)
+    if isinstance(config, SFTConfig):
+        from memalpha.train.trainers.sft import sft_trainer
+
+        return sft_trainer(config, directory)
+    from memalpha.train.trainers.memory_rl import memory_trainer
+
+    return memory_trainer(config, directory)
 
 
 @contextmanager

@@ -37,7 +37,7 @@ from memalpha.train.rollouts.epochs import schedule_steps
 from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.rollouts.text_tasks import TextTaskSource, build_environment
 from memalpha.train.trainers.preferences import load_lines
-from memalpha.train.trainers.start import resolve_init_from
+from memalpha.train.trainers.trainer import resolve_init_from
 from memalpha.types import Observation, TextTask
 
 ACCURACY = "within 20 % on the sizes measured: 20 to 135 million weights on a CPU"

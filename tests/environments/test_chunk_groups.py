@@ -27,7 +27,7 @@ from memalpha.qa.report import summarize
 from memalpha.store.embedding import load_embedder
 from memalpha.tasks.synthetic import worlds
 from memalpha.train.algorithms.advantages import group_advantages
-from memalpha.train.rollouts.group_codec import ScoredGroup, decode_group, encode_group
+from memalpha.train.rollouts.ahead import ScoredGroup, decode_group, encode_group
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
 AGENT = AgentConfig(prompt="compact", embedder="hash", max_new_tokens=48)

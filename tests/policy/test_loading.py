@@ -27,9 +27,9 @@ from memalpha.policy.model_files import max_positions
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.from_config import load_config_reader, load_settings
 from memalpha.train.learner.distributed import World
-from memalpha.train.trainers import start
+from memalpha.train.trainers import trainer as start
 from memalpha.train.trainers.evaluations import FrozenPolicies
-from memalpha.train.trainers.start import check_device_map, check_sampling_dtype, load_start, settings_of_small_models
+from memalpha.train.trainers.trainer import check_device_map, check_sampling_dtype, load_start, settings_of_small_models
 from memalpha.types import SampleRequest
 
 

@@ -207,9 +207,6 @@ def main(folder: Path) -> None:
     results: dict[str, Any] = {"cases": {name: measure(case, world) for name, case in CASES.items()}}
     results["exchanged"] = exchange(folder, world)
     results["ranks"] = world.gather([world.rank])
-    own = [b"", b"a" * 7, bytes(range(256))][: 3 - 2 * world.rank]
-    results["bytes"] = [world.gather_bytes(own), world.gather_bytes([] if world.is_main else [b"b"])]
-    results["bytes"].append(world.gather_bytes([]))
     results["shards"] = world.gather([world.shard(range(size)) for size in (0, 1, 3, 8)])
     try:
         world.run_on_main(lambda: (_ for _ in ()).throw(CheckpointError("raised in the main process")))

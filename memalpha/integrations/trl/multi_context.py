@@ -35,7 +35,7 @@ from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.algorithms.base import annotate
 from memalpha.train.data.samples import TrainingSample
 from memalpha.train.rollouts.worker import RolloutWorker, drop_unscored
-from memalpha.train.trainers.start import load_start
+from memalpha.train.trainers.trainer import load_start
 from memalpha.types import Task
 
 from trl.models.utils import disable_gradient_checkpointing  # isort: skip

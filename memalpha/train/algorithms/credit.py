@@ -234,25 +234,6 @@ def centred_costs(results: Sequence[Sequence[ToolResult]], settings: CreditConfi
     return [[0.0 if value is None else value - mean for value in values] for values in costs]
 
 
-def call_numbers(
-    results: Sequence[ToolResult], credit: Sequence[float], end: float, costs: Sequence[float]
-) -> tuple[float, ...]:
-    """Return the number of each call of a turn, then that of its end.
-
-    Args:
-        results: Results of the calls.
-        credit: A number for each call that changed the memory, in order.
-        end: Number of the end.
-        costs: Centred cost of each call.
-    """
-    remaining = iter(credit)
-    numbers = [
-        end if result.code == "skipped" else (next(remaining) if result.code in CHANGING_CODES else 0.0) - cost
-        for result, cost in zip(results, costs, strict=True)
-    ]
-    return (*numbers, end)
-
-
 def call_sources(
     results: Sequence[ToolResult], shares: Sequence[Sequence[Source]], end: Sequence[Source]
 ) -> tuple[tuple[Source, ...], ...]:
@@ -398,11 +379,10 @@ class CreditScorer(MemoryScorer):
                 of_calls, of_end = route(change.advantages, after, without)
                 given = [(q.id, value) for q, value in zip(change.questions, change.advantages, strict=True)]
                 shares = [[given[q] for q in share] for share in (*of_calls, of_end)]
-                *credit, end = (sum(value for _, value in share) for share in shares)
-                if not change.advantages:
-                    credit = [0.0] * len(operations_by_call(turn))
-                numbers.append(call_numbers(turn.results, credit, self.settings.end * end, costs[index][rollout]))
                 sources.append(call_sources(turn.results, shares[:-1], shares[-1]))
+                weights = [self.settings.end if result.code == "skipped" else 1.0 for result in turn.results]
+                parts = zip(sources[-1], (*weights, self.settings.end), (*costs[index][rollout], 0.0), strict=True)
+                numbers.append(tuple(weight * sum(v for _, v in source) - cost for source, weight, cost in parts))
             assert trajectory.reward is not None
             reward = replace(trajectory.reward, calls=tuple(numbers), call_sources=tuple(sources))
             trajectories.append(replace(trajectory, reward=reward))

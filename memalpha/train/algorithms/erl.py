@@ -50,9 +50,7 @@ from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.report import Record
 from memalpha.train.algorithms.base import Scorer
 from memalpha.train.algorithms.grpo import GRPO
-from memalpha.train.data.demonstrations import is_imitable
-from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
-from memalpha.train.rollouts.group_codec import build_trajectory, empty_memory, pack, trajectory_fields, unpack
+from memalpha.train.data.samples import TrainingSample, is_imitable, policy_gradient_sample
 from memalpha.train.rollouts.reflection import ReflectionMemory, extract_advice, reflection_requests
 from memalpha.train.rollouts.worker import Reflecting, ReflectionCandidate, RolloutWorker
 from memalpha.types import Completion, Reward, Trajectory, TrajectoryGroup, Turn
@@ -136,47 +134,7 @@ def run_second_attempts(
             candidates, advice, replies, scored, worker.scorer.group_records(scored, retry_records), strict=True
         )
     ]
-    return _gather(worker, groups, second_attempts)
-
-
-def _gather(
-    worker: RolloutWorker[Any], groups: Sequence[TrajectoryGroup[Any]], seconds: list[SecondAttempt]
-) -> list[SecondAttempt]:
-    """Return the second attempts of all processes: tokens travel, first attempts are those of `groups`."""
-    if worker.world.size == 1:
-        return seconds
-    empty = empty_memory(worker.engine.environment)
-    packed = [
-        pack(
-            {
-                "task_index": second.first.task_index,
-                "rollout": second.first.attempt.rollout,
-                "first_accuracy": second.first.accuracy,
-                "feedback": second.first.feedback,
-                "values": (second.advice, second.accuracy, second.succeeded),
-                "retry": trajectory_fields(second.retry, with_messages=empty is None),
-                "reflection": second.reflection and trajectory_fields(second.reflection),
-                "internalized": second.internalized and trajectory_fields(second.internalized),
-            }
-        )
-        for second in seconds
-    ]
-    gathered = []
-    for fields in map(unpack, worker.world.gather_bytes(packed)):
-        group, rollout = groups[fields["task_index"]], fields["rollout"]
-        [attempt] = [trajectory for trajectory in group.trajectories if trajectory.rollout == rollout]
-        first = ReflectionCandidate(fields["task_index"], attempt, fields["first_accuracy"], fields["feedback"])
-        retry = replace(build_trajectory(fields["retry"], attempt.task, empty), role="retry", parent=rollout)
-        reflection = internalized = None
-        if fields["reflection"]:
-            reflection = build_trajectory(fields["reflection"], attempt.task, None)
-            reflection = replace(reflection, states=attempt.states[-1:], role="reflection", parent=rollout)
-        if fields["internalized"]:
-            turns = build_trajectory(fields["internalized"], attempt.task, None).turns
-            internalized = replace(retry, turns=turns, reward=None, role=INTERNALIZED)
-        advice, accuracy, succeeded = fields["values"]
-        gathered.append(SecondAttempt(first, advice, reflection, retry, accuracy, succeeded, internalized))
-    return gathered
+    return worker.world.gather(second_attempts)
 
 
 def reflecting_of(worker: RolloutWorker[Any]) -> Reflecting[Any]:

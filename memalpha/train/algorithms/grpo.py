@@ -23,7 +23,7 @@ Deviations from the paper, each a setting or measured:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from memalpha.train.algorithms.advantages import group_advantages, reward_std
 from memalpha.train.algorithms.base import (
@@ -41,6 +41,9 @@ from memalpha.types import TrajectoryGroup
 class GRPO(Algorithm):
     """GRPO with one row per turn; advantages compare a rollout with its group. Keeps no state."""
 
+    baseline: Literal["mean", "leave_one_out"] = "mean"
+    """Rewards that a rollout's own are compared with: the mean of all, or of the others."""
+
     def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> list[TrainingSample]:
         """Return one row per turn, in the order of groups, trajectories, turns; `score` is used if `beta` is set."""
         config = self.config
@@ -54,6 +57,7 @@ class GRPO(Algorithm):
             for group, group_extra in zip(groups, extra_rewards, strict=True)
             for turn_advantages in group_advantages(
                 group,
+                baseline=self.baseline,
                 scale="group" if config.loss.scale_rewards == "group" else "none",
                 floor=config.loss.advantage_floor,
                 extra_rewards=group_extra,

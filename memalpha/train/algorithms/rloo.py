@@ -18,42 +18,19 @@ Details and deviations:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from memalpha.train.algorithms.advantages import group_advantages
-from memalpha.train.algorithms.base import (
-    Algorithm,
-    Scorer,
-    add_reference_kl,
-    build_rows,
-    set_advantages,
-    turn_penalties,
-)
-from memalpha.train.data.samples import TrainingSample
+from memalpha.train.algorithms.grpo import GRPO
 from memalpha.train.learner.losses import LossSettings
-from memalpha.types import TrajectoryGroup
 
 
-class RLOO(Algorithm):
-    """RLOO with one row per turn; advantages compare a rollout with the others of its group. Keeps no state."""
+class RLOO(GRPO):
+    """GRPO's rows with advantages that compare a rollout with the others of its group, divided by nothing."""
+
+    baseline = "leave_one_out"  # `scale_rewards` is "none", as the configuration sees to
 
     @property
     def loss_settings(self) -> LossSettings:
         """Settings of the loss; the ratio of a completion is a product, not a mean."""
         settings = super().loss_settings
         return settings if settings.level == "token" else replace(settings, level="product")
-
-    def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> list[TrainingSample]:
-        """Return one row per turn, in the order of groups, trajectories, turns; `score` is used if `beta` is set."""
-        rows, costs = add_reference_kl(build_rows(groups, self.config.loss.entropy_coef), score, self.config)
-        advantages = [
-            value
-            for group, group_extra in zip(groups, turn_penalties(groups, costs), strict=True)
-            for turn_advantages in group_advantages(
-                group, baseline="leave_one_out", scale="none", extra_rewards=group_extra
-            )
-            for value in turn_advantages
-        ]
-        return set_advantages(rows, self.with_credit(advantages, groups))

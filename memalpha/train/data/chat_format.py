@@ -207,7 +207,7 @@ def encode_reply(policy: TransformersPolicy, text: str, source: str) -> tuple[in
 def end_of_turn_id(policy: TransformersPolicy) -> int:
     """Return the end token that the chat template writes after an assistant's turn, else the tokenizer's."""
     template_ids = [id for id in encode(policy, policy.chat.end_of_turn) if id in policy.eos_ids]
-    eos_id = policy.tokenizer.eos_token_id
+    eos_id: Any = policy.tokenizer.eos_token_id
     return template_ids[-1] if template_ids else eos_id if eos_id in policy.eos_ids else min(policy.eos_ids)
 
 

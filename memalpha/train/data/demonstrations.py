@@ -62,7 +62,7 @@ from memalpha.train.data.chat_format import (
     validate_prompt,
     validate_tools,
 )
-from memalpha.train.data.samples import TrainingSample, cross_entropy_sample
+from memalpha.train.data.samples import TrainingSample, cross_entropy_sample, is_imitable
 from memalpha.train.rollouts.reflection import (
     MemoryReflection,
     ReflectionMemory,
@@ -77,7 +77,6 @@ from memalpha.types import (
     Task,
     Trajectory,
     TrajectoryGroup,
-    Turn,
     ViewEntry,
 )
 
@@ -124,11 +123,6 @@ class Demonstrator:
                 )
             completions.append(Completion(text, tuple(prompt), ids))
         return completions
-
-
-def is_imitable(turn: Turn) -> bool:
-    """Return True if all calls of the turn were executed and its reply was not cut off."""
-    return turn.completion.stop_reason != "length" and all(result.ok for result in turn.results)
 
 
 def imitation_rows(trajectories: Iterable[Trajectory]) -> tuple[list[TrainingSample], int]:

@@ -19,18 +19,15 @@ several; objectives that are not named are not trained on that line.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from jinja2.exceptions import TemplateError
 
-from memalpha.arguments import check_items
-from memalpha.errors import CheckpointError, DataError
+from memalpha.errors import DataError
 from memalpha.policy.reward_model import encode_row
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.algorithms.dpo import build_pair_row
@@ -98,58 +95,6 @@ def read_pairs(path: Path, policy: TransformersPolicy) -> list[Pair]:
         check_room(policy, len(prompt) + max(len(chosen), len(rejected)), source)
         pairs.append(Pair(source, tuple(prompt), chosen, rejected))
     return pairs
-
-
-def write_pairs(
-    path: Path, prompts: Sequence[Any], chosen: Sequence[Any], rejected: Sequence[Any], *, is_resuming: bool
-) -> None:
-    """Write pairs that `read_pairs` reads, atomically.
-
-    Args:
-        path: File to write.
-        prompts: Texts or chat messages, one per pair.
-        chosen: Better replies.
-        rejected: Worse replies.
-        is_resuming: True if a run has started with the file, whose pairs must then be the same.
-
-    Raises:
-        DataError: The lists differ in length, or a value is not JSON.
-        CheckpointError: A resumed run started with other pairs.
-    """
-    prompts, chosen, rejected = (
-        check_items(name, value, of="texts or messages", error=DataError)
-        for name, value in (("prompts", prompts), ("chosen", chosen), ("rejected", rejected))
-    )
-    if not len(prompts) == len(chosen) == len(rejected):
-        raise DataError(
-            f"preferences: {len(prompts)} prompts, {len(chosen)} chosen and {len(rejected)} rejected replies: there "
-            "must be as many of each"
-        )
-    lines = []
-    for index, (prompt, better, worse) in enumerate(zip(prompts, chosen, rejected, strict=True)):
-        try:
-            lines.append(json.dumps({"prompt": prompt, "chosen": better, "rejected": worse}) + "\n")
-        except (TypeError, ValueError, RecursionError) as error:
-            raise DataError(f"preferences: pair {index} is neither texts nor messages: {error}") from error
-    if is_resuming and path.exists():
-        recorded = zip_longest(path.read_text(encoding="utf-8").splitlines(keepends=True), lines)
-        changed = [index for index, (better, worse) in enumerate(recorded) if better != worse]
-        if changed:
-            raise CheckpointError(
-                f"{path} holds other pairs (from pair {changed[0]} on): give the same ones to go on, or another out"
-            )
-        return
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text("".join(lines), encoding="utf-8")
-    temporary.replace(path)
-
-
-def pairs_fingerprint(pairs: Sequence[Pair]) -> str:
-    """Return a short hash of the pairs' token ids."""
-    digest = hashlib.sha256()
-    for pair in pairs:
-        digest.update(repr((pair.prompt_ids, pair.chosen_ids, pair.rejected_ids)).encode())
-    return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,12 +218,11 @@ def read_reward_examples(path: Path, policy: TransformersPolicy, objectives: Seq
     return examples
 
 
-def reward_examples_fingerprint(examples: Sequence[RewardExample]) -> str:
-    """Return a short hash of the examples, independent of their file."""
+def lines_fingerprint(lines: Sequence[Pair] | Sequence[RewardExample]) -> str:
+    """Return a short hash of the lines, independent of their file."""
     digest = hashlib.sha256()
-    for example in examples:
-        labels = (example.margin, example.objective) if isinstance(example, ComparedReplies) else example.scores
-        digest.update(repr((example.rows, labels)).encode())
+    for line in lines:
+        digest.update(repr(replace(line, source="")).encode())
     return digest.hexdigest()[:16]
 
 

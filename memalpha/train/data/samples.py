@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ T = TypeVar("T")
 
 STREAMS = ("pg", "ce", "kl", "ent", "vf")
 """Streams of the loss (`train.learner.losses`), by the names of their weights."""
+
+REQUIRED = ("logprobs", "advantages", "pg", "ce", "kl")
+"""Arrays that every row has."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,6 +169,11 @@ def cross_entropy_sample(
         rollout=rollout,
         chunk=chunk,
     )
+
+
+def is_imitable(turn: Turn) -> bool:
+    """Return True if all calls of the turn were executed and its reply was not cut off."""
+    return turn.completion.stop_reason != "length" and all(result.ok for result in turn.results)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -320,6 +328,8 @@ def pack(
         defaults = (np.full_like(sample.pg, default) for sample in samples)
         return flat(filler if row is None else row for row, filler in zip(rows, defaults, strict=True))
 
+    required: dict[str, Any] = {name: flat(getattr(sample, name) for sample in samples) for name in REQUIRED}
+    optionals: dict[str, Any] = {name: optional(name) for name in ("ent", "vf", "values", "returns")}
     counts = [len(sample.completion_ids) for sample in samples]
     temperatures = np.repeat(np.array([sample.temperature for sample in samples], dtype=np.float32), counts)
     return MicroBatch(
@@ -332,16 +342,9 @@ def pack(
         sample=flat([np.repeat(np.arange(len(samples)), counts)]),
         targets=flat(np.array(sample.completion_ids, dtype=np.int64) for sample in samples),
         temperature=torch.from_numpy(temperatures).to(device),
-        logprobs=flat(sample.logprobs for sample in samples),
-        advantages=flat(sample.advantages for sample in samples),
-        pg=flat(sample.pg for sample in samples),
-        ce=flat(sample.ce for sample in samples),
-        kl=flat(sample.kl for sample in samples),
         reference=optional("reference", np.nan),
-        ent=optional("ent"),
-        vf=optional("vf"),
-        values=optional("values"),
-        returns=optional("returns"),
+        **required,
+        **optionals,
     )
 
 

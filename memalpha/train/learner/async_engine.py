@@ -31,7 +31,7 @@ from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -40,19 +40,19 @@ from memalpha.errors import TrainingError
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.data.samples import TrainingSample
 from memalpha.train.learner.engine import Engine
-from memalpha.train.trainers.directory import RunDirectory, load_checkpoint
+from memalpha.train.trainers.directory import RunDirectory, load_checkpoint, write_checkpoint
 
 T = TypeVar("T")
 
 
-class Future(Generic[T]):
+class Future(futures.Future[T]):
     """Result of a request: `await` it in any event loop, any number of times, or call `result`."""
 
     def __init__(self, pipeline: Pipeline, label: str) -> None:
-        self._pipeline = pipeline  # keeps the pipeline alive until the request is done
-        self._inner: futures.Future[T] = futures.Future()
-        self._inner.set_running_or_notify_cancel()
+        super().__init__()
+        self.set_running_or_notify_cancel()
         self.label = label
+        self._pipeline = pipeline  # keeps the pipeline alive until the request is done
 
     def result(self, timeout: float | None = None) -> T:
         """Return the request's result, or raise its error.
@@ -66,7 +66,7 @@ class Future(Generic[T]):
         """
         self._raise_if_in_request()
         try:
-            return self._inner.result(timeout)
+            return super().result(timeout)
         except BaseException:
             self._pipeline.failure_reported |= self.done()
             raise
@@ -74,18 +74,6 @@ class Future(Generic[T]):
     def _raise_if_in_request(self) -> None:
         if not self.done() and self._pipeline.is_in_request():
             raise TrainingError(f"{self.label}: a request cannot wait for one that is done after it")
-
-    def finish(self, value: T) -> None:
-        """Set the result."""
-        self._inner.set_result(value)
-
-    def fail(self, error: BaseException) -> None:
-        """Set the error that `result` raises."""
-        self._inner.set_exception(error)
-
-    def done(self) -> bool:
-        """Return True if the request has finished, with a result or an error."""
-        return self._inner.done()
 
     def __await__(self) -> Generator[Any, None, T]:
         self._raise_if_in_request()
@@ -97,12 +85,9 @@ class Future(Generic[T]):
                 with suppress(RuntimeError):  # that loop was closed in the meantime
                     loop.call_soon_threadsafe(lambda: wakeup.done() or wakeup.set_result(None))
 
-            self._inner.add_done_callback(wake)
+            self.add_done_callback(wake)
             yield from wakeup.__await__()
         return self.result()
-
-    def __repr__(self) -> str:
-        return f"<Future of {self.label}, {'done' if self.done() else 'not done'}>"
 
 
 class Pipeline:
@@ -214,9 +199,9 @@ def _run_request(future: Future[Any], work: Callable[[], Any], state: _WorkerSta
             error = state.failure = raised
             state.failed_label = future.label
         else:
-            future.finish(value)
+            future.set_result(value)
             return None
-    future.fail(error)
+    future.set_exception(error)
     return error
 
 
@@ -294,7 +279,7 @@ class Learner(Pipeline):
     def save(
         self, out: Path, step: int, policy: TransformersPolicy, state: Mapping[str, Any] | None = None
     ) -> Future[Path]:
-        """Write weights and optimizer to `out/checkpoints/step-N` (`RunDirectory.save_checkpoint`).
+        """Write weights and optimizer to `out/checkpoints/step-N` (`write_checkpoint`).
 
         Args:
             out: Run directory.
@@ -305,8 +290,13 @@ class Learner(Pipeline):
         Returns:
             A future of the checkpoint's path.
         """
-        save = RunDirectory(out).save_checkpoint
-        return self.submit("save", lambda: save(step, policy, self.engine, state or {}))
+        path = RunDirectory(out).checkpoint(step)
+
+        def save() -> Path:
+            write_checkpoint(path, policy, self.engine, {"step": step, **(state or {})})
+            return path
+
+        return self.submit("save", save)
 
     def load(self, path: Path) -> Future[dict[str, Any]]:
         """Restore weights and optimizer from a checkpoint and return its state (`checkpoint.load_checkpoint`)."""

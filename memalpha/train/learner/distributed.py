@@ -94,29 +94,6 @@ class World:
         dist.all_gather_object(per_process, list(values))
         return [value for process_values in per_process for value in process_values]
 
-    def gather_bytes(self, values: Sequence[bytes]) -> list[bytes]:
-        """Return the values of all processes, in their order; they travel as they are, nothing is pickled."""
-        if self.size == 1:
-            return list(values)
-        counts = self._gather_rows(torch.tensor([len(values)]))
-        own_lengths = torch.tensor([len(value) for value in values], dtype=torch.int64)
-        lengths = self._gather_rows(_padded(own_lengths, int(max(counts))))
-        sizes = [int(row.sum()) for row in lengths]
-        data = torch.frombuffer(bytearray(b"".join(values) or b"0"), dtype=torch.uint8)[: sizes[self.rank]]
-        gathered = []
-        for row, row_lengths, count in zip(self._gather_rows(_padded(data, max(sizes))), lengths, counts, strict=True):
-            content, end = row.numpy().tobytes(), 0
-            for length in row_lengths[: int(count)].tolist():
-                gathered.append(content[end : end + length])
-                end += length
-        return gathered
-
-    def _gather_rows(self, own: torch.Tensor) -> list[torch.Tensor]:
-        """Return a tensor of each process; all have the same shape."""
-        rows = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(rows, own)
-        return rows
-
     def run_on_main(self, function: Callable[[], T]) -> T:
         """Run `function` in the main process and return its result in every process.
 
@@ -181,11 +158,6 @@ class World:
 
 SINGLE_PROCESS = World()
 """World of a process without a launcher."""
-
-
-def _padded(values: torch.Tensor, length: int) -> torch.Tensor:
-    """Return a vector with zeros up to `length`."""
-    return torch.cat([values, values.new_zeros(length - len(values))])
 
 
 def local_device(name: str) -> str:

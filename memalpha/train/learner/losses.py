@@ -187,7 +187,12 @@ def loss_sum(
         loss = loss - (batch.ent * entropy).sum()
     value_loss = logprobs.new_zeros(())
     if batch.vf is not None:
-        errors = _value_errors(values, batch, settings.cliprange_value)
+        assert values is not None and batch.values is not None and batch.returns is not None
+        errors, cliprange = (values - batch.returns) ** 2, settings.cliprange_value
+        if cliprange is not None:
+            clipped_values = batch.values + (values - batch.values).clamp(-cliprange, cliprange)
+            errors = torch.maximum(errors, (clipped_values - batch.returns) ** 2)
+        errors = 0.5 * errors
         value_loss = errors.detach().sum()
         loss = loss + (batch.vf * errors).sum()
     elif values is not None:
@@ -219,16 +224,3 @@ def _aggregate_log_ratio(
     if level == "mean":
         sums = sums / log_ratio.new_zeros(count).index_add(0, batch.sample, trained).clamp(min=1.0)
     return sums[batch.sample]
-
-
-def _value_errors(values: torch.Tensor | None, batch: MicroBatch, cliprange: float | None) -> torch.Tensor:
-    """Return half the squared error per token.
-
-    With a clip range it is the maximum of the plain and the clipped value's error.
-    """
-    assert values is not None and batch.values is not None and batch.returns is not None
-    errors = (values - batch.returns) ** 2
-    if cliprange is not None:
-        clipped = batch.values + (values - batch.values).clamp(-cliprange, cliprange)
-        errors = torch.maximum(errors, (clipped - batch.returns) ** 2)
-    return 0.5 * errors

@@ -29,7 +29,7 @@ from memalpha.config import RewardModelConfig
 from memalpha.policy.reward_model import Head, RewardScorer, pack_rows, read_reward_model, write_reward_model
 from memalpha.train.data.preferences import ComparedReplies, RewardExample
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
-from memalpha.train.learner.model_state import BaseEngine
+from memalpha.train.learner.engine import BaseEngine
 from memalpha.train.learner.token_logprobs import checkpointed_layers, recompute_activations
 
 
@@ -58,29 +58,24 @@ class RewardEngine(BaseEngine):
 
         A pair has two rows (2, K), a rating one (1, K).
         """
-        scores_by_item: list[tuple[int, np.ndarray]] = []
         with torch.no_grad():
-            for part, is_live in self.world.assign_microbatches(
-                split_microbatches(items, self.config.compute.microbatch_tokens)
-            ):
-                values = self._score_rows([items[i] for i in part]).cpu().numpy()
-                counts = np.cumsum([len(items[i].rows) for i in part])[:-1]
-                scores_by_item += [
-                    (i, item_scores) for i, item_scores in zip(part, np.split(values, counts), strict=True) if is_live
-                ]
-        by_index = dict(self.world.gather(scores_by_item))
-        return [by_index[i] for i in range(len(items))]
+            return self._score_items(items)
 
     def forward_backward(self, items: Sequence[RewardExample]) -> list[np.ndarray]:
         """Add the gradient of the mean loss over a step's items; returns their scores as `scores` does."""
+        return self._score_items(items)
+
+    def _score_items(self, items: Sequence[RewardExample]) -> list[np.ndarray]:
+        """Return the scores of each item; add the gradient of the mean loss where gradients are on."""
         scores_by_item: list[tuple[int, np.ndarray]] = []
         microbatches = self.world.assign_microbatches(split_microbatches(items, self.config.compute.microbatch_tokens))
         for number, (part, is_live) in enumerate(microbatches, start=1):
             microbatch = [items[i] for i in part]
             with self.world.accumulate(self.scorer, number == len(microbatches)):
                 values = self._score_rows(microbatch)
-                loss = self._item_losses(microbatch, values).sum() / len(items)
-                (loss * self.world.size if is_live else loss * 0).backward()
+                if torch.is_grad_enabled():
+                    loss = self._item_losses(microbatch, values).sum() / len(items)
+                    (loss * self.world.size if is_live else loss * 0).backward()
             counts = np.cumsum([len(item.rows) for item in microbatch])[:-1]
             rows = np.split(values.detach().cpu().numpy(), counts)
             scores_by_item += [(i, row) for i, row in zip(part, rows, strict=True) if is_live]

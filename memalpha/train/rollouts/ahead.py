@@ -16,30 +16,58 @@ reproducible bit for bit.
 
 from __future__ import annotations
 
+import base64
+import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import accumulate
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Generic
+
+import numpy as np
 
 from memalpha.config import ReinforcementConfig
 from memalpha.environments.engine import EpisodePool, RunningEpisode, Start, is_lock_step
-from memalpha.errors import ConfigError
-from memalpha.policy.base import Policy
+from memalpha.environments.memory_writing import MemoryWriting
+from memalpha.errors import CheckpointError, ConfigError
 from memalpha.policy.server import RequestQueue
 from memalpha.policy.vllm.policy import VllmPolicy
+from memalpha.qa.report import Record
+from memalpha.store.state import MemoryState
 from memalpha.train.rollouts.epochs import TrainingTasks
-from memalpha.train.rollouts.group_codec import (
-    ScoredGroup,
-    decode_group,
-    empty_memory,
-    encode_group,
-    gather_groups,
-)
 from memalpha.train.rollouts.worker import RolloutWorker
-from memalpha.types import AnyTask, TrajectoryGroup
+from memalpha.types import (
+    AnyTask,
+    Completion,
+    Operation,
+    Reward,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredGroup(Generic[AnyTask]):
+    """Rollouts of a task with their rewards.
+
+    Attributes:
+        number: Index of the task among all tasks of the run.
+        group: The rollouts.
+        records: Records of the answers, [trajectory][question].
+        oldest: Smallest training step whose weights sampled any of the group's tokens.
+    """
+
+    number: int
+    group: TrajectoryGroup[AnyTask]
+    records: Sequence[Sequence[Record]]
+    oldest: int
 
 
 class GroupSource:
@@ -84,8 +112,7 @@ class GroupSource:
             scored = [
                 ScoredGroup(number, _with_version(group, step), records, step) for number, (group, records) in numbered
             ]
-            empty = empty_memory(worker.engine.environment)
-            self.scored |= {item.number: item for item in gather_groups(worker.world, scored, self.task, empty)}
+            self.scored |= {item.number: item for item in worker.world.gather(scored)}
             self.next_number = first + self.step_size
         self.wait_seconds = worker.scoring_seconds
         return self._choose()
@@ -117,7 +144,9 @@ class GroupSource:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the result of `state`; groups that were under way start anew."""
-        empty = empty_memory(self.worker.engine.environment)
+        environment = self.worker.engine.environment
+        is_memory = isinstance(environment, MemoryWriting)
+        empty = MemoryState.empty(environment.schema, unique_contents=True) if is_memory else None
         groups = [decode_group(text, self.task, empty) for text in state["groups"]]
         self.scored = {scored.number: scored for scored in groups}
         self._learned, self.next_number = state["learned"], state["next"]
@@ -302,22 +331,21 @@ class ServerSource(GroupSource):
 
 
 def make_source(
-    config: ReinforcementConfig, tasks: TrainingTasks[Any], worker: RolloutWorker[Any], sampler: Policy
+    config: ReinforcementConfig, tasks: TrainingTasks[Any], worker: RolloutWorker[Any]
 ) -> GroupSource | None:
     """Return what samples ahead of learning; None with `sampling.staleness=0`.
 
     Args:
         config: Settings of the run.
         tasks: Training tasks.
-        worker: Samples and scores rollouts.
-        sampler: Policy that samples: in this process, or on a server.
+        worker: Samples and scores rollouts, in this process or on a server.
 
     Raises:
         ConfigError: The environment cannot run at its own pace, or several processes share what cannot be shared.
     """
     if not config.sampling.staleness:
         return None
-    if not isinstance(sampler, VllmPolicy):
+    if not isinstance(worker.policy, VllmPolicy):
         return GroupSource(config, tasks, worker)
     if worker.world.size > 1:
         raise ConfigError(
@@ -329,7 +357,7 @@ def make_source(
             "sampling.staleness: the environment steps all its episodes together: set lock_step=False in its class, or "
             "staleness=0"
         )
-    return ServerSource(config, tasks, worker, sampler)
+    return ServerSource(config, tasks, worker, worker.policy)
 
 
 def _oldest_step(episodes: Sequence[RunningEpisode]) -> int | None:
@@ -346,3 +374,109 @@ def _with_version(group: TrajectoryGroup[AnyTask], version: int) -> TrajectoryGr
         turns = zip(trajectory.turns, completions, strict=True)
         trajectories.append(replace(trajectory, turns=tuple(replace(turn, completion=new) for turn, new in turns)))
     return replace(group, trajectories=tuple(trajectories))
+
+
+def encode_group(scored: ScoredGroup[Any]) -> str:
+    """Return a group of attempts as text, compressed JSON: what was sampled and its rewards.
+
+    Left out are its task, which is drawn again by its number, and the memories, which follow from the operations.
+    """
+    trajectories = scored.group.trajectories
+    before = trajectories[0].before if trajectories else ()
+    trunk = [
+        next(i for i, item in enumerate(trajectories) if item.states[chunk] is state)
+        for chunk, state in enumerate(before[1:])
+    ]
+    value = {
+        "number": scored.number,
+        "oldest": scored.oldest,
+        "task": scored.group.task.id,
+        "trajectories": [{"rollout": t.rollout, "reward": t.reward, "turns": t.turns} for t in trajectories],
+        "records": [[record.as_json() for record in answers] for answers in scored.records],
+        "trunk": trunk if before else None,
+    }
+    return base64.b64encode(zlib.compress(json.dumps(value, default=_as_json).encode())).decode()
+
+
+def decode_group(text: str, task_of: Callable[[int], AnyTask], empty: MemoryState | None) -> ScoredGroup[AnyTask]:
+    """Return the group that `encode_group` wrote.
+
+    Args:
+        text: Result of `encode_group`.
+        task_of: Returns the task of a number.
+        empty: Memory before the first chunk; None for tasks without a memory, whose trajectories get no states.
+
+    Raises:
+        CheckpointError: The text is no group, or one of another task.
+    """
+    try:
+        value = json.loads(zlib.decompress(base64.b64decode(text)))
+    except (ValueError, zlib.error) as error:
+        raise CheckpointError(f"the checkpoint's queue cannot be read ({error}): delete the checkpoint") from error
+    task = task_of(int(value["number"]))
+    if value["task"] != task.id:
+        raise CheckpointError(
+            f"the checkpoint's queue holds rollouts of task {value['task']!r}, where the data now has {task.id!r}: put "
+            "the data back, or start again in another out"
+        )
+    trunk = value["trunk"]
+    trajectories = []
+    for item in value["trajectories"]:
+        turns = tuple(_turn(turn) for turn in item["turns"])
+        states = () if empty is None or trunk is not None else tuple(accumulate(turns, _apply, initial=empty))[1:]
+        trajectories.append(Trajectory(task, item["rollout"], turns, states, _reward(item["reward"])))
+    if empty is not None and trunk is not None:  # a chunk group: the rollout that went on after each chunk but the last
+        before, states = [empty], []
+        for chunk in range(len(trunk) + 1):
+            states.append([_apply(before[chunk], trajectory.turns[chunk]) for trajectory in trajectories])
+            before += [states[chunk][trunk[chunk]]] if chunk < len(trunk) else []
+        pairs = zip(trajectories, zip(*states, strict=True), strict=True)
+        trajectories = [replace(trajectory, states=after, before=tuple(before)) for trajectory, after in pairs]
+    records = [[Record.from_json(record) for record in answers] for answers in value["records"]]
+    return ScoredGroup(value["number"], TrajectoryGroup(task, tuple(trajectories)), records, value["oldest"])
+
+
+def _as_json(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {part.name: getattr(value, part.name) for part in fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} in a rollout: it cannot stand in a checkpoint")
+
+
+def _reward(value: Mapping[str, Any] | None) -> Reward | None:
+    if value is None:
+        return None
+    return Reward(
+        turns=tuple(value["turns"]),
+        components={name: tuple(values) for name, values in value["components"].items()},
+        weights=value["weights"],
+        total=value["total"],
+        shared=frozenset(value["shared"]),
+        calls=tuple(map(tuple, value["calls"])),
+        call_sources=tuple(tuple(tuple(map(tuple, source)) for source in turn) for turn in value["call_sources"]),
+    )
+
+
+def _turn(value: Mapping[str, Any]) -> Turn:
+    completion = dict(value["completion"])
+    for name in ("prompt_ids", "completion_ids", "logprobs", "forced"):
+        completion[name] = tuple(completion[name])
+    return Turn(
+        chunk=value["chunk"],
+        completion=Completion(**completion),
+        calls=tuple(ToolCall(**call) for call in value["calls"]),
+        results=tuple(ToolResult(**{**result, "call": ToolCall(**result["call"])}) for result in value["results"]),
+        operations=tuple(Operation(**operation) for operation in value["operations"]),
+        problems=tuple(value["problems"]),
+    )
+
+
+def _apply(state: MemoryState, turn: Turn) -> MemoryState:
+    for operation in turn.operations:
+        state = state.apply(operation)
+    return state

@@ -68,14 +68,6 @@ def split_by_content(items: Sequence[T], contents: Sequence[str], most: int, pur
     return first, [item for item, content in pairs if content in chosen][:most]
 
 
-def describe_repetitions(contents: Sequence[str], noun: str) -> list[str]:
-    """Return a sentence on items whose content another one has; [] if there are none."""
-    count = len(contents) - len(set(contents))
-    return [f"data: {count} of {len(contents)} tasks repeat {noun} under another id; equal ones are on one side"] * (
-        count > 0
-    )
-
-
 def split_last(items: Sequence[T], most: int) -> tuple[list[T], list[T]]:
     """Split off the last fifth of a list, to validate or evaluate on.
 
@@ -162,6 +154,20 @@ class FileTasks(TrainingTasks[AnyTask]):
     def batch(self, position: int) -> list[AnyTask]:
         indices, seed = range(position, position + self.config.tasks_per_step), str(self.config.seed)
         return [shuffled_item(self.file_tasks, index, seed) for index in indices]
+
+    def content(self, task: AnyTask) -> str:
+        """Return what two tasks of the list have in common if one may stand for the other."""
+        raise NotImplementedError
+
+    def split(self, tasks: Sequence[AnyTask], most: int, purpose: str) -> tuple[list[AnyTask], list[AnyTask]]:
+        """Split off a fifth of the tasks by their contents (`split_by_content`)."""
+        return split_by_content(tasks, list(map(self.content, tasks)), most, purpose)
+
+    def describe_repetitions(self, tasks: Sequence[AnyTask], noun: str) -> list[str]:
+        """Return a sentence on tasks whose content another one has; [] if there are none."""
+        count = len(tasks) - len(set(map(self.content, tasks)))
+        message = f"data: {count} of {len(tasks)} tasks repeat {noun} under another id; equal ones are on one side"
+        return [message] if count else []
 
     def tasks_of_level(self, level: str, first: int, count: int) -> list[AnyTask]:
         """Return training tasks of one level.

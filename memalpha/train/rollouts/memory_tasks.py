@@ -22,9 +22,7 @@ from memalpha.tasks.load import load_evaluation_tasks, load_tasks, load_training
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.rollouts.epochs import (
     FileTasks,
-    describe_repetitions,
     group_by_level,
-    split_by_content,
 )
 from memalpha.types import Chunk, Observation, Task
 
@@ -92,10 +90,10 @@ class TaskSource(FileTasks[Task]):
             if (count := len(file_tasks)) < needed:
                 raise DataError(f"data: {config.data} has {count} tasks, training needs at least {needed}, {why}")
             self.held_out = eval_tasks or []
-            self.notes = describe_repetitions(list(map(_conversation, file_tasks)), "a conversation")
+            self.notes = self.describe_repetitions(file_tasks, "a conversation")
             if not eval_tasks:
-                file_tasks, self.held_out = _split(file_tasks, config.evaluation.tasks, "held-out")
-            self.file_tasks, self.validation = _split(file_tasks, config.evaluation.validation_tasks, "validation")
+                file_tasks, self.held_out = self.split(file_tasks, config.evaluation.tasks, "held-out")
+            self.file_tasks, self.validation = self.split(file_tasks, config.evaluation.validation_tasks, "validation")
             if not any(task.questions for task in self.file_tasks):
                 raise DataError(
                     f"data: none of the {len(self.file_tasks)} tasks of {config.data} that are trained on has a "
@@ -112,6 +110,9 @@ class TaskSource(FileTasks[Task]):
                 f"eval_data: {config.evaluation.data}" if eval_tasks else f"data: the held-out fifth of {config.data}"
             )
             raise ConfigError(f"{source} holds no question, so nothing can be evaluated")
+
+    def content(self, task: Task) -> str:
+        return "\n\n".join(chunk.render() for chunk in task.chunks)
 
     def batch(self, position: int) -> list[Task]:
         config = self.config
@@ -210,14 +211,6 @@ class TaskSource(FileTasks[Task]):
                 )
 
 
-def _conversation(task: Task) -> str:
-    return "\n\n".join(chunk.render() for chunk in task.chunks)
-
-
-def _split(tasks: list[Task], most: int, purpose: str) -> tuple[list[Task], list[Task]]:
-    return split_by_content(tasks, list(map(_conversation, tasks)), most, purpose)
-
-
 def check_inputs(config: AnyTraining) -> None:
     """Check the data files of a run, and that the source of a supervised run can give rows.
 
@@ -276,18 +269,3 @@ def check_gold(tasks: Iterable[Task], config: SFTConfig) -> None:
                 f"let a model write the conversations (memalpha data write {config.data} --policy POLICY --out "
                 "rows.jsonl, then source=rows.jsonl), or set source=best, which imitates the policy's own best rollouts"
             )
-
-
-def _check_data_file(key: str, path: Path, *, is_task_file: bool) -> None:
-    if path.is_file():
-        try:
-            with path.open("rb") as file:
-                is_empty = not any(map(bytes.strip, file))
-        except OSError:
-            return  # the trainer's message says why
-        if is_empty:
-            raise DataError(f"{key}: {path} is empty")
-    elif is_task_file and not path.is_dir():
-        load_tasks(path)  # raises: it says what the name could mean
-    elif path.suffix == ".jsonl":
-        raise DataError(f"{key}: {path}: there is no such file: give the path of a JSON Lines file")

@@ -8,121 +8,29 @@ maximum differs between tasks.
 Advice is the whole reply without the thinking before it and without surrounding white space. Any text is advice. Empty
 advice is allowed: the second attempt then runs without advice, its reward still counts for the reflection, and nothing
 is stored. Tool calls in a reflection are plain text and are not executed.
-
-Feedback on replies to text tasks that are reflected on.
-
-Feedback comes from the user's function `feedback_func(prompts, completions, **columns) -> list[str]`, as in
-erl-trainer. Without one it comes from the rewards: it names the parts that a reply misses, and never the expected
-answer unless `tell_answer` is set.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 from memalpha.agent.parsing import after_thinking
 from memalpha.agent.prompts import reflection_messages
 from memalpha.config import ERLSettings
-from memalpha.environments.engine import reflection_messages as text_reflection_messages
 from memalpha.environments.memory_writing import MemoryWriting
-from memalpha.errors import InvalidContent, RewardError
+from memalpha.errors import InvalidContent
 from memalpha.policy.base import Policy, noise_key
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.error_analysis import with_error_classes
 from memalpha.qa.evaluate import MemoryScorer
 from memalpha.qa.report import Record
-from memalpha.rewards.base import call_function
-from memalpha.rewards.environments import TextGeneration, columns_of, prompt_of
-from memalpha.rewards.evaluate import TextScorer
-from memalpha.store.embedding import Embedder, load_embedder
+from memalpha.store.embedding import Embedder
 from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import Category, MemorySchema
 from memalpha.store.state import MemoryState
 from memalpha.train.rollouts.worker import Reflecting, ReflectionCandidate
-from memalpha.types import Operation, SampleRequest, Task, TextTask, Trajectory, TrajectoryGroup
-
-FeedbackFunction = Callable[..., Any]
-
-
-class TextReflection(Reflecting[TextTask]):
-    """Feedback and prompts for second attempts at text tasks (`worker.Reflecting`).
-
-    Args:
-        scorer: Scorer of the attempts; its environment says what their parts are worth.
-        settings: Settings of the algorithm.
-        count_tokens: Token counter of the policy.
-        feedback_func: The user's feedback function; None takes feedback from the rewards.
-    """
-
-    def __init__(
-        self,
-        scorer: TextScorer,
-        settings: ERLSettings,
-        count_tokens: Callable[[str], int],
-        feedback_func: FeedbackFunction | None = None,
-    ) -> None:
-        self.scorer: TextScorer = scorer
-        self.settings, self.count_tokens = settings, count_tokens
-        self.feedback_func = feedback_func
-
-    @cached_property
-    def embedder(self) -> Embedder:
-        """Embedder for advice that is recalled by similarity; a text run embeds nothing else."""
-        return load_embedder("static")
-
-    def feedback(
-        self, attempts: Sequence[Trajectory[TextTask]], records: Sequence[Sequence[Record]], budget: int
-    ) -> list[str]:
-        """Describe what went wrong in each attempt, in at most `budget` tokens.
-
-        Args:
-            attempts: Rollouts to reflect on.
-            records: Scored answers of each attempt; unused, since text tasks have no questions.
-            budget: Tokens of one description, at most.
-        """
-        if self.feedback_func is None:
-            texts = [self._describe_failure(attempt) for attempt in attempts]
-        else:
-            tasks = [attempt.task for attempt in attempts]
-            replies = [attempt.turns[-1].completion.text for attempt in attempts]
-            prompts = [prompt_of(task) for task in tasks]
-            result = call_function(self.feedback_func, "feedback_func", prompts, replies, columns_of(tasks))
-            texts = list(result) if isinstance(result, list | tuple) else [result]
-            if len(texts) != len(attempts) or not all(isinstance(text, str) for text in texts):
-                gave = f"feedback_func gave {texts!r:.80} for {len(attempts)} replies"
-                raise RewardError(f"{gave}: a text each is needed")
-        return [_truncate(text, self.count_tokens, budget) for text in texts]
-
-    def prompt(self, candidate: ReflectionCandidate, earlier: Sequence[str]) -> tuple[Mapping[str, str], ...]:
-        """Return the prompt of a reflection: the last prompt and reply, the reward, feedback and earlier advice."""
-        attempt = candidate.attempt
-        assert attempt.reward is not None
-        reply, total = attempt.turns[-1].completion.text, attempt.reward.total
-        template = self.settings.reflection_prompt
-        return text_reflection_messages(attempt.states[-1], reply, total, candidate.feedback, earlier, template)
-
-    def without_advice(self, trajectory: Trajectory[TextTask]) -> list[SampleRequest]:
-        return [SampleRequest(messages) for messages in trajectory.states]
-
-    def _describe_failure(self, attempt: Trajectory[TextTask]) -> str:
-        """Describe what the reply misses, part by part."""
-        assert attempt.reward is not None
-        environment = self.scorer.environment
-        parts = environment.rewards if isinstance(environment, TextGeneration) else ()
-        maxima, sentences = {part.name: part.maximum for part in parts}, []
-        for name, values in attempt.reward.components.items():
-            value, maximum = values[0], maxima.get(name, 1.0)
-            if value <= 0 < maximum:
-                sentences.append(f"{name}: wrong.")
-            elif value < maximum:
-                sentences.append(f"{name}: {value:g} of {maximum:g}.")
-        answer = attempt.task.columns.get("answer")
-        if self.settings.tell_answer and sentences and answer is not None:
-            sentences += [f"The answer is {answer}."]
-        return " ".join(sentences)
-
+from memalpha.types import Operation, SampleRequest, Task, Trajectory, TrajectoryGroup
 
 REFLECTION_SCHEMA = MemorySchema(
     "reflections", (Category("advice", "Advice with which a second attempt was better or has succeeded."),)
@@ -182,11 +90,11 @@ def join_feedback(records: Sequence[Record], style: str, count_tokens: Callable[
         if not record.feedback or (joined and count_tokens(longer) > budget):
             continue
         joined = longer
-    return _truncate(joined, count_tokens, budget)
+    return truncate_text(joined, count_tokens, budget)
 
 
-def _truncate(text: str, count_tokens: Callable[[str], int], budget: int) -> str:
-    # No tokenizer makes more tokens than bytes.
+def truncate_text(text: str, count_tokens: Callable[[str], int], budget: int) -> str:
+    """Cut a text that is longer than `budget` tokens; no tokenizer makes more tokens than bytes."""
     if len(text.encode()) <= budget or count_tokens(text) <= budget:
         return text
     return text.encode()[:budget].decode(errors="ignore")

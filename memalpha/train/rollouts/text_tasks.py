@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from memalpha.arguments import check_path
 from memalpha.config import TextConfig, read_config, shipped_configs, training_config
-from memalpha.config.common import Config, import_object
+from memalpha.config.common import import_object
 from memalpha.config.rewards import RewardPart, RewardSettings
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.load import load_policy
@@ -24,79 +23,29 @@ from memalpha.rewards.evaluate import check_tasks, evaluate_text
 from memalpha.tasks.text_tasks import GENERATED, HUB_SETS, load_text_tasks
 from memalpha.train.rollouts.epochs import (
     FileTasks,
-    describe_repetitions,
     group_by_level,
-    split_by_content,
 )
 from memalpha.types import TextTask
 
 
-@dataclass(frozen=True, slots=True)
-class PythonInputs:
-    """Objects passed to `train()` that a config file cannot hold.
+def build_environment(config: TextConfig, rewards: Any = None, environment: Any = None) -> Any:
+    """Build the environment that the settings or objects of Python define.
 
-    Attributes:
+    Args:
+        config: Settings of the run.
         rewards: Reward function, or a list of functions and reward parts.
-        tasks: Tasks for training and, without `eval_data`, for evaluation.
-        eval_data: Held-out tasks.
         environment: Environment class.
-        feedback_func: Function that gives feedback on replies.
-    """
-
-    rewards: Any = None
-    tasks: Sequence[TextTask] | None = None
-    eval_data: Sequence[TextTask] | None = None
-    environment: Any = None
-    feedback_func: Any = None
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the inputs that are set."""
-        return [field.name for field in fields(self) if getattr(self, field.name) is not None]
-
-
-def pop_python_inputs(overrides: dict[str, Any]) -> PythonInputs:
-    """Remove non-config values from `overrides` in place and return them.
-
-    Raises:
-        ConfigError: A list of tasks or rewards is empty.
-    """
-    inputs: dict[str, Any] = {}
-    for field in fields(PythonInputs):
-        value: Any = overrides.get(field.name)
-        if _is_object(field.name, value):
-            is_list = isinstance(value, Iterable) and field.name in ("tasks", "eval_data", "rewards")
-            inputs[field.name] = list(value) if is_list else value
-            if is_list and not inputs[field.name]:
-                raise ConfigError(f"{field.name}: empty; leave it out, or give some")
-        if _is_object(field.name, value) or (value is None and field.name != "eval_data"):
-            overrides.pop(field.name, None)
-    return PythonInputs(**inputs)
-
-
-def _is_object(name: str, value: Any) -> bool:
-    """Return True if a file cannot hold the value: anything but a name, a number, or a list of settings."""
-    if value is None or isinstance(value, str | int | Path):
-        return False
-    if name == "rewards" and isinstance(value, list | tuple):
-        return any(not isinstance(part, Mapping | Config) for part in value)
-    return True
-
-
-def build_environment(config: TextConfig, inputs: PythonInputs | None = None) -> Any:
-    """Build the environment that the settings or the Python inputs define.
 
     Raises:
         ConfigError: Neither defines rewards, or both rewards and an environment are given.
     """
-    inputs = inputs or PythonInputs()
-    if inputs.environment is not None or config.environment is not None:
-        if inputs.rewards is not None or config.rewards:
+    if environment is not None or config.environment is not None:
+        if rewards is not None or config.rewards:
             raise ConfigError("rewards: have no effect with an environment, which gives its own; leave one of them out")
-        return inputs.environment if config.environment is None else import_object(config.environment, "environment")
-    if inputs.rewards is not None:
+        return environment if config.environment is None else import_object(config.environment, "environment")
+    if rewards is not None:
         parts = TypeAdapter(RewardPart)
-        rewards = inputs.rewards if isinstance(inputs.rewards, Sequence) else [inputs.rewards]
+        rewards = rewards if isinstance(rewards, Sequence) else [rewards]
         try:
             validated = [parts.validate_python(part) if isinstance(part, Mapping) else part for part in rewards]
         except ValidationError as error:
@@ -184,19 +133,19 @@ class TextTaskSource(FileTasks[TextTask]):
         if len(tasks) < needed:
             raise DataError(f"data: {self._name} has {len(tasks)} tasks, training needs at least {needed}, {why}")
         _check_ids(tasks, f"data: {self._name}")
-        self.notes = describe_repetitions([repr(_prompt_key(task)) for task in tasks], "a prompt")
+        self.notes = self.describe_repetitions(tasks, "a prompt")
         self.held_out = eval_tasks or []
         if not eval_tasks:
-            tasks, self.held_out = _split(tasks, config.evaluation.tasks, "held-out")
-        train, self.validation = _split(tasks, config.evaluation.validation_tasks, "validation")
+            tasks, self.held_out = self.split(tasks, config.evaluation.tasks, "held-out")
+        train, self.validation = self.split(tasks, config.evaluation.validation_tasks, "validation")
         _check_ids(self.held_out, f"eval_data: {config.evaluation.data}")
-        ids_by_held_out_prompt = {_prompt_key(task): task.id for task in [*self.validation, *self.held_out]}
-        self.file_tasks = [task for task in train if _prompt_key(task) not in ids_by_held_out_prompt]
+        ids_by_held_out_prompt = {self.content(task): task.id for task in [*self.validation, *self.held_out]}
+        self.file_tasks = [task for task in train if self.content(task) not in ids_by_held_out_prompt]
         if len(self.file_tasks) == len(train):
             return
         if is_eval_named:
-            copy = next(task for task in train if _prompt_key(task) in ids_by_held_out_prompt)
-            original = ids_by_held_out_prompt[_prompt_key(copy)]
+            copy = next(task for task in train if self.content(task) in ids_by_held_out_prompt)
+            original = ids_by_held_out_prompt[self.content(copy)]
             raise ConfigError(
                 f"eval_data: the prompt of task {original!r} is also that of training task {copy.id!r}: "
                 "held-out tasks must be others"
@@ -205,6 +154,9 @@ class TextTaskSource(FileTasks[TextTask]):
             raise DataError(f"data: every prompt of {self._name} comes so often that none is left to train on")
         left_out = len(train) - len(self.file_tasks)
         self.notes.append(f"data: {left_out} tasks are not trained on: their prompts are among those that are held out")
+
+    def content(self, task: TextTask) -> str:
+        return repr(tuple((message["role"], message["content"]) for message in task.messages))
 
     def batch(self, position: int) -> list[TextTask]:
         config = self.config
@@ -216,14 +168,6 @@ class TextTaskSource(FileTasks[TextTask]):
         if self._generator is not None:
             return self._generator("train", self.config.seed, first, count, level)  # type: ignore[call-arg]
         return super().tasks_of_level(level, first, count)
-
-
-def _prompt_key(task: TextTask) -> tuple[tuple[str, str], ...]:
-    return tuple((message["role"], message["content"]) for message in task.messages)
-
-
-def _split(tasks: list[TextTask], most: int, purpose: str) -> tuple[list[TextTask], list[TextTask]]:
-    return split_by_content(tasks, [repr(_prompt_key(task)) for task in tasks], most, purpose)
 
 
 def _check_ids(tasks: Sequence[TextTask], source: str) -> None:

@@ -23,13 +23,14 @@ import numpy as np
 from peft import PeftModel
 
 from memalpha.config import ReinforcementConfig
-from memalpha.environments.engine import RolloutEngine
 from memalpha.errors import ConfigError, PolicyError
 from memalpha.policy.base import Policy
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.policy.vllm.policy import VllmPolicy
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
 from memalpha.train.learner.engine import Engine
+from memalpha.train.rollouts.epochs import TrainingTasks
+from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.types import Completion, SampleRequest, Turn
 
 CANARY_PROMPTS = 4
@@ -199,31 +200,25 @@ def make_sampler(policy: TransformersPolicy, config: ReinforcementConfig) -> Pol
 
 
 def connect_sampler(
-    sampler: Policy,
-    engine: Engine,
-    config: ReinforcementConfig,
-    rollouts: RolloutEngine[Any],
-    batch: Callable[[int], Sequence[Any]],
-    out: Path,
+    worker: RolloutWorker[Any], engine: Engine, tasks: TrainingTasks[Any], out: Path
 ) -> Callable[[], dict[str, Any]]:
     """Let a sampler on a server follow the engine's weights; the server is contacted by the first rollout.
 
     Args:
-        sampler: Result of `make_sampler`.
+        worker: Samples rollouts with the result of `make_sampler`.
         engine: Owner of the weights.
-        config: Settings of the run.
-        rollouts: Engine of the rollouts; renders the canary's prompts.
-        batch: Returns the tasks of a step, of which the first give the canary's prompts.
+        tasks: Training tasks, of which the first give the canary's prompts.
         out: Run directory, for weights without a folder of their own.
 
     Returns:
         A function that returns the sampler's metrics of a step; {} for a sampler in this process.
     """
+    sampler = worker.policy
     if not isinstance(sampler, VllmPolicy):
         return dict
     folder = sampler.config.folder or out / "sampler"
-    prompts = [rollouts.first_request(task) for task in batch(0)[:CANARY_PROMPTS]]
-    return WeightSync(sampler, engine, config, prompts, folder).pop_metrics
+    prompts = [worker.engine.first_request(task) for task in tasks.batch(0)[:CANARY_PROMPTS]]
+    return WeightSync(sampler, engine, worker.config, prompts, folder).pop_metrics
 
 
 def _mean_gap(rows: Sequence[TrainingSample], logprobs: Sequence[np.ndarray]) -> float:

@@ -18,7 +18,6 @@ from memalpha.qa.evaluate import RolloutScorer, ScoredGroups
 from memalpha.qa.report import Record
 from memalpha.store.embedding import Embedder
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
-from memalpha.train.rollouts.group_codec import ScoredGroup, empty_memory, gather_groups
 from memalpha.types import AnyTask, SampleRequest, Task, Trajectory, TrajectoryGroup
 
 
@@ -71,18 +70,18 @@ class Reflecting(Protocol[AnyTask]):
         Returns:
             One candidate per attempt, in the order of groups and rollouts.
         """
-        selected = []
+        selected, answers_of_selected = [], []
         for task_index, (group, records_of_group) in enumerate(zip(groups, records, strict=True), start=first):
             for attempt, answers in zip(group.trajectories, records_of_group, strict=True):
                 accuracy = self.scorer.accuracy(attempt, answers)
                 if accuracy is not None and (settings.algorithm == 1 or accuracy < settings.reward_threshold):
-                    selected.append((task_index, attempt, accuracy, answers))
-        attempts, answers_by_attempt = [item[1] for item in selected], [item[3] for item in selected]
-        texts = self.feedback(attempts, answers_by_attempt, settings.feedback_tokens) if selected else []
-        return [
-            ReflectionCandidate(task_index, attempt, accuracy, text)
-            for (task_index, attempt, accuracy, _), text in zip(selected, texts, strict=True)
-        ]
+                    selected.append(ReflectionCandidate(task_index, attempt, accuracy, ""))
+                    answers_of_selected.append(answers)
+        if not selected:
+            return []
+        attempts = [candidate.attempt for candidate in selected]
+        texts = self.feedback(attempts, answers_of_selected, settings.feedback_tokens)
+        return [replace(candidate, feedback=text) for candidate, text in zip(selected, texts, strict=True)]
 
     def feedback(
         self, attempts: Sequence[Trajectory[AnyTask]], records: Sequence[Sequence[Record]], budget: int
@@ -142,32 +141,8 @@ class RolloutWorker(Generic[AnyTask]):
             step: Step number; keys the sampling noise.
             first: Index of `tasks[0]` within the step.
         """
-        groups, records = self.gather(self.score(self.sample(tasks, step, first)), tasks, step)
-        return drop_unscored(groups), records
-
-    def gather(self, scored: ScoredGroups[AnyTask], tasks: Sequence[AnyTask], step: int) -> ScoredGroups[AnyTask]:
-        """Return the groups and records of all processes, in the order of their tasks. Every process must call this.
-
-        Args:
-            scored: Groups of this process's shard, with their records.
-            tasks: Tasks of the step.
-            step: Step number.
-        """
-        if self.world.size == 1:
-            return scored
-        groups, records = scored
-        by_group = self.scorer.group_records(groups, records)
-        index, _ = self.world.shard(tasks)
-        empty = empty_memory(self.engine.environment)
-        gathered = gather_groups(
-            self.world,
-            [ScoredGroup(index + i, group, by_group[i], 0) for i, group in enumerate(groups)],
-            lambda number: self.ask(tasks[number], step, number),
-            empty,
-            with_messages=empty is None and self.reflecting is not None,
-        )
-        records = [record for group in gathered for answers in group.records for record in answers]
-        return [group.group for group in gathered], records
+        groups, records = self.score(self.sample(tasks, step, first))
+        return drop_unscored(self.world.gather(groups)), self.world.gather(records)
 
     def score(self, groups: Sequence[TrajectoryGroup[AnyTask]]) -> ScoredGroups[AnyTask]:
         """Score this process's groups; return them with rewards, and the records of all their questions."""

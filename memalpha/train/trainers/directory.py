@@ -42,7 +42,7 @@ from memalpha.errors import CheckpointError, ConfigError
 from memalpha.policy.base import ADAPTER_CONFIG
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World, full_tensor, scatter_weights, shard_like
-from memalpha.train.learner.model_state import BaseEngine
+from memalpha.train.learner.engine import BaseEngine
 
 FORMAT = 2
 RNG = "rng/torch"
@@ -331,25 +331,6 @@ class RunDirectory:
         """Return the steps with a complete checkpoint, ascending."""
         names = [path.name.removeprefix("step-") for path in (self.path / "checkpoints").glob("step-*")]
         return sorted(int(name) for name in names if name.isdigit())
-
-    def save_checkpoint(
-        self, step: int, policy: TransformersPolicy, engine: BaseEngine, state: Mapping[str, Any], card: str = ""
-    ) -> Path:
-        """Write the checkpoint of `step` unless it exists; see `checkpoint.write_checkpoint`.
-
-        Args:
-            step: Number of steps done.
-            policy: Policy whose tokenizer is saved with the weights.
-            engine: Engine with the weights, optimizer and value head.
-            state: Additional state for `state.json`; must be JSON.
-            card: Model card, `README.md`; "": none.
-
-        Returns:
-            Path of the checkpoint.
-        """
-        path = self.checkpoint(step)
-        write_checkpoint(path, policy, engine, {"step": step, **state}, card)
-        return path
 
     def prune_checkpoints(self, newest: int, also: Iterable[int] = ()) -> None:
         """Delete old checkpoints (main process only).

@@ -22,11 +22,10 @@ from memalpha.qa.report import Record, Report, summarize
 from memalpha.store.embedding import load_embedder
 from memalpha.train.algorithms import build_algorithm
 from memalpha.train.algorithms.credit import CallCredit, CallSpans, CreditScorer, credit_metrics
-from memalpha.train.rollouts.ahead import make_source
 from memalpha.train.rollouts.epochs import Curriculum
 from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.rollouts.reflection import MemoryReflection
-from memalpha.train.rollouts.weight_sync import connect_sampler, make_sampler
+from memalpha.train.rollouts.weight_sync import make_sampler
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.evaluations import (
@@ -38,8 +37,7 @@ from memalpha.train.trainers.evaluations import (
 )
 from memalpha.train.trainers.progress import Display
 from memalpha.train.trainers.rl import EarlyStop, ReinforcementStep, build_algorithm_engine
-from memalpha.train.trainers.start import load_start, settle_defaults
-from memalpha.train.trainers.trainer import Trainer
+from memalpha.train.trainers.trainer import Trainer, load_start, settle_defaults
 from memalpha.types import Task, Trajectory
 
 BASELINES = {"append_only": "append-only", "oracle": "oracle"}
@@ -100,8 +98,6 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
         attempt_metrics=partial(_attempt_metrics, policy.count_tokens, training_reader),
         trajectory_fields=_trajectory_fields,
         task_fields=_task_fields,
-        source=make_source(config, tasks, worker, sampler),
-        sampler_metrics=connect_sampler(sampler, engine, config, rollouts, source.batch, directory.path),
         early_stop=EarlyStop(config, training_reader if isinstance(training_reader, PolicyReader) else None),
     )
     scorer = MemoryScorer(reader, rewards, embedder)

@@ -5,7 +5,7 @@ lowers the mean of their losses (`train.algorithms.dpo`: DPO, cDPO, IPO, referen
 start policy: the base without adapters, or a frozen copy. Validation is the loss of held-out pairs: `eval_data`, or the
 last fifth of the file, at most `validation_pairs`. No question is answered; `memalpha eval` evaluates the weights.
 
-Loss and gradient equal those of TRL's DPOTrainer on the same token rows (tests/train/algorithms/test_trl_dpo.py). TRL
+Losses and their settings are those of TRL's DPOTrainer (gradients in float64: tests/train/algorithms/test_dpo.py). TRL
 cuts rows that are too long and appends its end token to a rendered chat. Here a row that the model cannot take is
 refused by name, and a reply ends with the token that the template writes after an assistant's turn.
 
@@ -23,18 +23,17 @@ checkpoints would also differ from those of all other runs here.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from memalpha.config import PreferenceConfig, RewardModelConfig
 from memalpha.config.algorithms import DPOConfig
 from memalpha.config.training import PairsConfig
-from memalpha.errors import CheckpointError, ConfigError, DataError
+from memalpha.errors import ConfigError, DataError
 from memalpha.policy.load import absolute_policy_name
 from memalpha.policy.reward_model import Head, add_reward_head
 from memalpha.policy.transformers import TransformersPolicy
@@ -43,23 +42,28 @@ from memalpha.train.data.preferences import (
     ComparedReplies,
     Pair,
     RewardExample,
-    pairs_fingerprint,
+    lines_fingerprint,
     read_pairs,
     read_reward_examples,
-    reward_examples_fingerprint,
 )
 from memalpha.train.data.samples import TrainingSample
 from memalpha.train.learner.distributed import World
-from memalpha.train.learner.engine import Engine, scheduled_learning_rate
+from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.losses import LossSettings
-from memalpha.train.learner.model_state import BaseEngine
 from memalpha.train.learner.reward_engine import RewardEngine
-from memalpha.train.rollouts.epochs import schedule_steps, shuffled_item, split_last
+from memalpha.train.rollouts.epochs import split_last
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.progress import Display
-from memalpha.train.trainers.start import RunStart, build_engine, check_device_map, load_start, settle_defaults
-from memalpha.train.trainers.trainer import Evaluations, Trainer, TrainingStep
+from memalpha.train.trainers.rows import RowEvaluations, RowLearner, RowStep
+from memalpha.train.trainers.trainer import (
+    RunStart,
+    Trainer,
+    build_engine,
+    check_device_map,
+    load_start,
+    settle_defaults,
+)
 
 L = TypeVar("L")
 
@@ -68,9 +72,8 @@ def pairs_trainer(
     config: PairsConfig,
     directory: RunDirectory,
     start: RunStart,
-    learner: PairLearner[L],
+    learner: RowLearner[L],
     read: Callable[[Path], list[L]],
-    fingerprint: Callable[[Sequence[L]], str],
 ) -> Trainer:
     """Compose a run on a file of preferences.
 
@@ -80,7 +83,6 @@ def pairs_trainer(
         start: Start policy.
         learner: Learns from the lines.
         read: Reads the lines of a file; raises `DataError` if training on one is impossible.
-        fingerprint: Returns a short hash of lines, independent of their file.
     """
     display = Display(quiet=not directory.world.is_main)
 
@@ -91,8 +93,10 @@ def pairs_trainer(
 
     directory.claim(config)
     training, held_out = directory.world.run_on_main(load)
-    training_step = PairStep(config, training, fingerprint([*training, *held_out]), learner)
-    evaluations = PairEvaluations(held_out, learner)
+    lines: list[Any] = [*training, *held_out]
+    fingerprint = lines_fingerprint(lines)
+    training_step = RowStep(config, learner, training, config.optimizer.batch_pairs, "pairs", fingerprint)
+    evaluations = RowEvaluations(learner, held_out, "pairs")
     return Trainer(config, directory, start, learner.engine, training_step, evaluations, display)
 
 
@@ -120,133 +124,16 @@ def load_lines(config: PairsConfig, read: Callable[[Path], list[L]], unit: str) 
     return training, held_out
 
 
-class PairLearner(ABC, Generic[L]):
-    """Learner that trains on lines and measures them. Implementations inherit the defaults.
-
-    Attributes:
-        unit: Name of a line in messages.
-        engine: Updates the weights.
-    """
-
-    unit: str
-    engine: BaseEngine
-
-    def describe(self, training: Sequence[L]) -> str:
-        """Return the number of training lines in words; raise `DataError` if they lack something."""
-        return f"{len(training)} training pairs"
-
-    def prepare(self, lines: Sequence[L]) -> Any:
-        """Return the lines as the engine takes them; changes no weights."""
-        return list(lines)
-
-    @abstractmethod
-    def update(self, batch: Any, rate: float) -> dict[str, Any]:
-        """Take one optimizer step on prepared lines and return its metrics, with the number of `tokens`."""
-
-    @abstractmethod
-    def validation_metrics(self, batch: Any) -> dict[str, float]:
-        """Return metrics of prepared held-out lines, including `validation_pair_loss`."""
-
-
-class PairStep(TrainingStep, Generic[L]):
-    """Train on `batch_pairs` lines per step, in a seeded order that changes every epoch.
-
-    Args:
-        config: Settings of the run.
-        training: Lines to train on.
-        fingerprint: Hash of all lines of the run.
-        learner: Learns from the lines.
-    """
-
-    def __init__(self, config: PairsConfig, training: list[L], fingerprint: str, learner: PairLearner[L]) -> None:
-        self.config, self.training, self.fingerprint, self.learner = config, training, fingerprint, learner
-        self.scheduled_steps = schedule_steps(config, len(training), config.optimizer.batch_pairs)
-        self.schedule = config.replace(schedule_steps=self.scheduled_steps)
-        self.tokens = 0
-
-    def prepare(self, step: int) -> Any:
-        """Return the prepared lines of a step."""
-        count, seed = self.config.optimizer.batch_pairs, str(self.config.seed)
-        indices = range(step * count, (step + 1) * count)
-        return self.learner.prepare([shuffled_item(self.training, index, seed) for index in indices])
-
-    def train(self, batch: Any, step: int) -> dict[str, Any]:
-        """Take one optimizer step on the prepared lines."""
-        metrics = self.learner.update(batch, scheduled_learning_rate(step, self.schedule))
-        self.tokens += metrics["tokens"]
-        return metrics
-
-    def state(self, step: int) -> dict[str, Any]:
-        """Return the number of trained tokens and the hash of the lines."""
-        return {"tokens": self.tokens, "pairs": self.fingerprint}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the number of trained tokens.
-
-        Raises:
-            CheckpointError: The lines are others.
-        """
-        if state["pairs"] != self.fingerprint:
-            raise CheckpointError(
-                f"{self.config.out} began with other {self.learner.unit}s than data={self.config.data} (or eval_data) "
-                "holds now: put back what was there, or start again in another out"
-            )
-        self.tokens = state["tokens"]
-
-    def summary(self) -> dict[str, Any]:
-        """Return the numbers of lines and of trained tokens."""
-        return {"pairs": len(self.training), "tokens": self.tokens}
-
-
-class PairEvaluations(Evaluations, Generic[L]):
-    """Validates by the loss on held-out lines.
-
-    Args:
-        held_out: Lines that validate.
-        learner: Measures the lines.
-    """
-
-    def __init__(self, held_out: list[L], learner: PairLearner[L]) -> None:
-        self.learner, self.count = learner, len(held_out)
-        self.held_out = learner.prepare(held_out) if held_out else None
-        self.start_metrics: dict[str, float] = {}
-
-    def validate(self, step: int, metrics: dict[str, Any]) -> float | None:
-        """Return minus the loss on held-out lines."""
-        validation = self._measure()
-        metrics |= validation
-        if step == 0:
-            self.start_metrics = validation
-        return -validation["validation_pair_loss"] if validation else None
-
-    def summary(self) -> dict[str, Any]:
-        """Return the metrics of held-out lines before and after."""
-        return {"validation_pairs": self.count, "before": self.start_metrics, "after": self._measure()}
-
-    def state(self) -> dict[str, Any]:
-        """Return the metrics before training."""
-        return {"before": self.start_metrics}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the metrics before training."""
-        self.start_metrics = state["before"]
-
-    def _measure(self) -> dict[str, float]:
-        return {} if self.held_out is None else self.learner.validation_metrics(self.held_out)
-
-
 def preference_trainer(config: PreferenceConfig, directory: RunDirectory) -> Trainer:
     """Compose a run that makes better replies more likely than worse ones."""
     start, loss = load_start(config), LossSettings(ce_normalizer="unit")
     config = settle_defaults(config, start, Display(quiet=not directory.world.is_main))
     engine = build_engine(start.policy, config, loss, directory.world, reference=not config.dpo.reference_free)
     learner = PreferenceLearner(engine, config.dpo)
-    return pairs_trainer(
-        config, directory, start, learner, lambda path: read_pairs(path, start.policy), pairs_fingerprint
-    )
+    return pairs_trainer(config, directory, start, learner, lambda path: read_pairs(path, start.policy))
 
 
-class PreferenceLearner(PairLearner[Pair]):
+class PreferenceLearner(RowLearner[Pair]):
     """Learns from pairs by the loss that `settings` name.
 
     Args:
@@ -294,11 +181,10 @@ def reward_model_trainer(config: RewardModelConfig, directory: RunDirectory) -> 
     start = load_start(config)
     config = settle_defaults(config, start, Display(quiet=not directory.world.is_main))
     learner = RewardModelLearner(build_reward_engine(start.policy, config, directory.world), config)
-
-    def read(path: Path) -> list[RewardExample]:
-        return read_reward_examples(path, start.policy, list(config.objectives))
-
-    return pairs_trainer(config, directory, start, learner, read, reward_examples_fingerprint)
+    names = list(config.objectives)
+    return pairs_trainer(
+        config, directory, start, learner, lambda path: read_reward_examples(path, start.policy, names)
+    )
 
 
 def build_reward_engine(policy: TransformersPolicy, config: RewardModelConfig, world: World) -> RewardEngine:
@@ -328,7 +214,7 @@ def build_reward_engine(policy: TransformersPolicy, config: RewardModelConfig, w
     return RewardEngine(model, config, head, world)
 
 
-class RewardModelLearner(PairLearner[RewardExample]):
+class RewardModelLearner(RowLearner[RewardExample]):
     """Learns to score replies.
 
     Args:

@@ -31,12 +31,12 @@ from memalpha.train.algorithms.base import Algorithm, Annotation, annotate
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
 from memalpha.train.learner.distributed import World
 from memalpha.train.learner.engine import Engine, scheduled_learning_rate
-from memalpha.train.rollouts.ahead import GroupSource
+from memalpha.train.rollouts.ahead import make_source
 from memalpha.train.rollouts.epochs import TrainingTasks
+from memalpha.train.rollouts.weight_sync import connect_sampler
 from memalpha.train.rollouts.worker import RolloutWorker, drop_unscored
 from memalpha.train.trainers.directory import RunDirectory
-from memalpha.train.trainers.start import build_engine, check_sampling_dtype
-from memalpha.train.trainers.trainer import TrainingStep
+from memalpha.train.trainers.trainer import TrainingStep, build_engine, check_sampling_dtype
 from memalpha.types import ToolResult, Trajectory, TrajectoryGroup, Turn
 
 CHECKED_STEPS = 2
@@ -182,8 +182,6 @@ class ReinforcementStep(TrainingStep):
         trajectory_fields: Returns the extra fields of a trajectory's line in trajectories.jsonl.
         component_prefix: Prefix of the reward components' names in metrics.jsonl.
         early_stop: Stops the run if its first steps cannot teach anything.
-        source: Samples ahead of learning; None samples at the start of each step.
-        sampler_metrics: Returns metrics of a sampler apart from the learner; called once a step, in every process.
     """
 
     log_files = ("turns.jsonl", "trajectories.jsonl", "tasks.jsonl")
@@ -202,23 +200,21 @@ class ReinforcementStep(TrainingStep):
         trajectory_fields: Callable[[Trajectory[Any]], dict[str, Any]] = lambda trajectory: {},
         component_prefix: str = "",
         early_stop: EarlyStop | None = None,
-        source: GroupSource | None = None,
-        sampler_metrics: Callable[[], dict[str, float]] = dict,
     ) -> None:
         self.config, self.directory, self.tasks = config, directory, tasks
         self.worker, self.algorithm, self.engine = worker, algorithm, engine
         self.attempt_metrics = attempt_metrics
         self.trajectory_fields, self.task_fields = trajectory_fields, task_fields
         self.component_prefix, self.early_stop = component_prefix, early_stop or EarlyStop(config)
-        self.source, self.sampler_metrics = source, sampler_metrics
+        self.source = make_source(config, tasks, worker)  # None samples at the start of each step
+        self.sampler_metrics = connect_sampler(worker, engine, tasks, directory.path)
         self.scheduled_steps = config.optimizer.schedule_steps
         self.keeps_all_checkpoints = config.sampling.keep_tokens
         self.position = 0
         self.kl_per_rate: float | None = None  # KL of an update over the square of its rate, averaged over steps
-        if config.sampling.resample_flat and type(algorithm).collect is not Algorithm.collect:
-            raise ConfigError(f"sampling.resample_flat: {type(algorithm).__name__} collects its rollouts itself")
-        if source is not None and type(algorithm).collect is not Algorithm.collect:
-            raise ConfigError(f"sampling.staleness: {type(algorithm).__name__} collects its rollouts itself")
+        for name in ("resample_flat", "staleness"):
+            if getattr(config.sampling, name) and type(algorithm).collect is not Algorithm.collect:
+                raise ConfigError(f"sampling.{name}: {type(algorithm).__name__} collects its rollouts itself")
 
     def prepare(self, step: int) -> Collected:
         """Sample and score the step's rollouts, or take them from the queue."""

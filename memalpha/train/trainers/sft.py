@@ -48,16 +48,21 @@ from memalpha.train.data.demonstrations import (
     reflection_demo_rows,
 )
 from memalpha.train.data.samples import TrainingSample, cross_entropy_sample
-from memalpha.train.learner.engine import Engine, scheduled_learning_rate
+from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.losses import LossSettings
-from memalpha.train.rollouts.epochs import schedule_steps, shuffled_item, split_last
+from memalpha.train.rollouts.epochs import split_last
 from memalpha.train.rollouts.memory_tasks import TaskSource, check_gold, check_source, needs_gold
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.evaluations import FrozenPolicies, TaskEvaluations
 from memalpha.train.trainers.progress import Display
-from memalpha.train.trainers.start import build_engine, load_start, settle_defaults
-from memalpha.train.trainers.trainer import Evaluations, Trainer, TrainingStep
+from memalpha.train.trainers.rows import RowEvaluations, RowLearner, RowStep
+from memalpha.train.trainers.trainer import (
+    Trainer,
+    build_engine,
+    load_start,
+    settle_defaults,
+)
 from memalpha.types import Task
 
 TASKS_PER_BATCH = 32
@@ -361,17 +366,50 @@ def sft_trainer(config: SFTConfig, directory: RunDirectory) -> Trainer:
             stop_below=config.evaluation.stop_below,
         )
     content = [content_tokens(policy, row, config.agent.reply_form) for row in held_out]
-    training_step = ImitationStep(config, engine, rows, sampling)
-    evaluations = ImitationEvaluations(engine, held_out, content, tasks)
+    learner = ImitationLearner(engine, content)
+    training_step = ImitationStep(config, learner, rows, sampling)
+    evaluations = ImitationEvaluations(learner, held_out, tasks)
     return Trainer(config, directory, start, engine, training_step, evaluations, display)
 
 
-class ImitationStep(TrainingStep):
+class ImitationLearner(RowLearner[TrainingSample]):
+    """Lowers the cross-entropy of rows.
+
+    Args:
+        engine: Updates the weights.
+        content: True (T,) for the completion tokens of each held-out row that hold contents.
+    """
+
+    unit, loss = "row", "validation_loss"
+
+    def __init__(self, engine: Engine, content: Sequence[np.ndarray]) -> None:
+        self.engine: Engine = engine
+        self.content = content
+
+    def update(self, batch: Rows, rate: float) -> dict[str, Any]:
+        """Take one optimizer step and return its loss, metrics of the update and the number of tokens."""
+        stats = self.engine.update(batch, rate)
+        update_metrics = {name: stats[name] for name in ("entropy", "grad_norm", "learning_rate")}
+        return {"train_loss": stats["loss"], **update_metrics, "tokens": sum(len(row.completion_ids) for row in batch)}
+
+    def validation_metrics(self, batch: Rows) -> dict[str, float]:
+        """Return the mean cross-entropy of the validation rows per completion token, in nats, by metric.
+
+        `validation_content_loss` is that of the tokens of contents; it is missing if no row has any.
+        """
+        logprobs, is_content = np.concatenate(self.engine.forward(batch)), np.concatenate(self.content)
+        losses = {"validation_loss": -float(logprobs.mean(dtype=np.float64))}
+        if is_content.any():
+            losses["validation_content_loss"] = -float(logprobs[is_content].mean(dtype=np.float64))
+        return losses
+
+
+class ImitationStep(RowStep[TrainingSample]):
     """Imitate `batch_rows` rows per step, in a seeded order that changes every epoch.
 
     Args:
         config: Settings of the run.
-        engine: Updates the weights.
+        learner: Lowers the cross-entropy.
         rows: Rows to imitate in all steps; [] if `sampling` gives them.
         sampling: Samples rows anew in rounds.
     """
@@ -379,12 +417,10 @@ class ImitationStep(TrainingStep):
     log_files = ("rows.jsonl",)
 
     def __init__(
-        self, config: SFTConfig, engine: Engine, rows: Rows, sampling: RejectionSampling | None = None
+        self, config: SFTConfig, learner: ImitationLearner, rows: Rows, sampling: RejectionSampling | None = None
     ) -> None:
-        self.config, self.engine, self.rows, self.sampling = config, engine, rows, sampling
-        self.scheduled_steps = schedule_steps(config, len(rows), config.optimizer.batch_rows)
-        self.schedule = config.replace(schedule_steps=self.scheduled_steps)
-        self.tokens = 0
+        super().__init__(config, learner, rows, config.optimizer.batch_rows, "rows")
+        self.sampling = sampling
 
     def prepare(self, step: int) -> tuple[Rows, dict[str, Any]]:
         """Return the rows of a step, and metrics of what was sampled for it."""
@@ -392,52 +428,27 @@ class ImitationStep(TrainingStep):
         if self.sampling is not None:
             round_metrics = self.sampling.advance(step)
             self.rows, first_step = self.sampling.rows, self.sampling.first_step
-        count = self.config.optimizer.batch_rows
-        first = (step - max(first_step, 0)) * count
-        key = f"{self.config.seed}|{first_step}"
-        return [shuffled_item(self.rows, first + offset, key) for offset in range(count)], round_metrics
+        first = (step - max(first_step, 0)) * self.batch_size
+        return self.rows_at(first, f"{self.config.seed}|{first_step}"), round_metrics
 
     def train(self, batch: tuple[Rows, dict[str, Any]], step: int) -> dict[str, Any]:
         """Lower the cross-entropy of the rows."""
         rows, round_metrics = batch
-        stats = self.engine.update(rows, scheduled_learning_rate(step, self.schedule))
-        tokens = sum(len(row.completion_ids) for row in rows)
-        self.tokens += tokens
-        update_metrics = {name: stats[name] for name in ("entropy", "grad_norm", "learning_rate")}
-        return {**round_metrics, "train_loss": stats["loss"], **update_metrics, "tokens": tokens}
-
-    def state(self, step: int) -> dict[str, Any]:
-        """Return the number of trained tokens."""
-        return {"tokens": self.tokens}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the number of trained tokens."""
-        self.tokens = state["tokens"]
-
-    def summary(self) -> dict[str, Any]:
-        """Return the numbers of rows and of trained tokens."""
-        return {"rows": len(self.rows), "tokens": self.tokens}
+        return {**round_metrics, **super().train(rows, step)}
 
 
-class ImitationEvaluations(Evaluations):
+class ImitationEvaluations(RowEvaluations[TrainingSample]):
     """Validates by the loss on held-out rows, or on tasks; may evaluate tasks before and after.
 
     Args:
-        engine: Measures the loss.
+        learner: Measures the loss.
         held_out: Rows that validate.
-        content: True (T,) for the completion tokens of each row that hold contents.
         tasks: Evaluations on tasks; validation tasks take the place of rows.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        held_out: Sequence[TrainingSample],
-        content: Sequence[np.ndarray],
-        tasks: TaskEvaluations | None = None,
-    ) -> None:
-        self.engine, self.held_out, self.content, self.tasks = engine, held_out, content, tasks
-        self.start_losses: dict[str, float] = {}
+    def __init__(self, learner: ImitationLearner, held_out: Rows, tasks: TaskEvaluations | None = None) -> None:
+        super().__init__(learner, held_out, "rows")
+        self.tasks = tasks
 
     def before(self) -> None:
         """Evaluate the held-out tasks, if any."""
@@ -448,42 +459,23 @@ class ImitationEvaluations(Evaluations):
         """Return minus the loss on held-out rows, or the accuracy on validation tasks."""
         if self.tasks is not None and self.tasks.validation:
             return self.tasks.validate(step, metrics)
-        if not self.held_out:
-            return None
-        losses = self.held_out_losses()
-        metrics |= losses
-        if step == 0:
-            self.start_losses = losses
-        return -losses["validation_loss"]
-
-    def held_out_losses(self) -> dict[str, float]:
-        """Return the mean cross-entropy of the validation rows per completion token, in nats, by metric.
-
-        `validation_content_loss` is that of the tokens of contents; it is missing if no row has any.
-        """
-        logprobs, is_content = np.concatenate(self.engine.forward(self.held_out)), np.concatenate(self.content)
-        losses = {"validation_loss": -float(logprobs.mean(dtype=np.float64))}
-        if is_content.any():
-            losses["validation_content_loss"] = -float(logprobs[is_content].mean(dtype=np.float64))
-        return losses
+        return super().validate(step, metrics)
 
     def summary(self) -> dict[str, Any]:
         """Return the evaluations before and after, and the losses on held-out rows."""
-        summary: dict[str, Any] = {"validation_rows": len(self.held_out), "before": {}, "after": {}}
-        if self.tasks is not None and self.tasks.held_out:
-            summary |= self.tasks.summary()
-        if self.held_out:
-            summary["before"] |= self.start_losses
-            summary["after"] |= self.held_out_losses()
-        return summary
+        summary = super().summary()
+        if self.tasks is None or not self.tasks.held_out:
+            return summary
+        of_tasks = self.tasks.summary()
+        return summary | of_tasks | {when: of_tasks[when] | summary[when] for when in ("before", "after")}
 
     def state(self) -> dict[str, Any]:
         """Return the losses before training, and the first validation on tasks."""
-        return {"start_losses": self.start_losses, **(self.tasks.state() if self.tasks else {})}
+        return {**super().state(), **(self.tasks.state() if self.tasks else {})}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the losses before training, and the first validation on tasks."""
-        self.start_losses = state["start_losses"]
+        super().restore(state)
         if self.tasks is not None:
             self.tasks.restore(state)
 

@@ -1,52 +1,72 @@
 """Reinforcement learning on prompts: rewards score the replies; there is no memory and no reader.
 
 The weights evaluated as "after" are those with the best accuracy on the validation tasks.
+
+Feedback for reflections comes from the user's function `feedback_func(prompts, completions, **columns) -> list[str]`,
+as in erl-trainer. Without one it comes from the rewards: it names the parts that a reply misses, and never the expected
+answer unless `tell_answer` is set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
-from memalpha.config import TextConfig
+from memalpha.config import ERLSettings, TextConfig
 from memalpha.config.common import import_object
-from memalpha.environments.engine import RolloutEngine, is_single_turn
-from memalpha.errors import ConfigError, DataError
+from memalpha.environments.engine import RolloutEngine, is_single_turn, reflection_messages
+from memalpha.errors import ConfigError, DataError, RewardError
 from memalpha.qa.evaluate import Evaluator
 from memalpha.qa.report import Record
+from memalpha.rewards.base import call_function
+from memalpha.rewards.environments import TextGeneration, columns_of, prompt_of
 from memalpha.rewards.evaluate import TextScorer, check_rewards, text_summary
+from memalpha.store.embedding import Embedder, load_embedder
 from memalpha.train.algorithms import build_algorithm
 from memalpha.train.learner.distributed import World
-from memalpha.train.rollouts.ahead import make_source
 from memalpha.train.rollouts.epochs import Curriculum
-from memalpha.train.rollouts.reflection import FeedbackFunction, TextReflection
-from memalpha.train.rollouts.text_tasks import PythonInputs, TextTaskSource, build_environment
-from memalpha.train.rollouts.weight_sync import connect_sampler, make_sampler
-from memalpha.train.rollouts.worker import RolloutWorker
+from memalpha.train.rollouts.reflection import truncate_text
+from memalpha.train.rollouts.text_tasks import TextTaskSource, build_environment
+from memalpha.train.rollouts.weight_sync import make_sampler
+from memalpha.train.rollouts.worker import Reflecting, ReflectionCandidate, RolloutWorker
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.evaluations import TaskEvaluations
 from memalpha.train.trainers.progress import Display
 from memalpha.train.trainers.rl import ReinforcementStep, build_algorithm_engine
-from memalpha.train.trainers.start import load_start, settle_defaults
-from memalpha.train.trainers.trainer import Trainer
-from memalpha.types import TextTask, Trajectory
+from memalpha.train.trainers.trainer import Trainer, load_start, settle_defaults
+from memalpha.types import SampleRequest, TextTask, Trajectory
+
+FeedbackFunction = Callable[..., Any]
 
 
-def text_trainer(config: TextConfig, directory: RunDirectory, inputs: PythonInputs | None = None) -> Trainer:
+def text_trainer(
+    config: TextConfig,
+    directory: RunDirectory,
+    *,
+    rewards: Any = None,
+    tasks: Sequence[TextTask] | None = None,
+    eval_data: Sequence[TextTask] | None = None,
+    environment: Any = None,
+    feedback_func: FeedbackFunction | None = None,
+) -> Trainer:
     """Compose a run that reinforces replies to prompts, or play in an environment of the user's own.
 
     Args:
         config: Settings of the run.
         directory: Run directory.
-        inputs: Python objects that the settings cannot hold.
+        rewards: Reward function, or a list of functions and reward parts.
+        tasks: Tasks for training and, without `eval_data`, for evaluation.
+        eval_data: Held-out tasks.
+        environment: Environment class.
+        feedback_func: Function that gives feedback on replies.
     """
-    inputs, world = inputs or PythonInputs(), directory.world
-    source = TextTaskSource(config, inputs.tasks, inputs.eval_data)
-    environment = build_environment(config, inputs)
+    world = directory.world
+    source = TextTaskSource(config, tasks, eval_data)
+    environment = build_environment(config, rewards, environment)
     check_rewards(source.known_tasks, environment)
     scorer = TextScorer(environment)
-    feedback = _feedback_function(config, inputs, scorer)
+    feedback = _feedback_function(config, feedback_func, scorer)
     start = load_start(config)
     policy, display = start.policy, Display(quiet=not world.is_main)
     config = settle_defaults(config, start, display)
@@ -79,22 +99,20 @@ def text_trainer(config: TextConfig, directory: RunDirectory, inputs: PythonInpu
                 f"{max(room, 0)} ({policy.positions} less max_new_tokens={limit}"
                 + (f" and {advice} of advice)" if advice else ")")
             )
-    tasks = source
+    training_tasks = source
     if config.curriculum is not None:
-        tasks = Curriculum(config.curriculum, source.tasks_of_level, config.tasks_per_step, config.seed)
+        training_tasks = Curriculum(config.curriculum, source.tasks_of_level, config.tasks_per_step, config.seed)
     engine = build_algorithm_engine(policy, config, algorithm, world)
     training_step = ReinforcementStep(
         config,
         directory,
-        tasks=tasks,
+        tasks=training_tasks,
         worker=worker,
         algorithm=algorithm,
         engine=engine,
         attempt_metrics=partial(_attempt_metrics, rollouts, config, world),
         task_fields=lambda task: {"prompt": task.text},
         component_prefix="rewards/",
-        source=make_source(config, tasks, worker, sampler),
-        sampler_metrics=connect_sampler(sampler, engine, config, rollouts, source.batch, directory.path),
     )
     evaluations = TaskEvaluations(
         Evaluator(evaluated, scorer, world),
@@ -110,11 +128,91 @@ def text_trainer(config: TextConfig, directory: RunDirectory, inputs: PythonInpu
     return Trainer(config, directory, start, engine, training_step, evaluations, display)
 
 
-def _feedback_function(config: TextConfig, inputs: PythonInputs, scorer: TextScorer) -> FeedbackFunction | None:
+class TextReflection(Reflecting[TextTask]):
+    """Feedback and prompts for second attempts at text tasks (`worker.Reflecting`).
+
+    Args:
+        scorer: Scorer of the attempts; its environment says what their parts are worth.
+        settings: Settings of the algorithm.
+        count_tokens: Token counter of the policy.
+        feedback_func: The user's feedback function; None takes feedback from the rewards.
+    """
+
+    def __init__(
+        self,
+        scorer: TextScorer,
+        settings: ERLSettings,
+        count_tokens: Callable[[str], int],
+        feedback_func: FeedbackFunction | None = None,
+    ) -> None:
+        self.scorer: TextScorer = scorer
+        self.settings, self.count_tokens = settings, count_tokens
+        self.feedback_func = feedback_func
+
+    @cached_property
+    def embedder(self) -> Embedder:
+        """Embedder for advice that is recalled by similarity; a text run embeds nothing else."""
+        return load_embedder("static")
+
+    def feedback(
+        self, attempts: Sequence[Trajectory[TextTask]], records: Sequence[Sequence[Record]], budget: int
+    ) -> list[str]:
+        """Describe what went wrong in each attempt, in at most `budget` tokens.
+
+        Args:
+            attempts: Rollouts to reflect on.
+            records: Scored answers of each attempt; unused, since text tasks have no questions.
+            budget: Tokens of one description, at most.
+        """
+        if self.feedback_func is None:
+            texts = [self._describe_failure(attempt) for attempt in attempts]
+        else:
+            tasks = [attempt.task for attempt in attempts]
+            replies = [attempt.turns[-1].completion.text for attempt in attempts]
+            prompts = [prompt_of(task) for task in tasks]
+            result = call_function(self.feedback_func, "feedback_func", prompts, replies, columns_of(tasks))
+            texts = list(result) if isinstance(result, list | tuple) else [result]
+            if len(texts) != len(attempts) or not all(isinstance(text, str) for text in texts):
+                gave = f"feedback_func gave {texts!r:.80} for {len(attempts)} replies"
+                raise RewardError(f"{gave}: a text each is needed")
+        return [truncate_text(text, self.count_tokens, budget) for text in texts]
+
+    def prompt(self, candidate: ReflectionCandidate, earlier: Sequence[str]) -> tuple[Mapping[str, str], ...]:
+        """Return the prompt of a reflection: the last prompt and reply, the reward, feedback and earlier advice."""
+        attempt = candidate.attempt
+        assert attempt.reward is not None
+        reply, total = attempt.turns[-1].completion.text, attempt.reward.total
+        template = self.settings.reflection_prompt
+        return reflection_messages(attempt.states[-1], reply, total, candidate.feedback, earlier, template)
+
+    def without_advice(self, trajectory: Trajectory[TextTask]) -> list[SampleRequest]:
+        return [SampleRequest(messages) for messages in trajectory.states]
+
+    def _describe_failure(self, attempt: Trajectory[TextTask]) -> str:
+        """Describe what the reply misses, part by part."""
+        assert attempt.reward is not None
+        environment = self.scorer.environment
+        parts = environment.rewards if isinstance(environment, TextGeneration) else ()
+        maxima, sentences = {part.name: part.maximum for part in parts}, []
+        for name, values in attempt.reward.components.items():
+            value, maximum = values[0], maxima.get(name, 1.0)
+            if value <= 0 < maximum:
+                sentences.append(f"{name}: wrong.")
+            elif value < maximum:
+                sentences.append(f"{name}: {value:g} of {maximum:g}.")
+        answer = attempt.task.columns.get("answer")
+        if self.settings.tell_answer and sentences and answer is not None:
+            sentences += [f"The answer is {answer}."]
+        return " ".join(sentences)
+
+
+def _feedback_function(
+    config: TextConfig, feedback: FeedbackFunction | None, scorer: TextScorer
+) -> FeedbackFunction | None:
     """Return the user's feedback function, if any; check that reflection is possible if the algorithm reflects."""
     path = config.erl.feedback_func if config.erl is not None else None
-    imported = None if path is None else import_object(path, "feedback_func")
-    feedback = inputs.feedback_func or imported
+    if feedback is None and path is not None:
+        feedback = import_object(path, "feedback_func")
     if feedback is not None and not callable(feedback):
         raise ConfigError(f"feedback_func: {feedback!r} is not callable")
     if feedback is not None and config.algorithm != "erl":

@@ -13,7 +13,8 @@ from tiny import tiny_policy
 
 from memalpha.agent.parsing import format_call
 from memalpha.errors import CheckpointError, DataError
-from memalpha.train.data.preferences import read_pairs, write_pairs
+from memalpha.train.api import write_pairs
+from memalpha.train.data.preferences import read_pairs
 
 
 @lru_cache(maxsize=1)

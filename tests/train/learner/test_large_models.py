@@ -20,7 +20,7 @@ from memalpha.train.data.samples import policy_gradient_sample
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.trainers.directory import load_checkpoint, write_checkpoint
-from memalpha.train.trainers.start import load_start
+from memalpha.train.trainers.trainer import load_start
 from memalpha.types import SampleRequest, Turn
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # peft calls transformers by names on their way out

@@ -24,8 +24,7 @@ from memalpha.qa.evaluate import MemoryScorer
 from memalpha.store.state import MemoryState
 from memalpha.train.api import train
 from memalpha.train.learner.distributed import World
-from memalpha.train.rollouts.ahead import ServerSource, make_source
-from memalpha.train.rollouts.group_codec import ScoredGroup, decode_group, encode_group
+from memalpha.train.rollouts.ahead import ScoredGroup, ServerSource, decode_group, encode_group, make_source
 from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.rollouts.weight_sync import make_sampler
 from memalpha.train.rollouts.worker import RolloutWorker
@@ -139,7 +138,7 @@ def source(small, policy_path):
     scorer = MemoryScorer(SimpleNamespace(conflicts="none", name="", policy=None), SimpleNamespace(judge=None), None)
     worker = RolloutWorker(RolloutEngine(policy, writing), scorer, config)
     policy.version = 0
-    source = make_source(config, tasks, worker, policy)
+    source = make_source(config, tasks, worker)
     yield source
     source.close()
 
@@ -221,7 +220,7 @@ def test_what_cannot_be_sampled_ahead_is_refused(small, source):
             small(staleness=1, **changes)
     source.worker.world = World(0, 2)
     with pytest.raises(ConfigError, match="2 processes cannot learn beside a server yet"):
-        make_source(source.config, source.tasks, source.worker, source.policy)
+        make_source(source.config, source.tasks, source.worker)
     source.worker.world = World()
 
     class Together(type(source.worker.engine.make_environment())):
@@ -229,4 +228,4 @@ def test_what_cannot_be_sampled_ahead_is_refused(small, source):
 
     source.worker.engine.make_environment = lambda: Together(source.worker.engine.environment)
     with pytest.raises(ConfigError, match="set lock_step=False"):
-        make_source(source.config, source.tasks, source.worker, source.policy)
+        make_source(source.config, source.tasks, source.worker)

@@ -12,7 +12,7 @@ from runs import lines
 from tiny import rewriting
 
 from memalpha.config import TextConfig
-from memalpha.errors import EvaluationError, TrainingError
+from memalpha.errors import TrainingError
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.api import train
 from memalpha.types import Completion
@@ -59,11 +59,6 @@ def test_a_writer_that_nobody_can_read_stops(small, monkeypatch):
         assert hint in reason
 
 
-def test_calls_of_unknown_tools_are_not_readable(small, monkeypatch):
-    written(monkeypatch, '<tool_call>{"name": "remember", "arguments": {}}</tool_call>')
-    assert_stopped(small(**CHECKED), "no readable|none of the writer's")
-
-
 def test_replies_that_are_all_cut_off_stop(small, monkeypatch):
     written(monkeypatch, SKIP, "length")
     reason = assert_stopped(small(**CHECKED), r"\d+ of \d+ replies were cut at agent\.max_new_tokens=12")
@@ -105,16 +100,6 @@ def test_a_training_reader_that_cannot_answer_stops(small, monkeypatch, reply, s
     monkeypatch.setattr(load, lambda *args, **options: scripted(reply, stop_reason))
     reader = {"kind": "policy", "policy": "http://reader", "prompt": "full"}
     assert_stopped(small(**CHECKED, reward={"reader": reader}), message)
-
-
-def test_the_runs_reader_that_only_thinks_stops_before_the_first_step(small, monkeypatch):
-    written(monkeypatch, INSERT % "city: Oslo")
-    load = "memalpha.train.trainers.evaluations.load_policy"
-    monkeypatch.setattr(load, lambda *args, **options: scripted("<think> Let me see", "length"))
-    config = small(**CHECKED, reader={"kind": "policy", "policy": "http://reader", "prompt": "full"})
-    with pytest.raises(EvaluationError, match=r"all \d+ answers are empty \(reader\.max_new_tokens=32\)"):
-        train(config)
-    assert not (config.out / "metrics.jsonl").exists()
 
 
 def test_text_replies_that_are_all_cut_off_stop(policy_path, tmp_path, monkeypatch):

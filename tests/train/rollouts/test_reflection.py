@@ -23,7 +23,6 @@ from memalpha.train.rollouts.reflection import (
     join_feedback,
     reflection_requests,
 )
-from memalpha.types import Question, Task
 
 EMBEDDER = HashEmbedder(32)
 TASKS = synthetic.tasks(WorldConfig(), 3, 0, 4)
@@ -87,21 +86,6 @@ def test_feedback_is_bounded_in_whole_answers():
     assert join_feedback([], "full", len, 20) == ""
 
 
-def test_prompts_of_reflections():
-    reflection, groups, answers = attempts("append-only", prompt="full")
-    tried = reflection.candidates(groups, answers, 0, ERLSettings())
-    requests = requests_of(
-        reflection, ScriptedPolicy("append-only"), tried, [["Note pets."]] * len(tried), 40, 0.7, 11, 2
-    )
-    assert len({request.key for request in requests}) == len(requests)
-    for one, request in zip(tried, requests, strict=True):
-        text = request.messages[1]["content"]
-        assert one.feedback in text and "- Note pets." in text
-        assert all(entry.content in text for entry in one.attempt.states[-1].list()[-8:])
-        assert (request.temperature, request.max_new_tokens, request.tools) == (0.7, 40, ())
-        assert request.key == (11, 2, one.task_index, one.attempt.rollout, 0, 1)
-
-
 def filled(*texts: str, **settings) -> ReflectionMemory:
     memory = ReflectionMemory([], ERLSettings(**settings), EMBEDDER)
     for step, text in enumerate(texts):
@@ -123,16 +107,6 @@ def test_what_is_kept_comes_back_from_json(by):
     for one in (memory, again):
         one.add("more")
     assert again.as_json() == memory.as_json() and kept(again) == [*texts[-4:], "more"]
-
-
-def test_a_question_without_an_answer_is_told_too():
-    task = Task(
-        id="t", chunks=TASKS[0].chunks, gold_operations=TASKS[0].gold_operations,
-        questions=(Question(id="q", question="What is my shoe size?", answers=("9",)),),
-    )  # fmt: skip
-    reflection, groups, answers = attempts("append-only", [task], rollouts=1)
-    [one] = reflection.candidates(groups, answers, 0, ERLSettings())
-    assert one.accuracy == 0.0 and one.feedback.startswith("ask: What is my shoe size?\nanswer:")
 
 
 def test_lessons_are_left_out_until_a_reflection_fits():

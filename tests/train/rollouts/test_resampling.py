@@ -5,12 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from run_kinds import small_config, text_tasks
-from runs import lines
+from run_kinds import text_tasks
 
-from memalpha.config import TextConfig, TrainConfig, build_config
+from memalpha.config import TrainConfig, build_config
 from memalpha.errors import ConfigError
-from memalpha.train.api import train
 from memalpha.train.trainers.rl import is_flat, resample_flat_groups
 from memalpha.types import Reward, Trajectory, TrajectoryGroup
 
@@ -60,21 +58,6 @@ def test_flat_groups_stay_when_the_rounds_are_over():
     assert [is_flat(item) for item in chosen] == [False, False, True]
     *_, tasks = resample(0)[1]
     assert tasks == 3
-
-
-def test_a_run_draws_further_tasks_and_trains_on_full_steps(policy_path, tmp_path):
-    def rare(completions):
-        return [float(bool(text) and text.encode()[0] % 16 == 0) for text in completions]
-
-    config = small_config(TextConfig, policy_path, tmp_path, resample_flat=3, group_size=3, keep_tokens=True)
-    train(config, tasks=text_tasks(), rewards=[rare])
-    metrics = lines(config.out / "metrics.jsonl")
-    drawn = [line["resampled"] for line in metrics]
-    assert any(0 < count <= 9 for count in drawn) and all(line["unscored"] == 0 for line in metrics)
-    turns = lines(config.out / "turns.jsonl")
-    assert [sum(turn["step"] == step for turn in turns) for step in range(4)] == [3 * (3 + count) for count in drawn]
-    trained = [[turn for turn in turns if turn["step"] == step and turn["advantage"]] for step in range(4)]
-    assert all(len({turn["task"] for turn in part}) <= 3 for part in trained) and any(trained)
 
 
 def test_what_cannot_be_resampled_is_refused(policy_path, tmp_path):

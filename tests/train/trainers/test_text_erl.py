@@ -16,8 +16,8 @@ from memalpha.rewards.environments import TextGeneration
 from memalpha.rewards.evaluate import TextScorer
 from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.algorithms.erl import INTERNALIZED
-from memalpha.train.rollouts.reflection import TextReflection
 from memalpha.train.rollouts.worker import RolloutWorker
+from memalpha.train.trainers.text_rl import TextReflection
 from memalpha.types import TextTask
 
 TASKS = [TextTask(id=str(n), prompt=f"say {n}", columns={"answer": str(n)}) for n in range(3)]
