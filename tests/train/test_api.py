@@ -9,25 +9,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-import yaml
 from runs import killed_at, lines, same, weights
 from safetensors.torch import load_file, save_file
-from tiny import exact_logprobs, tiny_policy
+from tiny import exact_logprobs
 from transformers import AutoModelForCausalLM
 
-from memalpha.agent.reader import ExtractiveReader
-from memalpha.config import AgentConfig, TrainConfig
 from memalpha.errors import CheckpointError, ConfigError
 from memalpha.policy.decoding import DecodingQueue
-from memalpha.policy.load import load_policy
 from memalpha.report.page import write_report
 from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.api import train
-from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.trainers.directory import RunDirectory
-from memalpha.train.trainers.memory_rl import MemoryEvaluations, memory_trainer
-from memalpha.train.trainers.rl import ReinforcementStep
+from memalpha.train.trainers.memory_rl import MemoryEvaluations
 
 
 def test_a_run_writes_what_is_promised(small):
@@ -50,22 +44,6 @@ def test_a_run_writes_what_is_promised(small):
     assert all(line["mismatch_max"] < 1e-4 < line["ratio_deviation"] for line in metrics)
     assert not same(weights(run, 0), weights(run, 4))
     assert (run / "checkpoints" / "best").resolve().name == f"step-{summary['best_step']}"
-
-
-def test_a_training_reader_is_for_the_reward_only(small, monkeypatch):
-    asked = {"refuse": 0, "newest": 0}
-    answer = ExtractiveReader.answer
-
-    def count(reader, items, *, k=None):
-        asked[reader.conflicts] += len(items)
-        return answer(reader, items, k=k)
-
-    monkeypatch.setattr(ExtractiveReader, "answer", count)
-    settings = small(max_steps=1, training_reader={"kind": "extractive", "conflicts": "newest"})
-    summary = train(settings)
-    rollouts = settings.sampling.group_size * sum(len(task.questions) for task in TaskSource(settings).batch(0))
-    assert asked["newest"] == rollouts, "the steps' rollouts"
-    assert asked["refuse"] >= 4 * summary["questions"], "every evaluation"
 
 
 def test_turns_are_reproduced_from_the_checkpoint_of_their_step(small):
@@ -160,19 +138,6 @@ def test_a_run_goes_on_from_the_start_it_had(small, policy_path, tmp_path):
     assert train(settings, max_steps=1)["steps"] == 1
 
 
-def test_the_frozen_start_reads_in_the_precision_of_the_run(small):
-    settings = small(dtype="bfloat16", reader={"kind": "policy", "max_new_tokens": 4})
-    with RunDirectory(settings.out) as directory:
-        run = memory_trainer(settings, directory)
-    evaluations, step = run.evaluations, run.training_step
-    assert isinstance(evaluations, MemoryEvaluations) and isinstance(step, ReinforcementStep)
-    reader = evaluations.evaluator.scorer.reader
-    assert reader.policy is step.worker.scorer.reader.policy, "loaded once"
-    parameters = list(reader.policy.model.parameters())
-    assert all(parameter.dtype == torch.bfloat16 and not parameter.requires_grad for parameter in parameters)
-    assert all(parameter.dtype == torch.float32 for parameter in run.start.policy.model.parameters())
-
-
 @pytest.mark.parametrize("at_three, best_at_three", [(0.9, 3), (0.1, 2)])
 def test_best_does_not_depend_on_where_one_stopped(small, monkeypatch, tmp_path, at_three, best_at_three):
     rate_validations(monkeypatch, {2: 0.5, 3: at_three, 4: 0.4})
@@ -223,31 +188,6 @@ def test_text_that_utf8_cannot_hold_goes_through_a_whole_run(small, monkeypatch)
         called = example["systems"]["after"]["chunks"][0]["calls"]
         assert called[0]["arguments"]["content"] == "half \ud800" and not called[0]["ok"]
         assert write_report(settings.out).read_text(encoding="utf-8")
-
-
-def test_writer_and_reader_are_prompted_in_the_policy_s_own_style(small, tmp_path):
-    policy = tiny_policy()
-    policy.model.config.memalpha_prompt = "compact"
-    policy.save(tmp_path / "compact")
-    few = {"eval_tasks": 1, "validation_tasks": 1, "tasks_per_step": 1, "group_size": 2}
-    given = small(**few).model_dump(exclude_unset=True)
-    del given["agent"]["prompt"]
-    given |= {"policy": str(tmp_path / "compact"), "max_steps": 1, "reader": {"kind": "policy", "max_new_tokens": 4}}
-    train(TrainConfig(**given))
-    config = yaml.safe_load((small().out / "config.yaml").read_text())
-    assert config.keys() == TrainConfig.model_fields.keys()
-    assert config["agent"]["prompt"] == config["reader"]["prompt"] == "compact"
-    assert config["agent"].keys() == AgentConfig.model_fields.keys()
-    assert load_policy(small().out / "checkpoints" / "step-1").prompt == "compact"
-    (tmp_path / "run.yaml").write_text(
-        yaml.safe_dump(json.loads(TrainConfig(**given).model_dump_json(exclude_unset=True)))
-    )
-    train(tmp_path / "run.yaml", out=tmp_path / "from-file")
-    from_file = yaml.safe_load((tmp_path / "from-file" / "config.yaml").read_text())
-    assert {**from_file, "out": ""} == {**config, "out": ""}
-    explicit = {**given, "agent": {**given["agent"], "prompt": "full"}, "out": tmp_path / "explicit", "max_steps": 0}
-    train(TrainConfig(**explicit))
-    assert yaml.safe_load((tmp_path / "explicit" / "config.yaml").read_text())["agent"]["prompt"] == "full"
 
 
 def test_an_ignored_ctrl_c_stays_ignored(small, monkeypatch):

@@ -166,39 +166,6 @@ def test_advice_is_kept_where_it_helped(monkeypatch, gate):
     assert {entry["advice"] for entry in algorithm.state["reflections"]} == expected[gate]
 
 
-def test_without_reflection_the_feedback_is_the_advice():
-    policy = tiny_policy()
-    algorithm, groups, _ = collect(settings(algorithm=2, reward_threshold=1.0, enable_reflection=False,
-                                              reflection_tokens=256), policy)  # fmt: skip
-    assert not trajectories_of_role(groups, "reflection") and trajectories_of_role(groups, "retry")
-    for retry in trajectories_of_role(groups, "retry"):
-        assert "advice\nask: " in policy.tokenizer.decode(retry.turns[0].completion.prompt_ids)
-    algorithm.finish_step({})
-    assert algorithm.state == {"reflections": []}
-
-
-def test_an_empty_reflection_is_trained_but_not_stored():
-    policy = tiny_policy()
-    sample = policy.sample
-
-    def silent(requests):
-        return [
-            replace(reply, text=" \n", completion_ids=(0,), logprobs=reply.logprobs[:1])
-            if len(r.key) == 6 and r.key[-1] == 1
-            else reply
-            for r, reply in zip(requests, sample(requests), strict=True)
-        ]
-
-    policy.sample = silent
-    algorithm, groups, _ = collect(settings(), policy)
-    algorithm.finish_step(metrics := {})
-    assert metrics["empty_advice"] == 9 and metrics["reflections_kept"] == 0
-    assert all("advice\n" not in policy.tokenizer.decode(turn.completion.prompt_ids)
-               for retry in trajectories_of_role(groups, "retry") for turn in retry.turns)  # fmt: skip
-    rows = algorithm.annotate(groups, None)
-    assert sum(row.role == "reflection" and row.pg.all() for row in rows) == 9
-
-
 def assert_recalled_by_similarity(config: TrainConfig, turns, step: int) -> None:
     """Assert that each reflection prompt of the step holds the memory entry most similar to its feedback."""
     state = json.loads((config.out / f"checkpoints/step-{step}/state.json").read_text())

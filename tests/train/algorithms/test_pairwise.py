@@ -1,4 +1,4 @@
-"""Preference pairs: losses against their formulas, choice of pairs. Gradients: `test_dpo`, `test_trl_dpo`."""
+"""Preference pairs: losses against their formulas, choice of pairs. Gradients: `test_dpo`."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from float64_groups import groups, make_engine, settings
 from pydantic import ValidationError
 
 from memalpha.config import TrainConfig
-from memalpha.train.algorithms.ppo import PPO, gae
+from memalpha.train.algorithms.ppo import PPO
 from memalpha.types import TrajectoryGroup, Turn
 
 BETA, EPISODES = 0.2, 7
@@ -104,15 +104,3 @@ def test_the_kl_uses_the_log_probs_of_the_ratio(kl_in):
 def test_invalid_settings_are_refused(changes, message):
     with pytest.raises(ValidationError, match=message):
         ppo_settings(**changes)
-
-
-def test_float32_goes_in_float64_comes_out():
-    row = np.array([0.1, 0.2], dtype=np.float32)
-    advantages, returns = gae(row, row, gamma=1.0, lam=0.95)
-    assert advantages.dtype == returns.dtype == np.float64
-
-
-@pytest.mark.parametrize(("rewards", "values"), [((3,), (2,)), ((2, 2), (2, 2))])
-def test_other_shapes_are_refused(rewards, values):
-    with pytest.raises(ValueError, match="one row of equal length"):
-        gae(np.zeros(rewards), np.zeros(values), gamma=1.0, lam=1.0)

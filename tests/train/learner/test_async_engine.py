@@ -16,7 +16,7 @@ from two_processes import UNEVEN, rows
 
 from memalpha.config import TrainConfig
 from memalpha.errors import TrainingError
-from memalpha.train.learner.async_engine import Learner, merge_metrics
+from memalpha.train.learner.async_engine import Learner
 from memalpha.train.learner.engine import Engine
 
 ROWS = rows(UNEVEN, 0.01)
@@ -94,13 +94,6 @@ def test_parts_of_an_update_are_normalised_together():
     assert max(distances) < 1e-5
 
 
-def test_metrics_of_several_calls_are_merged():
-    first = {"loss": 1.0, "tokens": 1.0, "entropy": 4.0, "old_max": 0.5, "ratio_deviation": 0.1, "old_p99": 0.0}
-    second = {"loss": 2.0, "tokens": 3.0, "entropy": 0.0, "old_max": 0.2, "ratio_deviation": 0.3, "old_p99": 1.0}
-    expected = {"loss": 3.0, "tokens": 4.0, "entropy": 1.0, "old_max": 0.5, "ratio_deviation": 0.3, "old_p99": 0.75}
-    assert merge_metrics([first, second]) == expected and merge_metrics([first]) == first
-
-
 @pytest.mark.parametrize("tokens", [10**6, 96, 1])
 def test_a_custom_loss_has_the_gradient_of_float64_autograd(tokens):
     engine = make_engine(microbatch_tokens=tokens)
@@ -111,16 +104,6 @@ def test_a_custom_loss_has_the_gradient_of_float64_autograd(tokens):
     assert result["loss"] == pytest.approx(value.item(), rel=1e-5)
     gradient = oracle.flat({name: part.grad for name, part in engine.trainable.items()}, net.weights)
     assert oracle.relative_error(gradient, oracle.gradient(value, net.weights)) < 1e-5
-
-
-def test_a_custom_loss_may_skip_rows_and_ignores_weights():
-    custom_engine, plain_engine = make_engine(), make_engine()
-    with Learner(custom_engine) as learner:
-        learner.forward_backward(ROWS[:2], loss=lambda logprobs, samples: -logprobs[0].sum()).result()
-    zeros = np.zeros(len(ROWS[0].completion_ids), dtype=np.float32)
-    plain_engine.forward_backward([replace(ROWS[0], pg=zeros, ent=None, ce=zeros + 1)])
-    for a, b in zip(custom_engine.trainable.values(), plain_engine.trainable.values(), strict=True):
-        assert torch.allclose(a.grad, b.grad, atol=1e-7)
 
 
 @pytest.mark.parametrize(

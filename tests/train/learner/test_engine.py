@@ -99,29 +99,6 @@ def every_stream():
     return learner, normalize(rows, "row")
 
 
-def ragged_rows(count: int, low: int, high: int):
-    """Return rows with lengths spread over [low, high]; a tenth of each is completion."""
-    random = np.random.default_rng(0)
-    lengths = random.integers(low, high, size=count)
-    return [
-        cross_entropy_sample(random.integers(9, size=length - length // 10), random.integers(9, size=length // 10))
-        for length in lengths.tolist()
-    ]
-
-
-@pytest.mark.parametrize("tokens", [1024, 4096, 16384])
-@pytest.mark.parametrize(("count", "low", "high"), [(64, 300, 3500), (256, 60, 400), (24, 200, 8000)])
-def test_padding_stays_under_five_percent(tokens, count, low, high):
-    rows = ragged_rows(count, low, high)
-    parts = split_micro_batches(rows, tokens)
-    assert sorted(i for part in parts for i in part) == list(range(count))
-    computed = sum(pack([rows[i] for i in part]).input_ids.numel() for part in parts)
-    assert computed <= 1.05 * sum(row.length - 1 for row in rows)
-    assert all(len(part) * max(rows[i].length for i in part) <= tokens for part in parts if len(part) > 1)
-    together = sum(row.length for row in rows) / min(tokens, sum(row.length for row in rows))
-    assert len(parts) <= 2 * together + 20 * np.log(high / low), "no more micro-batches than lengths ask for"
-
-
 def test_bfloat16_keeps_master_weights_in_float32():
     """Steps below bfloat16's resolution add up, and the gradient is float32's within bfloat16's precision."""
     model, rows = sampled_rows(12)
@@ -225,12 +202,6 @@ def test_unsupported_models_and_calls_are_refused():
         replace(rows[0], temperature=0.0)
 
 
-def test_greedy_turns_train_at_the_temperature_of_their_logprobs():
-    model, rows = sampled_rows(6, temperature=0.0)
-    assert {row.temperature for row in rows} == {1.0}
-    assert Engine(model, config()).forward_backward(rows)["ratio_deviation"] < 1e-4
-
-
 @pytest.mark.parametrize("normalizer", ["constant", "token", "row"])
 def test_rows_without_weight_count_in_the_divisors_only(normalizer):
     """Dropping them leaves the gradient, and no pass is made for them."""
@@ -246,3 +217,26 @@ def test_rows_without_weight_count_in_the_divisors_only(normalizer):
     expected = gradient(learner, passed)
     assert learner.forward_backward(passed)["rows_without_weight"] == 0
     assert relative_error(actual, expected) < 1e-12
+
+
+def ragged_rows(count: int, low: int, high: int):
+    """Return rows with lengths spread over [low, high]; a tenth of each is completion."""
+    random = np.random.default_rng(0)
+    lengths = random.integers(low, high, size=count)
+    return [
+        cross_entropy_sample(random.integers(9, size=length - length // 10), random.integers(9, size=length // 10))
+        for length in lengths.tolist()
+    ]
+
+
+@pytest.mark.parametrize("tokens", [1024, 4096, 16384])
+@pytest.mark.parametrize(("count", "low", "high"), [(64, 300, 3500), (256, 60, 400), (24, 200, 8000)])
+def test_padding_stays_under_five_percent(tokens, count, low, high):
+    rows = ragged_rows(count, low, high)
+    parts = split_micro_batches(rows, tokens)
+    assert sorted(i for part in parts for i in part) == list(range(count))
+    computed = sum(pack([rows[i] for i in part]).input_ids.numel() for part in parts)
+    assert computed <= 1.05 * sum(row.length - 1 for row in rows)
+    assert all(len(part) * max(rows[i].length for i in part) <= tokens for part in parts if len(part) > 1)
+    together = sum(row.length for row in rows) / min(tokens, sum(row.length for row in rows))
+    assert len(parts) <= 2 * together + 20 * np.log(high / low), "no more micro-batches than lengths ask for"

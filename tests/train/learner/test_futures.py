@@ -119,20 +119,6 @@ def test_futures_are_awaited_in_several_loops_at_once_and_again():
     assert results == ["done"] * 9 and future.result() == "done"
 
 
-def test_a_loop_may_end_while_it_waits(caplog):
-    gate = threading.Event()
-    with Pipeline() as pipeline:
-        future = pipeline.submit("request", gate.wait)
-        loop = asyncio.new_event_loop()
-        task = loop.create_task(waited(future))
-        loop.run_until_complete(asyncio.sleep(0))
-        task.cancel()
-        loop.close()
-        gate.set()
-        assert future.result(10) is True
-    assert not caplog.records
-
-
 def test_a_request_cannot_wait_for_a_later_one(inline):
     """Waiting in the worker's thread would never end."""
     with Pipeline(inline=inline) as pipeline:
@@ -191,18 +177,6 @@ def test_close_raises_an_unreported_failure(inline):
         future = pipeline.submit("request", fail)
         with pytest.raises(Broken):
             future.result(10)
-
-
-def test_an_exit_in_a_request_reaches_the_waiting_caller():
-    def leave() -> None:
-        raise SystemExit(3)
-
-    with Pipeline() as pipeline:
-        future = pipeline.submit("request", leave)
-        with pytest.raises(SystemExit):
-            future.result(10)
-    with pytest.raises(SystemExit):
-        Pipeline(inline=True).submit("request", leave)
 
 
 def test_an_unused_pipeline_finishes_and_ends_its_thread():

@@ -67,20 +67,6 @@ def test_only_adapters_train_and_the_reference_is_the_model_without_them():
     assert {key.rpartition("/")[0] for key in learner.optimizer_tensors()} == set(learner.trainable)
 
 
-def test_frozen_weights_rest_in_bfloat16_and_adapters_in_float32():
-    model, rows = sampled_rows(10)
-    exact = Engine(add_lora(copy.deepcopy(model), LoraConfig(r=4), "tiny"), config())
-    low = Engine(add_lora(model, LoraConfig(r=4), "tiny"), config(dtype="bfloat16"))
-    assert {part.dtype for part in low.trainable.values()} == {torch.float32}
-    assert {part.dtype for part in low.model.parameters() if not part.requires_grad} == {torch.bfloat16}
-    grads = []
-    for learner in (exact, low):
-        learner.forward_backward(rows)
-        grads.append(torch.cat([part.grad.flatten() for part in learner.trainable.values()]))
-        assert grads[-1].dtype == torch.float32
-    assert relative_error(grads[1], grads[0]) < 0.1
-
-
 @pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16"}, {"gradient_checkpointing": True}])
 def test_adapters_of_the_last_layers_get_the_gradient_they_get_among_all(settings):
     model, rows = sampled_rows(10)
@@ -176,3 +162,17 @@ def test_layers_that_cannot_be_trained_whole_are_refused():
         add_lora(tiny_model(), LoraConfig(target_modules=("down_proj",), modules_to_save=("mlp.down_proj",)), "tiny")
     with pytest.raises(ValueError, match=r"fsdp does not work with lora\.trainable_tokens"):
         SFTConfig(out="unused", lora=WITH_TOKENS, compute={"sharding": "fsdp"})
+
+
+def test_frozen_weights_rest_in_bfloat16_and_adapters_in_float32():
+    model, rows = sampled_rows(10)
+    exact = Engine(add_lora(copy.deepcopy(model), LoraConfig(r=4), "tiny"), config())
+    low = Engine(add_lora(model, LoraConfig(r=4), "tiny"), config(dtype="bfloat16"))
+    assert {part.dtype for part in low.trainable.values()} == {torch.float32}
+    assert {part.dtype for part in low.model.parameters() if not part.requires_grad} == {torch.bfloat16}
+    grads = []
+    for learner in (exact, low):
+        learner.forward_backward(rows)
+        grads.append(torch.cat([part.grad.flatten() for part in learner.trainable.values()]))
+        assert grads[-1].dtype == torch.float32
+    assert relative_error(grads[1], grads[0]) < 0.1

@@ -55,23 +55,6 @@ def test_expected_gradients_of_the_estimates(kind, corrected, which):
     assert torch.allclose(actual, expected, atol=1e-12)
 
 
-def test_recomputed_log_probs_measure_the_mismatch():
-    config = settings(old_logprobs="recomputed")
-    learner = make_engine(config)
-    samples = annotate_rows(config, learner)
-    rows, stats = learner.recompute_old_logprobs(samples, 1.1)
-    gaps = np.concatenate([row.logprobs - sample.logprobs for row, sample in zip(rows, samples, strict=True)])
-    ratio = np.exp(gaps.astype(np.float64))
-    assert stats["mismatch_kl"] == pytest.approx((ratio - gaps - 1).mean(), rel=1e-5)
-    assert stats["mismatch_max"] == pytest.approx(np.abs(gaps).max())
-    assert stats["mismatch_p99"] == pytest.approx(np.quantile(np.abs(gaps), 0.99))
-    assert stats["mismatch_capped"] == pytest.approx((ratio > 1.1).mean())
-    assert np.concatenate([row.advantages for row in rows]) == pytest.approx(
-        np.minimum(ratio, 1.1) * np.concatenate([sample.advantages for sample in samples]), rel=1e-5
-    )
-    assert "mismatch_capped" not in learner.recompute_old_logprobs(samples)[1]
-
-
 def test_a_kl_weight_needs_a_reference():
     engine = make_engine(settings())
     row = annotate_rows(settings(), engine)[0]
@@ -133,3 +116,20 @@ def test_rows_without_a_reference_add_no_kl():
     for name in ("reference_kl", "old_kl"):
         assert mixed[name] * mixed["tokens"] == pytest.approx(alone[name] * alone["tokens"], rel=1e-5)
     assert all(torch.isfinite(parameter.grad).all() for parameter in engine.trainable.values())
+
+
+def test_recomputed_log_probs_measure_the_mismatch():
+    config = settings(old_logprobs="recomputed")
+    learner = make_engine(config)
+    samples = annotate_rows(config, learner)
+    rows, stats = learner.recompute_old_logprobs(samples, 1.1)
+    gaps = np.concatenate([row.logprobs - sample.logprobs for row, sample in zip(rows, samples, strict=True)])
+    ratio = np.exp(gaps.astype(np.float64))
+    assert stats["mismatch_kl"] == pytest.approx((ratio - gaps - 1).mean(), rel=1e-5)
+    assert stats["mismatch_max"] == pytest.approx(np.abs(gaps).max())
+    assert stats["mismatch_p99"] == pytest.approx(np.quantile(np.abs(gaps), 0.99))
+    assert stats["mismatch_capped"] == pytest.approx((ratio > 1.1).mean())
+    assert np.concatenate([row.advantages for row in rows]) == pytest.approx(
+        np.minimum(ratio, 1.1) * np.concatenate([sample.advantages for sample in samples]), rel=1e-5
+    )
+    assert "mismatch_capped" not in learner.recompute_old_logprobs(samples)[1]

@@ -12,13 +12,11 @@ from test_engine import SINGLE_ROWS, UNSPLIT, config, sampled_rows
 from tiny import tiny_llama, tiny_model, tiny_policy
 from transformers import MistralConfig, MistralForCausalLM
 
-from memalpha.config import LoraConfig, RewardModelConfig
+from memalpha.config import RewardModelConfig
 from memalpha.errors import ConfigError
-from memalpha.train.data import samples as packing
 from memalpha.train.data.samples import build_trees, cross_entropy_sample, pack, split_tree_batches, tree_layout
 from memalpha.train.learner.distributed import SINGLE_PROCESS
 from memalpha.train.learner.engine import Engine
-from memalpha.train.learner.lora import add_lora
 from memalpha.train.trainers.preferences import build_reward_engine
 
 
@@ -38,18 +36,6 @@ def test_trees_have_the_log_probs_and_gradients_of_rows(tokens, settings):
     stats = [engine.forward_backward(engine.normalized(rows)) for engine in (plain, trees)]
     assert stats[0] == pytest.approx(stats[1], rel=1e-5, abs=1e-6)
     assert relative_error(gradient(trees), gradient(plain)) < 1e-7
-
-
-def test_adapters_of_the_last_layer_learn_the_same_along_trees():
-    model, rows = sampled_rows(12)
-    settings = LoraConfig(r=4, layers=1)
-    plain = Engine(add_lora(copy.deepcopy(model), settings, "tiny"), config())
-    trees = Engine(add_lora(model, settings, "tiny"), config(share_prefixes=True))
-    for engine in (plain, trees):
-        for _ in range(2):
-            engine.update(rows, 1e-3)
-    for name, parameter in trees.trainable.items():
-        assert (parameter - plain.trainable[name]).abs().max() < 1e-5, name
 
 
 def test_each_prefix_of_a_tree_is_one_node():
@@ -73,15 +59,6 @@ def test_each_prefix_of_a_tree_is_one_node():
     parts = split_tree_batches(samples, 7)
     assert sorted(index for trees in parts for tree in trees for index in tree.samples) == [0, 1, 2, 3]
     assert len(parts) > 1
-
-
-def test_a_pass_builds_its_trees_once(monkeypatch):
-    model, rows = sampled_rows(6)
-    engine = Engine(model, config(share_prefixes=True))
-    builds = []
-    monkeypatch.setattr(packing, "build_trees", lambda *arguments: builds.append(1) or build_trees(*arguments))
-    engine.forward_backward(engine.normalized(rows))
-    assert len(builds) == 1
 
 
 def test_a_model_that_cannot_attend_along_trees_is_refused():

@@ -102,12 +102,6 @@ def test_adapters_are_merged_into_their_base(first, prefs, tmp_path, lora):
         assert all(torch.equal(tensor, state[name]) for name, tensor in saved.items())
 
 
-def test_without_validation_the_newest_checkpoint_is_the_start(first, prefs, tmp_path):
-    (first / "checkpoints/best").unlink()
-    summary = train(after(tmp_path / "then", prefs, init_from=str(first)))
-    assert summary["started_from"] == weights_fingerprint(load_policy(first / "checkpoints/step-2").model)
-
-
 def test_an_override_of_the_start_replaces_the_other(tmp_path):
     settings = training_config("demo", {"init_from": "runs/sft"})
     assert settings.init_from == Path("runs/sft") and "policy" not in settings.model_fields_set

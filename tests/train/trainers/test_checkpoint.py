@@ -19,7 +19,7 @@ from memalpha.errors import CheckpointError, PolicyError
 from memalpha.policy.load import load_policy
 from memalpha.policy.model_files import weights_fingerprint
 from memalpha.train.api import train
-from memalpha.train.trainers.directory import RunDirectory, write_json
+from memalpha.train.trainers.directory import RunDirectory
 
 LINES = [{"step": 0, "text": "one\u2028line"}, {"step": 1, "text": "müde\x85"}, {"step": 2, "text": "\ud800"}]
 
@@ -58,11 +58,6 @@ def test_a_bad_line_before_others_is_never_dropped_in_silence(tmp_path, bad):
     with pytest.raises(CheckpointError, match=r"lines\.jsonl:2: "):
         RunDirectory(tmp_path).truncate(path.name, 9)
     assert path.read_bytes() == content
-
-
-def test_json_holds_any_text_a_model_writes(tmp_path):
-    write_json(tmp_path / "value.json", LINES)
-    assert json.loads((tmp_path / "value.json").read_text(encoding="ascii")) == LINES
 
 
 def test_a_fingerprint_is_of_the_bits_of_the_weights():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from memalpha.train.trainers.evaluations import (
     walk_trajectory,
     write_examples,
 )
-from memalpha.types import GoldOperation, Task, ToolCall, ToolResult
+from memalpha.types import GoldOperation, Task
 
 
 @pytest.fixture(scope="module")
@@ -73,13 +72,3 @@ def test_the_file_is_what_the_page_reads(tasks: list[Task], report: Report, tmp_
         assert question.question.split()[0] in html
     assert html.count('class="card"') == len(tasks[number].chunks)  # one system: one column a chunk
     assert "Before training" in html and "After training" not in html
-
-
-def test_the_file_holds_any_text_a_model_writes(tasks: list[Task], report: Report, tmp_path: Path) -> None:
-    trajectory = report.groups[0].trajectories[0]
-    result = ToolResult(ToolCall("memory_insert", {"content": "\ud800"}), False, "invalid_content")
-    turn = replace(trajectory.turns[0], results=(result,))
-    before = (replace(trajectory, turns=(turn,)), report.records)
-    write_examples(tmp_path / "e.json", [(tasks[0], {"before": before})])
-    example = json.loads((tmp_path / "e.json").read_text(encoding="utf-8"))
-    assert example["systems"]["before"]["chunks"][0]["calls"][0]["arguments"] == {"content": "\ud800"}

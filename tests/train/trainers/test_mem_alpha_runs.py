@@ -11,13 +11,12 @@ from run_kinds import small_config
 from runs import lines
 from tiny import rewriting, tiny_model, tiny_tokenizer
 
-from memalpha import evaluate, load_policy, train
+from memalpha import load_policy, train
 from memalpha.agent.mem_alpha import ARGS, FUNCTION, RESULT, format_block
 from memalpha.agent.replies import parse_reply
-from memalpha.config import SFTConfig, TrainConfig, WorldConfig
+from memalpha.config import SFTConfig, TrainConfig
 from memalpha.config.common import MEM_ALPHA_AGENT
 from memalpha.policy.transformers import KNOWN_STYLES, TransformersPolicy
-from memalpha.tasks.synthetic import worlds as synthetic
 
 AGENT = {"prompt": "mem-alpha", "embedder": "hash"}
 REPLY = "\n".join([
@@ -63,11 +62,6 @@ def test_files_name_the_style_and_the_published_model_is_known(checkpoint):
     assert make_policy(next(iter(KNOWN_STYLES))).prompt == "mem-alpha" and make_policy("other").prompt == "full"
 
 
-def test_it_is_evaluated(checkpoint, recorded):
-    report = evaluate(load_policy(checkpoint), synthetic.tasks(WorldConfig(), 0, 0, 1), reader="extractive")
-    assert report.summary["valid_calls"] == 1.0 and report.summary["memory_tokens"] > 0
-
-
 def test_demonstrations_are_written_in_the_protocol(checkpoint, tmp_path):
     config = small_config(
         SFTConfig,
@@ -98,12 +92,3 @@ def test_a_step_of_grpo_trains_sampled_replies(checkpoint, recorded, tmp_path):
     [metrics] = lines(tmp_path / "run" / "metrics.jsonl")[:1]
     assert metrics["calls"] and metrics["sampled_tokens"] == metrics["tokens"] > 0 and metrics["grad_norm"] > 0
     assert metrics["mismatch_kl"] < 1e-8, "prompts and replies are trained as sampled"
-
-
-def test_a_run_of_another_model_records_the_style_that_it_trains(policy_path, tmp_path):
-    config = small_config(
-        SFTConfig, policy_path, tmp_path, source=str(tmp_path / "mine.jsonl"), agent={"prompt": "mem-alpha"}
-    )
-    train(config, max_steps=1)
-    [saved] = (tmp_path / "run" / "checkpoints").glob("step-1")
-    assert load_policy(saved).prompt == "mem-alpha"

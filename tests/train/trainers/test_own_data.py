@@ -35,15 +35,6 @@ def test_the_evaluation_of_a_run_directory_is_the_runs_own(small, tmp_path):
     assert summary["baselines"]["oracle"]["accuracy"] > summary["baselines"]["append_only"]["accuracy"]
 
 
-def test_a_reader_that_is_the_limit_is_spoken_of(small, policy_path, capfd):
-    """Random weights read nothing; a user who trains on them would wait for what cannot come."""
-    train(small(max_steps=0, reader={"kind": "policy", "policy": str(policy_path)}))
-    output = capfd.readouterr().err
-    assert "answers 0% of the answerable questions from the oracle's memory" in output and "reader.kind" in output
-    train(small(max_steps=0, out=str(small().out) + "-extractive"))
-    assert "the oracle's memory" not in capfd.readouterr().err
-
-
 @pytest.mark.parametrize("gold", [True, False])
 def test_a_reader_that_never_answers_stops_the_run(small, monkeypatch, gold):
     """Every memory would earn the same, the oracle's as well, and hours would teach nothing."""
@@ -84,15 +75,3 @@ def test_without_gold_operations_a_run_says_that_the_ceiling_is_unchecked(small,
     )
     assert unchecked in messages and "r4 is off (weight 0) for 1 of 10 tasks" in messages
     assert messages.index(unchecked) < messages.index("evaluating before")
-
-
-def test_generated_tasks_without_gold_operations_are_counted_as_drawn(small, monkeypatch, capfd):
-    generate = synthetic.tasks
-    monkeypatch.setattr(
-        synthetic,
-        "tasks",
-        lambda *args: [task.model_copy(update={"gold_operations": ()}) for task in generate(*args)],
-    )
-    settings = small(max_steps=0)
-    train(settings)
-    assert "r4 is off (weight 0) for 7 of 7 tasks drawn so far: they carry no" in capfd.readouterr().err

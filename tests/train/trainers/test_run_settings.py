@@ -243,7 +243,7 @@ def test_settings_without_effect_are_refused(small, changes, message):
 
 @pytest.mark.parametrize("below", ["", "deeper/run"])
 def test_an_out_that_can_be_no_directory_is_refused_before_anything_is_loaded(small, tmp_path, monkeypatch, below):
-    monkeypatch.setattr(loop, "memory_trainer", None)
+    monkeypatch.setattr(loop, "_compose", None)
     (tmp_path / "a-file").write_text("mine")
     with pytest.raises(ConfigError, match=r"out: .*a-file is a file"):
         train(small(out=str(tmp_path / "a-file" / below)))
@@ -254,7 +254,7 @@ def test_an_out_that_can_be_no_directory_is_refused_before_anything_is_loaded(sm
 
 @pytest.mark.parametrize("device", ["nope", "meta", "cuda:999"])
 def test_a_device_that_is_not_there_is_refused_before_anything_is_loaded(small, monkeypatch, device):
-    monkeypatch.setattr(loop, "memory_trainer", None)
+    monkeypatch.setattr(loop, "_compose", None)
     with pytest.raises(ConfigError, match=f"device: '{device}' cannot be used here .*try cpu"):
         train(small(device=device))
     assert not small().out.exists()
@@ -307,6 +307,20 @@ def test_gold_operations_of_another_schema_are_refused(small, tmp_path):
     assert not small().out.exists()
 
 
+def test_what_an_algorithm_brings_along_goes_with_it():
+    rloo = TrainConfig(out="x", algorithm="rloo", importance_sampling_level="sequence")
+    assert (rloo.loss.scale_rewards, rloo.loss.loss_type) == ("none", "grpo")
+    token = training_config(rloo, {"importance_sampling_level": "token"})
+    assert (token.loss.scale_rewards, token.loss.loss_type) == ("none", "dr_grpo")
+    ppo = TrainConfig(out="x", algorithm="ppo")
+    assert (ppo.sampling.group_size, ppo.tasks_per_step) == (1, 64)
+    assert training_config(ppo, {"algorithm": "grpo"}) == TrainConfig(out="x")
+    assert training_config(ppo, {"algorithm": "dpo"}) == TrainConfig(out="x", algorithm="dpo")
+    erl = TrainConfig(out="x", algorithm="erl", erl={"algorithm": 1})
+    assert erl.loss.scale_rewards == "batch"
+    assert training_config(erl, {"erl": {"algorithm": 2}}).loss.scale_rewards == "group"
+
+
 def test_a_chunk_that_just_fits_is_trained_on(small, tmp_path):
     """The longest chunk that is let through leaves room for a full view and a full reply."""
     settings, policy = small(), load_policy(small().policy)
@@ -333,17 +347,3 @@ def test_a_chunk_that_just_fits_is_trained_on(small, tmp_path):
     prompt = policy.render(*writer_messages(Observation(chunk, "", ()), settings.agent, schema))
     left = policy.positions - len(prompt) - settings.agent.view_tokens - settings.agent.max_new_tokens
     assert 0 <= left <= 8
-
-
-def test_what_an_algorithm_brings_along_goes_with_it():
-    rloo = TrainConfig(out="x", algorithm="rloo", importance_sampling_level="sequence")
-    assert (rloo.loss.scale_rewards, rloo.loss.loss_type) == ("none", "grpo")
-    token = training_config(rloo, {"importance_sampling_level": "token"})
-    assert (token.loss.scale_rewards, token.loss.loss_type) == ("none", "dr_grpo")
-    ppo = TrainConfig(out="x", algorithm="ppo")
-    assert (ppo.sampling.group_size, ppo.tasks_per_step) == (1, 64)
-    assert training_config(ppo, {"algorithm": "grpo"}) == TrainConfig(out="x")
-    assert training_config(ppo, {"algorithm": "dpo"}) == TrainConfig(out="x", algorithm="dpo")
-    erl = TrainConfig(out="x", algorithm="erl", erl={"algorithm": 1})
-    assert erl.loss.scale_rewards == "batch"
-    assert training_config(erl, {"erl": {"algorithm": 2}}).loss.scale_rewards == "group"

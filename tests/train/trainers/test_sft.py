@@ -7,10 +7,9 @@ from functools import partial
 
 import numpy as np
 import pytest
-import torch
 from run_kinds import small_config
 from runs import lines
-from tiny import exact_logprobs, tiny_policy
+from tiny import tiny_policy
 
 import memalpha
 from memalpha.config import SFTConfig, TrainConfig, merge, training_config
@@ -20,9 +19,7 @@ from memalpha.report.page import write_report
 from memalpha.train.api import train
 from memalpha.train.data.samples import cross_entropy_sample
 from memalpha.train.learner.engine import Engine, normalize
-from memalpha.train.rollouts.epochs import shuffled_item
 from memalpha.train.trainers import sft
-from memalpha.train.trainers.sft import content_tokens
 
 
 @pytest.fixture
@@ -105,55 +102,6 @@ def test_a_run_writes_what_is_promised(supervised):
     assert "Cross-entropy" in page and "imitates" in page
 
 
-def test_the_losses_written_are_means_over_completion_tokens(supervised, policy_path):
-    settings = supervised(source="gold", validation_tasks=1, max_steps=1)
-    summary = train(settings)
-    policy = load_policy(policy_path)
-    results = lines(settings.out / "rows.jsonl")
-    held_out = {row["task"] for row in results if row["validation"]}
-    assert len(held_out) == 1 and not held_out & {row["task"] for row in results if not row["validation"]}
-
-    def loss(rows: list[dict], *, of_contents: bool = False) -> float:
-        losses = []
-        for row in rows:
-            logprobs = exact_logprobs(policy.model, row["prompt_ids"], row["completion_ids"])
-            mask = content_tokens(policy, cross_entropy_sample(row["prompt_ids"], row["completion_ids"]), "hermes")
-            losses += (-logprobs[torch.from_numpy(mask)] if of_contents else -logprobs).tolist()
-        return float(np.mean(losses))
-
-    assert summary["before"]["validation_loss"] == pytest.approx(
-        loss([r for r in results if r["validation"]]), rel=1e-5
-    )
-    assert summary["before"]["validation_content_loss"] == pytest.approx(
-        loss([r for r in results if r["validation"]], of_contents=True), rel=1e-5
-    )
-    first = [shuffled_item([row for row in results if not row["validation"]], number, "0|-1") for number in range(4)]
-    [line] = lines(settings.out / "metrics.jsonl")
-    assert line["train_loss"] == pytest.approx(loss(first), rel=1e-5)
-    assert line["tokens"] == sum(len(row["completion_ids"]) for row in first)
-
-
-def test_every_row_is_visited_once_a_pass_in_a_new_order(supervised, monkeypatch):
-    seen: list[str] = []
-    update = Engine.update
-
-    def note(learner, samples, rate):
-        seen.extend(row.task for row in samples)
-        return update(learner, samples, rate)
-
-    monkeypatch.setattr(Engine, "update", note)
-    settings = supervised(epochs=2.0)
-    summary = train(settings)
-    rows = summary["rows"]
-    assert summary["steps"] == -(-2 * rows // 4)
-    one, two = seen[:rows], seen[rows : 2 * rows]
-    assert len(set(one)) == rows and sorted(one) == sorted(two) and one != two
-    rates = [line["learning_rate"] for line in lines(settings.out / "metrics.jsonl")]
-    assert rates[0] == pytest.approx(1e-2) and rates[-1] < 0.9e-2, "the schedule is as long as the run"
-    with pytest.raises(ConfigError, match=r"max_steps: 99 is beyond the \d+ steps of epochs=2.0"):
-        train(supervised(epochs=2.0, max_steps=99, out=f"{settings.out}-2"))
-
-
 # ---------------------------------------------------------------------------------------------------------- sources
 
 
@@ -210,15 +158,6 @@ def test_a_user_s_file(supervised, tmp_path):
     path.write_text('{"prompt": "a", "completion": "b"}\n')
     with pytest.raises(DataError, match=r"has nothing but what validates .*validation_tasks=0"):
         train(supervised(source=str(path), out=str(tmp_path / "one")))
-
-
-def test_a_scripted_writer(supervised):
-    train(supervised(source="scripted:add-all", max_steps=0))
-    texts = [
-        load_policy(supervised().policy).tokenizer.decode(row["completion_ids"])  # type: ignore[attr-defined]
-        for row in lines(supervised().out / "rows.jsonl")
-    ]
-    assert all("memory_insert" in text for text in texts)
 
 
 @pytest.mark.parametrize(

@@ -184,12 +184,6 @@ def test_a_run_is_resumed_on_its_own_tasks_only(text):
     assert run(text(max_steps=2), tasks=text_tasks(20))["steps"] == 2
 
 
-def test_growing_tasks_move_none_between_the_sets(text):
-    before, after = (TextTaskSource(text(), text_tasks(count)) for count in (40, 60))
-    assert not {task.id for task in before.file_tasks} & {task.id for task in [*after.held_out, *after.validation]}
-    assert not {task.id for task in after.file_tasks} & {task.id for task in [*before.held_out, *before.validation]}
-
-
 def test_what_python_gives(text):
     given = {"tasks": (task for task in text_tasks()), "rewards": upper}
     assert run(text(max_steps=0), **given)["tasks"] == 4
