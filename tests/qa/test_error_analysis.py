@@ -250,6 +250,7 @@ JON, HOME = (
          ["Ana Silva says: how are you?"], "never_written"),  # the name alone ties no entry to a turn
         ([JON], "What does Jon do?", [LONG], PLAN[:1], "written_wrong"),
         ([JON], "What does Jon do?", [LONG], PLAN, "not_retrieved"),  # the entries hold a long answer together
+        ([f"Jon: I do {LONG}."], "What does Jon do?", [LONG], PLAN, "not_retrieved"),
         ([f"Ana: {KIND}"], "Where did she sing?", ["the theatre", KIND], ["Ana says they were very kind."],
          "never_written"),  # the long answer is the whole turn, and the short one is all that is needed
         (["Ana: I play the cello at home.", "Ana: I learnt to paint birds."], "What does Ana play and paint?",
@@ -257,6 +258,8 @@ JON, HOME = (
         ([HOME], "What animal lives with me?", ["a kitten"], ["The user lives in Oslo with a cat."], "not_retrieved"),
         ([HOME, "user: Tom lives in Rome."], "What animal lives with me?", ["a kitten"], ["Tom lives in Rome."],
          "never_written"),  # the sentence belongs to the turn that shares most words
+        (["Tom: I got a car!", "Ana: I got a red car."], "What did Tom get?", ["it"], ["got a red car"],
+         "never_written"),
     ],
 )  # fmt: skip
 def test_entries_are_tied_to_turns_by_their_words(said, question, answers, texts, error):

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from hostile import HostileServer
 
 from memalpha.agent.reader import ExtractiveReader, PolicyReader, RetrievedMemory
-from memalpha.config import AgentConfig, EvalConfig, ReaderConfig, WorldConfig, build_config
+from memalpha.config import AgentConfig, ReaderConfig, WorldConfig
 from memalpha.errors import EvaluationError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import evaluate
-from memalpha.qa.from_config import run_evaluation
 from memalpha.qa.reader import AnswerCounts, CheckedReader, check_reader_answers, find_reader_fault
-from memalpha.qa.report import Report
+from memalpha.qa.report import warnings_of
 from memalpha.tasks.synthetic.worlds import tasks
 from memalpha.types import Completion, Hit, MemoryEntry
 
@@ -99,41 +95,4 @@ def test_evaluate_raises_and_can_be_told_to_go_on():
         check_reader_answers(ExtractiveReader(), report.records)
     half = evaluate(writer, conversations, reader(CUT, ANSWERS), config=CONFIG)
     assert half.summary["reader_truncated"] == 1 / len(half.records)
-
-
-def thinks_first(prompt, body):
-    """Think for 40 tokens, then answer, as a server does that hides thoughts."""
-    room = body["max_tokens"]
-    if room > 40 or body.get("chat_template_kwargs", {}).get("enable_thinking") is False:
-        return "I remember nothing about that"
-    return {"role": "assistant", "content": None, "reasoning_content": "Let me see", "finish_reason": "length"}
-
-
-def run(server, tmp_path, **reader_settings) -> list[Report]:
-    settings = {
-        "benchmark": "synthetic",
-        "limit": 2,
-        "systems": ["append-only", "rag"],
-        "agent": {"embedder": "hash"},
-        "reader": {"kind": "policy", "policy": server.name, **reader_settings},
-        "sampling": {"stop_unreadable": not reader_settings.pop("goes_on", False)},
-        "out": str(tmp_path / "run"),
-    }
-    settings["reader"].pop("goes_on", None)
-    return run_evaluation(build_config(EvalConfig, settings, "test"))
-
-
-def test_a_thinking_model_behind_an_endpoint(tmp_path, capsys):
-    with HostileServer(thinks_first) as server:
-        with pytest.raises(EvaluationError, match=r"all \d+ answers are empty.*enable_thinking"):
-            run(server, tmp_path)
-        assert len(server.bodies) <= 32
-        for mended in ({"thinking_tokens": 64}, {"chat_template_kwargs": {"enable_thinking": False}}):
-            assert [report.summary["reader_truncated"] for report in run(server, tmp_path, **mended)] == [0.0, 0.0]
-        reports = run(server, tmp_path, goes_on=True)
-    assert [report.summary["reader_truncated"] for report in reports] == [1.0, 1.0]
-    saved = json.loads((tmp_path / "run" / "eval" / "summary.json").read_text())
-    assert saved["systems"]["rag"]["reader_truncated"] == 1.0
-    table = (tmp_path / "run" / "eval" / "systems.md").read_text()
-    count = len(reports[0].records)
-    assert "reader_truncated" in table and f"rag: {count} of {count} answers were cut at reader.max_new_tokens" in table
+    assert f"1 of {len(half.records)} answers were cut at reader.max_new_tokens" in warnings_of([half])[-1]
