@@ -129,11 +129,15 @@ def test_a_card_names_the_rows_and_their_teacher_but_no_host(tmp_path):
     teacher = "http://10.0.0.7:8000/v1#Qwen/Qwen3-32B"
     line = {"task": "a", "teacher": f"{teacher}, best of 4 at temperature 0.7"}
     rows.with_suffix(".scores.jsonl").write_text(f"{json.dumps(line)}\n")
+    command = f"memalpha train sft source=rows.jsonl reader.policy={teacher} data={tmp_path / 'mine.jsonl'}"
+    (tmp_path / "starts.jsonl").write_text(json.dumps({"command": command}))
     settings = {"out": tmp_path, "policy": "tiny", "source": str(rows), "data": str(tmp_path / "mine.jsonl")}
+    settings["evaluation"] = {"data": str(tmp_path / "held-out.jsonl")}
     scores = {"accuracy": 0.5, "reader": f"policy:{teacher}"}
     text = render_card(build_config(SFTConfig, settings, "test"), {"step": 3}, {"before": scores, "after": scores})
     assert "| rows | `rows.jsonl`; written by http://HOST/v1#Qwen/Qwen3-32B, best of 4" in text
-    assert "reader `policy:http://HOST/v1#Qwen/Qwen3-32B`" in text and "10.0.0.7" not in text
+    assert "held-out tasks of `held-out.jsonl`, reader `policy:http://HOST/v1#Qwen/Qwen3-32B`" in text
+    assert "'reader.policy=http://HOST/v1#Qwen/Qwen3-32B' data=mine.jsonl" in text and "10.0.0.7" not in text
     rows.with_suffix(".scores.jsonl").write_text("[]")
     assert "| rows | `rows.jsonl` |" in render_card(build_config(SFTConfig, settings, "test"), {"step": 3})
 

@@ -101,8 +101,8 @@ def render_card(config: LearnerConfig, state: Values, summary: Values | None = N
         evaluations = [
             EvalResult(
                 task_type="text-generation",
-                dataset_type=hub_id or Path(data or "tasks").name,
-                dataset_name=f"held-out tasks of {_data_label(config)}",
+                dataset_type=hub_id or Path(_data(config, held_out=True) or "tasks").name,
+                dataset_name=f"held-out tasks of {_data_label(config, held_out=True)}",
                 metric_type=after.get("metric", "accuracy"),
                 metric_name="accuracy",
                 metric_value=round(after["accuracy"], 4),
@@ -201,7 +201,8 @@ def _accuracies(config: LearnerConfig, results: Values) -> Iterator[str]:
         rows[name] = [ScoredAnswer(record.task, record.ability, float(record.correct)) for record in records]
     tasks, questions = results.get("tasks"), results.get("questions")
     measured = "".join(f", {key} `{systems['after'][key]}`" for key in ("reader", "metric") if key in systems["after"])
-    yield f"Accuracy on {questions} questions of {tasks} held-out tasks of {_data_label(config)}{measured}.\n"
+    held_out = _data_label(config, held_out=True)
+    yield f"Accuracy on {questions} questions of {tasks} held-out tasks of {held_out}{measured}.\n"
     yield "| | accuracy | 95 % interval |\n|---|---|---|"
     for name, values in systems.items():
         value, interval = estimate(rows[name]) if rows[name] else None, "-"
@@ -276,7 +277,8 @@ def _citation(method: str) -> Iterator[str]:
 def _limits(config: LearnerConfig, results: Values) -> Iterator[str]:
     """Yield sentences on what the model cannot do, with the figures that the run has of it."""
     after = results.get("after") or {}
-    yield f"It was trained and measured on {_data_label(config)} alone, on no other text or language."
+    measured = dict.fromkeys([_data_label(config), _data_label(config, held_out=True)])
+    yield f"It was trained and measured on {' and '.join(measured)} alone, on no other text or language."
     if (parameters := results.get("policy_parameters", SMALL_MODEL)) < SMALL_MODEL:
         yield f"It has {parameters / 1e6:.1f}M parameters: a model of this size knows nothing beyond its training data."
     if not isinstance(config, RunConfig):
@@ -297,13 +299,14 @@ def _method(config: LearnerConfig) -> str:
     return "reward model" if isinstance(config, RewardModelConfig) else dict(config)["algorithm"]
 
 
-def _data(config: LearnerConfig) -> str:
-    """Return the name or path of the training data; "" if they were given in Python."""
-    return str(dict(config)["data"] or "")
+def _data(config: LearnerConfig, *, held_out: bool = False) -> str:
+    """Return the name or path of the training data, or of the held-out data; "" if they were given in Python."""
+    own = dict(config.evaluation).get("data") if held_out else None
+    return str(own or dict(config)["data"] or "")
 
 
-def _data_label(config: LearnerConfig) -> str:
-    data = _data(config)
+def _data_label(config: LearnerConfig, *, held_out: bool = False) -> str:
+    data = _data(config, held_out=held_out)
     if not data:
         return "tasks given in Python"
     return f"the set `{data}`" if data in MODULES else f"`{_shorten(Path(data))}`"
@@ -313,7 +316,9 @@ def _command(recorded: str) -> str:
     """Return the command that was recorded at the start, with paths shortened to their last part."""
     words = [str(_shorten(Path(word))) if "=" not in word else word for word in shlex.split(recorded)]
     pairs = [word.partition("=") for word in words]
-    words = [f"{key}={_shorten(Path(value))}" if equals else key for key, equals, value in pairs]
+    words = [
+        f"{key}={value if '://' in value else _shorten(Path(value))}" if equals else key for key, equals, value in pairs
+    ]
     if words[:1] == ["__main__.py"]:
         words[0] = "memalpha"
     elif words and words[0].endswith(".py"):
