@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sqlite3
 import subprocess
@@ -12,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-import memalpha as memalpha_package
 from memalpha import __version__
 from memalpha.cli import main
 from memalpha.cli.main import _COMMANDS
+from memalpha.store.quarantine import quarantine_operation
 from memalpha.store.store import MemoryStore
-from memalpha.tasks.formats.jsonl import save_jsonl
-from memalpha.tasks.load import load_tasks
+from memalpha.types import Operation
 
 TASK = {"id": "t", "chunks": [{"text": "user: hi"}], "questions": [{"id": "q", "question": "?", "answers": ["x"]}]}
 
@@ -46,7 +44,7 @@ def test_add_reports_a_duplicate(memalpha, store: Path) -> None:
     assert again == {**added, "outcome": "duplicate"}
 
 
-def test_where_filters_show_and_search(memalpha, store: Path) -> None:
+def test_where_filters_show_and_search(memalpha, refused, store: Path) -> None:
     memalpha("add", store, "city: Porto", "--metadata", '{"user": {"name": "ana"}}')
     for where, cities in (('{"user.name": "ana"}', ["Porto"]), ('{"timestamp": {"$lt": "2025-01-01"}}', ["Lisbon"])):
         for words in (("show", store), ("search", store, "Where?"), ("search", store, "Where?", "--as-of", "2")):
@@ -54,8 +52,7 @@ def test_where_filters_show_and_search(memalpha, store: Path) -> None:
             assert [name for name in ("Lisbon", "Porto") if name in out] == cities
     for where, message in (("{", "--where: no JSON"), ("3", "--where: a JSON object"), ('{"$nor": []}', "are $eq")):
         for words in (("show", store), ("search", store, "Where?")):
-            code, _, err = memalpha(*words, "--where", where)
-            assert code == 2 and message in err
+            assert message in refused(*words, "--where", where)
 
 
 def test_around_prints_the_source_text_of_hits(memalpha, tmp_path: Path) -> None:
@@ -103,7 +100,7 @@ def test_undo_redo_diff(memalpha, store: Path) -> None:
     assert memalpha("diff", store, "soon")[0] == 2
 
 
-def test_fork_and_erase(memalpha, store: Path, tmp_path: Path, monkeypatch) -> None:
+def test_fork_and_erase(memalpha, refused, store: Path, tmp_path: Path, monkeypatch) -> None:
     copy = tmp_path / "copy.db"
     entry = json.loads(memalpha("add", store, "city: Porto", "--category", "episodic", "--json")[1])
     same = json.loads(memalpha("add", store, "city: Porto", "--json")[1])
@@ -116,14 +113,13 @@ def test_fork_and_erase(memalpha, store: Path, tmp_path: Path, monkeypatch) -> N
         (("--id", "nobody#x", "--yes"), "nobody#x"),
         (("--id", entry["id"], "--namespace", "other", "--yes"), entry["id"]),
     ]:
-        code, out, err = memalpha("erase", store, *words)
-        assert (code, out) == (2, "") and says in err
+        assert says in refused("erase", store, *words)
     erased = f"1 entries erased\nthe same content is, or was, in {same['id']}\n"
     assert memalpha("erase", store, "--id", entry["id"], "--yes") == (0, erased, "")
     assert "episodic" not in memalpha("show", store)[1] and "episodic" in memalpha("show", copy)[1]
     assert memalpha("erase", store, "--namespace", "other", "--yes")[1] == "1 operations erased\n"
     assert memalpha("erase", store, "--core-history", "--yes")[1] == "0 operations erased\n"
-    assert memalpha("erase", store, "--id", "x", "--drop", "--yes")[0] == 2
+    refused("erase", store, "--id", "x", "--drop", "--yes")
     memalpha("add", store, "code: kz4711", "--expires", "2024-05-10", "--metadata", '{"user": "ana"}')
     memalpha("fork", store, "third")
     words = ("erase", store, "--where", '{"user": "ana"}', "--yes")
@@ -132,9 +128,9 @@ def test_fork_and_erase(memalpha, store: Path, tmp_path: Path, monkeypatch) -> N
         memalpha(*words, "--namespace", "third") == (0, "1 entries erased\n", "")
         and b"kz4711" not in Path(store).read_bytes()
     )
-    assert memalpha(*words)[1] == "0 entries erased\n" and memalpha(*words[:3], "{}", "--yes")[0] == 2
+    assert memalpha(*words)[1] == "0 entries erased\n" and refused(*words[:3], "{}", "--yes")
     assert memalpha("erase", store, "--namespace", "other", "--drop", "--yes")[1] == "2 operations erased\n"
-    assert memalpha("erase", store, "--namespace", "other", "--drop", "--yes")[0] == 2
+    refused("erase", store, "--namespace", "other", "--drop", "--yes")
     with sqlite3.connect(store, isolation_level=None) as reader:
         reader.execute("BEGIN").execute("SELECT * FROM meta").fetchone()
         monkeypatch.setattr("memalpha.store.backends.sqlite.LOCK_TIMEOUT", 0.1)
@@ -153,7 +149,7 @@ def test_export_and_import_of_a_log(memalpha, store: Path, tmp_path: Path) -> No
     assert not (tmp_path / "new.db").exists()
 
 
-def test_serve_refuses_invalid_options(memalpha, tmp_path: Path, monkeypatch) -> None:
+def test_serve_refuses_invalid_options(refused, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.delenv("MEMALPHA_TOKEN", raising=False)
     (tmp_path / "token").write_text("short")
     path, rules = tmp_path / "new.db", ("--policy", "scripted:add-all")
@@ -167,12 +163,11 @@ def test_serve_refuses_invalid_options(memalpha, tmp_path: Path, monkeypatch) ->
         ((*rules, "--http", "127.0.0.1:0", "--token-file", tmp_path / "token"), "at least 16"),
         (("--read-only", "--mcp"), "no such store"),
     ]:
-        code, out, err = memalpha("serve", path, *words)
-        assert (code, out) == (2, "") and says in err, err
+        assert says in refused("serve", path, *words)
     assert not path.exists()
 
 
-def test_import_of_markdown(memalpha, store: Path, tmp_path: Path) -> None:
+def test_import_of_markdown(memalpha, refused, store: Path, tmp_path: Path) -> None:
     notes = tmp_path / "notes.md"
     assert memalpha("export", store, notes) == (0, f"1 entries: {notes}\n", "")
     notes.write_text(notes.read_text().replace("Lisbon", "Porto") + "\n- Ana has a cat.\n")
@@ -184,11 +179,10 @@ def test_import_of_markdown(memalpha, store: Path, tmp_path: Path) -> None:
         ((notes, "--from", "jsonl"), "notes.md:1: not JSON"),
         ((store,), "not UTF-8"),
     ]:
-        code, out, err = memalpha("import", tmp_path / "new.db", *words)
-        assert (code, out) == (2, "") and says in err and not (tmp_path / "new.db").exists(), err
+        assert says in refused("import", tmp_path / "new.db", *words) and not (tmp_path / "new.db").exists()
 
 
-def test_audit(memalpha, tmp_path: Path) -> None:
+def test_audit(memalpha, refused, tmp_path: Path) -> None:
     store, chat, questions = tmp_path / "a.db", tmp_path / "chat.txt", tmp_path / "questions.txt"
     chat.write_text("user: I live in Oslo.\nuser: I moved to Rome.\n")
     questions.write_text("Where do I live?\n\nWhich city?\n")
@@ -212,21 +206,19 @@ def test_audit(memalpha, tmp_path: Path) -> None:
         (("--queries", tmp_path / "none.txt"), "none.txt: cannot be read"),
         (("--near", 2), "near 2.0"),
     ]:
-        code, out, err = memalpha("audit", store, *words)
-        assert (code, out) == (2, "") and says in err
+        assert says in refused("audit", store, *words)
 
 
-def test_boost_and_pages(memalpha, store: Path) -> None:
+def test_boost_and_pages(memalpha, refused, store: Path) -> None:
     memalpha("add", store, "Ana lives in Porto.", "--timestamp", "2024-06-01", "--importance", 0.1)
     for boost, city in [('{"recency": 9, "now": "2024-06-01"}', "Porto"), ('{"importance": 9}', "Lisbon")]:
         assert city in memalpha("search", store, "Ana lives", "-k", 1, "--boost", boost)[1]
-    for boost, says in [
-        ('{"age": 1}', "--boost: age: the terms are"),
-        ('{"recency": 1}', "now"),
-        ("3", "--boost: a JSON"),
-    ]:
-        code, out, err = memalpha("search", store, "Ana", "--boost", boost)
-        assert (code, out) == (2, "") and says in err
+    for boost, says in {
+        '{"age": 1}': "--boost: age: the terms are",
+        '{"recency": 1}': "now",
+        "3": "--boost: a JSON",
+    }.items():
+        assert says in refused("search", store, "Ana", "--boost", boost)
     [first] = json.loads(memalpha("show", store, "--limit", 1, "--json")[1])["entries"]
     [second] = json.loads(memalpha("show", store, "--after", first["id"], "--json")[1])["entries"]
     assert "Lisbon" in first["content"] and "Porto" in second["content"]
@@ -262,12 +254,10 @@ def test_the_version(memalpha) -> None:
         (("add", "NEW", "x", "--timestamp", "May 1st"), "timestamp 'May 1st' is no ISO 8601"),
     ],
 )
-def test_refused_input_creates_no_store(memalpha, tmp_path: Path, monkeypatch, words, says) -> None:
+def test_refused_input_creates_no_store(refused, tmp_path: Path, monkeypatch, words, says) -> None:
     monkeypatch.chdir(tmp_path)
     Path("chat.txt").write_text("user: hi\n")
-    code, out, err = memalpha(*words)
-    assert (code, out) == (2, "") and says in err and "Errno" not in err
-    assert [path.name for path in tmp_path.iterdir()] == ["chat.txt"]
+    assert says in refused(*words) and [path.name for path in tmp_path.iterdir()] == ["chat.txt"]
 
 
 def test_show_prints_the_core_memory_of_a_past_state(memalpha, store: Path) -> None:
@@ -299,66 +289,6 @@ def test_eval_and_data(memalpha, tmp_path: Path) -> None:
     assert "abstention" in memalpha("eval", "synthetic", "limit=3", "agent.embedder=hash")[1]
 
 
-def test_what_needs_no_torch_is_refused_before_torch_loads(tmp_path: Path) -> None:
-    (tmp_path / "empty.txt").write_text("")
-    (tmp_path / "blank.txt").write_text(" \n\n")
-    tasks = load_tasks("synthetic", limit=6)
-    no_gold = [task.model_copy(update={"gold_operations": ()}) for task in tasks]
-    save_jsonl(no_gold, tmp_path / "no-gold.jsonl")
-    save_jsonl([*tasks[:3], no_gold[3], *tasks[4:]], tmp_path / "some-gold.jsonl")
-    save_jsonl([*tasks[:5], no_gold[5]], tmp_path / "held-out-without-gold.jsonl")
-    (tmp_path / "run").mkdir()
-    teacher = "memalpha data write"
-    refusals = {
-        ("demo", "data=empty.txt"): "data: empty.txt is empty",
-        ("demo", "evaluation.data=blank.txt"): "evaluation.data: blank.txt is empty",
-        ("demo", "data=missing.jsonl"): "give the path of a JSON Lines file",
-        ("demo", "data=missing"): "give the path of a task file",
-        ("preferences", "data=missing.jsonl"): "data: missing.jsonl: there is no such file",
-        ("arithmetic", "data=missing.jsonl"): "data: missing.jsonl: there is no such file",
-        ("sft", "data=no-gold.jsonl"): teacher,
-        ("sft", "data=some-gold.jsonl", "source=scripted:oracle"): "or set source=best",
-        ("sft", "data=no-gold.jsonl", "source=erl"): teacher,
-        ("sft", "data=held-out-without-gold.jsonl", "source=nothing"): "source: 'nothing' is none",
-        ("sft", "source=missing.jsonl"): teacher,
-        ("sft", "source=run"): "only a run with keep_tokens=true writes it",
-        ("run",): "run holds no config.yaml",
-        ("demo", "max_steps=60"): "set schedule_steps=60",
-    }
-    code = """
-import contextlib, io, json, sys
-from memalpha.cli import main
-
-messages = []
-for words in json.loads(sys.argv[1]):
-    sys.argv = ["memalpha", "train", *words]
-    with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.suppress(SystemExit):
-        main()
-    messages.append(err.getvalue())
-assert "torch" not in sys.modules
-print(json.dumps(messages))
-"""
-    environment = {**os.environ, "PYTHONPATH": str(Path(memalpha_package.__file__).parents[1])}
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(list(refusals))],
-        capture_output=True, text=True, check=True, cwd=tmp_path, env=environment,
-    )  # fmt: skip
-    for (words, hint), message in zip(refusals.items(), json.loads(done.stdout), strict=True):
-        assert hint in message, (words, message)
-    assert not (tmp_path / "runs").exists()
-
-
-def test_report_writes_the_page_of_a_run(memalpha, tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "reward": 1.0}\n')
-    code, out, _ = memalpha("report", tmp_path, "--json")
-    assert code == 0 and Path(json.loads(out)["report"]).exists()
-
-
-def test_a_reading_command_creates_no_store(memalpha, tmp_path: Path) -> None:
-    assert memalpha("search", tmp_path / "typo.db", "x")[0] == 2
-    assert not list(tmp_path.iterdir())
-
-
 def test_an_unexpected_exception_keeps_its_traceback(memalpha, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memalpha.store.store.MemoryStore.list", lambda *_, **__: 1 / 0)
     monkeypatch.setattr(sys, "argv", ["memalpha", "show", str(store)])
@@ -371,3 +301,113 @@ def test_python_dash_m_runs_the_command() -> None:
     assert done.returncode == 0 and "--install-completion" in done.stdout
     panels = re.findall(r"^(\w.*):$", done.stdout, re.MULTILINE)
     assert panels == ["Options", *_COMMANDS] and done.stdout.index("\n  search") < done.stdout.index("\nTrain:")
+
+
+def test_revert_shows_and_takes_back_what_a_source_wrote(memalpha, refused, store: Path) -> None:
+    with MemoryStore.open(store) as memory:
+        [home] = memory.list()
+        with memory.writing_as(speaker="Mallory\x1b[2J", key="web"):
+            memory.update(home.id, "Ana lives in Moscow.", source="page")
+    assert "Ana lives in Moscow.  [Mallory\\u001b[2J, page, key web]" in memalpha("history", store, home.id)[1]
+    dry = json.loads(memalpha("revert", store, "--source", "page", "--dry-run", "--json")[1])
+    change = {"id": home.id, "before": "Ana lives in Moscow.", "after": "Ana lives in Lisbon.", "conflict": ""}
+    assert dry == {"changes": [change], "conflicts": [], "position": 2, "applied": False}
+    out = memalpha("revert", store, "--key", "web", "--since", "1")[1]
+    assert "+ " in out and "1 entries were reverted" in out and "--to 2" in out
+    assert "Ana lives in Lisbon." in memalpha("show", store)[1]
+    memalpha("undo", store, "--to", 2)
+    assert "Ana lives in Moscow." in memalpha("show", store)[1]
+    assert "give a source" in refused("revert", store)
+
+
+def test_a_trust_rule_of_the_command_line(memalpha, refused, store: Path, tmp_path: Path) -> None:
+    with MemoryStore.open(store) as memory, memory.writing_as(speaker="Ana"):
+        memory.update(memory.list()[0].id, "Ana: I live in Lisbon.")
+    text = tmp_path / "web.txt"
+    text.write_text("Ana: I live in Moscow.\n")
+    words = ("read", store, text, "--policy", "add_all", "--speaker", "Mallory")
+    assert "quarantined" in memalpha(*words, "--set", "trust.owner=Ana")[1]
+    assert "[Mallory, " in memalpha("review", store)[1]
+    assert "inserted" in memalpha(*words)[1], "off unless asked for"
+    assert "nobody" in refused(*words, "--set", "trust.owner=Ana", "--set", "trust.nobody=1")
+    assert "--speaker" in refused(*words[:2], tmp_path / "t.jsonl", *words[3:], "--namespaces", "task")
+    err = refused("serve", store, "--mcp", "--read-only", "--set", "trust.owner=Ana")
+    assert "trust.owner=Ana" in err and "no writer" in err
+
+
+def test_review_lists_accepts_and_rejects(memalpha, refused, store: Path) -> None:
+    assert memalpha("review", store)[1] == "nothing awaits a review\n"
+    with MemoryStore.open(store) as memory:
+        for name in ("Bob", "Mallory"):
+            fact = Operation("insert", category="semantic", content=f"Ana knows {name}.\x07", speaker=name)
+            memory.apply(quarantine_operation(fact, None, "a test"))
+    out = memalpha("review", store)[1]
+    assert "pending" in out and "Ana knows Bob.\\u0007  [Bob]" in out and "why: a test" in out
+    assert "choose one" in refused("review", store, "--accept", 2, "--reject", 2)
+    items = json.loads(memalpha("review", store, "--accept", 2, "--reject", 3, "--json")[1])
+    assert [(item["position"], item["decision"]) for item in items] == [(2, "accepted"), (3, "rejected")]
+    out = memalpha("show", store)[1]
+    assert "Ana knows Bob." in out and "Mallory" not in out
+    assert len(json.loads(memalpha("review", store, "--all", "--json")[1])) == 2
+    assert "nothing there awaits one" in refused("review", store, "--accept", 3)
+
+
+def test_no_command_prints_control_characters_of_stored_text(memalpha, store: Path, tmp_path: Path) -> None:
+    hostile = "Ana\x1b[2J\x07 lives\x9b31m in \u202eotroP"
+    with MemoryStore.open(store) as memory, memory.writing_as(speaker=hostile, key=hostile):
+        entry = memory.insert("semantic", f"city: {hostile}", source=hostile, metadata={hostile: hostile})
+        memory.core_update(hostile)
+        memory.update(entry.id, f"city: {hostile}!", source=hostile)
+        fact = Operation("update", id=entry.id, content=hostile, source=hostile)
+        memory.apply(quarantine_operation(fact, hostile, hostile))
+    text = tmp_path / "web.txt"
+    text.write_text(f"Eve: {hostile}\n", encoding="utf-8")
+    for name, *words in (
+        *(("show",), ("search", "city"), ("ask", "Which city?"), ("history", entry.id), ("diff", 0), ("review",)),
+        *(("audit",), ("doctor",), ("undo",), ("redo",), ("read", text, "--policy", "add_all"), ("consolidate",)),
+        *(("add", hostile), ("revert", "--speaker", hostile), ("review", "--reject", 5), ("history", hostile)),
+    ):
+        _, out, err = memalpha(name, store, *words)
+        assert not [mark for mark in "\x1b\x07\x9b\u202e" if mark in out + err], (name, words)
+
+
+def _contents(out: str) -> list[str]:
+    return [hit["entry"]["content"] for hit in json.loads(out)]
+
+
+def test_min_score_leaves_out_lower_hits(memalpha, refused, store: Path) -> None:
+    memalpha("add", store, "Tom likes tea.")
+    words = ("search", store, "Ana lives in Lisbon.", "--route", "dense", "--json")
+    hits = json.loads(memalpha(*words)[1])
+    assert [hit["entry"]["content"] for hit in hits] == ["Ana lives in Lisbon.", "Tom likes tea."]
+    between = (hits[0]["score"] + hits[1]["score"]) / 2
+    assert _contents(memalpha(*words, "--min-score", between)[1]) == ["Ana lives in Lisbon."]
+    assert memalpha(*words, "--min-score", 2)[:2] == (0, "[]\n")
+    assert "min_score nan: a finite number" in refused("search", store, "Ana", "--min-score", "nan")
+
+
+def test_reranker_from_a_folder_sorts_the_hits(memalpha, refused, store: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sentence_transformers", reason="the extra embed")
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ana", "tom", "lives", "likes", "in", "lisbon", "tea", "."]
+    (tmp_path / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    folder = tmp_path / "cross-encoder"
+    BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 16}
+    model = BertForSequenceClassification(BertConfig(vocab_size=len(words), num_labels=1, **sizes))
+    model.save_pretrained(folder)
+
+    memalpha("add", store, "Tom likes tea.")
+    code, out, err = memalpha("search", store, "Ana lives", "--reranker", folder, "--json")
+    assert code == 0, err
+    with MemoryStore.open(store) as memory:
+        plain = memory.search("Ana lives")
+        expected = memory.search("Ana lives", reranker=str(folder))
+    assert len({hit.score for hit in expected}) == len(plain) == 2
+    assert _contents(out) == [hit.entry.content for hit in expected]
+    assert [hit["explain"]["rerank"] for hit in json.loads(out)] == pytest.approx([hit.score for hit in expected])
+
+    assert "nothing-here" in refused("search", store, "Ana", "--reranker", tmp_path / "nothing-here")

@@ -6,13 +6,12 @@ import asyncio
 import inspect
 import re
 import socket
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from serving import listening
 from standin import Answer, HttpStandIn
 
 pytest.importorskip("fastapi")
@@ -42,28 +41,20 @@ class Served:
     """A running server with a key for three namespaces, one that reads, and one with a quota."""
 
     def __init__(self, folder: Path) -> None:
-        import uvicorn
-
         store = MemoryStore.open(":memory:", embedder="hash")
         self.keys = KeyFile(folder / "keys", create=True)
         self.all = self.keys.add("all", ["admin"], ["ana", "bén/#1", "guide"])[1]
         self.reader = self.keys.add("reader", ["read"], ["ana"])[1]
         self.slow = self.keys.add("slow", ["read"], ["ana"], requests_per_minute=1)[1]
-        app = HttpApp(MemoryService(store, load_policy("add_all")), keys=self.keys)
-        self.server: Any = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None))
-        self.thread = threading.Thread(target=self.server.run, daemon=True)
-        self.thread.start()
-        while not self.server.started:
-            time.sleep(0.005)
-        self.address = f"http://127.0.0.1:{self.server.servers[0].sockets[0].getsockname()[1]}"
+        self.app = HttpApp(MemoryService(store, load_policy("add_all")), keys=self.keys)
+        self.address = ""
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     server = Served(tmp_path_factory.mktemp("client"))
-    yield server
-    server.server.should_exit = True
-    server.thread.join(10)
+    with listening(server.app) as server.address:
+        yield server
     server.keys.close()
 
 

@@ -1,4 +1,4 @@
-"""`memalpha serve` in a process of its own."""
+"""Servers on a real socket: `memalpha serve` in a process of its own, an application in a thread."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 COMMAND = [sys.executable, "-m", "memalpha", "serve"]
 ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
@@ -61,3 +64,20 @@ def running(store: Path | str, *words: str, **environment: str) -> Iterator[Serv
     finally:
         process.kill()
         process.communicate()
+
+
+@contextmanager
+def listening(app: Any, **options: Any) -> Iterator[str]:
+    """Serve an application in a thread and yield its address; `options` are uvicorn's."""
+    import uvicorn
+
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, **options))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.005)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)

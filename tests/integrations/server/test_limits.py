@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 import httpx2
-import uvicorn
+from serving import listening
 
 from memalpha.integrations.server import auth
 from memalpha.integrations.server import service as service_module
@@ -58,20 +58,10 @@ class SlowPolicy(ScriptedPolicy):
 def serving(policy: SlowPolicy | None = None) -> Iterator[tuple[MemoryService, str, int]]:
     """Serve a store in memory; yield the service with the server's URL and port."""
     service = MemoryService(MemoryStore.open(":memory:", embedder="hash"), policy or SlowPolicy())
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen(128)
-        port = listening.getsockname()[1]
-        app, protocol = HttpApp(service), limited_protocol(LIMIT, HEAD_SECONDS)
-        server = uvicorn.Server(uvicorn.Config(app, http=protocol, log_config=None, timeout_graceful_shutdown=1))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        try:
-            yield service, f"http://localhost:{port}", port
-        finally:
-            server.should_exit = True
-            thread.join()
-            service._close()
+    protocol = limited_protocol(LIMIT, HEAD_SECONDS)
+    with listening(HttpApp(service), http=protocol, timeout_graceful_shutdown=1) as url:
+        yield service, url, int(url.rpartition(":")[2])
+    service._close()
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -258,7 +258,7 @@ def command(store: Path | str, *words: str) -> list[str]:
 
 
 def test_stdio_and_a_restart(tmp_path):
-    """A second server has the text that the first one read, and keeps stdout clean until SIGTERM."""
+    """A second server has the text of the first, answers every line, and keeps stdout clean until SIGTERM."""
     path = tmp_path / "ana.db"
     server = StdioServerParameters(command=sys.executable, args=command(path, "--mcp"), env=ENVIRONMENT)
 
@@ -270,30 +270,32 @@ def test_stdio_and_a_restart(tmp_path):
             return (await client.call_tool("memory_search", {"query": "Where does Ana live?"})).structured_content
 
     results = asyncio.run(first())
-    again = subprocess.Popen(
-        [sys.executable, *command(path, "--mcp")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **ENVIRONMENT},
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    again = subprocess.Popen([sys.executable, *command(path, "--mcp")], **pipes, env={**os.environ, **ENVIRONMENT})
+
+    def answer(line: bytes) -> Any:
+        again.stdin.write(line + b"\n")
+        again.stdin.flush()
+        return json.loads(again.stdout.readline())
 
     def ask(method: str, **params: Any) -> Any:
-        again.stdin.write(json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}) + "\n")
-        again.stdin.flush()
-        return json.loads(again.stdout.readline())["result"]
+        return answer(json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode())["result"]
 
     about = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
     assert ask("initialize", **about)["serverInfo"]["name"] == "memalpha"
-    again.stdin.write('{"jsonrpc": "2.0", "method": "notifications/initialized"}\n')
+    again.stdin.write(b'{"jsonrpc": "2.0", "method": "notifications/initialized"}\n')
     search = {"name": "memory_search", "arguments": {"query": "Where does Ana live?"}}
     assert ask("tools/call", **search)["structuredContent"] == results
     new = {"category": "semantic", "content": "city: Porto"}
     assert ask("tools/call", name="memory_insert", arguments=new)["structuredContent"]["ok"]
+    for line, id in ((b"no JSON", None), (b'{"jsonrpc":"2.0","id":8,"method":"tools/call","params":{"na', 8)):
+        error = answer(line)
+        assert (error["id"], error["error"]["code"]) == (id, -32700)
+    head = b'{"jsonrpc":"2.0","id":9,"method":"tools/call","params":{"name":"memory_search","arguments":'
+    assert answer(head + b'{"query":"cut \\ud83d \xff"}}}')["result"]["structuredContent"]["hits"]
     again.send_signal(signal.SIGTERM)  # while its stdin is open
     out, err = again.communicate(timeout=60)
-    assert (again.returncode, out, err) == (0, "", "")
+    assert (again.returncode, out, err) == (0, b"", b"")
     with MemoryStore.open(path, create=False) as reopened:
         assert [entry.content for entry in reopened.list()] == ["Ana: I live in Porto.", "city: Porto"]
 
@@ -486,25 +488,3 @@ def test_every_line_is_a_message_or_answered(line) -> None:
 
 def test_blank_lines_are_no_messages() -> None:
     assert [read_line(line) for line in (b"\n", b" \r\n")] == [("", None)] * 2
-
-
-def test_stdio_answers_lines_that_are_no_messages(tmp_path) -> None:
-    command = [sys.executable, "-m", "memalpha", "serve", str(tmp_path / "s.db"), "--mcp", "--policy", "add_all"]
-    start = {"protocolVersion": "2025-03-26", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
-    lines = [
-        json.dumps({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": start}).encode(),
-        b'{"jsonrpc":"2.0","method":"notifications/initialized"}',
-        b"no JSON",
-        b'{"jsonrpc":"2.0","id":8,"method":"tools/call","params":{"na',
-        b'{"jsonrpc":"2.0","id":9,"method":"tools/call","params":{"name":"memory_search",'
-        b'"arguments":{"query":"cut \\ud83d \xff"}}}',
-    ]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
-        assert server.stdin and server.stdout
-        server.stdin.write(b"\n".join(lines) + b"\n")
-        server.stdin.flush()
-        answers = [json.loads(server.stdout.readline()) for _ in range(4)]
-        server.stdin.close()
-    by_id = {answer["id"]: answer for answer in answers}
-    assert by_id[None]["error"]["code"] == by_id[8]["error"]["code"] == -32700
-    assert by_id[9]["result"]["structuredContent"] == {"hits": []}

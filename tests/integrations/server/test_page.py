@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from serving import listening
 
 pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
@@ -245,45 +244,34 @@ def test_a_reader_without_keys_has_forms_of_his_own_page(tmp_path: Path) -> None
 
 def test_a_person_edits_and_reviews_in_a_browser(served: Served) -> None:
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    uvicorn = pytest.importorskip("uvicorn")
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("no chromium on this machine: the page is not opened in a browser")
     secret = served.keys.add("both", ["read", "write", "review"], ["*"])[1]
-    server: Any = uvicorn.Server(uvicorn.Config(served.web.app, port=0, log_config=None))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    try:
-        while not server.started:
-            time.sleep(0.01)
-        url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
-        with sync_api.sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-            options: Any = {"http_credentials": {"username": "ana", "password": secret}}
-            page = browser.new_context(**options, java_script_enabled=False).new_page()
-            page.goto(url)
-            page.focus(".waiting button >> nth=1")
-            page.keyboard.press("Enter")  # reject, without a script
-            page.wait_for_selector("text=Rejected: the memory stays")
-            page.focus(".entry summary")
-            page.keyboard.press("Enter")
-            page.fill(".edit textarea", "Ana lives in Faro. " + MARKUP)
-            page.click("text=Save")
-            page.wait_for_selector("text=Saved.")
-            assert served.content() == "Ana lives in Faro. " + MARKUP
-            page = browser.new_context(**options).new_page()
-            faults: list[str] = []
-            page.on("console", lambda message: faults.append(message.text))
-            page.goto(url)
-            page.click("#back")
-            assert page.locator("form.undo").is_hidden()  # what is shown is no longer the memory of now
-            page.click("#forward")
-            page.click("text=Take back the last change")
-            page.wait_for_selector("text=is taken back")
-            assert served.content() == "Ana lives in Porto."
-            assert page.title() == "memalpha: :memory:, ana"
-            assert [fault for fault in faults if "favicon" not in fault] == []
-            browser.close()
-    finally:
-        server.should_exit = True
-        thread.join(10)
+    with listening(served.web.app) as url, sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        options: Any = {"http_credentials": {"username": "ana", "password": secret}}
+        page = browser.new_context(**options, java_script_enabled=False).new_page()
+        page.goto(f"{url}/")
+        page.focus(".waiting button >> nth=1")
+        page.keyboard.press("Enter")  # reject, without a script
+        page.wait_for_selector("text=Rejected: the memory stays")
+        page.focus(".entry summary")
+        page.keyboard.press("Enter")
+        page.fill(".edit textarea", "Ana lives in Faro. " + MARKUP)
+        page.click("text=Save")
+        page.wait_for_selector("text=Saved.")
+        assert served.content() == "Ana lives in Faro. " + MARKUP
+        page = browser.new_context(**options).new_page()
+        faults: list[str] = []
+        page.on("console", lambda message: faults.append(message.text))
+        page.goto(f"{url}/")
+        page.click("#back")
+        assert page.locator("form.undo").is_hidden()  # what is shown is no longer the memory of now
+        page.click("#forward")
+        page.click("text=Take back the last change")
+        page.wait_for_selector("text=is taken back")
+        assert served.content() == "Ana lives in Porto."
+        assert page.title() == "memalpha: :memory:, ana"
+        assert [fault for fault in faults if "favicon" not in fault] == []
+        browser.close()

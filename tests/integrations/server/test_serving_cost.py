@@ -74,12 +74,12 @@ async def ask(app: HttpApp, method: str, path: str, body: Any = None) -> tuple[i
 
 
 def answers(app: HttpApp, counts: Counter[str], *requests: tuple[Any, ...]) -> list[tuple[int, Any]]:
-    """Return the answers to requests, of which the first is not counted."""
+    """Return the answers to requests after a search, which is not counted."""
 
     async def run() -> list[tuple[int, Any]]:
-        first = await ask(app, *requests[0])
+        await ask(app, *SEARCH)
         counts.clear()
-        results = [first, *[await ask(app, *request) for request in requests[1:]]]
+        results = [await ask(app, *request) for request in requests]
         counted.update(counts)
         return results
 
@@ -92,32 +92,26 @@ def answers(app: HttpApp, counts: Counter[str], *requests: tuple[Any, ...]) -> l
 
 def test_a_warm_read_is_done_in_the_thread_of_the_loop_and_encoded_once(app, counts):
     [id] = [entry.id for entry in app.service._store.list("semantic") if "Ana" in entry.content]
-    reads = [SEARCH, ("GET", f"/v1/entries/{id}"), ("GET", "/v1/core")]
-    results = answers(app, counts, SEARCH, *reads)
-    assert [status for status, _ in results] == [200] * 4 and results[0] == results[1]
-    assert results[1][1]["hits"][0]["entry"]["content"] == "Ana lives in Porto."
-    assert counts == {"encodings": 3}
+    results = answers(app, counts, SEARCH, ("GET", f"/v1/entries/{id}"), ("GET", "/v1/core"))
+    assert [status for status, _ in results] == [200] * 3
+    assert results[0][1]["hits"][0]["entry"]["content"] == "Ana lives in Porto." and counts == {"encodings": 3}
 
 
 def test_a_write_is_one_hand_over_and_the_search_after_it_none(app, counts):
     fact = {"category": "semantic", "content": "Ana has a cat."}
-    results = answers(app, counts, SEARCH, ("POST", "/v1/entries", fact), SEARCH)
-    assert results[1][0] == 201 and len(results[2][1]["hits"]) == 3
+    results = answers(app, counts, ("POST", "/v1/entries", fact), SEARCH)
+    assert results[0][0] == 201 and len(results[1][1]["hits"]) == 3
     assert counts == {"encodings": 2, "threads": 1}
 
 
-@pytest.mark.parametrize("more", [{"where": {"user": "ana"}}, {"as_of": 1}])
-def test_a_search_that_may_take_long_has_a_thread(app, counts, more):
+@pytest.mark.parametrize("more", [{"where": {"user": "ana"}}, {"as_of": 1}, "_MAX_WARM", "_MAX_LAG"])
+def test_a_search_that_may_take_long_has_a_thread(app, counts, more, monkeypatch):
+    """With a filter, of a past state, in a large index, and in one that is far behind."""
     method, path, body = SEARCH
-    assert answers(app, counts, SEARCH, (method, path, {**body, **more}))[1][0] == 200
-    assert counts["threads"] == 1
-
-
-@pytest.mark.parametrize("name", ["_MAX_WARM", "_MAX_LAG"])
-def test_a_large_index_or_one_far_behind_is_searched_in_a_thread(app, counts, name, monkeypatch):
-    monkeypatch.setattr(index, name, -1)
-    assert answers(app, counts, SEARCH, SEARCH)[1][0] == 200
-    assert counts["threads"] == 1
+    if isinstance(more, str):
+        monkeypatch.setattr(index, more, -1)
+        more = {}
+    assert answers(app, counts, (method, path, {**body, **more}))[0][0] == 200 and counts["threads"] == 1
 
 
 def test_a_read_does_not_stop_the_loop_while_another_thread_has_the_database(app, counts):
