@@ -81,36 +81,37 @@ def test_a_recipe_says_first_what_was_run(recipe):
     assert first.startswith("# Measured:" if recipe in SMOL else "# Not run on real hardware")
 
 
+def planned(folder, shape, tokenizer, recipe, hardware, **changes):
+    """Plan a recipe for a model of a published shape."""
+    shape.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return plan_run(training_config(recipe, {"policy": str(folder), **changes}), **hardware)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", CARDS)
 def test_a_recipe_fits_its_cards(recipe, tmp_path):
-    policy = read_config(recipe)["policy"]
-    width, layers, heads, inner = QWEN3[policy]
-    Qwen3Config(
-        vocab_size=151936,
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=8,
-        head_dim=128,
-        intermediate_size=inner,
-        tie_word_embeddings=True,
-        max_position_embeddings=40960,
-    ).save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(policy_path("tiny")).save_pretrained(tmp_path)
-    changes: dict[str, object] = {"policy": str(tmp_path)}
+    width, layers, heads, inner = QWEN3[read_config(recipe)["policy"]]
+    shape = {
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": inner,
+    }
+    shape |= {"vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960}
+    changes: dict[str, object] = {}
     if recipe == "mem-alpha":
-        changes |= {"data": "synthetic", "evaluation": {"data": None}, "reader": {"policy": str(tmp_path)}}
+        changes = {"data": "synthetic", "evaluation": {"data": None}, "reader": {"policy": str(tmp_path)}}
     gpu, processes = CARDS[recipe]
-    plan = plan_run(training_config(recipe, changes), gpu=gpu, processes=processes)
+    tokenizer = AutoTokenizer.from_pretrained(policy_path("tiny"))
+    config = Qwen3Config(**shape, tie_word_embeddings=True)
+    plan = planned(tmp_path, config, tokenizer, recipe, {"gpu": gpu, "processes": processes}, **changes)
     assert plan["memory"]["fits"], plan["memory"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", SMOL)
 def test_smollm2_fits_a_small_machine(recipe, tmp_path):
-    LlamaConfig(**SMOLLM2).save_pretrained(tmp_path)
-    smollm2_tokenizer().save_pretrained(tmp_path)
-    plan = plan_run(training_config(recipe, {"policy": str(tmp_path)}))
+    plan = planned(tmp_path, LlamaConfig(**SMOLLM2), smollm2_tokenizer(), recipe, {})
     assert plan["model"]["parameters"] == SMOLLM2_PARAMETERS > 20 * plan["model"]["trained"] > 0
     assert SMOLLM2_PARAMETERS * 4 < plan["memory"]["peak"]["bytes"] < 16e9

@@ -117,14 +117,6 @@ def test_an_item_is_an_entry(store, monkeypatch):
     assert items.list_namespaces() == [("users", "ana")]
 
 
-def test_an_item_of_any_size_is_kept_whole_and_found(store):
-    items = LangGraphStore(store)
-    value = {"text": "needle " + "x " * 600_000}
-    items.put(("users", "ana"), "page", value)
-    assert items.get(("users", "ana"), "page").value == value
-    assert [item.key for item in items.search(("users",), query="needle")] == ["page"]
-
-
 def test_search_covers_the_namespaces_below_the_prefix(store):
     items = LangGraphStore(store)
     for number, who in enumerate(("ana", "tom")):

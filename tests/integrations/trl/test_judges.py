@@ -48,11 +48,7 @@ def test_a_binary_judge():
     reward = from_trl_judge(ExactMatchJudge())
     assert reward.__name__ == "ExactMatchJudge" and reward(["a", "b"], ["yes", "no"]) == [1.0, 0.0]
     reward = from_trl_judge(ExactMatchJudge(), gold="answer")
-    assert reward([CHAT] * 3, [chat_reply("x"), chat_reply("y"), chat_reply("z")], answer=["x", "z", ""]) == [
-        1.0,
-        0.0,
-        None,
-    ]
+    assert reward([CHAT] * 3, [*map(chat_reply, "xyz")], answer=["x", "z", ""]) == [1.0, 0.0, None]
     with pytest.raises(RewardError, match="ExactMatchJudge: no column 'answer'"):
         reward(["a"], ["b"])
     [scored] = score_texts(load_rewards([from_trl_judge(ExactMatchJudge())]), ["a"], ["yes"], {})
@@ -113,20 +109,10 @@ async def kind_reward(prompts, completions, kind):
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_memalpha_rewards_work_in_trl(make_trainer):
     """Names and None are kept, and async functions work."""
-    parts = [
-        FormatPart(kind="format", pattern="[a-z]+", match="search"),
-        kind_reward,
-        from_trl_judge(ExactMatchJudge()),
-    ]
-    functions = load_rewards(parts)
-    trainer = make_trainer(
-        GRPOTrainer,
-        GRPOConfig,
-        data=tasks(True),
-        reward=list(functions),
-        reward_weights=[1.0, 2.0, 0.5],
-        max_steps=1,
-    )
+    pattern = FormatPart(kind="format", pattern="[a-z]+", match="search")
+    functions = list(load_rewards([pattern, kind_reward, from_trl_judge(ExactMatchJudge())]))
+    settings = {"reward_weights": [1.0, 2.0, 0.5], "max_steps": 1}
+    trainer = make_trainer(GRPOTrainer, GRPOConfig, data=tasks(True), reward=functions, **settings)
     trainer.train()
     line = trainer.state.log_history[0]
     means = {name: line[f"rewards/{name}/mean"] for name in ("format", "kind_reward", "ExactMatchJudge")}

@@ -15,7 +15,7 @@ from tiny import VOCABULARY
 from trl import GRPOConfig
 from trl_toy import COMMON
 
-from memalpha.config import TextConfig, TrainConfig, build_config
+from memalpha.config import TextConfig, TrainConfig
 from memalpha.environments import RolloutEngine
 from memalpha.errors import ConfigError, TrainingError
 from memalpha.integrations.trl import MultiContextGRPOTrainer, memory_collector
@@ -89,15 +89,9 @@ def make_trainer(policy, tmp_path, lora, config, **settings):
 def test_the_gradient_equals_the_learners(policy, tmp_path, loss, beta, lora):
     common = {"temperature": 0.7, "group_size": 4}
     shared = {"beta": beta, "loss_type": loss, "epsilon": 0.1, "epsilon_high": 0.3}
-    trainer = make_trainer(
-        policy,
-        tmp_path,
-        lora,
-        TrainConfig(out="unused", **common),
-        **shared,
-        temperature=0.7,
-        **({"max_completion_length": LONGEST} if loss == "dr_grpo" else {}),
-    )
+    longest = {"max_completion_length": LONGEST} if loss == "dr_grpo" else {}
+    collected = TrainConfig(out="unused", **common)
+    trainer = make_trainer(policy, tmp_path, lora, collected, **shared, temperature=0.7, **longest)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 2
     trainer.state = SimpleNamespace(global_step=0, num_input_tokens_seen=0)
@@ -131,17 +125,8 @@ def test_the_gradient_equals_the_learners(policy, tmp_path, loss, beta, lora):
 
 def test_memory_tasks_train(policy, tmp_path):
     """Rollouts over real tasks use the current weights: the first ratio of each update is 1."""
-    config = build_config(
-        TrainConfig,
-        {
-            "out": str(tmp_path / "run"),
-            "policy": policy,
-            "agent": {"prompt": "compact", "embedder": "hash", "max_new_tokens": 8},
-            "group_size": 4,
-            "temperature": 0.9,
-        },
-        "test",
-    )
+    agent = {"prompt": "compact", "embedder": "hash", "max_new_tokens": 8}
+    config = TrainConfig(out=tmp_path / "run", policy=policy, agent=agent, group_size=4, temperature=0.9)
     args = GRPOConfig(str(tmp_path / "trl"), **{**SETTINGS, "temperature": 0.9, "max_steps": 2, "num_iterations": 1})
     tasks = synthetic.tasks(config.world, 0, 0, 3)
     trainer = MultiContextGRPOTrainer(memory_collector(config), tasks, args)
