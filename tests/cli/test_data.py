@@ -95,10 +95,7 @@ def test_overlap_lists_leaks(data, trec):
         (["check", "babi", "limit=x"], "limit='x': a whole number is needed"),
         (["prepare", "synthetic", "out.jsonl", "limit=x"], "limit='x': a whole number is needed"),
         (["prepare", "synthetic", "out.jsonl", "limit=2", "--limit", "2"], "--limit and limit=: give one of them"),
-        (
-            ["prepare", "synthetic", "out.jsonl", "world.preset=huge"],
-            "world={'preset': 'huge'}: Input should",
-        ),
+        (["prepare", "synthetic", "out.jsonl", "world.preset=huge"], "world={'preset': 'huge'}: Input should"),
         (["overlap", "synthetic", "synthetic", "train=3"], "train=3: name an option, as in train.data=PATH"),
         (["overlap", "synthetic", "synthetic", "data=x"], "data: not an option of overlap"),
         (["overlap", "synthetic", "synthetic", "n=many"], "n='many': a whole number is needed"),

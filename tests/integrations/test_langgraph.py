@@ -16,14 +16,7 @@ from memalpha.errors import ConfigError, InvalidContent, StoreError
 from memalpha.store.fields import format_utc
 
 pytest.importorskip("langgraph")
-from langgraph.store.base import (
-    GetOp,
-    InvalidNamespaceError,
-    ListNamespacesOp,
-    MatchCondition,
-    PutOp,
-    SearchOp,
-)
+from langgraph.store.base import GetOp, InvalidNamespaceError, ListNamespacesOp, MatchCondition, PutOp, SearchOp
 from langgraph.store.memory import InMemoryStore
 
 from memalpha.integrations.langgraph import LangGraphStore

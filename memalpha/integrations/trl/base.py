@@ -229,11 +229,6 @@ def select_rows(rows: Rows, indices: Sequence[int]) -> Rows:
     return {name: tensor[list(indices)] for name, tensor in rows.items()}
 
 
-def _pad_columns(tensor: torch.Tensor, width: int, value: float, left: bool) -> torch.Tensor:
-    extra = width - tensor.shape[1]
-    return torch.nn.functional.pad(tensor, (extra, 0) if left else (0, extra), value=value)
-
-
 def concat_rows(parts: Sequence[Rows], pad_id: int) -> Rows:
     """Concatenate rows of several batches, padded to the longest prompt and completion."""
     rows: Rows = {}
@@ -242,7 +237,9 @@ def concat_rows(parts: Sequence[Rows], pad_id: int) -> Rows:
         if tensors[0].dim() == 2 and not (name == RATIO and all(tensor.shape[1] == 1 for tensor in tensors)):
             width = max(tensor.shape[1] for tensor in tensors)
             value = pad_id if name.endswith("_ids") else float(name == RATIO)
-            tensors = [_pad_columns(tensor, width, value, name in LEFT_PADDED) for tensor in tensors]
+            gaps = [width - tensor.shape[1] for tensor in tensors]
+            sides = [(gap, 0) if name in LEFT_PADDED else (0, gap) for gap in gaps]
+            tensors = [torch.nn.functional.pad(*tensor, value=value) for tensor in zip(tensors, sides, strict=True)]
         rows[name] = torch.cat(tensors)
     return rows
 

@@ -320,16 +320,14 @@ class ERLTrainer(RowTrainer):
             "trainer_state": self.state,
             **{name: [inputs[i][name] for i in indices] for name in names},
         }
-        texts = self._run_coroutine(func(**arguments)) if is_async_callable(func) else func(**arguments)
+        texts = func(**arguments)
+        if is_async_callable(func):  # in the event loop of async reward functions
+            if not self._has_async_funcs:
+                self.async_loop_thread, self.async_loop, ready = start_event_loop_in_daemon(name="ERLTrainer-AsyncLoop")
+                ready.wait()
+                self._has_async_funcs = True
+            texts = asyncio.run_coroutine_threadsafe(texts, self.async_loop).result()
         return check_feedback(texts, len(attempts))
-
-    def _run_coroutine(self, coroutine: Any) -> Any:
-        """Run a coroutine in the event loop of async reward functions and return its result."""
-        if not self._has_async_funcs:
-            self.async_loop_thread, self.async_loop, ready = start_event_loop_in_daemon(name="ERLTrainer-AsyncLoop")
-            ready.wait()
-            self._has_async_funcs = True
-        return asyncio.run_coroutine_threadsafe(coroutine, self.async_loop).result()
 
     def _fits(self, prompt: Any) -> bool:
         """Return True if the prompt leaves room for a completion in the model's context."""

@@ -357,15 +357,12 @@ def test_every_operation_is_listed():
     assert sorted(described()) == sorted(OPERATIONS)
 
 
-@pytest.mark.parametrize("label", QUICK)
-def test_responses_match_the_api_description(label):
-    conforms(label, 2)
+MANY = [pytest.param(label, 150, marks=pytest.mark.slow) for label in OPERATIONS]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("label", OPERATIONS)
-def test_responses_match_the_api_description_slowly(label):
-    conforms(label, 150)
+@pytest.mark.parametrize(("label", "examples"), [*((label, 2) for label in QUICK), *MANY])
+def test_responses_match_the_api_description(label, examples):
+    conforms(label, examples)
 
 
 def test_an_answer_has_a_limit_in_bytes(store, monkeypatch):

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 pytest.importorskip("mcp")
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
@@ -230,20 +230,14 @@ def secrets_shown_to_a_stranger(served: Served, data: st.DataObject) -> list[str
     return [f"{name}: {method} {url}" for name in NAMESPACES if name not in visible and SECRETS[name] in response.text]
 
 
-QUICK = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("examples", [30, pytest.param(2000, marks=pytest.mark.slow)])
+def test_no_request_of_a_stranger_gets_a_secret(served, examples):
+    @settings(max_examples=examples, deadline=None)
+    @given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        assert secrets_shown_to_a_stranger(served, data) == []
 
-
-@QUICK
-@given(data=st.data())
-def test_no_request_of_a_stranger_gets_a_secret(served, data):
-    assert secrets_shown_to_a_stranger(served, data) == []
-
-
-@pytest.mark.slow
-@settings(QUICK, max_examples=2000)
-@given(data=st.data())
-def test_no_request_of_thousands_gets_a_secret(served, data):
-    assert secrets_shown_to_a_stranger(served, data) == []
+    check()
 
 
 def test_quotas_answer_429_with_the_time_to_wait(served, monkeypatch):

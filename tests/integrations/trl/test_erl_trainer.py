@@ -123,14 +123,8 @@ def test_each_phase_uses_the_results_of_the_previous(make_trainer, chat):
             assert reflecting[0] == retrying[0] == system and len(reflecting) == len(retrying) == 2
         row, completion = inputs[attempt.index], first.completions[attempt.index]
         reply = completion[0]["content"] if chat else completion
-        for part in (
-            content(row["prompt"]),
-            reply,
-            f"I wanted {row['kind']}.",
-            f"Reward {r1[attempt.index]:g}.",
-            "Old advice.",
-        ):
-            assert part in content(reflecting)
+        said = (f"I wanted {row['kind']}.", f"Reward {r1[attempt.index]:g}.", "Old advice.")
+        assert all(part in content(reflecting) for part in (content(row["prompt"]), reply, *said))
         assert content(row["prompt"]) in content(retrying) and attempt.advice in content(retrying)
         assert "I wanted" not in content(retrying) and "Old advice." not in content(retrying)
     assert len(scored) == 2
@@ -169,12 +163,8 @@ def test_the_gradient_equals_a_float64_computation(make_trainer, loss):
         for group in (range(4), range(4, 8)):
             group_rewards = {i: rewards[i] for i in group if i in rewards}
             values = torch.tensor(list(group_rewards.values()), dtype=torch.float64)
-            if len(group_rewards) > 1:
-                result |= dict(
-                    zip(group_rewards, ((values - values.mean()) / (values.std() + 1e-4)).tolist(), strict=True)
-                )
-            else:
-                result |= dict.fromkeys(group_rewards, 0.0)
+            scaled = (values - values.mean()) / (values.std() + 1e-4) if len(values) > 1 else 0 * values
+            result |= dict(zip(group_rewards, scaled.tolist(), strict=True))
         return result
 
     r1 = dict(enumerate(upper(first.prompts, first.completions, kind=[row["kind"] for row in inputs])))
@@ -195,18 +185,9 @@ def test_the_gradient_equals_a_float64_computation(make_trainer, loss):
     tokens = sum(len(completion) for _, completion, _ in rows)
     total = torch.zeros((), dtype=torch.float64)
     for prompt, completion, advantage in rows:
-        row_loss = -advantage * logprobs(prompt, completion).sum()
-        total = (
-            total
-            + row_loss
-            / {
-                "dapo": tokens,
-                "grpo": len(completion) * live,
-                "sapo": len(completion) * live,
-                "dr_grpo": live * 8,
-                "luspo": live,
-            }[loss]
-        )
+        by_row = len(completion) * live
+        divisors = {"dapo": tokens, "grpo": by_row, "sapo": by_row, "dr_grpo": live * 8, "luspo": live}
+        total = total - advantage * logprobs(prompt, completion).sum() / divisors[loss]
     imitated = [attempt for attempt in attempts if attempt.reward > 0]
     count = sum(len(attempt.retry.completion_ids) for attempt in imitated)
     assert imitated and len(imitated) < len(attempts)
@@ -224,28 +205,15 @@ def test_metrics_do_not_depend_on_micro_batches(make_trainer):
     """Weights agree up to rounding: the number of dead rows has no effect."""
     runs = []
     for size, steps in ((8, 1), (1, 8)):
-        trainer = make_trainer(
-            per_device_train_batch_size=size,
-            gradient_accumulation_steps=steps,
-            loss_type="grpo",
-            reward_threshold=0.75,
-            max_steps=1,
-            optim="sgd",
-            learning_rate=0.1,
-        )
+        batches = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
+        sgd = {"max_steps": 1, "optim": "sgd", "learning_rate": 0.1}
+        trainer = make_trainer(loss_type="grpo", reward_threshold=0.75, **batches, **sgd)
         trainer.train()
         runs.append((trainer.state.log_history[0], weights(trainer)))
     (line, expected), *other_runs = runs
     metrics = {name for name in line if name.startswith(("erl/", "retry/")) or name in ("loss", "reward", "grad_norm")}
-    assert {name for name in metrics if name.startswith("erl/")} >= {
-        "erl/attempt_reward",
-        "erl/gated",
-        "erl/reflection_tokens",
-        "erl/retry_reward",
-        "erl/memory",
-        "erl/rows",
-        "erl/internalization_loss",
-    }
+    logged = ("attempt_reward", "gated", "reflection_tokens", "retry_reward", "memory", "rows", "internalization_loss")
+    assert metrics >= {f"erl/{name}" for name in logged}
     for other, moved in other_runs:
         assert {name: other[name] for name in metrics} == pytest.approx(
             {name: line[name] for name in metrics}, rel=1e-4
