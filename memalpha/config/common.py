@@ -60,8 +60,9 @@ class Config(BaseModel):
         """Return a copy whose paid answers are cached in `folder`, unless a cache is set."""
         if folder is None:
             return self
-        parts = {name: (part, part.kept_in(folder)) for name, part in self if isinstance(part, Config)}
-        changes = {name: kept for name, (part, kept) in parts.items() if kept is not part}
+        parts = {name: part for name, part in self if isinstance(part, Config)}
+        copies = {name: part.kept_in(folder) for name, part in parts.items()}
+        changes = {name: copy for name, copy in copies.items() if copy is not parts[name]}
         return self.model_copy(update=changes) if changes else self
 
     def refuse_unread(self, names: Iterable[str], reason: str, *, group: str = "") -> None:
@@ -77,15 +78,15 @@ class Config(BaseModel):
                 raise ValueError(f"{group}{name}: has no effect {reason}; leave it out")
 
 
-def refuse_together(setting: str, others: Mapping[str, bool], problem: str = "does not work with {}") -> None:
+def refuse_together(setting: str, exclusions: Mapping[str, bool], problem: str = "does not work with {}") -> None:
     """Raise `ValueError` if a setting meets one that excludes it.
 
     Args:
         setting: The setting, which is in use.
-        others: Names of what excludes it, and whether each is in use.
+        exclusions: Names of what excludes it, and whether each is in use.
         problem: What is wrong; `{}` is the name of the other.
     """
-    for other, is_used in others.items():
+    for other, is_used in exclusions.items():
         if is_used:
             raise ValueError(f"{setting}: {problem.format(other)}; leave one of them out")
 

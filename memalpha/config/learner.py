@@ -147,16 +147,16 @@ class LearnerConfig(Config):
             raise ValueError("compute.load_in_4bit: weights in 4 bits cannot be trained, only adapters: set lora={}")
         sampling, has_map = self.rl_sampling, compute.device_map is not None
         if sampling is not None and sampling.dtype is not None:
-            others = {"compute.load_in_4bit": compute.load_in_4bit, "compute.device_map": has_map}
-            refuse_together("sampling.dtype", others, "no copy in another precision can be made with {}")
+            exclusions = {"compute.load_in_4bit": compute.load_in_4bit, "compute.device_map": has_map}
+            refuse_together("sampling.dtype", exclusions, "no copy in another precision can be made with {}")
         if compute.sharding == "fsdp":
-            others = {
+            exclusions = {
                 "compute.load_in_4bit": compute.load_in_4bit,
                 "compute.device_map": has_map,
                 "compute.offload_optimizer": compute.offload_optimizer,
                 "lora.trainable_tokens": self.lora is not None and bool(self.lora.trainable_tokens),
             }
-            refuse_together("compute.sharding", others, "fsdp does not work with {}")
+            refuse_together("compute.sharding", exclusions, "fsdp does not work with {}")
         return self
 
     def with_learning_rate(self, parameters: int) -> Self:

@@ -122,8 +122,8 @@ class ReinforcementConfig(RolloutConfig):
                 "loss.kl_estimator: k1's gradient in the loss is 0 on average without the ratio, so nothing is held "
                 "back; set use_bias_correction_kl=true, kl_in=reward or another estimator"
             )
-        others = [name for name in ("ppo", "dpo", "erl") if name != algorithm]
-        self.refuse_unread(others, f"with algorithm={algorithm}")
+        groups = [name for name in ("ppo", "dpo", "erl") if name != algorithm]
+        self.refuse_unread(groups, f"with algorithm={algorithm}")
         fixed = dict(_FIXED.get(algorithm, {}))
         if algorithm == "rloo" and loss.importance_sampling_level == "sequence":
             fixed["loss_type"] = ("grpo", "with one ratio a completion rloo's loss is a mean over completions")
@@ -158,13 +158,14 @@ class ReinforcementConfig(RolloutConfig):
         sampling, lora, algorithm = self.sampling, self.lora, f"algorithm={self.algorithm}"
         curriculum = {"a curriculum": self.has_curriculum}
         if sampling.resample_flat:
-            others = {algorithm: self.algorithm in ("ppo", "erl"), **curriculum}
-            refuse_together("sampling.resample_flat", others, "has no use with {}")
+            exclusions = {algorithm: self.algorithm in ("ppo", "erl"), **curriculum}
+            refuse_together("sampling.resample_flat", exclusions, "has no use with {}")
         if sampling.staleness:
-            others = {algorithm: self.algorithm == "erl", "resample_flat": bool(sampling.resample_flat), **curriculum}
-            refuse_together("sampling.staleness", others)
+            has_rounds = bool(sampling.resample_flat)
+            exclusions = {algorithm: self.algorithm == "erl", "resample_flat": has_rounds, **curriculum}
+            refuse_together("sampling.staleness", exclusions)
         if sampling.sampler is not None:
-            others = {
+            exclusions = {
                 algorithm: self.algorithm == "erl",
                 "sampling.dtype": sampling.dtype is not None,
                 "sampling.stop_repeats": sampling.stop_repeats,
@@ -173,7 +174,7 @@ class ReinforcementConfig(RolloutConfig):
                 "lora.trainable_tokens": lora is not None and bool(lora.trainable_tokens),
                 "lora.modules_to_save": lora is not None and bool(lora.modules_to_save),
             }
-            refuse_together("sampler", others, "{} needs the sampler of this process")
+            refuse_together("sampler", exclusions, "{} needs the sampler of this process")
         return self
 
     def _unread_loss_settings(self) -> Iterator[tuple[Iterable[str], str]]:

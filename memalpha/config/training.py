@@ -157,13 +157,13 @@ class TrainConfig(ReinforcementConfig, RunConfig):
         if sampling.groups == "conversation":
             sampling.refuse_unread(["conversation_share"], "with groups=conversation", group="sampling.")
             return self
-        others = {
+        exclusions = {
             f"algorithm={self.algorithm}": self.algorithm in WHOLE_CONVERSATIONS,
             "reward.model": self.reward.model is not None,
             "reward.functions": bool(self.reward.functions),
             "staleness beside a server (sampler)": sampling.sampler is not None and bool(sampling.staleness),
         }
-        refuse_together("sampling.groups", others, "{} needs rollouts of whole conversations")
+        refuse_together("sampling.groups", exclusions, "{} needs rollouts of whole conversations")
         return self
 
 
@@ -264,8 +264,8 @@ def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, An
     elif named["task"] == "text":
         kind = TextConfig
     else:
-        shown = brief_repr(named["task"])
-        raise ConfigError(f"{label}: task: no task {shown}: write text, or leave it out for a memory writer")
+        task = brief_repr(named["task"])
+        raise ConfigError(f"{label}: task: no task {task}: write text, or leave it out for a memory writer")
     try:
         base, over = expand_short_names(base, kind), expand_short_names(overrides or {}, kind)
     except ValueError as error:

@@ -201,6 +201,9 @@ def test_a_form_of_another_page_is_refused(served: Served) -> None:
     for token in ("", "0" * 64, "é", served.token("reviewer"), served.token("editor", "ben")):
         response = served.send("editor", **fields, token=token) if token else served.send("editor", **fields, token="")
         assert response.status_code == 403, token
+    served.web = served.client(local=False)  # where the guard of every request lets any origin in
+    for origin in ("null", "http://evil.example", "http://localhost:9999"):
+        assert served.send("editor", {"Origin": origin}, **fields).json()["code"] == "foreign_origin"
     assert served.send("editor", {"Sec-Fetch-Site": "same-origin"}, **fields).status_code == 303
     assert served.web.post("/v1/entries", auth=("ana", served.secrets["editor"]), json={}).status_code == 401
 
