@@ -543,11 +543,6 @@ def is_unspecific(answer: str) -> bool:
     return all(word in _UNSPECIFIC or (word.isdecimal() and len(word) < 3) for word in words)
 
 
-def has_alternative_evidence(question: Question) -> bool:
-    """Return True if one evidence turn is enough: `meta["evidence"]` is "any", not "all" (the default)."""
-    return question.meta.get("evidence") == "any"
-
-
 class AnswerSupport:
     """Support of a question's answer, by the first rule that the task allows."""
 
@@ -591,7 +586,7 @@ class AnswerSupport:
         if self.rule == "answers":
             return [self._hold_answer(groups)]
         pieces = [self._is_covered(groups, turn) for turn in self.texts]
-        return [any(pieces)] if has_alternative_evidence(self.question) else pieces
+        return [any(pieces)] if self.question.meta.get("evidence") == "any" else pieces  # one turn is enough
 
     def is_findable(self) -> bool:
         """Return True if the rule can find the support; `answers` needs an answer in the conversation's words."""

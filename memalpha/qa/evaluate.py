@@ -12,7 +12,8 @@ reader's answer when it is shown the evidence.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import islice
@@ -35,12 +36,12 @@ from memalpha.agent.reader import (
 from memalpha.arguments import check_flag, check_function, check_items, check_seed, check_type
 from memalpha.config import EVAL_K, AgentConfig, RewardConfig
 from memalpha.environments.engine import RolloutEngine
-from memalpha.environments.memory_writing import fit_tasks, memory_engine
+from memalpha.environments.memory_writing import fit_tasks
 from memalpha.errors import ConfigError, DataError, PolicyError, did_you_mean
 from memalpha.policy.base import BilledPolicy, Policy, is_endpoint, with_prompt_style
 from memalpha.qa.error_analysis import ceiling_accuracy, classified, evidence_recall, waterfall, with_error_classes
 from memalpha.qa.memory_reward import MemoryReward, conversation_tokens
-from memalpha.qa.reader import load_reader, reader_metrics, with_check
+from memalpha.qa.reader import load_reader, passages_as_hits, reader_metrics, with_check
 from memalpha.qa.report import CHANGED, Record, Report, estimate_tokens, summarize
 from memalpha.qa.scoring.judge import ContentVerdicts, Judge, UnjudgedAnswer, judge_records, judge_step
 from memalpha.qa.scoring.metrics import (
@@ -66,6 +67,7 @@ from memalpha.qa.systems import (
     Retrievals,
     SystemSettings,
     UsesPolicy,
+    Writer,
     as_passage,
     as_system,
     passage_tokens,
@@ -301,8 +303,8 @@ def evaluate(
     embedder = embedder or load_embedder(config.embedder)
     rewards = MemoryReward(reward or RewardConfig(), count_tokens)
     scorer = MemoryScorer(with_check(reader, check_reader), rewards, embedder)
-    engine = memory_engine(policy, config, embedder, schema)
-    return Evaluator(engine, scorer).evaluate(name or policy.name, tasks, seed, progress)
+    writer = Writer(name or policy.name, policy, schema)
+    return Evaluator(writer.engine(config, embedder), scorer).evaluate(writer.name, tasks, seed, progress)
 
 
 # ---------------------------------------------------------------------------------------------------- many systems
@@ -361,40 +363,40 @@ def run_systems(
     searches = isinstance(reader, PolicyReader) and reader.config.kind == "agentic"
     settings = SystemSettings(budget, k, embedder, agent or AgentConfig(), is_searchable=searches)
     embedder.encode(list(dict.fromkeys(question.question for task in tasks for question in task.questions)))
-    scorer = _SystemScorer(tasks, with_check(reader, check_reader), settings, judge)
-    before = _collect_bills(None, reader, judge)
-    scorer.ask_ceiling()
-    ceiling_bills = _bill_difference(before, _collect_bills(None, reader, judge))
+    with _count_bills(None, reader, judge) as ceiling_bills:
+        scorer = _SystemScorer(tasks, with_check(reader, check_reader), settings, judge)
     reports = []
     for source in sources:
-        before = _collect_bills(source, reader, judge)
-        retrievals = source.retrieve(tasks, settings, None if progress is None else partial(progress, source.name))
-        report = scorer.report(source.name, retrievals)
-        report.summary["bills"] = _bill_difference(before, _collect_bills(source, reader, judge))
-        report.summary["ceiling_bills"] = ceiling_bills
+        with _count_bills(source, reader, judge) as bills:
+            retrievals = source.retrieve(tasks, settings, None if progress is None else partial(progress, source.name))
+            report = scorer.report(source.name, retrievals)
+        report.summary.update(bills=bills, ceiling_bills=ceiling_bills)
         reports.append(report)
         if on_report is not None:
             on_report(report)
     return reports
 
 
-def _collect_bills(source: EvaluatedSystem | None, reader: Reader, judge: Judge | None) -> dict[str, dict[str, Any]]:
-    """Return the usage so far of endpoints and judges, by role and name; see `policy.endpoint.Bill`."""
-    bills: dict[str, dict[str, Any]] = {}
-    for role, part in (("writer", source), ("reader", reader)):
-        policy = part.policy if isinstance(part, UsesPolicy) else None
-        if isinstance(policy, BilledPolicy):
-            bills[f"{role} {policy.name}"] = policy.statistics()
-    judges = {} if judge is None else judge.statistics()
-    return bills | {f"judge {name}": bill for name, bill in judges.items()}
+@contextmanager
+def _count_bills(source: EvaluatedSystem | None, reader: Reader, judge: Judge | None) -> Iterator[dict[str, Any]]:
+    """Yield what endpoints and judges are used for in the block, by role and name; see `policy.endpoint.Bill`.
 
+    The dictionary is empty until the block ends.
+    """
 
-def _bill_difference(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the usage between two calls of `_collect_bills`."""
-    return {
-        name: {key: None if value is None else value - before[name][key] for key, value in bill.items()}
-        for name, bill in after.items()
-    }
+    def collect() -> dict[str, dict[str, Any]]:
+        bills: dict[str, dict[str, Any]] = {}
+        for role, part in (("writer", source), ("reader", reader)):
+            policy = part.policy if isinstance(part, UsesPolicy) else None
+            if isinstance(policy, BilledPolicy):
+                bills[f"{role} {policy.name}"] = policy.statistics()
+        judges = {} if judge is None else judge.statistics()
+        return bills | {f"judge {name}": bill for name, bill in judges.items()}
+
+    before, usage = collect(), dict[str, Any]()
+    yield usage
+    for name, bill in collect().items():
+        usage[name] = {key: None if value is None else value - before[name][key] for key, value in bill.items()}
 
 
 def _set_metrics(tasks: Sequence[Task], metric: str | None, default: str, judged: bool) -> list[Task]:
@@ -419,15 +421,15 @@ def _set_metrics(tasks: Sequence[Task], metric: str | None, default: str, judged
 
 
 class _SystemScorer:
-    """Score what systems return: questions, reader, settings and judge are the same for all."""
+    """Score what systems return: questions, reader, settings and judge are the same for all.
+
+    The reader is first asked all questions that name evidence, with the evidence in view: its ceiling.
+    """
 
     def __init__(self, tasks: Sequence[Task], reader: Reader, settings: SystemSettings, judge: Judge | None) -> None:
         self.tasks, self.reader, self.settings, self.judge = tasks, reader, settings, judge
         self.ceiling: dict[tuple[str, str], bool] = {}  # by (task id, question id), of questions with evidence
-
-    def ask_ceiling(self) -> None:
-        """Ask the reader all questions that name evidence, with the evidence in view."""
-        pairs = self._pairs(Oracle().retrieve(self.tasks, self.settings))
+        pairs = self._pairs(Oracle().retrieve(tasks, settings))
         questions = [(task, item) for task, item in pairs if item.question.evidence and item.passages]
         records, _ = self._score("oracle", questions) if questions else ([], [])
         self.ceiling = {(record.task, record.question_id): record.correct for record in records}
@@ -446,10 +448,13 @@ class _SystemScorer:
                 "or give it more room (judge.max_new_tokens)"
             )
         trajectories = [trajectory for group in retrievals.groups for trajectory in group.trajectories]
+        # As in training, refusing goes by all live entries if the system shows them, which is stricter.
+        is_hidden = any(item.entries is None for _, item in questions)
+        refuses_by = f"refuse, by {'what is shown' if is_hidden else 'all that is held'}"
         summary: dict[str, Any] = {
             "system": name,
             "reader": self.reader.name,
-            "conflicts": describe_conflicts(self.reader, [item for _, item in questions]),
+            "conflicts": refuses_by if self.reader.conflicts == "refuse" else self.reader.conflicts,
             "metric": "+".join(sorted({item.question.meta["metric"] for _, item in questions})),
             "budget": self.settings.budget,
             "reader_truncated": None,
@@ -723,43 +728,6 @@ def _ask_batch(questions: Sequence[tuple[Task, Retrieval]], reader: Reader) -> I
             shown = tuple(by_entry[hit.entry.id, hit.entry.content] for hit in answer.hits)
             seen = replace(item, passages=shown, tokens=passage_tokens(shown) + estimate_tokens(item.core))
         yield task, seen, _refuse_disputed(reader, seen, answer)
-
-
-def passages_as_hits(passages: Sequence[Passage], entries: dict[int, MemoryEntry] | None = None) -> tuple[Hit, ...]:
-    """Convert passages to the hits that a reader takes.
-
-    Args:
-        passages: Passages, best first.
-        entries: Cache of entries by `id()` of passages that have an id; filled here. A system that returns all its
-            passages returns the same ones for every question.
-    """
-    entries = {} if entries is None else entries
-    hits = []
-    for index, passage in enumerate(passages):
-        if (entry := entries.get(id(passage))) is None:
-            entry = MemoryEntry(
-                id=passage.id or f"#{index}",
-                category=passage.category or "",
-                content=passage.text,
-                timestamp=passage.timestamp,
-                turn=passage.turns[0] if passage.turns else None,
-                valid_from=passage.order,
-            )
-            if passage.id:
-                entries[id(passage)] = entry
-        hits.append(Hit(entry, score=-float(index)))
-    return tuple(hits)
-
-
-def describe_conflicts(reader: Reader, retrievals: Iterable[Retrieval]) -> str:
-    """Describe the reader's conflict rule, and what it was applied to.
-
-    As in training, refusing goes by all live entries if the system shows them. That is stricter than going by the
-    retrieved passages alone, so the description says which of the two was used.
-    """
-    if reader.conflicts != "refuse":
-        return reader.conflicts
-    return f"refuse, by {'what is shown' if any(item.entries is None for item in retrievals) else 'all that is held'}"
 
 
 # ------------------------------------------------------------------------------------------------------------- records

@@ -39,6 +39,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 from memalpha.agent.copying_reader import format_date
 from memalpha.config import AgentConfig
 from memalpha.endpoint_calls import ENDPOINT_PREFIXES
+from memalpha.environments.engine import RolloutEngine
 from memalpha.environments.memory_writing import fit_tasks, memory_engine
 from memalpha.errors import ConfigError, DataError, EvaluationError, MemalphaError, did_you_mean
 from memalpha.policy.base import NAMED_POLICIES, RULE_POLICIES, Policy, with_prompt_style
@@ -48,6 +49,7 @@ from memalpha.qa.memory_reward import memory_tokens
 from memalpha.qa.report import estimate_tokens
 from memalpha.store.embedding import Embedder
 from memalpha.store.memory import WorkingMemory
+from memalpha.store.schema import MemorySchema
 from memalpha.store.store import MemoryStore
 from memalpha.types import Chunk, Hit, MemoryEntry, Question, Task, Trajectory, TrajectoryGroup, is_iso_time
 
@@ -630,22 +632,29 @@ class Streamed:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Policy that writes a memory per task; the k best entries are the passages."""
+    """Policy that writes a memory per task; the k best entries are the passages.
+
+    Attributes:
+        name: Name in reports.
+        policy: The policy.
+        schema: Categories of its memories; None: those of the settings.
+    """
 
     name: str
     policy: Policy
+    schema: MemorySchema | None = None
+
+    def engine(self, agent: AgentConfig, embedder: Embedder) -> RolloutEngine[Task]:
+        """Return the engine that writes the memories."""
+        return memory_engine(self.policy, agent, embedder, self.schema)
 
     def retrieve(self, tasks: Sequence[Task], settings: SystemSettings, progress: Progress | None = None) -> Retrievals:
-        """Return the passages for every question. The policy writes one memory a task.
+        """Return the passages for every question; arguments as in `EvaluatedSystem.retrieve`.
 
-        Args:
-            tasks: Tasks with their questions.
-            settings: Sizes, embedder and prompt settings that all systems share.
-            progress: Called with (chunks read, all chunks).
+        The policy writes one memory a task.
         """
         agent = with_prompt_style(settings.agent, self.policy)
-        engine = memory_engine(self.policy, agent, settings.embedder)
-        groups = engine.roll_out(fit_tasks(self.policy, tasks), progress=progress)
+        groups = self.engine(agent, settings.embedder).roll_out(fit_tasks(self.policy, tasks), progress=progress)
         sizes = [memory_tokens(group.trajectories[0].states[-1], estimate_tokens) for group in groups]
         by_task = [
             [replace(item, question=question) for item, question in zip(items, task.questions, strict=True)]
@@ -691,12 +700,9 @@ class Oracle:
     name: str = "oracle"
 
     def retrieve(self, tasks: Sequence[Task], settings: SystemSettings, progress: Progress | None = None) -> Retrievals:
-        """Return the passages for every question. They are the turns that its evidence names.
+        """Return the passages for every question; arguments as in `EvaluatedSystem.retrieve`.
 
-        Args:
-            tasks: Tasks with their questions.
-            settings: Sizes, embedder and prompt settings that all systems share.
-            progress: Called with (chunks read, all chunks).
+        They are the turns that its evidence names.
         """
         by_task = []
         for number, task in enumerate(tasks, start=1):

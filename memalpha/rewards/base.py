@@ -164,17 +164,11 @@ def named(function: Any, name: str | None = None, weight: float | None = None) -
     name = (
         name or (inner.name if isinstance(inner, _Named) else None) or getattr(inner, "__name__", type(inner).__name__)
     )
-    needed = _columns(function)
     given: object = function
+    columns = given.columns if isinstance(given, _Columned) else None
+    needed = _parameters(function)[0] if columns is None else tuple(columns)
     maximum = float(given.maximum) if isinstance(given, Bounded) else 1.0
     return RewardFunction(str(name), function, 1.0 if weight is None else weight, needed, maximum)
-
-
-def _columns(function: Any) -> tuple[str, ...]:
-    given: object = function
-    if isinstance(given, _Columned) and given.columns is not None:
-        return tuple(given.columns)
-    return _parameters(function)[0]
 
 
 def check_columns(functions: Iterable[RewardFunction], columns: Iterable[str]) -> None:

@@ -13,8 +13,8 @@ from talk import TASK
 from memalpha.agent.prompts import order_notes
 from memalpha.config import ReaderConfig, WorldConfig
 from memalpha.errors import ConfigError, DataError, PolicyError
-from memalpha.qa.evaluate import passages_as_hits, run_systems
-from memalpha.qa.reader import load_reader
+from memalpha.qa.evaluate import run_systems
+from memalpha.qa.reader import load_reader, passages_as_hits
 from memalpha.qa.report import as_markdown, estimate_tokens, print_table, table_rows
 from memalpha.qa.scoring.judge import Judge, UnjudgedAnswer
 from memalpha.qa.systems import (
