@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from typing import cast
 
 from memalpha.agent.agent import build_request
 from memalpha.agent.prompts import check_style, observe
@@ -29,6 +30,7 @@ from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.store.state import MemoryState
 from memalpha.tasks.chunking import rechunk
 from memalpha.types import (
+    AnyTask,
     Chunk,
     Completion,
     MemoryEntry,
@@ -215,10 +217,15 @@ def memory_engine(
     return RolloutEngine(policy, MemoryWriting(config, policy.count_tokens, embedder, schema))
 
 
-def fit_tasks(policy: Policy, tasks: Sequence[Task]) -> Sequence[Task]:
-    """Return the tasks in chunks that are no longer than those that the policy was trained on (`chunk_tokens`)."""
+def fit_tasks(policy: Policy, tasks: Sequence[AnyTask]) -> Sequence[AnyTask]:
+    """Return the tasks in chunks that are no longer than those that the policy was trained on (`chunk_tokens`).
+
+    Tasks of text have no chunks and are returned as they are.
+    """
     size = trained_sizes(policy).get("chunk_tokens")
-    return tasks if size is None else [rechunk(task, size) for task in tasks]
+    if size is None:
+        return tasks
+    return [cast(AnyTask, rechunk(task, size)) if isinstance(task, Task) else task for task in tasks]
 
 
 def roll_out_chunks(
