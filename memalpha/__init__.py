@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memalpha.store.async_store import AsyncMemoryStore
     from memalpha.store.checks.audit import audit
     from memalpha.store.embedding import load_embedder
-    from memalpha.store.search.options import Boost
+    from memalpha.store.search.ranking import Boost
     from memalpha.store.store import MemoryStore
     from memalpha.tasks.formats.jsonl import to_dataset
     from memalpha.tasks.load import load_tasks
@@ -32,7 +32,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "AsyncMemoryStore": "store.async_store",
-    "Boost": "store.search.options",
+    "Boost": "store.search.ranking",
     "Chunk": "types",
     "EvalConfig": "config",
     "MemalphaError": "errors",

@@ -47,7 +47,7 @@ from memalpha.qa.search_benchmark import EvidenceQuestion, EvidenceRanks, rank_e
 from memalpha.qa.systems import raw_fields, turn_passages
 from memalpha.store.embedding import CachedEmbedder, Embedder, load_embedder
 from memalpha.store.search.corpus import Corpus, Document
-from memalpha.store.search.options import Route, SearchOptions
+from memalpha.store.search.ranking import Route, SearchOptions
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.datasets import locomo
 from memalpha.types import MemoryEntry

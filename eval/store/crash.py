@@ -37,7 +37,7 @@ from typing import Any
 
 from memalpha.errors import UnknownEntry
 from memalpha.store.checks.integrity import examine
-from memalpha.store.io.copy import copy_store
+from memalpha.store.open import copy_store
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 from memalpha.types import Operation

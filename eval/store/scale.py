@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import opening, save
 
 from memalpha.store.embedding import load_embedder, normalize
-from memalpha.store.search.options import Route
+from memalpha.store.search.ranking import Route
 from memalpha.store.store import MemoryStore
 
 DIM, TOPICS, NOISE_WEIGHT = 384, 3000, 0.6

@@ -25,9 +25,8 @@ from memalpha.config import AgentConfig
 from memalpha.errors import ConfigError, DataError, PolicyError, StoreError
 from memalpha.policy.load import load_policy
 from memalpha.store.backends.base import system_clock
-from memalpha.store.io.copy import is_written, write_log
 from memalpha.store.memory import WorkingMemory
-from memalpha.store.open import is_url, open_database
+from memalpha.store.open import is_url, is_written, open_database, write_log
 from memalpha.store.state import MemoryState
 from memalpha.tasks.formats.jsonl import iterate_lines, parse_task
 from memalpha.types import Operation

@@ -126,7 +126,7 @@ def search(
         StoreError: There is no store, or an option does not fit.
     """
     with open_store(store, embedder, namespace, reads=True) as memory:
-        from memalpha.store.search.options import Boost
+        from memalpha.store.search.ranking import Boost
 
         terms = parse_json_object("--boost", boost)
         names = [field.name for field in dataclasses.fields(Boost)]
@@ -325,7 +325,7 @@ def copy(
     Raises:
         StoreError: The source is missing, or the target holds a store.
     """
-    from memalpha.store.io.copy import copy_store
+    from memalpha.store.open import copy_store
 
     counts = copy_store(source, target)
     lines = [f"{count} operations: namespace {name}" for name, count in counts.items()]

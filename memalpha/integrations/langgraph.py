@@ -23,7 +23,7 @@ from typing import Any
 from memalpha.errors import ConfigError, DuplicateContent, InvalidContent
 from memalpha.store.fields import format_utc, validate_fields
 from memalpha.store.keyed_entries import KeyedEntries, escape_key
-from memalpha.store.search.options import Route
+from memalpha.store.search.ranking import Route
 from memalpha.store.store import MemoryStore
 from memalpha.types import MemoryEntry, Operation
 

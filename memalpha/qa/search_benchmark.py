@@ -35,7 +35,7 @@ from memalpha.qa.report import make_result_folder
 from memalpha.qa.scoring.stats import ScoredAnswer, estimate
 from memalpha.qa.systems import raw_fields, turn_passages
 from memalpha.store.embedding import load_embedder
-from memalpha.store.search.options import ROUTES, Route
+from memalpha.store.search.ranking import ROUTES, Route
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.load import load_evaluation_tasks
 from memalpha.types import MemoryEntry, Task

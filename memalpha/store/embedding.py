@@ -91,6 +91,44 @@ def first_faulty_row(vectors: np.ndarray) -> int | None:
     return None if is_sound.all() else int(np.argmin(is_sound))
 
 
+_BLOCK = 500  # vectors that are checked at once, so that they stay in the processor's cache
+
+
+def normalize_vectors(count: int, vectors: np.ndarray, dim: int) -> np.ndarray:
+    """Return given embeddings as unit vectors.
+
+    Args:
+        count: Number of contents.
+        vectors: Embeddings, shape (count, dim).
+        dim: Dimension of the store's embedder.
+
+    Raises:
+        StoreError: The shape differs, a number is not finite, or a vector is zero.
+    """
+    try:
+        array = np.asarray(vectors)
+        if array.dtype.kind not in "fiu":
+            raise TypeError(f"their type is {array.dtype}")
+        if array.dtype != np.float32:
+            array = array.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"vectors: ({count}, {dim}) finite numbers are needed ({error})") from error
+    if array.shape != (count, dim):
+        raise StoreError(f"vectors: ({count}, {dim}) finite numbers are needed, not {array.shape}")
+    unit = np.empty(array.shape, np.float32)
+    for start in range(0, count, _BLOCK):
+        block = array[start : start + _BLOCK]
+        with np.errstate(all="ignore"):
+            scaled = block / np.abs(block).max(axis=1, initial=0.0, keepdims=True)  # no square overflows or vanishes
+            scaled /= np.sqrt(np.einsum("ij,ij->i", scaled, scaled, dtype=np.float64))[:, None]
+        has_direction = np.isfinite(scaled).all(axis=1)
+        if not has_direction.all():
+            index = start + int(np.argmin(has_direction))
+            raise StoreError(f"vectors: ({count}, {dim}) finite numbers are needed: row {index} is not finite, or zero")
+        unit[start : start + _BLOCK] = scaled
+    return unit
+
+
 def check_embedder(embedder: object) -> None:
     """Raise `EmbedderError` unless an object has the name, dimension and method of an embedder."""
     if (

@@ -11,13 +11,13 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from memalpha.arguments import brief_repr, is_finite_number
+from memalpha.arguments import brief_repr, check_items, is_finite_number
 from memalpha.errors import DamagedStore, InvalidContent, StoreError
 from memalpha.store.schema import MemorySchema, count_core_tokens
 from memalpha.types import MemoryEntry, Operation, is_iso_time
@@ -404,6 +404,60 @@ _CHECKS: dict[Kind, Callable[[str, Any], Any]] = {
 }
 FIELD_CHECKS = {field.name: _CHECKS[field.kind] for field in FIELDS} | {"reason": check_text}
 """Check of each optional field, in the order of `Operation`."""
+
+
+Fact = Mapping[str, Any]
+"""Arguments of `Memory.insert` by name."""
+FACT_KEYS = ("category", "content", *ARGUMENTS)
+_FACT_REQUIRED = {"category", "content"}
+_checked_fields = attrgetter(*FIELD_CHECKS)
+
+
+class CheckedFact(NamedTuple):
+    """Fact that can be stored: its category, cleaned content and optional fields, in stored form."""
+
+    category: str
+    content: str
+    fields: dict[str, Any]
+
+
+def check_fact(fact: Fact, schema: MemorySchema, max_content: int) -> CheckedFact:
+    """Return a fact as it is stored, its content of `max_content` bytes at most.
+
+    Raises what a single insert raises, whatever the memory holds: `InvalidContent` or `UnknownCategory`.
+    """
+    check_timestamp(fact.get("timestamp"))
+    try:
+        content = clean_content(fact["content"])
+    except InvalidContent:
+        schema.check_category(fact["category"])  # of two faults, a single insert names this one
+        raise
+    check_content_size(content, max_content)
+    category = schema.check_category(fact["category"])
+    return CheckedFact(category, content, validate_fields(fact) if len(fact) > len(_FACT_REQUIRED) else {})
+
+
+def validate_facts(facts: Iterable[Fact], schema: MemorySchema, max_content: int) -> list[CheckedFact]:
+    """Return the facts as they are stored, their contents of `max_content` bytes at most.
+
+    Raises `StoreError` naming the index of an invalid fact.
+    """
+    checked = []
+    for index, fact in enumerate(check_items("facts", facts, of="mappings")):
+        try:
+            if not isinstance(fact, Mapping) or not _FACT_REQUIRED <= fact.keys() <= set(FACT_KEYS):
+                raise StoreError(f"a mapping with category, content and none but {', '.join(FACT_KEYS)} is needed")
+            checked.append(check_fact(fact, schema, max_content))
+        except StoreError as error:
+            raise type(error)(f"fact {index}: {error}") from error
+    return checked
+
+
+def as_fact(operation: Operation) -> Fact:
+    """Return the fact that an insert without id and reason stores."""
+    fields = zip(FIELD_CHECKS, _checked_fields(operation), strict=True)
+    fact = {name: value for name, value in fields if value is not None}
+    return {"category": operation.category, "content": operation.content, **fact}
 
 
 _OVERRIDES = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))

@@ -26,7 +26,7 @@ from memalpha.store.filters import Filter, Where, parse_filter
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.corpus import Corpus, Document
 from memalpha.store.search.lexical import split_passages
-from memalpha.store.search.options import SEARCH_KEYWORDS, Boost, Reranker, Route, SearchOptions
+from memalpha.store.search.ranking import SEARCH_KEYWORDS, Boost, Reranker, Route, SearchOptions
 from memalpha.store.state import Change, MemoryState, plan
 from memalpha.types import Hit, MemoryEntry, Operation
 

@@ -31,41 +31,35 @@ from memalpha.errors import (
 )
 from memalpha.store import history as timeline
 from memalpha.store.backends.base import Backend, Clock, Durability, system_clock
-from memalpha.store.backends.namespace import LogEnd
-from memalpha.store.bulk_insert import (
-    CheckedFact,
-    Fact,
-    as_fact,
-    check_fact,
-    insert_facts,
-    normalize_vectors,
-    validate_facts,
-    vector_rows,
-)
-from memalpha.store.embedding import Embedder, RecordedEmbedder
+from memalpha.store.backends.namespace import LogEnd, vector_rows
+from memalpha.store.embedding import Embedder, RecordedEmbedder, normalize_vectors
 from memalpha.store.fields import (
     BLANKS,
     FILTERED,
     MAX_CONTENT,
     UPDATE_FIELDS,
+    CheckedFact,
+    Fact,
+    as_fact,
     check_content_size,
+    check_fact,
     check_text,
     check_timestamp,
     clean_content,
     is_storable,
     is_text,
     update_operation,
+    validate_facts,
 )
 from memalpha.store.filters import Filter, Where, filter_fields
 from memalpha.store.history import Diff, Revert, revert
-from memalpha.store.io.copy import back_up
 from memalpha.store.io.jsonl import apply_lines, read_jsonl, stored_contents, write_jsonl
 from memalpha.store.memory import Memory, html_table, refuse_other_keywords
-from memalpha.store.open import create_namespace, is_url, is_writable, open_database, open_namespace
+from memalpha.store.open import back_up, create_namespace, is_url, is_writable, open_database, open_namespace
 from memalpha.store.quarantine import ACCEPTED, Quarantined, list_quarantined, writing_as
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.index import NamespaceIndex, surrounding_spans
-from memalpha.store.search.options import SearchOptions
+from memalpha.store.search.ranking import SearchOptions
 from memalpha.store.state import Change, MemoryState, as_operation, duplicate_error
 from memalpha.types import Hit, MemoryEntry, Operation
 
@@ -572,7 +566,7 @@ class MemoryStore(Memory):
             contents = [fact.content for fact in checked]
             rows = vector_rows(contents, normalize_vectors(len(checked), vectors, self.recorded_embedder.dim))
         with self._transaction(write=True) as log_end:
-            return insert_facts(self.rows, log_end, checked, rows)
+            return self.rows.insert_facts(log_end, checked, rows)
 
     def apply_all(self, operations: Sequence[Operation]) -> tuple[Operation, ...]:
         if len(operations) == 1 or self.database.is_atomic:
@@ -594,7 +588,7 @@ class MemoryStore(Memory):
         rows = self._vector_rows(facts.values())
         with self._transaction(write=True) as log_end:
             position = log_end.position
-            entries = insert_facts(self.rows, log_end, list(facts.values()), rows)
+            entries = self.rows.insert_facts(log_end, list(facts.values()), rows)
             for index, entry in zip(facts, entries, strict=True):
                 if entry.valid_from > position:  # positions of new entries follow each other
                     position = entry.valid_from

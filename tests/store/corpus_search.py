@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memalpha.store.search.corpus import Corpus
-from memalpha.store.search.options import SearchOptions
-from memalpha.store.search.ranking import ScoredEntry
+from memalpha.store.search.ranking import ScoredEntry, SearchOptions
 
 
 def search_many(corpus: Corpus, queries: Sequence[str], k: int = 10, **keywords: Any) -> list[list[ScoredEntry]]:

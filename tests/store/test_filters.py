@@ -15,7 +15,7 @@ from memalpha.store.embedding import load_embedder
 from memalpha.store.filters import parse_filter
 from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import Category, MemorySchema
-from memalpha.store.search.options import Boost
+from memalpha.store.search.ranking import Boost
 from memalpha.store.store import MemoryStore
 from memalpha.types import MemoryEntry
 

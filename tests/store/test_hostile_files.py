@@ -14,7 +14,7 @@ from memalpha.errors import DamagedStore, StoreError
 from memalpha.store.checks.integrity import examine
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.fields import decode_entries, decode_entry
-from memalpha.store.io.copy import copy_store
+from memalpha.store.open import copy_store
 from memalpha.store.store import MemoryStore
 
 ENDLESS = "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r WHERE x < 1e12) SELECT count(*) FROM r"

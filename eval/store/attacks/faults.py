@@ -36,7 +36,7 @@ from typing import Any
 from memalpha.agent.consolidate import apply_consolidation, propose_consolidation
 from memalpha.errors import MemalphaError, ScrubPending, StoreError
 from memalpha.store.checks.integrity import examine
-from memalpha.store.io.copy import copy_store
+from memalpha.store.open import copy_store
 from memalpha.store.quarantine import quarantine_operation
 from memalpha.store.store import MemoryStore
 from memalpha.types import Operation

@@ -13,7 +13,7 @@ from naive import Fact, NaiveMemory
 from writes import SOURCES, Writes
 
 from memalpha.errors import UnknownEntry
-from memalpha.store.io.copy import copy_store
+from memalpha.store.open import copy_store
 from memalpha.store.store import MemoryStore
 
 OPERATIONS = (

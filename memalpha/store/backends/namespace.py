@@ -24,10 +24,13 @@ from memalpha.errors import DamagedStore, StoreError, UnknownEntry
 from memalpha.store.backends.base import Backend, Cursor
 from memalpha.store.embedding import first_faulty_row
 from memalpha.store.fields import (
+    BLANKS,
     ENTRY_COLUMNS,
     ENTRY_NAMES,
+    NAMES,
     OPERATION_NAMES,
     OPERATION_VALUES,
+    CheckedFact,
     check_digest,
     check_position,
     content_digest,
@@ -36,6 +39,9 @@ from memalpha.store.fields import (
     decode_log_row,
     format_utc,
     is_storable,
+    make_entry,
+    make_ids,
+    make_operation,
     new_defaults,
     operation_values,
     parse_time,
@@ -785,34 +791,45 @@ class Namespace:
             if vector is not None:
                 self.scope.select(_INSERT_VECTOR, row[4], vector)
 
-    def append(
-        self,
-        log_end: LogEnd,
-        entries: Sequence[MemoryEntry],
-        optional_fields: Sequence[Mapping[str, Any]],
-        vectors: Mapping[str, tuple[bytes, bytes]],
-    ) -> None:
-        """Append inserts of new ids at the end of the log, in bulk.
+    def insert_facts(
+        self, log_end: LogEnd, facts: Sequence[CheckedFact], vectors: Mapping[str, tuple[bytes, bytes]]
+    ) -> list[MemoryEntry]:
+        """Append inserts of all facts at the end of the log, in one write.
 
         Args:
             log_end: End of the log.
-            entries: First versions of the new entries.
-            optional_fields: For each entry, the optional fields that its insert gave.
-            vectors: Rows of the embeddings, digest and vector, by content.
+            facts: Facts of `check_fact`.
+            vectors: Rows of the embeddings by content, from `vector_rows`.
+
+        Returns:
+            The entry of each fact; for a duplicate, the existing one.
         """
+        start, entries = log_end.position, dict[Hashable, MemoryEntry]()  # live entries by identity
+        if start:
+            entries = self.entries.with_contents(list(dict.fromkeys(vectors[fact.content][0] for fact in facts)))
+        writer, new_facts, keys = WRITER.get(), dict[Hashable, CheckedFact](), []
+        for category, content, fields in facts:
+            key = fact_identity(self.schema, Operation("insert", None, category, content, **fields))
+            if key not in entries:
+                new_facts.setdefault(key, CheckedFact(category, content, {**writer, **fields}))
+            keys.append(key)
         ns, time = self.scope.create(), max(self.database.checked_now(log_end.time), log_end.time)
-        versions = [version_row(entry, entry.valid_from) for entry in entries]
-        operations = []
-        for entry, row, fields in zip(entries, versions, optional_fields, strict=True):
-            values = row[-len(ENTRY_NAMES) :]
-            if "" in fields.values():  # None in the version
-                values = (
-                    "" if fields.get(name) == "" else value for name, value in zip(ENTRY_NAMES, values, strict=True)
-                )
-            operations.append((ns, entry.valid_from, time, entry.valid_from, "insert", *values, None))
+        used_ids = self.entries.used_ids if start else lambda _: ()
+        contents = [fact.content for fact in new_facts.values()]
+        ids = make_ids(contents, start, used_ids, has_erasure=self.entries.has_erasure())
+        operations, versions = [], []
+        for position, (id, (key, fact)) in enumerate(zip(ids, new_facts.items(), strict=True), start + 1):
+            fields = new_defaults() | fact.fields
+            values = [fields.get(name) for name in NAMES]
+            stored = [value or None if name in BLANKS else value for name, value in zip(NAMES, values, strict=True)]
+            entry = entries[key] = make_entry(id, fact.category, fact.content, *stored, 1, position)
+            versions.append(version_row(entry, position))
+            operation = make_operation("insert", id, fact.category, fact.content, *values)
+            operations.append((ns, position, time, position, "insert", *operation_values(operation)))
         self.scope.statements.executemany(_INSERT_OPERATION, operations)
         self.entries.extend(versions)
-        self.vectors.extend({entry.content: vectors[entry.content] for entry in entries}.values())
+        self.vectors.extend({content: vectors[content] for content in contents}.values())
+        return [entries[key] for key in keys]
 
     def ids_matching(self, where: Filter) -> tuple[list[str], list[int]]:
         """Return the ids of which any version passes a filter, and the positions of other quarantined changes that do.
@@ -902,6 +919,12 @@ class Namespace:
         target.entries.extend(self.entries.rows(position))
         dim = int(json.loads(target.database.meta["embedder"])["dim"])
         target.vectors.extend(_sound_vectors(self.vectors.rows(position), dim))
+
+
+def vector_rows(contents: Sequence[str], vectors: np.ndarray) -> dict[str, tuple[bytes, bytes]]:
+    """Return the rows of `vectors` (n, dim) as stored, digest and vector, by content."""
+    stored = np.ascontiguousarray(vectors, "<f4")
+    return {content: (content_digest(content), row.tobytes()) for content, row in zip(contents, stored, strict=True)}
 
 
 def vector_blob(vector: np.ndarray) -> bytes:

@@ -1,1 +1,1 @@
-"""Import and export of stores: JSON Lines, Markdown, whole copies, other memory systems."""
+"""Import and export of stores: JSON Lines and Markdown."""

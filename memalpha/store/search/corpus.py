@@ -56,7 +56,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import faiss
 import numpy as np
@@ -75,12 +75,13 @@ from memalpha.store.filters import (
     freeze,
 )
 from memalpha.store.search.lexical import WINDOW, LexicalIndex, PassageIndex, Span, with_room, words
-from memalpha.store.search.options import SearchOptions
 from memalpha.store.search.ranking import (
     CATEGORY_WEIGHT,
     Features,
     Prototypes,
+    Route,
     ScoredEntry,
+    SearchOptions,
     Selection,
     VectorIndex,
     asks_for_assistants,
@@ -92,10 +93,6 @@ from memalpha.store.search.ranking import (
     top_k,
 )
 from memalpha.types import MemoryEntry, is_iso_time
-
-if TYPE_CHECKING:
-    from memalpha.store.search.options import Route
-
 
 _MOST_COLUMNS = 64
 _MOST_VERDICTS = 64

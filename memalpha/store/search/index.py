@@ -24,8 +24,7 @@ from memalpha.store.fields import check_position, check_texts
 from memalpha.store.filters import Filter
 from memalpha.store.search.corpus import Corpus, Document
 from memalpha.store.search.lexical import Span
-from memalpha.store.search.options import SearchOptions
-from memalpha.store.search.ranking import ScoredEntry
+from memalpha.store.search.ranking import ScoredEntry, SearchOptions
 from memalpha.types import MemoryEntry
 
 _PAGE = 10_000

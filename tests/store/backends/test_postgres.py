@@ -13,7 +13,7 @@ import pytest
 from memalpha.errors import StoreError, UnknownEntry, install_command
 from memalpha.store import open as opening
 from memalpha.store.checks.integrity import examine
-from memalpha.store.io.copy import copy_store
+from memalpha.store.open import copy_store
 from memalpha.store.store import MemoryStore
 
 psycopg = pytest.importorskip("psycopg")

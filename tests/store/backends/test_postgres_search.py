@@ -10,7 +10,7 @@ import pytest
 
 from memalpha.errors import StoreError
 from memalpha.store.backends.namespace import VectorTable
-from memalpha.store.io.copy import copy_store
+from memalpha.store.open import copy_store
 from memalpha.store.schema import Category, MemorySchema
 from memalpha.store.search.index import NamespaceIndex
 from memalpha.store.store import MemoryStore

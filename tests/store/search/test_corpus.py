@@ -13,7 +13,7 @@ from memalpha.store.embedding import CachedEmbedder, HashEmbedder
 from memalpha.store.filters import parse_filter
 from memalpha.store.search.corpus import Corpus, Document
 from memalpha.store.search.lexical import Span
-from memalpha.store.search.options import ROUTES, Boost
+from memalpha.store.search.ranking import ROUTES, Boost
 from memalpha.types import MemoryEntry
 
 EMBEDDER = CachedEmbedder(HashEmbedder(64))

@@ -13,7 +13,7 @@ from memalpha.store.async_store import AsyncMemoryStore
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.memory import Memory, WorkingMemory
 from memalpha.store.schema import load_schema
-from memalpha.store.search.options import SEARCH_KEYWORDS, SearchOptions
+from memalpha.store.search.ranking import SEARCH_KEYWORDS, SearchOptions
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 
