@@ -161,16 +161,34 @@ def _serve(pipe: Any, start: Callable[[], object]) -> None:
         pass  # the caller stopped, or died
 
 
-class _Processes:
-    """Worker processes, and a thread for each that waits for it."""
+def limit_threads() -> None:
+    """Set one thread for numerical libraries that are not loaded yet, unless the environment sets a number."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
 
-    def __init__(self, count: int, start: Callable[[], object]) -> None:
-        self._workers = [_Worker(start) for _ in range(count)]
+
+class LocalPool:
+    """Worker processes of this machine, and a thread for each that waits for it.
+
+    Args:
+        workers: Number of processes.
+        start: Makes a process ready.
+    """
+
+    died: tuple[type[Exception], ...] = (_Died,)
+
+    def __init__(self, workers: int, start: Callable[[], object] = limit_threads) -> None:
+        self.workers = workers
+        processes = [_Worker(start) for _ in range(workers)]
         self._idle: LifoQueue[_Worker] = LifoQueue()  # last first: a single caller needs a single process
-        for worker in self._workers:
+        for worker in processes:
             self._idle.put(worker)
-        self._threads = ThreadPoolExecutor(count, "memalpha worker")
-        self.stop = weakref.finalize(self, _stop, self._threads, self._workers, os.getpid())  # also when Python ends
+        self._threads = ThreadPoolExecutor(workers, "memalpha worker")
+        self._stop = weakref.finalize(self, _stop, self._threads, processes, os.getpid())  # also when Python ends
+
+    def schedule(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Call a function in one of the processes."""
+        return self.submit(function, args)
 
     def submit(
         self, function: Callable[..., Any], arguments: Sequence[Any], timeout: float | None = None
@@ -184,6 +202,10 @@ class _Processes:
             return worker.call(*call)
         finally:
             self._idle.put(worker)
+
+    def stop(self) -> None:
+        """End the processes and what they do."""
+        self._stop()
 
 
 def _stop(threads: ThreadPoolExecutor, workers: Sequence[_Worker], pid: int) -> None:
@@ -215,24 +237,6 @@ class Pool(Protocol):
     def stop(self) -> None:
         """End the processes and what they do."""
         ...
-
-
-class LocalPool:
-    """Processes of this machine."""
-
-    died: tuple[type[Exception], ...] = (_Died,)
-
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
-        self._processes = _Processes(workers, limit_threads)
-
-    def schedule(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Call a function in one of the processes."""
-        return self._processes.submit(function, args)
-
-    def stop(self) -> None:
-        """End the processes and what they do."""
-        self._processes.stop()
 
 
 class RayPool:
@@ -362,12 +366,6 @@ def _do(start: StartWork[Any, Any], *jobs: Any) -> Any:
         return WorkerError(f"a worker process raised {error!r}: its traceback is above")
 
 
-def limit_threads() -> None:
-    """Set one thread for numerical libraries that are not loaded yet, unless the environment sets a number."""
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ.setdefault(name, "1")
-
-
 # --------------------------------------------------------------------------------------------------- limited calls
 
 
@@ -398,7 +396,7 @@ class KillableFunction:
         self.function, self.seconds, self.count = function, seconds, count or max(1, min(4, os.cpu_count() or 1))
         self._name = f"{function.__module__}:{function.__qualname__}"
         self._start = partial(_limit_memory, function, megabytes, warm)
-        self._processes: _Processes | None = None
+        self._processes: LocalPool | None = None
         self._pid, self._lock = 0, threading.Lock()
 
     def map(self, arguments: Sequence[Sequence[Any]]) -> list[Any]:
@@ -409,7 +407,7 @@ class KillableFunction:
         """
         with self._lock:
             if self._processes is None or os.getpid() != self._pid:  # a fork has not its parent's processes
-                self._processes, self._pid = _Processes(self.count, self._start), os.getpid()
+                self._processes, self._pid = LocalPool(self.count, self._start), os.getpid()
             submit, patience = self._processes.submit, PATIENCE * self.seconds
         calls = [submit(_call, (self.function, self.seconds, args), patience) for args in arguments]
         return [self._outcome(call) for call in calls]

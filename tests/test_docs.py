@@ -194,22 +194,3 @@ def test_named_paths_exist() -> None:
     named = {name.rstrip(".") for text in texts for name in path.findall(text)}
     assert {"data/example.jsonl", "data/README.md", "docs/start/own-data.md", "scripts/demo"} <= named
     assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
-
-
-@pytest.mark.parametrize(
-    ("query", "page"),
-    [
-        *(("undo", "guides/store/time-travel"), ("rollback", "guides/store/time-travel")),
-        *(("forget", "guides/store/erase"), ("gdpr", "guides/store/erase")),
-        *(("cost", "guides/endpoints"), ("price", "guides/endpoints")),
-        *(("mem0", "guides/coming-from"), ("langchain", "guides/integrations")),
-        *(("gpu", "guides/gpus"), ("resume", "guides/training"), ("offline", "start/app")),
-    ],
-)
-def test_the_site_s_search_leads_an_everyday_word_to_its_page(query: str, page: str) -> None:
-    """The search finds words by their beginning, and a page's tags before any title or text."""
-    texts = {path.relative_to(ROOT / "docs").with_suffix("").as_posix(): path.read_text("utf-8") for path in PAGES}
-    tags = {name: re.match(r"---\ntags: \[(.*)\]\n---\n", text) for name, text in texts.items()}
-    first = [n for n, match in tags.items() if match and any(t.startswith(query) for t in match[1].lower().split(", "))]
-    assert first == [page]
-    assert query in texts[page].partition("\n# ")[2].lower(), "a reader finds the word on the page"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,6 +161,10 @@ def load_schema(name: str | Path | MemorySchema) -> MemorySchema:
     return _build(data, str(path))
 
 
+def _are_texts(values: Sequence[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
 def _build(data: Any, label: str) -> MemorySchema:
     if not isinstance(data, Mapping):
         raise ConfigError(f"{label}: must hold a mapping with 'name' and 'categories'")
@@ -170,18 +174,16 @@ def _build(data: Any, label: str) -> MemorySchema:
     name, categories = data.get("name"), data.get("categories")
     core, core_limit = data.get("core", True), data.get("core_limit", 512)
     events = data.get("events", list(_EVENTS))
-    if not isinstance(name, str) or not name:
-        raise ConfigError(f"{label}: name: a text is needed, not {name!r}")
-    if not isinstance(categories, Mapping) or not all(
-        isinstance(key, str) and isinstance(text, str) for key, text in categories.items()
+    is_mapping = isinstance(categories, Mapping)
+    for key, is_valid, needed in (
+        ("name", isinstance(name, str) and name, "a text"),
+        ("categories", is_mapping and _are_texts([*categories, *categories.values()]), "a mapping of names to texts"),
+        ("core", isinstance(core, bool), "true or false"),
+        ("core_limit", type(core_limit) is int, "a whole number"),
+        ("events", isinstance(events, list) and _are_texts(events), "a list of category names"),
     ):
-        raise ConfigError(f"{label}: categories: a mapping of names to descriptions is needed")
-    if not isinstance(core, bool):
-        raise ConfigError(f"{label}: core: true or false is needed, not {core!r}")
-    if not isinstance(core_limit, int) or isinstance(core_limit, bool):
-        raise ConfigError(f"{label}: core_limit: a whole number is needed, not {core_limit!r}")
-    if not isinstance(events, list) or not all(isinstance(event, str) for event in events):
-        raise ConfigError(f"{label}: events: a list of category names is needed, not {events!r}")
+        if not is_valid:
+            raise ConfigError(f"{label}: {key}: {needed} is needed, not {brief_repr(data.get(key))}")
     members = tuple(Category(key, text) for key, text in categories.items())
     return MemorySchema(name, members, core, core_limit, tuple(events))
 

@@ -32,6 +32,10 @@ def test_async_answers_equal_sync_answers(tmp_path) -> None:
             await store.insert_many([{"category": "semantic", "content": f"fact {i}"} for i in range(5)])
             await store.update(entry.id, "pet: dog")
             await store.core_update("Ana")
+            with pytest.raises(UnknownEntry):
+                await store.transaction(lambda memory: (memory.insert("semantic", "a"), memory.delete("nobody")))
+            facts = await store.transaction(lambda memory: [memory.insert("semantic", text) for text in "ab"])
+            assert (await store.read_transaction(lambda memory: memory.list()))[-2:] == facts
             async with store.namespace("other") as other:
                 await other.insert("semantic", "pet: parrot")
             with pytest.raises(UnknownEntry):

@@ -1,6 +1,5 @@
 """Transactions, and calls on many entries."""
 
-import asyncio
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,7 +17,6 @@ from memalpha.errors import (
     UnknownEntry,
     UnknownFieldWarning,
 )
-from memalpha.store.async_store import AsyncMemoryStore
 from memalpha.store.backends.base import system_clock
 from memalpha.store.open import open_database, open_namespace
 from memalpha.store.state import MemoryState
@@ -249,16 +247,3 @@ def test_entries_and_hits_become_mappings_and_tables(store: MemoryStore, monkeyp
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(StoreError, match="pip install pandas"):
         store.to_pandas()
-
-
-def test_an_async_transaction_happens_as_one(tmp_path: Path) -> None:
-    async def use() -> int:
-        async with await AsyncMemoryStore.open(tmp_path / "a.db", embedder="hash") as store:
-            with pytest.raises(UnknownEntry):
-                await store.transaction(lambda memory: (memory.insert("semantic", "a"), memory.delete("nobody")))
-            assert await store.count() == 0
-            written = await store.transaction(lambda memory: [memory.insert("semantic", text) for text in "ab"])
-            assert await store.read_transaction(lambda memory: memory.list()) == written
-            return len(written)
-
-    assert asyncio.run(use()) == 2

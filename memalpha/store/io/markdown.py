@@ -23,7 +23,7 @@ missing from the document stay, and so do past versions. The document has no his
 from __future__ import annotations
 
 import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -118,8 +118,9 @@ def read_markdown(path: str | Path) -> MarkdownDocument:
     """
     section, core, core_line = "", None, 0
     entries: list[tuple[int, Operation]] = []
-    lines = _read_lines(path)
-    for number, text in lines:
+    lines, number = _read_lines(path), 0
+    while number < len(lines):
+        text, number = lines[number], number + 1
         location = f"{path}:{number}"
         if text.startswith("## "):
             section = text[3:].strip()
@@ -131,14 +132,16 @@ def read_markdown(path: str | Path) -> MarkdownDocument:
             assert core is not None
             core.append(text[2:] if text.startswith("> ") else text[1:] if text.startswith(">") else text)
         elif text.startswith("- ") and section:
-            body, details = [text[2:], *_read_indented(lines)], {}
+            first = number
+            body, details = [text[2:], *_read_indented(lines, number)], {}
+            number += len(body) - 1
             if len(body) > 1 and body[-1].startswith("`{") and body[-1].rstrip().endswith("}`"):
                 details = parse_fields(location, body.pop().strip().strip("`"), FIELDS)
             with locate_errors(location):
                 check_timestamp(details.get("timestamp"))
                 content = clean_content("\n".join(map(_unescape, body)))
             fields = {**new_defaults(), **details}
-            entries.append((number, Operation("insert", category=section, content=content, **fields)))
+            entries.append((first, Operation("insert", category=section, content=content, **fields)))
         elif text.strip() and section:
             raise DataError(
                 f"{location}: an entry begins with '- ', and its further lines with two blanks: {text[:60]!r}"
@@ -206,39 +209,23 @@ def _unescape(line: str) -> str:
     return line[1:] if line.startswith("\\") and line[1:2] in _PUNCTUATION else line
 
 
-class _LineReader(Iterator[tuple[int, str]]):
-    """Iterator over numbered lines; set `number` back to read lines again."""
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        self.texts, self.number = texts, 0
-
-    def __next__(self) -> tuple[int, str]:
-        if self.number == len(self.texts):
-            raise StopIteration
-        self.number += 1
-        return self.number, self.texts[self.number - 1]
-
-
-def _read_lines(path: str | Path) -> _LineReader:
+def _read_lines(path: str | Path) -> list[str]:
     texts = read_text(Path(path), keep_line_ends=True).split("\n")
     if all(text.endswith("\r") for text in texts[:-1]):  # line ends of an editor, not of the content
-        texts = [text.removesuffix("\r") for text in texts]
-    return _LineReader(texts)
+        return [text.removesuffix("\r") for text in texts]
+    return texts
 
 
-def _read_indented(lines: _LineReader) -> list[str]:
-    """Return the further lines of an item, up to the next line that is not indented.
+def _read_indented(lines: Sequence[str], start: int) -> list[str]:
+    """Return the further lines of an item, from index `start` up to the next line that is not indented.
 
     Blank lines between indented lines belong to the item.
     """
     content: list[str] = []
-    end = lines.number
-    for number, text in lines:
-        if text.startswith("  "):
-            content += [""] * (number - end - 1)
-            content.append(text[2:])
-            end = number
-        elif text.strip():
+    for index in range(start, len(lines)):
+        if lines[index].startswith("  "):
+            content += [""] * (index - start - len(content))
+            content.append(lines[index][2:])
+        elif lines[index].strip():
             break
-    lines.number = end
     return content

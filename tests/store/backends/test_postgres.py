@@ -17,8 +17,13 @@ from memalpha.store.open import copy_store
 from memalpha.store.store import MemoryStore
 
 psycopg = pytest.importorskip("psycopg")
-from memalpha.store.backends.postgres.connections import redact_url, split_connections, split_schema  # noqa: E402
-from memalpha.store.backends.postgres.database import PostgresDatabase, PostgresStatements  # noqa: E402
+from memalpha.store.backends.postgres.database import (  # noqa: E402
+    PostgresDatabase,
+    PostgresStatements,
+    redact_url,
+    split_connections,
+    split_schema,
+)
 from memalpha.store.backends.postgres.ddl import TABLES  # noqa: E402
 
 EVAL = Path(__file__).parents[3] / "eval" / "store" / "postgres_check.py"
