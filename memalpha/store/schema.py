@@ -184,8 +184,8 @@ def _build(data: Any, label: str) -> MemorySchema:
     ):
         if not is_valid:
             raise ConfigError(f"{label}: {key}: {needed} is needed, not {brief_repr(data.get(key))}")
-    members = tuple(Category(key, text) for key, text in categories.items())
-    return MemorySchema(name, members, core, core_limit, tuple(events))
+    members = tuple(Category(key, text) for key, text in data["categories"].items())
+    return MemorySchema(data["name"], members, core, core_limit, tuple(events))
 
 
 MEM_ALPHA = MemorySchema(
