@@ -82,7 +82,10 @@ def train(
     if PROCESS_RANK:
         return  # the process of rank 0 reports
     page = write_page(settings.out)
-    print_result(summary, as_json, f"{_format_summary(summary)}\npage: {page}")
+    lines = [_format_summary(summary)]
+    if summary.get("best_step") == 0 < summary["steps"]:
+        lines.append("no validation beat the start's: the best weights are those of the start")
+    print_result(summary, as_json, "\n".join([*lines, f"page: {page}"]))
 
 
 def _format_summary(summary: Mapping[str, Any]) -> str:

@@ -84,3 +84,13 @@ def test_text_settings_of_other_configurations_are_none(trained: Path, tmp_path:
     (tmp_path / "config.yaml").write_text((trained / "run" / "config.yaml").read_text())
     with pytest.raises(ConfigError, match="has no checkpoints/best"):
         resolve_text_run(str(tmp_path), {})
+
+
+@pytest.mark.parametrize(("best_step", "is_said"), [(0, True), (4, False)])
+def test_a_run_that_kept_its_start_says_so(memalpha, monkeypatch, tmp_path, best_step, is_said):
+    losses = {"validation_loss": 0.5}
+    summary = {"steps": 4, "best_step": best_step, "rows": 8, "before": losses, "after": losses}
+    monkeypatch.setattr("memalpha.train", lambda settings: summary)
+    monkeypatch.setattr("memalpha.cli.train.write_page", lambda run: run / "report.html")
+    code, out, _ = memalpha("train", "sft", f"out={tmp_path / 'run'}")
+    assert code == 0 and ("the best weights are those of the start" in out) == is_said
