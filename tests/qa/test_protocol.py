@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from fake_policy import FakePolicy
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted_judge import Says
 from talk import TASK
 
 from memalpha.agent.prompts import order_notes
+from memalpha.agent.reader import PolicyReader
 from memalpha.config import ReaderConfig, WorldConfig
 from memalpha.errors import ConfigError, DataError, PolicyError
-from memalpha.qa.evaluate import run_systems
+from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.qa.evaluate import evaluate, run_systems
 from memalpha.qa.reader import load_reader, passages_as_hits
 from memalpha.qa.report import as_markdown, estimate_tokens, print_table, table_rows
 from memalpha.qa.scoring.judge import Judge, UnjudgedAnswer
@@ -187,6 +190,20 @@ CORRECT = '{"reason": "so", "verdict": "correct"}'
 
 def judging(reply) -> Judge:
     return Judge([Says(lambda prompt, _: reply(prompt))])
+
+
+def test_a_reader_sees_date_and_choices_of_a_question():
+    question = Question(
+        id="q", question="Where?", answers=("b",), meta={"date": "2024-06-01", "choices": {"b": "Rome"}}
+    )
+    task, model = TASK.model_copy(update={"questions": (question,)}), FakePolicy(lambda request: "(b)")
+    run_systems(["rag"], [task], PolicyReader(model), embedder="hash")
+    evaluate(ScriptedPolicy("add-all"), [task], PolicyReader(model))
+    texts = [str(request.messages) for request in model.requests]
+    assert len(texts) == 2 and all("(asked on 2024-06-01) Where?" in text and "(b) Rome" in text for text in texts)
+    whole = PolicyReader(model, ReaderConfig(kind="full-memory"))
+    with pytest.raises(ConfigError, match=r"reader\.kind: full-memory needs a system that shows its entries"):
+        run_systems([Streamed("odd", lambda task, settings: _Odd(["Rome"]))], [task], whole, embedder="hash")
 
 
 def test_what_is_beyond_rules_is_judged():

@@ -88,6 +88,16 @@ def test_the_interval_is_bca(by_group):
     assert result != estimate(rows, macro=by_group, resamples=20_000, seed=1)
 
 
+def test_the_interval_agrees_with_scipy():
+    stats = pytest.importorskip("scipy.stats", reason="scipy comes with memalpha[embed]")
+    rng = random.Random(3)
+    rows = [ScoredAnswer(f"c{n}", "x", rng.expovariate(1.0)) for n in range(25)]  # one answer a conversation: plain BCa
+    reference = stats.bootstrap(([row.value for row in rows],), mean, method="BCa", n_resamples=4000, random_state=0)
+    ours = estimate(rows, resamples=20_000)
+    assert ours.low == pytest.approx(reference.confidence_interval.low, abs=0.02)
+    assert ours.high == pytest.approx(reference.confidence_interval.high, abs=0.02)
+
+
 def test_questions_of_one_conversation_are_not_independent():
     alike = [ScoredAnswer(f"c{n}", "x", float(n % 2)) for n in range(10) for _ in range(50)]
     apart = [ScoredAnswer(f"c{n}.{k}", "x", float(n % 2)) for n in range(10) for k in range(50)]
