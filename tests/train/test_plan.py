@@ -133,18 +133,6 @@ def test_runs_on_pairs_are_planned_from_their_file(tmp_path: Path, name: str) ->
     assert "sampling" not in _parts(plan)
 
 
-def test_a_run_beside_a_server_is_planned_without_a_sampler_in_the_process(tmp_path: Path) -> None:
-    policy = f"policy={_policy(tmp_path, Qwen3Config(**SHAPE))}"
-    local = _plan("arithmetic", policy)
-    remote = _plan("arithmetic", policy, "sampler.url=vllm:http://127.0.0.1:8000")
-    assert _parts(local)["sampling"]["sampler's copy"] == local["model"]["bytes"]["float32"]
-    assert "sampling" not in _parts(remote)
-    assert "sampler's copy" not in _parts(remote)["learning"]
-    sharded = _plan("arithmetic", policy, "sampler.url=vllm:http://127.0.0.1:8000", "sharding=fsdp", processes=2)
-    for part in ("weights", "optimizer", "gradients"):
-        assert _parts(sharded)["learning"][part] == _parts(remote)["learning"][part] // 2
-
-
 def test_a_model_of_four_billion_weights_is_planned_without_them(tmp_path: Path) -> None:
     policy = f"policy={_policy(tmp_path, Qwen3Config(**FOUR_BILLION))}"
     settings = ("sampling.max_new_tokens=128", "compute.dtype=bfloat16", "compute.gradient_checkpointing=true")

@@ -51,8 +51,14 @@ from memalpha.qa.report import Record
 from memalpha.train.algorithms.base import Scorer
 from memalpha.train.algorithms.grpo import GRPO
 from memalpha.train.data.samples import TrainingSample, is_imitable, policy_gradient_sample
-from memalpha.train.rollouts.reflection import ReflectionMemory, extract_advice, reflection_requests
-from memalpha.train.rollouts.worker import Reflecting, ReflectionCandidate, RolloutWorker
+from memalpha.train.rollouts.reflection import (
+    Reflecting,
+    ReflectionCandidate,
+    ReflectionMemory,
+    extract_advice,
+    reflection_requests,
+)
+from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.types import Completion, Reward, Trajectory, TrajectoryGroup, Turn
 
 INTERNALIZED = "internalization"

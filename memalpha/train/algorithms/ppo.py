@@ -142,13 +142,8 @@ def gae(rewards: np.ndarray, values: np.ndarray, *, gamma: float, lam: float) ->
         values: Value before each token (T,).
         gamma: Discount per token.
         lam: Trade-off between bias (0) and variance (1).
-
-    Raises:
-        ValueError: `rewards` and `values` are not rows of equal length.
     """
     rewards, values = np.asarray(rewards, dtype=np.float64), np.asarray(values, dtype=np.float64)
-    if rewards.ndim != 1 or rewards.shape != values.shape:
-        raise ValueError(f"rewards {rewards.shape} and values {values.shape} must be one row of equal length")
     deltas = rewards + gamma * np.append(values[1:], 0.0)[: len(values)] - values
     advantages, running = np.empty_like(deltas), 0.0
     for t in range(len(deltas) - 1, -1, -1):

@@ -330,14 +330,8 @@ def reflection_demo_rows(
 
     Returns:
         Rows, number of turns left out.
-
-    Raises:
-        DataError: A task has no gold operations.
     """
     settings = config.erl or ERLSettings()
-    for task in tasks:
-        if not task.gold_operations:
-            raise DataError(f"source: erl needs tasks with gold operations, and {task.id!r} has none")
     groups, records = scorer.score(
         RolloutEngine(policy, writing).roll_out(
             tasks, config.sampling.group_size, config.sampling.temperature, config.seed, first_index=first

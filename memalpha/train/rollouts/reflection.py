@@ -13,7 +13,8 @@ is stored. Tool calls in a reflection are plain text and are not executed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from memalpha.agent.parsing import after_thinking
 from memalpha.agent.prompts import reflection_messages
@@ -23,14 +24,97 @@ from memalpha.errors import InvalidContent
 from memalpha.policy.base import Policy, noise_key
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.error_analysis import with_error_classes
-from memalpha.qa.evaluate import MemoryScorer
+from memalpha.qa.evaluate import MemoryScorer, RolloutScorer
 from memalpha.qa.report import Record
 from memalpha.store.embedding import Embedder
 from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import Category, MemorySchema
 from memalpha.store.state import MemoryState
-from memalpha.train.rollouts.worker import Reflecting, ReflectionCandidate
-from memalpha.types import Operation, SampleRequest, Task, Trajectory, TrajectoryGroup
+from memalpha.types import AnyTask, Operation, SampleRequest, Task, Trajectory, TrajectoryGroup
+
+
+@dataclass(frozen=True, slots=True)
+class ReflectionCandidate:
+    """Hold an attempt to reflect on.
+
+    Attributes:
+        task_index: Index of its task within the step.
+        attempt: The attempt.
+        accuracy: Its accuracy, from 0 to 1.
+        feedback: Text that says what went wrong.
+    """
+
+    task_index: int
+    attempt: Trajectory[Any]
+    accuracy: float
+    feedback: str
+
+
+class Reflecting(Protocol[AnyTask]):
+    """Feedback and prompts for algorithms that retry attempts (`train.algorithms.erl`).
+
+    Attributes:
+        scorer: Says how accurate attempts are.
+        embedder: Embedder of advice that is recalled by similarity.
+    """
+
+    scorer: RolloutScorer[AnyTask]
+    embedder: Embedder
+
+    def candidates(
+        self,
+        groups: Sequence[TrajectoryGroup[AnyTask]],
+        records: Sequence[Sequence[Sequence[Record]]],
+        first: int,
+        settings: ERLSettings,
+    ) -> list[ReflectionCandidate]:
+        """Return the attempts to reflect on, with feedback.
+
+        With algorithm 2 these are the attempts that did not succeed, with algorithm 1 all. An attempt without an
+        accuracy (a task without questions) is left out.
+
+        Args:
+            groups: Scored groups.
+            records: Their records as [group][trajectory][question].
+            first: Index of the first group's task within the step.
+            settings: Success threshold, feedback budget and the variant of the algorithm.
+
+        Returns:
+            One candidate per attempt, in the order of groups and rollouts.
+        """
+        selected, answers_of_selected = [], []
+        for task_index, (group, records_of_group) in enumerate(zip(groups, records, strict=True), start=first):
+            for attempt, answers in zip(group.trajectories, records_of_group, strict=True):
+                accuracy = self.scorer.accuracy(attempt, answers)
+                if accuracy is not None and (settings.algorithm == 1 or accuracy < settings.reward_threshold):
+                    selected.append(ReflectionCandidate(task_index, attempt, accuracy, ""))
+                    answers_of_selected.append(answers)
+        if not selected:
+            return []
+        attempts = [candidate.attempt for candidate in selected]
+        texts = self.feedback(attempts, answers_of_selected, settings.feedback_tokens)
+        return [replace(candidate, feedback=text) for candidate, text in zip(selected, texts, strict=True)]
+
+    def feedback(
+        self, attempts: Sequence[Trajectory[AnyTask]], records: Sequence[Sequence[Record]], budget: int
+    ) -> list[str]:
+        """Return a text for each attempt that says what went wrong.
+
+        Args:
+            attempts: Attempts, at least one.
+            records: Records of each.
+            budget: Tokens of a text.
+        """
+        ...
+
+    def prompt(self, candidate: ReflectionCandidate, earlier: Sequence[str]) -> tuple[Mapping[str, str], ...]:
+        """Return the prompt of a reflection, with earlier advice."""
+        ...
+
+    def without_advice(self, trajectory: Trajectory[AnyTask]) -> list[SampleRequest]:
+        """Return each turn's prompt of a second attempt as it would be without advice."""
+        ...
+
 
 REFLECTION_SCHEMA = MemorySchema(
     "reflections", (Category("advice", "Advice with which a second attempt was better or has succeeded."),)

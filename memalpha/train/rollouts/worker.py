@@ -3,105 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from random import Random
-from typing import Any, Generic, Protocol
+from typing import Any, Generic
 
-from memalpha.config import ERLSettings
 from memalpha.environments.engine import RolloutEngine, Start
 from memalpha.environments.memory_writing import ask_at_every_chunk, roll_out_chunks
 from memalpha.errors import RewardError
 from memalpha.policy.base import Policy
 from memalpha.qa.evaluate import RolloutScorer, ScoredGroups
-from memalpha.qa.report import Record
-from memalpha.store.embedding import Embedder
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
-from memalpha.types import AnyTask, SampleRequest, Task, Trajectory, TrajectoryGroup
-
-
-@dataclass(frozen=True, slots=True)
-class ReflectionCandidate:
-    """Hold an attempt to reflect on.
-
-    Attributes:
-        task_index: Index of its task within the step.
-        attempt: The attempt.
-        accuracy: Its accuracy, from 0 to 1.
-        feedback: Text that says what went wrong.
-    """
-
-    task_index: int
-    attempt: Trajectory[Any]
-    accuracy: float
-    feedback: str
-
-
-class Reflecting(Protocol[AnyTask]):
-    """Feedback and prompts for algorithms that retry attempts (`train.algorithms.erl`).
-
-    Attributes:
-        scorer: Says how accurate attempts are.
-        embedder: Embedder of advice that is recalled by similarity.
-    """
-
-    scorer: RolloutScorer[AnyTask]
-    embedder: Embedder
-
-    def candidates(
-        self,
-        groups: Sequence[TrajectoryGroup[AnyTask]],
-        records: Sequence[Sequence[Sequence[Record]]],
-        first: int,
-        settings: ERLSettings,
-    ) -> list[ReflectionCandidate]:
-        """Return the attempts to reflect on, with feedback.
-
-        With algorithm 2 these are the attempts that did not succeed, with algorithm 1 all. An attempt without an
-        accuracy (a task without questions) is left out.
-
-        Args:
-            groups: Scored groups.
-            records: Their records as [group][trajectory][question].
-            first: Index of the first group's task within the step.
-            settings: Success threshold, feedback budget and the variant of the algorithm.
-
-        Returns:
-            One candidate per attempt, in the order of groups and rollouts.
-        """
-        selected, answers_of_selected = [], []
-        for task_index, (group, records_of_group) in enumerate(zip(groups, records, strict=True), start=first):
-            for attempt, answers in zip(group.trajectories, records_of_group, strict=True):
-                accuracy = self.scorer.accuracy(attempt, answers)
-                if accuracy is not None and (settings.algorithm == 1 or accuracy < settings.reward_threshold):
-                    selected.append(ReflectionCandidate(task_index, attempt, accuracy, ""))
-                    answers_of_selected.append(answers)
-        if not selected:
-            return []
-        attempts = [candidate.attempt for candidate in selected]
-        texts = self.feedback(attempts, answers_of_selected, settings.feedback_tokens)
-        return [replace(candidate, feedback=text) for candidate, text in zip(selected, texts, strict=True)]
-
-    def feedback(
-        self, attempts: Sequence[Trajectory[AnyTask]], records: Sequence[Sequence[Record]], budget: int
-    ) -> list[str]:
-        """Return a text for each attempt that says what went wrong.
-
-        Args:
-            attempts: Attempts, at least one.
-            records: Records of each.
-            budget: Tokens of a text.
-        """
-        ...
-
-    def prompt(self, candidate: ReflectionCandidate, earlier: Sequence[str]) -> tuple[Mapping[str, str], ...]:
-        """Return the prompt of a reflection, with earlier advice."""
-        ...
-
-    def without_advice(self, trajectory: Trajectory[AnyTask]) -> list[SampleRequest]:
-        """Return each turn's prompt of a second attempt as it would be without advice."""
-        ...
+from memalpha.train.rollouts.reflection import Reflecting
+from memalpha.types import AnyTask, Task, TrajectoryGroup
 
 
 @dataclass(slots=True)

@@ -242,12 +242,6 @@ class RunDirectory:
         """Give the run an id of its own and record the fingerprint of its data."""
         write_json(self.path / RUN_FILE, {"id": uuid4().hex[:16], "data": self.data})
 
-    def load_run_id(self) -> str:
-        """Return the id of the run, which stays with its files; a directory without one gets one."""
-        if not (self.path / RUN_FILE).exists():
-            self.begin_run()
-        return self.read_json(RUN_FILE)["id"]
-
     def lock(self) -> None:
         """Lock the directory, in the main process, until the context ends; create it if missing.
 
@@ -306,8 +300,7 @@ class RunDirectory:
                 f"{self.path} holds a run with other settings ({differences}): give the same ones to resume it, or "
                 "another out"
             )
-        recorded = self.read_json(RUN_FILE).get("data") if (self.path / RUN_FILE).exists() else None
-        if None not in (recorded, self.data) and recorded != self.data:
+        if self.read_json(RUN_FILE)["data"] != self.data:
             raise CheckpointError(
                 f"{self.path} holds a run that began with other tasks (data or eval_data has changed since): put back "
                 "the files to resume it, or name another out to train on the new ones"

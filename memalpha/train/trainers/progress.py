@@ -22,7 +22,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from memalpha.config import LearnerConfig
 from memalpha.errors import ConfigError
-from memalpha.train.trainers.directory import RunDirectory
+from memalpha.train.trainers.directory import RUN_FILE, RunDirectory
 
 
 class Display:
@@ -216,7 +216,7 @@ def open_trackers(config: LearnerConfig, step: int, is_main: bool) -> Iterator[C
             import wandb  # type: ignore[import-not-found]
 
             run = wandb.init(
-                id=RunDirectory(config.out).load_run_id(),
+                id=RunDirectory(config.out).read_json(RUN_FILE)["id"],
                 name=config.out.name,
                 dir=str(config.out),
                 resume="allow",

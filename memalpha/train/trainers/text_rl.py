@@ -26,10 +26,10 @@ from memalpha.store.embedding import Embedder, load_embedder
 from memalpha.train.algorithms import build_algorithm
 from memalpha.train.learner.distributed import World
 from memalpha.train.rollouts.epochs import Curriculum
-from memalpha.train.rollouts.reflection import truncate_text
+from memalpha.train.rollouts.reflection import Reflecting, ReflectionCandidate, truncate_text
 from memalpha.train.rollouts.text_tasks import TextTaskSource, build_environment
 from memalpha.train.rollouts.weight_sync import make_sampler
-from memalpha.train.rollouts.worker import Reflecting, ReflectionCandidate, RolloutWorker
+from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.evaluations import TaskEvaluations
 from memalpha.train.trainers.progress import Display

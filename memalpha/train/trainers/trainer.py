@@ -445,14 +445,14 @@ class Trainer:
         self.is_consistent = False
         state = load_checkpoint(self.directory.checkpoint(step), self.engine)
         self.engine.weights_step = step
-        if state.get("started_from") != self.start.fingerprint:
+        if state["started_from"] != self.start.fingerprint:
             raise CheckpointError(
                 f"{out} started from other weights than policy={self.config.policy} holds now (a link such as "
                 "checkpoints/best moves on; adapters merged on another device differ in last bits): put back what was "
                 "there, or start again in another out"
             )
         self.minutes_before, self.learning_minutes_before = state["minutes"], state["learning_minutes"]
-        self.best, self.start_validation = state["best"], state.get("start_validation", {})
+        self.best, self.start_validation = state["best"], state["start_validation"]
         self.training_step.restore(state)
         self.evaluations.restore(state)
         self.world.run_on_main(lambda: self._reset_files(step))

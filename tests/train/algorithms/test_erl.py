@@ -64,33 +64,6 @@ def imitated_turns(retry):
     return [t for t in retry.turns if t.completion.stop_reason == "eos" and all(result.ok for result in t.results)]
 
 
-def test_rewards_of_each_role():
-    algorithm, groups, records = collect(settings())
-    attempts, retries = trajectories_of_role(groups, "attempt"), trajectories_of_role(groups, "retry")
-    reflections, internalized = trajectories_of_role(groups, "reflection"), trajectories_of_role(groups, INTERNALIZED)
-    assert len(attempts) == len(retries) == len(reflections) == 9
-    imitated_counts = {(retry.task.id, retry.rollout): len(imitated_turns(retry)) for retry in retries}
-    assert {(trajectory.task.id, trajectory.rollout): len(trajectory.turns) for trajectory in internalized} == {
-        at: n for at, n in imitated_counts.items() if n
-    }
-    assert 0 < sum(imitated_counts.values()) < sum(len(retry.turns) for retry in retries)
-    assert len(records) == sum(
-        len(trajectory.task.questions) for trajectory in attempts
-    )  # only first attempts have records
-    assert len({trajectory.task.id for group in groups for trajectory in group.trajectories}) == 3
-    assert all(len({trajectory.role for trajectory in group.trajectories}) == 1 for group in groups)
-    for attempt, reflection, retry in zip(attempts, reflections, retries, strict=True):
-        assert retry.task == reflection.task == attempt.task
-        assert retry.parent == reflection.parent == attempt.rollout
-        assert reflection.reward.total == reflection.reward.turns[0] == retry.reward.total
-        assert retry.turns != attempt.turns
-    algorithm.finish_step(metrics := {})
-    assert metrics["gated"] == metrics["retry_success"] == 1.0 and metrics["internalized_rows"] == sum(
-        len(o.turns) for o in internalized
-    )
-    assert not any(name.startswith("accuracy") for name in metrics)
-
-
 def test_second_attempts_see_their_advice_and_internalized_rows_do_not():
     policy = tiny_policy()
     _, groups, _ = collect(settings(), policy)

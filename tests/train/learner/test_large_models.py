@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from test_engine import config
-from tiny import exact_logprobs, tiny_llama, tiny_model, tiny_tokenizer
+from tiny import tiny_llama, tiny_model, tiny_tokenizer
 
 from memalpha.config import TrainConfig, build_config
 from memalpha.config.groups import LoadingConfig
@@ -52,34 +52,6 @@ def largest_gap(first, second) -> float:
     return max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in zip(first, second, strict=True))
 
 
-def float64_logprobs(model, rows) -> list[np.ndarray]:
-    """Log-probs of each row's completion in float64."""
-    return [exact_logprobs(model, row.prompt_ids, row.completion_ids, row.temperature).numpy() for row in rows]
-
-
-@pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])
-@pytest.mark.parametrize("kind", MODELS)
-def test_log_probs_after_a_step_are_those_of_the_merged_model_in_float64(tmp_path, kind, lora):
-    """Sampler and learner in float32, after three real steps, against the written and merged model: within 1e-4."""
-    base = save(tmp_path / "base", kind)
-    settings = config(lora=lora, learning_rate=1e-2)
-    policy = load_policy(base)
-    model = policy.model if lora is None else add_lora(policy.model, settings.lora, str(base))
-    engine = Engine(model, settings)
-    for _ in range(3):
-        engine.update(sampled_rows(policy), 1e-2)
-    trained = tmp_path / "trained"
-    trained.mkdir()
-    engine.write(trained)
-    policy.tokenizer.save_pretrained(trained)
-    merged = load_policy(write_merged(trained, tmp_path / "merged"))
-    rows = sampled_rows(policy)
-    exact = float64_logprobs(merged.model, rows)
-    assert largest_gap(exact, float64_logprobs(load_policy(base).model, rows)) > 0.1, "the steps changed something"
-    assert largest_gap([row.logprobs for row in rows], exact) < 1e-4
-    assert largest_gap(engine.forward(rows), exact) < 1e-4
-
-
 @pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])
 def test_adam_in_host_memory_steps_bit_for_bit(tmp_path, lora):
     """Clipped steps, a checkpoint, a resumed run and a value head: as without `offload_optimizer`."""
@@ -111,9 +83,15 @@ def test_adam_in_host_memory_steps_bit_for_bit(tmp_path, lora):
     ("settings", "message"),
     [
         ({"load_in_4bit": True}, r"compute\.load_in_4bit: .* set lora"),
-        ({"load_in_4bit": True, "lora": {}, "sharding": "fsdp"}, r"compute\.load_in_4bit: .*sharding=fsdp"),
-        ({"device_map": "auto", "sharding": "fsdp"}, r"compute\.device_map: .*sharding=fsdp"),
-        ({"offload_optimizer": True, "sharding": "fsdp"}, r"compute\.offload_optimizer: .*sharding=fsdp"),
+        (
+            {"load_in_4bit": True, "lora": {}, "sharding": "fsdp"},
+            r"compute\.sharding: fsdp does not .*compute\.load_in_4bit",
+        ),
+        ({"device_map": "auto", "sharding": "fsdp"}, r"compute\.sharding: fsdp does not .*compute\.device_map"),
+        (
+            {"offload_optimizer": True, "sharding": "fsdp"},
+            r"compute\.sharding: fsdp does not .*compute\.offload_optimizer",
+        ),
         ({"load_in_4bit": True, "lora": {}, "sample_dtype": "float64"}, r"sampling\.dtype: .*load_in_4bit"),
     ],
 )

@@ -165,10 +165,11 @@ def test_the_capacity_follows_the_servers_weights(source):
 
 
 def test_stale_groups_are_dropped_whole_and_counted(source):
-    completion = SimpleNamespace(completion=SimpleNamespace(weights_step=0))
+    old, recent = (SimpleNamespace(completion=SimpleNamespace(weights_step=step)) for step in (0, 1))
     source.scored = {number: ScoredGroup(number, None, [], oldest) for number, oldest in ((0, 0), (1, 1), (2, 2))}
     slow, fresh, *others = admit(source, 2)
-    source._running[slow][0].turns.append(completion)
+    source._running[slow][0].turns.append(old)
+    source._running[fresh][0].turns.append(recent)
     source._drop_stale(1)
     assert list(source.scored) == [1, 2] and list(source._running) == [fresh, *others]
     assert source._pool.waiting == [episode for number in (fresh, *others) for episode in source._running[number]]

@@ -155,6 +155,7 @@ def test_a_run_from_before_a_key_existed_goes_on_with_its_default(tmp_path):
     settings = load_config(TrainConfig, "demo", {"out": tmp_path})
     directory = RunDirectory(tmp_path)
     directory.write_settings(settings)
+    directory.begin_run()
     kept = yaml.safe_load((tmp_path / "config.yaml").read_text())
     (tmp_path / "checkpoints" / "step-1").mkdir(parents=True)
     assert directory.saved_steps()

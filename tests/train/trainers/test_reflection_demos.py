@@ -9,7 +9,7 @@ from memalpha.agent.parsing import parse_calls
 from memalpha.agent.reader import ExtractiveReader
 from memalpha.config import SFTConfig, build_config
 from memalpha.environments import MemoryWriting
-from memalpha.errors import ConfigError, DataError
+from memalpha.errors import ConfigError
 from memalpha.qa.evaluate import MemoryScorer
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.store.embedding import HashEmbedder
@@ -95,9 +95,3 @@ def test_a_run_on_them(tmp_path):
 def test_what_cannot_be_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="erl: has no effect with source=gold"):
         config(tmp_path, source="gold")
-    task = synthetic.tasks(config("x").world, 5, 0, 1)[0].model_copy(update={"gold_operations": ()})
-    policy = load_policy("tiny")
-    writing = MemoryWriting(config("x").agent, policy.count_tokens, HashEmbedder(16))
-    scorer = MemoryScorer(ExtractiveReader(), MemoryReward(config("x").reward, len), writing.embedder)
-    with pytest.raises(DataError, match="needs tasks with gold operations"):
-        reflection_demo_rows(policy, writing, scorer, [task], config("x"))
