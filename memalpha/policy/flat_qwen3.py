@@ -93,11 +93,11 @@ class _Layer:
 
 
 class FlatQwen3:
-    """Fused weights of a Qwen3 model, a copy in `dtype`; `load` brings them up to date.
+    """Fused weights of a Qwen3 model in `dtype`, which must not change while rows are under way; `load` reads them.
 
     Args:
         model: model that `supports_flat`.
-        dtype: dtype of the copy and of all computations.
+        dtype: dtype of the weights and of all computations.
     """
 
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
@@ -108,66 +108,37 @@ class FlatQwen3:
         self.queries: int = config.num_attention_heads
         self.groups: int = config.num_key_value_heads
         self.width: int = model.model.layers[0].self_attn.head_dim
-        self.hidden: int = config.hidden_size
         self.inner: int = config.intermediate_size
-        heads, hidden, width = self.queries + 2 * self.groups, self.hidden, self.width
-
-        def empty(*shape: int) -> torch.Tensor:
-            return torch.empty(shape, dtype=dtype)
-
-        self.embedding = empty(config.vocab_size, hidden)
-        self.is_tied = model.lm_head.weight is model.model.embed_tokens.weight
-        self.head = self.embedding if self.is_tied else empty(config.vocab_size, hidden)
-        self.norm = empty(hidden)
-        self.layers = [
-            _Layer(
-                input_norm=empty(hidden),
-                qkv=empty(heads * width, hidden),
-                head_norm=empty(self.queries + self.groups, width),
-                output=empty(hidden, self.queries * width),
-                post_norm=empty(hidden),
-                gate_up=empty(2 * self.inner, hidden),
-                down=empty(hidden, self.inner),
-            )
-            for _ in range(config.num_hidden_layers)
-        ]
-        self._rotations = empty(0, 1, width), empty(0, 1, width)
+        self._rotations = (torch.empty(0, 1, self.width, dtype=dtype),) * 2
         self.idle_slots: KeyValueSlots | None = None
 
-    def fits(self, model: Any, dtype: torch.dtype) -> bool:
-        """Return True if `load` can take this model's weights."""
-        shape = model.model.embed_tokens.weight.shape
-        return self.model is model and self.dtype == dtype and self.embedding.shape == shape
-
     @torch.no_grad()
-    def load(self, model: Any) -> FlatQwen3:
-        """Copy the model's weights and return self."""
-        query, key = self.queries * self.width, (self.queries + self.groups) * self.width
-        targets, sources = [self.embedding, self.norm], [model.model.embed_tokens.weight, model.model.norm.weight]
-        if not self.is_tied:
-            targets.append(self.head)
-            sources.append(model.lm_head.weight)
-        for flat, layer in zip(self.layers, model.model.layers, strict=True):
+    def load(self) -> FlatQwen3:
+        """Read the model's weights and return self."""
+        base, dtype = self.model.model, self.dtype
+
+        def fuse(*modules: Any) -> torch.Tensor:
+            return torch.cat([module.weight.to(dtype) for module in modules])
+
+        def make_layer(layer: Any) -> _Layer:
             attention, mlp = layer.self_attn, layer.mlp
-            pairs = (
-                (flat.input_norm, layer.input_layernorm),
-                (flat.qkv[:query], attention.q_proj),
-                (flat.qkv[query:key], attention.k_proj),
-                (flat.qkv[key:], attention.v_proj),
-                (flat.output, attention.o_proj),
-                (flat.post_norm, layer.post_attention_layernorm),
-                (flat.gate_up[: self.inner], mlp.gate_proj),
-                (flat.gate_up[self.inner :], mlp.up_proj),
-                (flat.down, mlp.down_proj),
-            )
-            targets += [target for target, _ in pairs]
-            sources += [module.weight for _, module in pairs]
             # The scale of the scores is part of the queries' norm.
-            flat.head_norm[: self.queries] = attention.q_norm.weight.to(self.dtype) * attention.scaling
-            flat.head_norm[self.queries :] = attention.k_norm.weight
-        for target, source in zip(targets, sources, strict=True):
-            target.copy_(source)
-        self._rotary = model.model.rotary_emb
+            query_norm = attention.q_norm.weight.to(dtype) * attention.scaling
+            key_norm = attention.k_norm.weight.to(dtype)
+            return _Layer(
+                input_norm=layer.input_layernorm.weight.to(dtype),
+                qkv=fuse(attention.q_proj, attention.k_proj, attention.v_proj),
+                head_norm=torch.cat([query_norm.expand(self.queries, -1), key_norm.expand(self.groups, -1)]),
+                output=attention.o_proj.weight.to(dtype),
+                post_norm=layer.post_attention_layernorm.weight.to(dtype),
+                gate_up=fuse(mlp.gate_proj, mlp.up_proj),
+                down=mlp.down_proj.weight.to(dtype),
+            )
+
+        self.embedding, self.head = base.embed_tokens.weight.to(dtype), self.model.lm_head.weight.to(dtype)
+        self.norm = base.norm.weight.to(dtype)
+        self.layers = [make_layer(layer) for layer in base.layers]
+        self._rotary = base.rotary_emb
         return self
 
     def rotations(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

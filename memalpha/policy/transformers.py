@@ -228,9 +228,9 @@ class TransformersPolicy:
         """
         model, dtype = self.model, self._sampling_dtype or self.model.dtype
         if supports_flat(model, dtype):
-            if self._flat is None or not self._flat.fits(model, dtype):
+            if self._flat is None or self._flat.model is not model or self._flat.dtype != dtype:
                 self._flat = FlatQwen3(model, dtype)
-            return FlatRows(self._flat.load(model), self.batch_tokens)
+            return FlatRows(self._flat.load(), self.batch_tokens)
         if dtype != model.dtype:
             model = self._synced_twin(dtype)
         return SlotRows(model, self.batch_tokens) if has_plain_cache(model) else PaddedRows(model)

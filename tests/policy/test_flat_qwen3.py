@@ -40,7 +40,7 @@ def largest_error(model, dtype: torch.dtype) -> float:
     Rows enter in two batches, draw tokens, are reordered and dropped.
     """
     reference = copy.deepcopy(model).to(dtype)
-    rows = FlatRows(FlatQwen3(model, dtype).load(model), 10_000)
+    rows = FlatRows(FlatQwen3(model, dtype).load(), 10_000)
     sequences: list[list[int]] = []
     errors = []
 
@@ -91,11 +91,11 @@ def test_it_is_transformers_forward_pass(monkeypatch, shape):
 @pytest.mark.parametrize("tokens", [1, 6, 12, 10_000])
 def test_packs_do_not_change_the_logits(monkeypatch, tokens):
     model = tiny_model()
-    expected = FlatRows(FlatQwen3(model, torch.float64).load(model), 10_000).enter(PROMPTS, [20] * 7)
+    expected = FlatRows(FlatQwen3(model, torch.float64).load(), 10_000).enter(PROMPTS, [20] * 7)
     monkeypatch.setattr(flat_qwen3, "PACK_TOKENS", tokens)
     packs = split_packs(PROMPTS)
     assert sorted(itertools.chain(*packs)) == list(range(7)) and (len(packs) > 1) == (tokens < 30)
-    rows = FlatRows(FlatQwen3(model, torch.float64).load(model), 10_000)
+    rows = FlatRows(FlatQwen3(model, torch.float64).load(), 10_000)
     assert torch.allclose(rows.enter(PROMPTS, [20] * 7), expected, atol=1e-6, rtol=0)
     assert rows.slots.lengths == [len(prompt) for prompt in PROMPTS]
 
