@@ -217,9 +217,10 @@ class MemoryAgent(ForkAware):
         origin = _check_origin(timestamp, source, speaker, metadata)
         with self._turn:
             if isinstance(chunk, str | Chunk):
-                turns = [self._read_chunk(part, timestamp, **origin) for part in self.parts(chunk)]
+                parts = self.parts(chunk)
             else:
-                turns = [self._read_chunk(part, None, **origin) for part in self._message_chunks(chunk, timestamp)]
+                parts, timestamp = self._message_chunks(chunk, timestamp), None
+            turns = [self.apply(self.propose(part, timestamp=timestamp), **origin) for part in parts]
         if len(turns) == 1:
             return turns[0]
         if not turns:
@@ -235,10 +236,6 @@ class MemoryAgent(ForkAware):
     def with_store(self, store: Memory) -> MemoryAgent:
         """Return an agent with the same policy, settings and reader for another memory."""
         return MemoryAgent(self.policy, store, self.config, self.reader, trust=self.trust, redact=self.redact)
-
-    def _read_chunk(self, chunk: Text, timestamp: str | None, **origin: Any) -> Turn:
-        with self._turn:
-            return self.apply(self.propose(chunk, timestamp=timestamp), **origin)
 
     def parts(self, chunk: Text) -> list[Text]:
         """Cut a chunk that is longer than those that the policy was trained on (`chunk_tokens`)."""

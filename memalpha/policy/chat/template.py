@@ -92,7 +92,12 @@ class ChatTemplate:
         """
         native_tools = tools if tools and self.call_format != "text" else ()
         if tools and not native_tools:
-            messages = _with_system(messages, describe_tools(tools))
+            messages = [dict(message) for message in messages]
+            system = next((message for message in messages if message["role"] == "system"), None)
+            if system is None:
+                messages.insert(0, _system(describe_tools(tools)))
+            else:
+                system["content"] += f"\n\n{describe_tools(tools)}"
         arguments = {"enable_thinking": thinking, "thinking": thinking, **(template_kwargs or {})}
         messages = [self._as_text(message) for message in messages]
         try:
@@ -160,7 +165,11 @@ class ChatTemplate:
             calls.append({"name": call["name"], "arguments": call["arguments"]})
         if not calls:
             return text
-        return content + self._render_calls(calls) + text[position:].lstrip("\n")
+        assert self.reply_parser is not None
+        rendered = self._render_reply(calls)
+        start = self.reply_parser.first_call(rendered)
+        end = start + self.reply_parser.last_call_end(rendered[start:])
+        return content + rendered[start:end].rstrip() + text[position:].lstrip("\n")
 
     @cached_property
     def thought_marks(self) -> tuple[str, str]:
@@ -292,12 +301,6 @@ class ChatTemplate:
         except _REFUSALS:
             return ""
 
-    def _render_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
-        assert self.reply_parser is not None
-        rendered = self._render_reply(calls)
-        start = self.reply_parser.first_call(rendered)
-        return rendered[start : start + self.reply_parser.last_call_end(rendered[start:])].rstrip()
-
     def _render_reply(self, calls: Sequence[Mapping[str, Any]]) -> str:
         """Return what the template writes after the user's message for a reply of these calls."""
         tool_calls = [
@@ -347,18 +350,6 @@ class ChatTemplate:
         )
         assert isinstance(text, str)
         return text
-
-
-def _with_system(messages: Messages, text: str) -> list[Mapping[str, Any]]:
-    """Append text to the system message, which is made if there is none."""
-    for index, message in enumerate(messages):
-        if message["role"] == "system":
-            return [
-                *messages[:index],
-                {**message, "content": f"{message['content']}\n\n{text}"},
-                *messages[index + 1 :],
-            ]
-    return [_system(text), *messages]
 
 
 def _opens_thought(text: str) -> bool:

@@ -123,15 +123,11 @@ def _kind(schema: Mapping[str, Any]) -> str:
 
 
 def _example(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments for the required parameters: a listed value, or the parameter's description."""
+    """Return arguments for the required parameters: a listed value, 0, or the parameter's description."""
     parameters = function.get("parameters", {})
-    properties = parameters.get("properties", {})
-    required = [name for name in parameters.get("required", ()) if name in properties]
-    return {
-        name: properties[name]["enum"][0] if properties[name].get("enum") else _placeholder(properties[name])
-        for name in required
-    }
-
-
-def _placeholder(schema: Mapping[str, Any]) -> Any:
-    return 0 if schema.get("type") in ("number", "integer") else str(schema.get("description", "text"))
+    arguments: dict[str, Any] = {}
+    for name, schema in parameters.get("properties", {}).items():
+        is_number = schema.get("type") in ("number", "integer")
+        default = 0 if is_number else str(schema.get("description", "text"))
+        arguments[name] = schema["enum"][0] if schema.get("enum") else default
+    return {name: arguments[name] for name in parameters.get("required", ()) if name in arguments}

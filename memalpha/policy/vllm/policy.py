@@ -110,7 +110,8 @@ class TokenRequest:
             raise ValueError(f"the answer comes from model {model!r}, asked was {self.model!r}")
         if echo != list(self.prompt):
             raise ValueError("the answer does not repeat the ids of the prompt")
-        if not _are_ids(ids) or not 0 < len(ids) <= self.max_tokens:
+        are_ids = isinstance(ids, list) and all(type(id) is int and id >= 0 for id in ids)
+        if not are_ids or not 0 < len(ids) <= self.max_tokens:
             raise ValueError(f"the answer's token_ids are not 1 to {self.max_tokens} ids")
         if not isinstance(logprobs, list) or len(logprobs) != len(ids):
             raise ValueError("the answer does not have a log-prob for each token")
@@ -239,7 +240,20 @@ class VllmClient(ServerThread):
         Raises:
             PolicyError: The server refuses, or gives no answer.
         """
-        return self.run(self.retry(lambda: self._control(method, path, body, hint, absent), _HINT))
+
+        async def attempt() -> Any:
+            response = await self.send(method, path, body)
+            if response.status_code in absent:
+                return None
+            if response.status_code != 200:
+                reason = f"status {response.status_code}: {_error_text(response)}"
+                raise PolicyError(f"{self.name} refused {path} ({reason})" + (f": {hint}" if hint else ""))
+            try:
+                return response.json()
+            except ValueError:
+                return response.text
+
+        return self.run(self.retry(attempt, _HINT))
 
     # ------------------------------------------------------------------------------------------------ in the loop
 
@@ -260,26 +274,6 @@ class VllmClient(ServerThread):
 
         async with self.slots:
             return await self.retry(attempt, _HINT)
-
-    async def _control(
-        self, method: str, path: str, body: Mapping[str, Any] | None, hint: str, absent: Sequence[int] = ()
-    ) -> Any:
-        response = await self.send(method, path, body)
-        if response.status_code in absent:
-            return None
-        if response.status_code != 200:
-            raise PolicyError(
-                f"{self.name} refused {path} (status {response.status_code}: {_error_text(response)})"
-                + (f": {hint}" if hint else "")
-            )
-        try:
-            return response.json()
-        except ValueError:
-            return response.text
-
-
-def _are_ids(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
 
 
 def _error_text(response: httpx.Response) -> str:

@@ -85,7 +85,7 @@ def load_exports(path: Path, *, dates: str | None = None, size: int = CHUNK) -> 
         raise DataError(f"{path}: an archive: unpack it and give the path of its conversations.json or .txt")
     text = read_text(path)
     if is_whatsapp(text):
-        return [load_whatsapp(path, dates=dates, size=size)]
+        return [_read_whatsapp(text, path, dates, size)]
     value = _parse_json(text)
     items = value if isinstance(value, list) else [value]
     first = next((item for item in items if isinstance(item, Mapping)), {})
@@ -491,22 +491,13 @@ def is_whatsapp(text: str) -> bool:
     return _match_head(line) is not None
 
 
-def load_whatsapp(path: Path, *, dates: str | None = None, size: int = CHUNK) -> Task:
-    """Return the chat as a task without questions; its id is the file's name.
+def _read_whatsapp(text: str, path: Path, dates: str | None, size: int) -> Task:
+    """Return the chat of an exported text as a task without questions; its id is the file's name.
 
-    Args:
-        path: The exported text.
-        dates: "day-first" or "month-first"; None decides over the whole file.
-        size: Most characters of a chunk.
-
-    Raises:
-        DataError: The file is no such text, a date does not exist, or the order of dates stays open.
+    Raises `DataError` if a date does not exist, or the order of dates stays open.
     """
     if dates is not None and dates not in DATE_ORDERS:
         raise DataError(f"dates={dates}: use {' or '.join(DATE_ORDERS)}")
-    text = read_text(path)
-    if not is_whatsapp(text):
-        raise DataError(f"{path}:1: {NO_CHAT}")
     messages = list(_parse(text, str(path)))
     times = _resolve_times(messages, path, dates)
     utterances = [
@@ -529,16 +520,23 @@ def _parse(text: str, location: str) -> Iterator[_Message]:
     """Yield the messages; only heads of the first one's form begin another."""
     head: re.Match[str] | None = None
     first_line, lines = 0, list[str]()
-    for number, line in enumerate(text.split("\n"), 1):
-        match = _match_head(line)
-        if match is None or (head is not None and match.re is not head.re):
+    for number, line in enumerate([*text.split("\n"), None], 1):
+        match = None if line is None else _match_head(line)
+        if line is not None and (match is None or (head is not None and match.re is not head.re)):
             lines.append(line)
             continue
         if head is not None:
-            yield _build_message(head, lines, first_line, location)
-        head, first_line, lines = match, number, [_after_head(line, match.end())]
-    if head is not None:
-        yield _build_message(head, lines, first_line, location)
+            hour, minute, second = int(head["hour"]), int(head["minute"]), int(head["seconds"] or 0)
+            if half := head["half"]:
+                if not 1 <= hour <= 12:
+                    raise DataError(f"{location}:{first_line}: hour {hour} does not exist on a 12-hour clock")
+                hour = hour % 12 + 12 * (half.lower() == "p")
+            if hour > 23 or minute > 59 or second > 59:
+                raise DataError(f"{location}:{first_line}: there is no time {hour:02}:{minute:02}:{second:02}")
+            day = head["first"], head["second"], head["third"]
+            yield _Message(first_line, day, (hour, minute, second), "\n".join(lines))
+        if match is not None and line is not None:
+            head, first_line, lines = match, number, [_after_head(line, match.end())]
 
 
 def _after_head(line: str, length: int) -> str:
@@ -548,17 +546,6 @@ def _after_head(line: str, length: int) -> str:
         length -= not _MARKS.match(line[position])
         position += 1
     return line[position:]
-
-
-def _build_message(head: re.Match[str], lines: Sequence[str], line: int, location: str) -> _Message:
-    hour, minute, second = int(head["hour"]), int(head["minute"]), int(head["seconds"] or 0)
-    if half := head["half"]:
-        if not 1 <= hour <= 12:
-            raise DataError(f"{location}:{line}: hour {hour} does not exist on a 12-hour clock")
-        hour = hour % 12 + 12 * (half.lower() == "p")
-    if hour > 23 or minute > 59 or second > 59:
-        raise DataError(f"{location}:{line}: there is no time {hour:02}:{minute:02}:{second:02}")
-    return _Message(line, (head["first"], head["second"], head["third"]), (hour, minute, second), "\n".join(lines))
 
 
 def _read_message(text: str) -> tuple[str, str]:
