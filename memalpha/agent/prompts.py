@@ -147,19 +147,11 @@ def reflection_messages(
             "Advice that helped in other conversations:\n" + "\n".join(f"- {plain_line(text)}" for text in earlier)
         )
     parts.append(f"What went wrong:\n{plain_text(feedback)}" if feedback else "All answers were right.")
-    return (
-        {"role": "system", "content": PROMPTS["reflection"]},
-        {"role": "user", "content": "\n\n".join(parts)},
-    )
+    return ({"role": "system", "content": PROMPTS["reflection"]}, {"role": "user", "content": "\n\n".join(parts)})
 
 
 def reader_messages(
-    question: str,
-    hits: Sequence[Hit],
-    config: ReaderConfig,
-    *,
-    core: str = "",
-    queries: Sequence[str] | None = None,
+    question: str, hits: Sequence[Hit], config: ReaderConfig, *, core: str = "", queries: Sequence[str] | None = None
 ) -> tuple[Message, ...]:
     """Build the reader's messages: dated notes, oldest first, then the question.
 

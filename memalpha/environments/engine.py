@@ -230,12 +230,7 @@ def with_advice(messages: Messages, advice: str, template: str | None = None) ->
 
 
 def reflection_messages(
-    messages: Messages,
-    attempt: str,
-    reward: float,
-    feedback: str,
-    earlier: Sequence[str],
-    template: str | None = None,
+    messages: Messages, attempt: str, reward: float, feedback: str, earlier: Sequence[str], template: str | None = None
 ) -> Messages:
     """Build the messages that ask for a reflection on a reply.
 

@@ -102,12 +102,7 @@ class TransformersPolicy:
 
     @classmethod
     def from_pretrained(
-        cls,
-        path: str | Path,
-        *,
-        dtype: str = "float32",
-        device: str = "cpu",
-        loading: LoadingConfig | None = None,
+        cls, path: str | Path, *, dtype: str = "float32", device: str = "cpu", loading: LoadingConfig | None = None
     ) -> TransformersPolicy:
         """Load model and tokenizer from a directory or a hub id.
 

@@ -80,12 +80,7 @@ def loader_options(name: str) -> dict[str, Any]:
 
 
 def load_set(
-    name: str,
-    limit: int | None = None,
-    *,
-    data: str | Path | None = None,
-    variant: str | None = None,
-    **options: Any,
+    name: str, limit: int | None = None, *, data: str | Path | None = None, variant: str | None = None, **options: Any
 ) -> list[Task]:
     """Load the tasks of a data set.
 

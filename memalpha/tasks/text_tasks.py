@@ -100,9 +100,7 @@ HUB_SETS: Mapping[str, HubTextSet] = {
     ),
     "math": HubTextSet(
         "EleutherAI/hendrycks_math",
-        words(
-            "algebra counting_and_probability geometry intermediate_algebra number_theory prealgebra precalculus",
-        ),
+        words("algebra counting_and_probability geometry intermediate_algebra number_theory prealgebra precalculus"),
         {"prompt": "problem", "answer": "solution"},
         category="level",
         normalize_answer=lambda text: last_boxed(text) or text,

@@ -10,12 +10,7 @@ from fake_policy import FakePolicy
 from typer.testing import CliRunner
 
 from memalpha.agent.agent import MemoryAgent
-from memalpha.agent.consolidate import (
-    METADATA_KEY,
-    apply_consolidation,
-    propose_consolidation,
-    undo_consolidation,
-)
+from memalpha.agent.consolidate import METADATA_KEY, apply_consolidation, propose_consolidation, undo_consolidation
 from memalpha.agent.parsing import format_call
 from memalpha.cli.main import app
 from memalpha.config import AgentConfig

@@ -14,10 +14,7 @@ CHUNK = Chunk(
     ),
     timestamp="2024-05-01",
 )
-VIEW = (
-    ViewEntry("city#e", "semantic", "city: Oslo", "2024-04-01"),
-    ViewEntry("pet#k", "semantic", "pet: cat"),
-)
+VIEW = (ViewEntry("city#e", "semantic", "city: Oslo", "2024-04-01"), ViewEntry("pet#k", "semantic", "pet: cat"))
 
 
 def test_compact_writer():

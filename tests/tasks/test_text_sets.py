@@ -23,9 +23,7 @@ GSM8K = [
     {"question": "Tom has 2 pens and buys 3. How many?", "answer": "He has 2+3=<<2+3=5>>5 pens.\n#### 5"},
     {"question": "A farm makes 600 eggs a day. In two?", "answer": "600*2=<<600*2=1200>>1200\n#### 1,200"},
 ]
-MATH = [
-    {"problem": "Find $x$.", "level": "Level 2", "type": "Algebra", "solution": "So $x=\\boxed{\\frac{1}{2}}$."},
-]
+MATH = [{"problem": "Find $x$.", "level": "Level 2", "type": "Algebra", "solution": "So $x=\\boxed{\\frac{1}{2}}$."}]
 
 
 @pytest.fixture(autouse=True)

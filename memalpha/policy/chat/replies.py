@@ -78,12 +78,7 @@ class ReplyParser:
         return (self._thought["open"], close) if close and "open" in self._thought else (THINK, END_THINK)
 
     def to_text(
-        self,
-        reply: str,
-        tools: Sequence[Mapping[str, Any]] = (),
-        *,
-        in_thought: bool = False,
-        with_calls: bool = True,
+        self, reply: str, tools: Sequence[Mapping[str, Any]] = (), *, in_thought: bool = False, with_calls: bool = True
     ) -> str:
         """Return a reply with thoughts in `<think>` tags and calls as Hermes blocks.
 

@@ -70,8 +70,7 @@ def adapter(base, tmp_path, monkeypatch) -> Path:
     tuned.peft_config["default"].save_pretrained(str(folder))
     tensors = peft.get_peft_model_state_dict(tuned, save_embedding_layers=False)
     save_file(
-        {name: tensor.bfloat16().contiguous() for name, tensor in tensors.items()},
-        folder / "adapter_model.safetensors",
+        {name: tensor.bfloat16().contiguous() for name, tensor in tensors.items()}, folder / "adapter_model.safetensors"
     )
     write_record(folder)
     return folder

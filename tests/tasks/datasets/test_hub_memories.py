@@ -108,7 +108,7 @@ def test_qmsum_spans_are_evidence_with_both_ends(tmp_path):
     first, second = legal(transcripts.load_qmsum(tmp_path), tmp_path)
     assert (first.id, second.id) == ("qmsum-test-0", "qmsum-test-1")
     assert [(q.id, q.category, q.answers, q.evidence) for q in first.questions] == [
-        ("specific0", "specific", ("Green won.",), ("t1", "t2", "t3")),
+        ("specific0", "specific", ("Green won.",), ("t1", "t2", "t3"))
     ]
     assert first.chunks[0].render() == "P0: Word 0 .\nP1: Word 1 .\nP2: Word 2 .\nP3: Word 3 ."
     assert [task.questions for task in transcripts.load_qmsum(tmp_path, queries=False)] == [(), ()]

@@ -3,27 +3,14 @@
 import json
 
 import pytest
-from hub_layouts import (
-    LONGMEMEVAL,
-    PERSONAMEM_MESSAGES,
-    RETRIEVAL,
-    context,
-    ids,
-    legal,
-    personamem_question,
-    write,
-)
+from hub_layouts import LONGMEMEVAL, PERSONAMEM_MESSAGES, RETRIEVAL, context, ids, legal, personamem_question, write
 
 from memalpha.agent.reader import PolicyReader
 from memalpha.config import ReaderConfig
 from memalpha.errors import DataError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import run_systems
-from memalpha.tasks.datasets import (
-    longmemeval,
-    memoryagentbench,
-    personamem,
-)
+from memalpha.tasks.datasets import longmemeval, memoryagentbench, personamem
 from memalpha.tasks.load import load_tasks
 
 
