@@ -222,8 +222,6 @@ def _iterate_shard(path: Path, index: int, count: int) -> Iterator[ConversationL
                 parse_task(raw, location)
             except DataError as error:
                 yield ConversationResult("", "failed", error=str(error))
-            else:
-                raise AssertionError("a task without an id is not valid")
         elif shard_of(task, count) != index:
             continue
         elif task in task_ids:

@@ -274,7 +274,10 @@ def roll_out_chunks(
         completions = iter(sample_checked(engine.policy, requests))
         for trunk in reading:
             for turns in trunk.replies:
-                turns.append(_apply(writing, trunk, chunk, next(completions)))
+                memory, read = WorkingMemory(trunk.before[chunk], writing.embedder), trunk.task.chunks[chunk]
+                form = writing.config.reply_form
+                turn = act(memory, read, next(completions), source=trunk.task.id, form=form)
+                turns.append((replace(turn, chunk=chunk), memory.state))
             chosen = Random(f"trunk|{seed}|{step}|{trunk.number}|{chunk}").randrange(rollouts)
             trunk.before.append(trunk.replies[chosen][chunk][1])
     return [trunk.group() for trunk in trunks]
@@ -296,13 +299,6 @@ class _Trunk:
             turns, states = tuple(turn for turn, _ in replies), tuple(state for _, state in replies)
             trajectories.append(Trajectory(self.task, rollout, turns, states, before=before))
         return TrajectoryGroup(self.task, tuple(trajectories))
-
-
-def _apply(writing: MemoryWriting, trunk: _Trunk, chunk: int, completion: Completion) -> tuple[Turn, MemoryState]:
-    """Apply a reply to the memory before the chunk; return the turn and the memory after it."""
-    memory, form = WorkingMemory(trunk.before[chunk], writing.embedder), writing.config.reply_form
-    turn = act(memory, trunk.task.chunks[chunk], completion, source=trunk.task.id, form=form)
-    return replace(turn, chunk=chunk), memory.state
 
 
 def ask_at_every_chunk(task: Task) -> Task:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from fnmatch import fnmatch
 from functools import cache
 from importlib import import_module
@@ -227,7 +228,12 @@ def obtain(dataset: DataSet, variant: str | None = None, data: str | Path | None
         why = f"huggingface_hub fetches it: {install_command('eval')}; or {_manual_instructions(dataset, variant)}"
         raise DataError(f"{dataset.name}: {why}") from None
     files = dataset.files_for(variant)
-    folder = _find_cached(dataset, files)
+    folder = None
+    with suppress(OSError, ValueError):  # missing or incomplete
+        cached = _snapshot(dataset, files, is_local=True)
+        found = [(file, matching_files(cached, file)) for file in files]
+        if all(matches and file.size in (None, matches[0].stat().st_size) for file, matches in found):
+            folder = cached
     # A pinned revision cannot change: cached files need no request, unless only the hub knows the file names.
     if folder is not None and dataset.revision is not None and not any("*" in file.path for file in files):
         return folder
@@ -281,19 +287,6 @@ def _snapshot(dataset: DataSet, files: tuple[File, ...], *, is_local: bool) -> P
             _repository(dataset), repo_type="dataset", revision=revision, allow_patterns=patterns, **options
         )
     )
-
-
-def _find_cached(dataset: DataSet, files: tuple[File, ...]) -> Path | None:
-    """Return the cached snapshot if it has all files in their known sizes, else None."""
-    try:
-        folder = _snapshot(dataset, files, is_local=True)
-    except (OSError, ValueError):  # missing or incomplete
-        return None
-    is_complete = all(
-        (matches := matching_files(folder, file)) and (file.size is None or matches[0].stat().st_size == file.size)
-        for file in files
-    )
-    return folder if is_complete else None
 
 
 def _check_file(folder: Path, file: File) -> None:

@@ -66,11 +66,6 @@ class ReplyParser:
             rest = rest[len(closed) :]
         return ends
 
-    def last_call_end(self, text: str) -> int:
-        """Return where the last call of a text ends."""
-        ends = [match.end() for match in re.finditer(self._calls["close_pattern"], text)]
-        return ends[-1] if ends else len(text)
-
     @property
     def thought_marks(self) -> tuple[str, str]:
         """Texts that open and close a thought."""

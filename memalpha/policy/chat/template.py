@@ -167,9 +167,8 @@ class ChatTemplate:
             return text
         assert self.reply_parser is not None
         rendered = self._render_reply(calls)
-        start = self.reply_parser.first_call(rendered)
-        end = start + self.reply_parser.last_call_end(rendered[start:])
-        return content + rendered[start:end].rstrip() + text[position:].lstrip("\n")
+        start, [*_, end] = self.reply_parser.first_call(rendered), self.reply_parser.call_ends(rendered)
+        return content + rendered[start:end] + text[position:].lstrip("\n")
 
     @cached_property
     def thought_marks(self) -> tuple[str, str]:
