@@ -12,7 +12,7 @@ reader's answer when it is shown the evidence.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -619,31 +619,23 @@ def ask_states(
     Returns:
         One record per item, in order.
     """
-    memories = {id(item.state): WorkingMemory(item.state, embedder) for item in items}
+    states = {id(item.state): item.state for item in items}
+    texts = dict.fromkeys(item.question.question for item in items)
+    for state in states.values():
+        texts |= dict.fromkeys(entry.content for entry in state.entries.values())
+        texts |= dict.fromkeys(state.schema.category_texts.values())
+    if texts:
+        embedder.encode(list(texts))  # in one batch, so that the searches find them in the embedder's cache
+    memories = {key: WorkingMemory(state, embedder) for key, state in states.items()}
     questions = [
         (item.task, Retrieval(item.question, (), 0, 0, item.state.core, memory=memories[id(item.state)]))
         for item in items
     ]
-    if texts := texts_to_embed(items):
-        embedder.encode(texts)  # in one batch, so that the searches find them in the embedder's cache
     records = []
     for item, (task, seen, answer) in zip(items, ask_retrievals(questions, reader), strict=True):
         score, correct, scores = _score(task, seen, answer, metric)
         records.append(build_record(task, seen, answer, score, correct, rollout=item.rollout, scores=scores))
     return records
-
-
-def texts_to_embed(items: Iterable[StateQuestion]) -> list[str]:
-    """Return each text once whose vector `ask_states` needs: questions and memory entries."""
-    texts: dict[str, None] = {}
-    memories: dict[int, MemoryState] = {}
-    for item in items:
-        texts[item.question.question] = None
-        memories[id(item.state)] = item.state
-    for state in memories.values():
-        texts.update(dict.fromkeys(entry.content for entry in state.entries.values()))
-        texts.update(dict.fromkeys(state.schema.category_texts.values()))
-    return list(texts)
 
 
 def _score(task: Task, item: Retrieval, answer: Answer, metric: str) -> tuple[float, bool, dict[str, float]]:
