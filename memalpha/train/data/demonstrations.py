@@ -278,7 +278,7 @@ def load_rows(path: Path, policy: TransformersPolicy) -> list[list[TrainingSampl
                 raise DataError(f"{source}: {field}: there is no prompt before it")
             ids = encode_reply(policy, reply, f"{source}: {field}")
             check_room(policy, len(prompt) + len(ids), source)
-            rows.append(cross_entropy_sample(prompt, ids, task=source))
+            rows.append(cross_entropy_sample(prompt, ids, task=str(value.get("task", source))))
         rows_by_line.append(rows)
     return rows_by_line
 

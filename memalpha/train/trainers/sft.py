@@ -9,9 +9,10 @@ checkpoints and resuming are those of reinforcement learning: the same settings 
 can start the other. Loss and gradient equal those of TRL's SFTTrainer on the same token rows
 (tests/train/trainers/test_sft.py).
 
-Validation is the cross-entropy of held-out rows: those of the validation tasks, or of the last fifth of a file's lines
-or of a run's tasks, at most `validation_tasks`. Beside it stands that of the tokens of contents alone. With
-`source=best` it is the accuracy on the validation tasks, because the rows are the policy's own.
+Validation is the cross-entropy of held-out rows: those of the validation tasks, also in a file whose rows name their
+`task`; otherwise of the last fifth of a file's lines or of a run's tasks, at most `validation_tasks`. Beside it stands
+that of the tokens of contents alone. With `source=best` it is the accuracy on the validation tasks, because the rows
+are the policy's own.
 
 Most tokens of a call are its form, which a model learns first. The loss over contents alone says what it has learnt to
 write. `rows.jsonl` in the run directory stores the rows, so that a resumed run uses the same ones even if their source
@@ -154,7 +155,7 @@ def load_fixed_rows(
         directory: Run directory; keeps the rows. Only the main process may call this.
         policy: Policy whose tokenizer encodes the rows.
         writing: Environment of the rollouts.
-        source: Training and validation tasks, if the rows come from tasks.
+        source: Training and validation tasks, if the run has any.
         scorer: Scorer of the rollouts, if reflections are made.
         display: Shows the number of rows.
 
@@ -167,8 +168,13 @@ def load_fixed_rows(
     if directory.saved_steps():
         return _read_rows(directory, BEFORE_TRAINING)
     if config.source.endswith(".jsonl"):
-        rows, held_out = _split_validation(load_rows(Path(config.source), policy), config)
-        left_out = 0
+        units, left_out = load_rows(Path(config.source), policy), 0
+        # Reinforcement on the same data validates on these tasks: its start must not have imitated them.
+        ids = set() if source is None else {task.id for task in source.validation}
+        rows = [row for unit in units for row in unit if row.task not in ids]
+        held_out = [row for unit in units for row in unit if row.task in ids]
+        if not rows or not held_out:
+            rows, held_out = _split_validation(units, config)
     elif Path(config.source).is_dir():
         rows_per_task, left_out = load_best_rollouts(Path(config.source), policy, config.agent, writing.schema)
         rows, held_out = _split_validation(rows_per_task, config)

@@ -16,9 +16,12 @@ from memalpha.config import SFTConfig, TrainConfig, merge, training_config
 from memalpha.errors import CheckpointError, ConfigError, DataError, TrainingError
 from memalpha.policy.load import load_policy
 from memalpha.report.page import write_report
+from memalpha.tasks.formats.jsonl import save_jsonl
+from memalpha.tasks.load import load_tasks
 from memalpha.train.api import train
 from memalpha.train.data.samples import cross_entropy_sample
 from memalpha.train.learner.engine import Engine, normalize
+from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.trainers import sft
 
 
@@ -158,6 +161,22 @@ def test_a_user_s_file(supervised, tmp_path):
     path.write_text('{"prompt": "a", "completion": "b"}\n')
     with pytest.raises(DataError, match=r"has nothing but what validates .*validation_tasks=0"):
         train(supervised(source=str(path), out=str(tmp_path / "one")))
+
+
+def test_rows_of_the_validation_tasks_validate(supervised, tmp_path):
+    """Reinforcement on the same file validates on tasks that its supervised start has not imitated."""
+    tasks, path = load_tasks("synthetic", limit=8), tmp_path / "named.jsonl"
+    save_jsonl(tasks, tmp_path / "tasks.jsonl")
+    rows = [{"task": task.id, "prompt": f"chunk {n}", "completion": "x"} for task in tasks for n in range(2)]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    settings = supervised(source=str(path), data=str(tmp_path / "tasks.jsonl"), evaluate=True, eval_tasks=1)
+    train(settings)
+    validating, imitated = (
+        {row["task"] for row in lines(settings.out / "rows.jsonl") if row["validation"] is part}
+        for part in (True, False)
+    )
+    assert validating == {task.id for task in TaskSource(settings).validation}
+    assert validating and imitated and not validating & imitated
 
 
 @pytest.mark.parametrize(
