@@ -184,8 +184,9 @@ def test_an_error_waits_for_the_next_step(source):
     source._sampling.add_done_callback(lambda sampling: source._results.put(None))
     source._sampling.set_exception(PolicyError("no server"))
     assert source.state()["groups"] == []
-    with pytest.raises(PolicyError, match="no server"):
-        source.take(0)
+    for wait in (lambda: source.take(0), lambda: source._receive(None)):
+        with pytest.raises(PolicyError, match="no server"):
+            wait()
 
 
 def test_closing_cancels_what_is_scored(source):
