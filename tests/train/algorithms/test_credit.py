@@ -181,6 +181,15 @@ def test_the_call_that_an_answer_depends_on_gets_its_advantage():
         assert of_rollout == pytest.approx(values)
 
 
+def test_a_skip_gets_the_number_of_the_end():
+    skip = format_call("memory_skip", {})
+    group = TrajectoryGroup(TASK, tuple(trajectory(g, text) for g, text in enumerate((CITY, skip))))
+    [scored], _ = scorer().score([group])
+    wrote, skipped = (one.reward.calls[0] for one in scored.trajectories)
+    assert wrote == pytest.approx((0.5, 0.0))
+    assert skipped == pytest.approx((SETTINGS.end * -0.5, SETTINGS.end * -0.5))
+
+
 @pytest.mark.parametrize("kind", ["conversations", "chunk groups"])
 def test_real_rollouts_are_credited_in_any_order(kind):
     engine = memory_engine(load_policy("tiny"), AGENT, EMBEDDER)

@@ -14,7 +14,7 @@ from tiny import tiny_policy
 from memalpha.agent.parsing import format_call
 from memalpha.errors import CheckpointError, DataError
 from memalpha.train.api import write_pairs
-from memalpha.train.data.preferences import read_pairs
+from memalpha.train.data.preferences import lines_fingerprint, read_pairs
 
 
 @lru_cache(maxsize=1)
@@ -50,6 +50,8 @@ def test_every_format(tmp_path):
         ("<|user|>a<|assistant|>", "b<|end|>", format_call("memory_delete", {"id": "x"}) + "<|end|>"),
     ]
     assert [pair.source for pair in results] == [f"{path}:{number}" for number in (1, 2, 4)]
+    copied = read_pairs(write(tmp_path / "copy.jsonl", lines), policy())
+    assert lines_fingerprint(copied) == lines_fingerprint(results) != lines_fingerprint(results[1:])
     chosen, rejected = results[0].rows("unit")
     assert chosen.prompt_ids == rejected.prompt_ids and chosen.unit == rejected.unit == "unit"
     assert (chosen.advantages > 0).all() and (rejected.advantages < 0).all() and not chosen.pg.any()
