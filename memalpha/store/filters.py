@@ -75,25 +75,15 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class And:
-    """Filter that holds if all parts hold."""
+class Combination:
+    """Filter that holds if all parts hold, or at least one if `is_any`."""
 
     parts: tuple[Filter, ...]
+    is_any: bool = False
 
     def matches(self, entry: MemoryEntry) -> bool:
         """Return True if the entry passes."""
-        return all(part.matches(entry) for part in self.parts)
-
-
-@dataclass(frozen=True, slots=True)
-class Or:
-    """Filter that holds if at least one part holds."""
-
-    parts: tuple[Filter, ...]
-
-    def matches(self, entry: MemoryEntry) -> bool:
-        """Return True if the entry passes."""
-        return any(part.matches(entry) for part in self.parts)
+        return (any if self.is_any else all)(part.matches(entry) for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +97,7 @@ class Not:
         return not self.part.matches(entry)
 
 
-Filter = Condition | And | Or | Not
+Filter = Condition | Combination | Not
 
 
 def parse_filter(where: Where, *, category: str | None = None) -> Filter | None:
@@ -184,7 +174,7 @@ def _parse_mapping(where: object, depth: int) -> tuple[Filter, ...]:
             if not isinstance(value, list | tuple) or not value:
                 raise StoreError(f"where: {key} needs a list of at least one mapping, not {brief_repr(value)}")
             options = tuple(_conjunction(_parse_mapping(item, depth + 1)) for item in value)
-            parts.append(_conjunction(options) if key == "$and" else Or(options))
+            parts.append(_conjunction(options) if key == "$and" else Combination(options, is_any=True))
         elif key in COMPARISONS:
             raise StoreError(f'where: {key} stands without a field: {{"field": {{"{key}": value}}}}')
         else:
@@ -224,7 +214,7 @@ def _unknown_operator(operator: object, location: str = "") -> StoreError:
 
 
 def _conjunction(parts: tuple[Filter, ...]) -> Filter:
-    return parts[0] if len(parts) == 1 else And(parts)
+    return parts[0] if len(parts) == 1 else Combination(parts)
 
 
 def _json_operand(location: str, value: Any, depth: int = 0) -> Any:

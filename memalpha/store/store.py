@@ -349,7 +349,7 @@ class MemoryStore(Memory):
                 return entries.live(category, after=after, limit=limit, position=position)
             ids = None
             if position is None:
-                ids = self._index.matching_ids(log_end.position, entry_filter, first, limit)
+                ids = self._index.ask(log_end.position, lambda corpus: corpus.matching_ids(entry_filter, first, limit))
             if ids is None:
                 matches = entries.matching(entry_filter, category, after=after, limit=limit, position=position)
             else:
@@ -389,7 +389,9 @@ class MemoryStore(Memory):
             position = self.rows.log.resolve_as_of(as_of)
             if where is None or entry_filter is None:
                 return self.rows.entries.count(category, position)
-            count = self._index.count(log_end.position, entry_filter) if position is None else None
+            count = None
+            if position is None:
+                count = self._index.ask(log_end.position, lambda corpus: corpus.count(entry_filter))
             return len(self.list(category, where=where, as_of=as_of)) if count is None else count
 
     def to_pandas(

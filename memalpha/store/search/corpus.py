@@ -65,7 +65,6 @@ from memalpha.store.embedding import Embedder, query_coverages
 from memalpha.store.fields import parse_time
 from memalpha.store.filters import (
     ORDER,
-    And,
     Condition,
     Filter,
     Not,
@@ -153,8 +152,8 @@ class FilterColumns:
         if isinstance(where, Not):
             return ~self._mask(where.part, size)
         masks = [self._mask(part, size) for part in where.parts]
-        combine = np.logical_and if isinstance(where, And) else np.logical_or
-        return combine.reduce(masks) if masks else np.full(size, isinstance(where, And))
+        combine = np.logical_or if where.is_any else np.logical_and
+        return combine.reduce(masks) if masks else np.full(size, not where.is_any)
 
 
 class _Column:

@@ -201,23 +201,8 @@ class NamespaceIndex(ForkAware):
         self._checkin(corpus)
 
     @_in_turn
-    def matching_ids(self, last_position: int, where: Filter, after: int, limit: int | None) -> list[str] | None:
-        """Return the ids of the live entries that pass a filter, oldest id first; None if no corpus is in memory.
-
-        Args:
-            last_position: Position of the last operation in the log.
-            where: Filter.
-            after: Creation position of the entry before the first one.
-            limit: Number of ids at most.
-        """
-        return self._ask(last_position, lambda corpus: corpus.matching_ids(where, after, limit))
-
-    @_in_turn
-    def count(self, last_position: int, where: Filter) -> int | None:
-        """Return the number of live entries that pass a filter; None if no corpus is in memory."""
-        return self._ask(last_position, lambda corpus: corpus.count(where))
-
-    def _ask(self, last_position: int, question: Callable[[Corpus], T]) -> T | None:
+    def ask(self, last_position: int, question: Callable[[Corpus], T]) -> T | None:
+        """Return what a function makes of the corpus at the log's end; None if no corpus is in memory."""
         if self._corpus is None:
             return None
         corpus = self._checkout(last_position)

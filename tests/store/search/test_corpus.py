@@ -13,7 +13,7 @@ from memalpha.store.embedding import CachedEmbedder, HashEmbedder
 from memalpha.store.filters import parse_filter
 from memalpha.store.search.corpus import Corpus, Document
 from memalpha.store.search.lexical import Span
-from memalpha.store.search.ranking import ROUTES, Boost
+from memalpha.store.search.ranking import ROUTES, Boost, SearchOptions
 from memalpha.types import MemoryEntry
 
 EMBEDDER = CachedEmbedder(HashEmbedder(64))
@@ -187,3 +187,14 @@ def test_importance_and_recency_are_terms_of_the_score():
 def test_a_boost_that_means_nothing_is_refused(options, message):
     with pytest.raises(StoreError, match=message):
         Boost(**options)
+
+
+def test_vectors_count_by_the_square_of_the_share_that_the_embedder_knows():
+    class Half(HashEmbedder):
+        def coverage(self, texts):
+            return [0.5] * len(texts)
+
+    corpus, query = Corpus(Half(64), DOCS), "the city of Oslo"
+    vectors = HashEmbedder(64).encode([query])
+    options = SearchOptions(5, route="flat", vector=vectors[0], weights={"dense": 0.25})
+    assert [search(corpus, query, 5, route="flat")] == corpus.search_many([query], options, vectors)
