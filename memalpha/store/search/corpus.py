@@ -593,7 +593,6 @@ class Corpus:
             del self._pending[id]
         else:
             self.prototypes.change(self.groups[slot : slot + 1], self.vectors.rows[slot : slot + 1], -1.0)
-            self.vectors.remove(slot)
         self._live[slot] = False
         self._removed.append(slot)
         self._full_selection = None

@@ -1,7 +1,7 @@
 """Scoring of a set of documents: options of a search, vectors, the parts of scores, their sums, the priors of groups.
 
 A `Selection` gives the statistics of the documents that a search covers. `corpus` explains the score. Vectors stand
-by slot, a small integer that the caller assigns and may reuse after `remove`; a group's prototype is their mean.
+by slot, a small integer that the caller assigns and may use again; a group's prototype is their mean.
 
 A raw span may be an assistant's, or a question. What people ask of a memory was mostly said by themselves. An
 assistant's replies are longer and repeat their words, so they crowd them out: they count less (`ROLE_WEIGHT`), unless
@@ -161,10 +161,7 @@ BLOCK = 512  # rows copied at a time
 
 
 class VectorIndex:
-    """Exact inner products (by FAISS) with vectors by slot.
-
-    The vector of a removed slot is zero, and the slot can be reused.
-    """
+    """Exact inner products (by FAISS) with vectors by slot, which may be set anew."""
 
     def __init__(self, dim: int) -> None:
         self._storage = np.zeros((0, dim), np.float32)
@@ -186,14 +183,10 @@ class VectorIndex:
         self._size = size
         self._storage[slots] = vectors
 
-    def remove(self, slot: int) -> None:
-        """Set the vector of a slot to zero."""
-        self.rows[slot] = 0
-
     def scores(self, queries: np.ndarray, slots: np.ndarray | None = None) -> np.ndarray:
         """Return inner products with every row, or with those at `slots` `(n,)`: float64 `(queries, rows)`.
 
-        Products are rounded to 5 decimals; those with a removed row are 0. FAISS computes each product separately,
+        Products are rounded to 5 decimals. FAISS computes each product separately,
         whereas the last bits of a BLAS product depend on the rest of the batch. Rounding removes the differences that a
         model's batching leaves. So ties are ties.
         """
