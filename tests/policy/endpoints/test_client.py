@@ -124,6 +124,23 @@ def test_a_server_that_stays_down_ends_the_batch_and_keeps_what_is_done(fault, t
         client.close()
 
 
+def test_an_error_waits_for_the_answers_under_way(tmp_path):
+    with HostileServer(fault=lambda prompt, nth: "400" if prompt == "bad" else None) as server:
+        refused: list[float] = []
+
+        def hold(prompt: str) -> bool:
+            if server.seen["bad"] and not refused:
+                refused.append(time.monotonic())
+            return prompt == "slow" and (not refused or time.monotonic() < refused[0] + 0.3)
+
+        server.hold = hold
+        client = client_of(server, concurrency=2, cache=tmp_path / "a.sqlite")
+        with pytest.raises(PolicyError, match="refused a request"):
+            client.sample([ask("slow"), ask("bad"), ask("third")])
+        assert server.answered == {"slow": 1} and len(client.cache) == 1, "it was paid"
+        client.close()
+
+
 def test_without_a_server_the_batch_ends_too(tmp_path):
     with HostileServer() as server:
         pass
