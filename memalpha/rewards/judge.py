@@ -18,7 +18,6 @@ import asyncio
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +91,7 @@ class JudgeReward:
         return JudgePrompt(form, self._verdicts)
 
     def _scores(self, rows: Sequence[JudgePrompt | float | None]) -> list[float | None]:
-        unique = list({item.prompt: item for item in rows if isinstance(item, JudgePrompt)}.values())
-        with ThreadPoolExecutor(len(self.judge.policies)) as pool:
-            verdicts = list(pool.map(lambda policy: self.judge.verdicts(policy, unique, SYSTEM), self.judge.policies))
+        verdicts = self.judge.verdicts([item for item in rows if isinstance(item, JudgePrompt)], SYSTEM)
         return [
             self._score(row, item, verdicts) if isinstance(item, JudgePrompt) else item for row, item in enumerate(rows)
         ]

@@ -365,9 +365,7 @@ class Judge:
             PolicyError: An endpoint fails.
         """
         prompts_by_item = [[] if _has_no_content(item) else prompts_of(item) for item in items]
-        unique = list({prompt.prompt: prompt for prompts in prompts_by_item for prompt in prompts}.values())
-        with ThreadPoolExecutor(len(self.policies)) as pool:
-            verdicts_by_policy = list(pool.map(lambda policy: self.verdicts(policy, unique), self.policies))
+        verdicts_by_policy = self.verdicts([prompt for prompts in prompts_by_item for prompt in prompts])
         judgements = []
         for prompts in prompts_by_item:
             if not prompts:
@@ -414,19 +412,21 @@ class Judge:
             by_policy[policy.name] = {**bill, "unreadable": self.unreadable[policy.name]}
         return by_policy
 
-    def verdicts(
-        self, policy: Policy, prompts: Sequence[JudgePrompt], system: str = SYSTEM
-    ) -> dict[str, tuple[str | None, str]]:
-        """Ask one judge; an unreadable reply is asked for once more.
+    def verdicts(self, prompts: Sequence[JudgePrompt], system: str = SYSTEM) -> list[dict[str, tuple[str | None, str]]]:
+        """Ask all judges at the same time; equal prompts are asked once, and an unreadable reply once more.
 
         Args:
-            policy: The judge.
             prompts: Prompts with their possible verdicts.
             system: System message.
 
         Returns:
-            Verdict (None if unreadable) and last reply, by prompt text.
+            For each judge its verdict (None if unreadable) and last reply, by prompt text.
         """
+        unique = list({prompt.prompt: prompt for prompt in prompts}.values())
+        with ThreadPoolExecutor(len(self.policies)) as pool:
+            return list(pool.map(lambda policy: self._ask(policy, unique, system), self.policies))
+
+    def _ask(self, policy: Policy, prompts: Sequence[JudgePrompt], system: str) -> dict[str, tuple[str | None, str]]:
         if not prompts:
             return {}
         replies = self._sample(policy, [_messages(prompt, system) for prompt in prompts])
