@@ -35,6 +35,10 @@ MESSAGES = {
     "eval synthetic limit": "key=value",
     "eval tasks data=cut.jsonl": "cut.jsonl:2",
     "add new.db x --embedder ./no-such-model": "no-such-model",
+    "add new.db x --timestamp May": "timestamp 'May' is no ISO 8601",
+    "read new.db good.txt --policy add_all --timestamp May": "timestamp 'May'",
+    "read new.db good.txt --policy scripted:nope": "no scripted policy 'nope'",
+    "read new.db none.txt --policy add_all": "none.txt: cannot be read: no such file",
     "show good.txt": "not a memalpha store",
     "search ana.db x --embedder static": "hash",
     "add ana.db x --category nope": "semantic, episodic",
@@ -64,7 +68,7 @@ def test_a_mistake_is_named_with_what_to_write(
     (tmp_path / "latin.jsonl").write_bytes(task.replace(b"\xc3\xa9", b"\xe9"))
     (tmp_path / "latin.txt").write_bytes(b"Ana: caf\xe9\n")
     (tmp_path / "latin.yaml").write_bytes(b"out: caf\xe9\n")
-    assert MESSAGES[words] in refused(*words.split())
+    assert MESSAGES[words] in refused(*words.split()) and not (tmp_path / "new.db").exists()
 
 
 def test_an_option_that_is_nearly_right_keeps_its_suggestion(memalpha) -> None:

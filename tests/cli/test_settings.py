@@ -128,15 +128,15 @@ ASK = ["ask", "{store}", "Which city?", "--policy", "x"]
         ([*ASK, "--set", "max_tokens=5"], "unknown key 'max_tokens'"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_work(memalpha, command, message, chat, store, tmp_path, monkeypatch):
+def test_what_does_not_fit_is_refused_before_work(refused, command, message, chat, store, tmp_path, monkeypatch):
     policy, new = use(Recorder(), monkeypatch), tmp_path / "new.db"
-    code, _, err = memalpha(*(word.format(new=new, chat=chat, store=store) for word in command))
-    assert code == 2 and message in err and not policy.requests and not new.exists()
+    error = refused(*(word.format(new=new, chat=chat, store=store) for word in command))
+    assert message in error and not policy.requests and not new.exists()
 
 
-def test_rules_cannot_be_prompted(memalpha, store):
-    code, _, err = memalpha("ask", store, "Which city?", "--policy", "scripted:add-all", "--set", "cite=true")
-    assert code == 2 and "follows rules and cannot be prompted" in err
+def test_rules_cannot_be_prompted(refused, store):
+    words = ("ask", store, "Which city?", "--policy", "scripted:add-all", "--set", "cite=true")
+    assert "follows rules and cannot be prompted" in refused(*words)
 
 
 def test_check_policy_takes_the_same_keys(memalpha):

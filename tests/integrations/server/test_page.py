@@ -13,10 +13,7 @@ from serving import listening
 
 pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
-from typer.testing import CliRunner
 
-from memalpha.cli.main import app as commands
-from memalpha.errors import ConfigError
 from memalpha.integrations.server.auth import KeyFile
 from memalpha.integrations.server.http import HttpApp
 from memalpha.integrations.server.service import MemoryService
@@ -144,9 +141,6 @@ def test_without_the_flag_nothing_is_taken(served: Served) -> None:
         assert '<form method="post"' not in page.text
         response = web.post("/", auth=("ana", served.secrets["editor"]), headers=ORIGIN, data={"action": "undo"})
         assert response.status_code in (404, 405)
-    options = ["serve", "x.db", "--http", "127.0.0.1:0", "--read-only", "--page-edits"]
-    result = CliRunner().invoke(commands, options)
-    assert isinstance(result.exception, ConfigError) and "page-edits" in str(result.exception)
 
 
 def test_an_edit_is_stored_with_its_key_and_can_be_taken_back(served: Served) -> None:

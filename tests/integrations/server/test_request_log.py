@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -107,20 +106,3 @@ def test_only_named_hosts_are_answered_besides_localhost(web: Web) -> None:
     ):
         assert web.request("/v1/search", {"query": "Ana"}, Authorization=BEARER, **headers).status_code == status
         web.log()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "token", "message"),
-    [
-        (("--http", "127.0.0.1:0", "--allow-host", "memory.example.org"), "", "allow-host: "),
-        (("--http", "127.0.0.1:0", "--allow-host", "https://memory.example.org"), TOKEN, "without scheme and port"),
-        (("--mcp", "--allow-host", "memory.example.org"), "", "add --http"),
-        (("--mcp", "--log-requests"), "", "add --http"),
-    ],
-)
-def test_what_does_not_fit_is_refused(memalpha, monkeypatch, tmp_path: Path, arguments, token, message) -> None:
-    monkeypatch.setenv("MEMALPHA_TOKEN", token)
-    if not token:
-        monkeypatch.delenv("MEMALPHA_TOKEN")
-    code, _, error = memalpha("serve", tmp_path / "ana.db", "--policy", "add_all", *arguments)
-    assert code == 2 and message in error and not list(tmp_path.iterdir())

@@ -12,7 +12,15 @@ from trl import GRPOConfig, GRPOTrainer
 
 from memalpha.errors import ConfigError, TrainingError, install_command
 from memalpha.integrations.trl import ERLConfig
-from memalpha.integrations.trl.attempts import AdviceMemory, extract_advice, message_text, replace_text
+from memalpha.integrations.trl.attempts import (
+    AdviceMemory,
+    FirstAttempts,
+    ReflectedAttempt,
+    build_reflection_prompt,
+    extract_advice,
+    message_text,
+    replace_text,
+)
 from memalpha.integrations.trl.base import (
     TRL_METHODS,
     add_dead_rows,
@@ -183,6 +191,18 @@ def test_templates_replace_the_last_user_message():
         {"role": "user", "content": "b"},
     ]
     assert extract_advice([{"role": "assistant", "content": "<think>hm</think> Count. "}]) == "Count."
+
+
+def test_the_oldest_advice_is_dropped_until_the_prompt_fits():
+    first = FirstAttempts(["Q"], ["A"], [[1]], torch.zeros(1, 1))
+
+    def build(longest):
+        attempt, template = ReflectedAttempt(0, 0.0), "{prompt} {attempt} {memory}"
+        return build_reflection_prompt(attempt, first, ["old", "new"], template, lambda text: len(text) <= longest)
+
+    whole = build(99)
+    assert whole.index("old") < whole.index("new")
+    assert build(len(whole) - 1) == whole.replace("- old\n", "") and build(4) == "Q A " and build(3) is None
 
 
 def test_the_reflection_memory_is_first_in_first_out():
