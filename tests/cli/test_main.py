@@ -119,7 +119,7 @@ def test_fork_and_erase(memalpha, refused, store: Path, tmp_path: Path, monkeypa
     assert "episodic" not in memalpha("show", store)[1] and "episodic" in memalpha("show", copy)[1]
     assert memalpha("erase", store, "--namespace", "other", "--yes")[1] == "1 operations erased\n"
     assert memalpha("erase", store, "--core-history", "--yes")[1] == "0 operations erased\n"
-    refused("erase", store, "--id", "x", "--drop", "--yes")
+    assert "choose one of" in refused("erase", store, "--id", "x", "--drop", "--yes")
     memalpha("add", store, "code: kz4711", "--expires", "2024-05-10", "--metadata", '{"user": "ana"}')
     memalpha("fork", store, "third")
     words = ("erase", store, "--where", '{"user": "ana"}', "--yes")
