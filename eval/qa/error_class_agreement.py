@@ -1,4 +1,4 @@
-"""Compare the error classes of systems on four samples with labels read by hand.
+"""Compare the error classes of systems on three sets with labels read by hand.
 
     python eval/qa/error_class_agreement.py DATA            # agreement, to --results
     python eval/qa/error_class_agreement.py DATA --show     # the sampled answers without their classes, to label
@@ -7,8 +7,9 @@ DATA is LoCoMo's official file. From every system and set, wrong answers are dra
 need no reading (a faulty gold answer, a question without one). The labels are in error-class-labels.json beside the
 record: task, question and system give the class that a reader of the memory names. `--sets` takes some sets only.
 
-In `natural`, short chats that `smol` reads (eval/learning/natural_chats.jsonl), the evidence of a question is the last
-turn of the user's or of a person that holds an accepted answer; questions without such a turn are left out.
+Of LoCoMo it is the second conversation. `natural` are chats that `smol` reads (eval/learning/natural_chats.jsonl); the
+evidence of a question is the last turn, no assistant's, with an accepted answer. Questions without such a turn are left
+out.
 """
 
 from __future__ import annotations
@@ -38,10 +39,9 @@ from common import command, make_parser, opening, save
 SYSTEMS = {
     "locomo": ("append-only", "rag"),  # the tiny policy cannot read LoCoMo's long turns
     "synthetic": ("append-only", "tiny"),
-    "locomo-2": ("append-only", "rag"),
     "natural": ("append-only", "smol"),
 }
-COUNTS = {"locomo": 10, "synthetic": 10, "locomo-2": 12, "natural": 18}
+COUNTS = {"locomo": 12, "synthetic": 10, "natural": 18}
 """Wrong answers of each system, by set."""
 CHATS = Path(__file__).parents[1] / "learning" / "natural_chats.jsonl"
 CHAT_COUNT = 60
@@ -86,9 +86,8 @@ def natural_tasks() -> list[Task]:
 def samples(data: str, set_names: Sequence[str]) -> Iterator[Sample]:
     """Yield wrong answers of each system and data set."""
     sets = {
-        "locomo": lambda: (load_tasks("locomo", 1, data=data), "copy", "locomo-f1"),
         "synthetic": lambda: (load_tasks("synthetic", 24, world=WorldConfig(split="test")), "extractive", None),
-        "locomo-2": lambda: (load_tasks("locomo", 2, data=data)[1:], "copy", "locomo-f1"),
+        "locomo": lambda: (load_tasks("locomo", 2, data=data)[1:], "copy", "locomo-f1"),
         "natural": lambda: (natural_tasks(), "copy", None),
     }
     for set_name in set_names:
@@ -157,6 +156,11 @@ def main() -> None:
         misses = [f"{label}: {s.record.error_class}" for s, label in pairs if s.record.error_class != label]
         lines.append(f"| {set_name} | {system} | {len(pairs)} | {rules} | {agreed} | {', '.join(misses)} |")
         result.append({"set": set_name, "system": system, "labelled": len(pairs), "agreed": agreed, "differ": misses})
+    by_class: dict[str, list[bool]] = defaultdict(list)
+    for sample, label in (pair for pairs in rows.values() for pair in pairs):
+        by_class[label].append(sample.record.error_class == label)
+    lines += ["", "| class, by hand | labelled | agree |", "|---|---|---|"]
+    lines += [f"| {label} | {len(agreed)} | {sum(agreed)} |" for label, agreed in sorted(by_class.items())]
     head = "\n".join(opening("Do the error classes agree with labels read by hand?"))
     text = head + "\n\n" + "\n".join(lines)
     save(options.results / "error-class-agreement", {"command": command(), "rows": result}, text)

@@ -146,12 +146,13 @@ def load_config(kind: type[C], name: str | Path, overrides: Mapping[str, Any] | 
 
 def _nearest(key: str, kind: type[BaseModel]) -> str | None:
     """Return the full name of the setting that an unknown key most likely means, or None."""
-    leaf = key.split(".")[-1]
-    if leaf in SYNONYMS and SYNONYMS[leaf].partition(".")[0] in kind.model_fields:
-        return SYNONYMS[leaf]
-    names = {path.split(".")[-1]: path for path, _ in settings_of(kind)} | {name: name for name in kind.model_fields}
-    matches = get_close_matches(leaf, names, 1)
-    return names[matches[0]] if matches else None
+    settings = [path for path, _ in settings_of(kind)]
+    meant = SYNONYMS.get(leaf := key.split(".")[-1], leaf)
+    if meant in settings and meant != key:
+        return meant
+    names = {path.split(".")[-1]: path for path in reversed(settings)}  # the first of a name, as agent before judge
+    matches = get_close_matches(meant.split(".")[-1], names | {name: name for name in kind.model_fields}, 1)
+    return names.get(matches[0], matches[0]) if matches else None
 
 
 SYNONYMS: Mapping[str, str] = {

@@ -62,6 +62,8 @@ def test_two_values_for_one_setting_are_refused():
         ("learning_rat", "optimizer.learning_rate"),
         ("clip_range", "loss.epsilon"),
         ("optimizer.lr", "optimizer.learning_rate"),
+        ("max_new_tokens", "agent.max_new_tokens"),
+        ("max_completion_length", "agent.max_new_tokens"),
     ],
 )
 def test_unknown_settings_come_with_the_nearest_name(memalpha, key, hint):

@@ -145,7 +145,8 @@ class KeyFile:
         if os.name == "posix" and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise ConfigError(f"{path}: other users may read or write the keys; chmod 600 {path}")
         try:
-            self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
+            # The server's event loop waits for a lock: a moment, as writers hold it for one statement.
+            self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=1)
             self._connection.execute("PRAGMA journal_mode = WAL")  # the server reads while a command writes
             self._connection.execute("PRAGMA synchronous = NORMAL")  # a power cut may take notes of uses, no keys
             self._connection.executescript(_TABLES)
