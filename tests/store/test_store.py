@@ -203,3 +203,13 @@ def test_a_closed_store_says_so(tmp_path) -> None:
     for use in (store.list, lambda: store.insert("semantic", "a"), scope.undo):
         with pytest.raises(StoreError, match="is closed"):
             use()
+
+
+def test_an_index_is_read_in_pages(tmp_path, monkeypatch) -> None:
+    with new(tmp_path / "a.db") as store:
+        facts(store, 45)
+        store.delete(store.list()[6].id)
+        hits = store.search("value of a fact", 60)
+    monkeypatch.setattr("memalpha.store.search.index._PAGE", 7)
+    with new(tmp_path / "a.db") as store:
+        assert store.search("value of a fact", 60) == hits and len(hits) == 44

@@ -283,6 +283,7 @@ def test_temporary_files_of_a_killed_process_are_removed(tmp_path) -> None:
     with new(tmp_path / "a.db") as store:
         facts(store, 2)
         old = [tmp_path / f".{name}.4242.0123abcd.partial" for name in ("b.db", "b.jsonl")]
+        old.append(tmp_path / ".b.db.4242.0123abcd.partial-wal")
         unrelated = [
             tmp_path / name for name in (".b.db.4242", ".b.db.copy", ".bbdb.4242.0123abcd.partial", "b.db.4242")
         ]

@@ -113,18 +113,6 @@ def test_what_was_undone_or_lost_is_not_found(postgres_url: str, postgres) -> No
         assert contents(store, "ana") == ["ana has a cat", "ana has a fish", "ana has a mouse"]
 
 
-def test_a_namespace_is_read_in_pages(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        MemoryStore.open(postgres_url, SCHEMA, "hash") as remote,
-        MemoryStore.open(":memory:", SCHEMA, "hash") as lite,
-    ):
-        for store in (remote, lite):
-            store.insert_many(facts(45))
-            store.delete(store.list()[6].id)
-        monkeypatch.setattr("memalpha.store.search.index._PAGE", 7)
-        assert remote.search("ana lives", 60) == lite.search("ana lives", 60) and remote.count() == 44
-
-
 def test_a_round_trip_copy_is_the_same_store(postgres_url: str, tmp_path) -> None:
     file, back = tmp_path / "a.db", tmp_path / "b.db"
     with MemoryStore.open(file, SCHEMA, "hash") as store, store.namespace("other") as other:
