@@ -277,6 +277,7 @@ def pack(run: str | Path, out: Path, commands: list[str], *, float8: bool = Fals
         "memalpha_prompt": policy.prompt,
         "memalpha_form": policy.form,
         "memalpha_sizes": ROW_SIZES,
+        "memalpha_quotes": True,
         "adapter_sha256": file_sha256(partial / ADAPTER_WEIGHTS),
         "rank": max(ranks.values()),
         "packing_error": float(f"{error:.3g}"),

@@ -166,7 +166,7 @@ class SampledTogether:
 
     def __init__(self, policy: Any, threads: int) -> None:
         self.policy, self.name, self.count_tokens = policy, policy.name, policy.count_tokens
-        self.prompt, self.form, self.sizes = policy.prompt, policy.form, policy.sizes
+        self.prompt, self.form, self.sizes, self.quotes = policy.prompt, policy.form, policy.sizes, policy.quotes
         self._threads, self._turn, self._failed = threads, Condition(), False
         self._waiting: list[tuple[Sequence[SampleRequest], list[Completion]]] = []
 

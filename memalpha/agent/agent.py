@@ -19,14 +19,14 @@ from typing import Any, TypeVar, cast
 from memalpha.agent.consolidate import Consolidation, apply_consolidation, propose_consolidation
 from memalpha.agent.prompts import check_store_names, check_style, observe, prompted_config, writer_messages
 from memalpha.agent.reader import Answer, Reader, check_answers, default_reader, require_reader
-from memalpha.agent.replies import act, execute_calls, parse_reply
+from memalpha.agent.replies import act, execute_calls, parse_reply, quote_chunk
 from memalpha.agent.tools import load_tools
 from memalpha.agent.trust import TrustJudge, redact_chunk, trusted_view
 from memalpha.arguments import brief_repr, check_count, check_flag, check_function, check_type
 from memalpha.config import AgentConfig, TrustConfig
 from memalpha.errors import ConfigError, DataError
 from memalpha.forks import ForkAware
-from memalpha.policy.base import Policy, count_checked, sample_checked, trained_sizes
+from memalpha.policy.base import Policy, QuotingPolicy, count_checked, sample_checked, trained_sizes
 from memalpha.policy.load import load_policy
 from memalpha.policy.scripted import ignores_memory
 from memalpha.store.fields import check_text, check_timestamp, validate_fields
@@ -164,6 +164,7 @@ class MemoryAgent(ForkAware):
         check_style(self.config, store.schema)
         self.tools = load_tools(self.config.tools)
         self.reader = reader or default_reader(self.policy, self.config)
+        self._quotes = isinstance(self.policy, QuotingPolicy) and self.policy.quotes
         self.chunks_read = 0
         chunk_tokens = trained_sizes(self.policy).get("chunk_tokens", MAX_CHUNK_CHARACTERS // 4)
         self._chunk_characters = min(4 * chunk_tokens, MAX_CHUNK_CHARACTERS)
@@ -292,6 +293,7 @@ class MemoryAgent(ForkAware):
             tools=self.tools,
             visible=proposal.visible_contents,
             judge=TrustJudge(self.store, chunk, self.trust, speaker),
+            quotes=self._quotes,
         )
 
     def _message_chunks(self, messages: object, timestamp: str | None) -> list[Chunk]:
@@ -332,6 +334,7 @@ class MemoryAgent(ForkAware):
             proposal = self.propose(part, timestamp=timestamp)
             calls = parse_reply(proposal.completion.text, self.config.reply_form, self.tools)
             chunk = proposal.observation.chunk
+            calls = quote_chunk(calls, chunk) if self._quotes else calls
             judge = TrustJudge(self.store, chunk, self.trust, speaker)
             visible = proposal.visible_contents
             for _, operations in execute_calls(self.store, chunk, calls, origin, visible, judge, self.tools):

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from memalpha.agent.parsing import named_tool
+from memalpha.agent.parsing import MALFORMED, named_tool
 from memalpha.config.common import import_object
 from memalpha.errors import ConfigError, DuplicateContent, InvalidContent, StoreError, UnknownCategory, UnknownEntry
 from memalpha.policy.chat.text import plain_line
@@ -318,7 +318,8 @@ def read_call(call: ToolCall, schema: MemorySchema, tools: Tools = TOOLS, *, str
         strict: Refuse a call with such an argument instead, as rewards do.
     """
     if call.error:
-        return ToolResult(call, False, call.error, "not a readable call")
+        message = "not a readable call" if call.error == MALFORMED else "the chunk does not say this"
+        return ToolResult(call, False, call.error, message)
     tool = tools.get(call.name)
     if tool is None or (tool is CoreUpdate and not schema.core):
         return ToolResult(call, False, "unknown_tool", f"no tool {call.name!r}; there are: {', '.join(tools)}")

@@ -112,6 +112,13 @@ class SizedPolicy(Protocol):
 
 
 @runtime_checkable
+class QuotingPolicy(Protocol):
+    """Policy whose entries `MemoryAgent` writes in the words of what it read, if `quotes` is True."""
+
+    quotes: bool
+
+
+@runtime_checkable
 class RenderingPolicy(Policy, Protocol):
     """Policy whose prompts are rendered here; `positions` is the most tokens of a prompt and its reply, if known."""
 

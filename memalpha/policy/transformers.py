@@ -43,6 +43,7 @@ FORM_KEY = "memalpha_form"
 FORMS = ("native", "hermes", "lines")
 SIZES_KEY = "memalpha_sizes"
 SIZES = ("view_tokens", "max_new_tokens", "chunk_tokens")
+QUOTES_KEY = "memalpha_quotes"
 KNOWN_STYLES = {"YuWangX/Memalpha-4B": "mem-alpha"}
 """Prompt styles of published checkpoints, whose files name none."""
 
@@ -53,7 +54,8 @@ class TransformersPolicy:
     `prompt` is the prompt style that the model was trained on, and `form` the form of its calls. They are read under
     "memalpha_prompt" and "memalpha_form" from config.json, then tokenizer_config.json; defaults: "full", "native".
     "memalpha_sizes" may give `sizes` in tokens: "view_tokens" and "max_new_tokens" stand in for the defaults of
-    `AgentConfig`, and `MemoryAgent` reads chunks longer than "chunk_tokens" in parts.
+    `AgentConfig`, and `MemoryAgent` reads chunks longer than "chunk_tokens" in parts. `quotes` comes from the record of
+    a packed adapter alone ("memalpha_quotes"): what is trained further writes in its own words.
 
     Args:
         model: causal language model; it is put into evaluation mode.
@@ -84,6 +86,7 @@ class TransformersPolicy:
         self.prompt = _trained_on(STYLE_KEY, STYLES, model, tokenizer, name, KNOWN_STYLES.get(name, "full"))
         self.form = _trained_on(FORM_KEY, FORMS, model, tokenizer, name, "native")
         self.sizes = _sizes(model, tokenizer, name)
+        self.quotes = False
         self.batch_tokens = batch_tokens
         self.batch_rows = batch_rows
         self.stop_repeats = False
@@ -324,12 +327,14 @@ def _with_files_of(folder: str | Path, model: Any, tokenizer: PreTrainedTokenize
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     elif (template := Path(folder) / "chat_template.jinja").is_file():
         tokenizer.chat_template = template.read_text(encoding="utf-8")
-    if (record := read_adapter_record(Path(folder))) is not None:
-        for key in (STYLE_KEY, FORM_KEY, SIZES_KEY):
-            value = record.get(key, {})
-            setattr(model.config, key, value)
-            tokenizer.init_kwargs[key] = value
-    return TransformersPolicy(model, tokenizer, str(folder))
+    record = read_adapter_record(Path(folder)) or {}
+    for key in (STYLE_KEY, FORM_KEY, SIZES_KEY) if record else ():
+        value = record.get(key, {})
+        setattr(model.config, key, value)
+        tokenizer.init_kwargs[key] = value
+    policy = TransformersPolicy(model, tokenizer, str(folder))
+    policy.quotes = record.get(QUOTES_KEY) is True
+    return policy
 
 
 def _trained_on(

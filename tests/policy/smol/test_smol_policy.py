@@ -114,6 +114,9 @@ def test_the_adapter_is_merged_and_brings_its_prompt_style(adapter):
     expected = merged_by_hand(adapter)
     for name, tensor in policy.model.state_dict().items():
         assert torch.allclose(tensor.double(), expected[name], atol=1e-6), name
+    assert not policy.quotes
+    write_record(adapter, memalpha_quotes=True)
+    assert load_policy("smol").quotes
     untrained = load_policy("smol-base")
     assert (untrained.name, untrained.prompt, untrained.form) == ("smol-base", "full", "native")
     assert not torch.allclose(logits(policy), logits(untrained), atol=1e-2)

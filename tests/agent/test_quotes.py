@@ -1,0 +1,81 @@
+"""Entries of a small writer in the words of what it read."""
+
+from __future__ import annotations
+
+import pytest
+from fake_policy import FakePolicy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memalpha import MemoryAgent, MemoryStore
+from memalpha.agent.replies import quote_chunk
+from memalpha.types import Chunk, SpeakerTurn, ToolCall
+
+VET = "i learned the vet's number by heart, 903 555 0142"
+
+
+def quoted(content: str, chunk: Chunk) -> str | None:
+    [call] = quote_chunk([ToolCall("memory_insert", {"category": "semantic", "content": content})], chunk)
+    assert call.error in (None, "invalid_content") and call.arguments["category"] == "semantic"
+    return None if call.error else call.arguments["content"]
+
+
+@pytest.mark.parametrize(
+    ("content", "text", "expected"),
+    [
+        ("pet age: 903 555 0142", f"senko ate a whole stick of butter today. {VET}", VET),
+        (
+            "city: Porto",
+            "Ana: I moved to Porto only last week.\nAna: It is warm.",
+            "Ana: I moved to Porto only last week.",
+        ),
+        ("dentist: 8:50", "dentist on tuesday at 9:30... no wait, 8:50", "dentist on tuesday at 9:30... no wait, 8:50"),
+        ("dog: Rex", "Yes! Rex. He is a dog, and that is it", "Yes! Rex. He is a dog, and that is it"),
+        ("city: Porto", "assistant: Is it Porto?\nuser: yes", "city: Porto"),  # an assistant is not quoted
+        ("pets: two cats, a dog", "two cats", "two cats"),
+        ("pets: two cats, dog", "a dog", "pets: two cats, dog"),
+        ("pets: two cats, dog", "a bird", None),
+        ("她: 北京", "我住在北京。天气很好。我们明天去公园。", "我住在北京。"),
+        ("", "nothing", None),
+    ],
+)
+def test_the_sentence_with_the_value(content, text, expected):
+    assert quoted(content, Chunk(text=text)) == expected
+
+
+def test_turns_keep_their_speakers():
+    turns = (SpeakerTurn(speaker="Ben", text="Rach is 39, at last. See you"), SpeakerTurn(speaker="user", text="ok"))
+    assert quoted("age: 39", Chunk(turns=turns)) == "Ben: Rach is 39, at last. See you"
+
+
+@given(st.text(max_size=60), st.text(max_size=60))
+def test_what_is_written_stands_in_the_chunk(content, text):
+    chunk = Chunk(turns=(SpeakerTurn(speaker="user", text=text or "-"),))
+    result = quoted(content, chunk)
+    assert result in (None, content) or "".join(result.split()) in "".join(text.split())
+
+
+def test_other_calls_stay():
+    calls = (
+        ToolCall("memory_delete", {"id": "m1"}),
+        ToolCall("core_memory_update", {"content": "rich"}),
+        ToolCall("", error="malformed", raw="?"),
+    )
+    assert quote_chunk(calls, Chunk(text="poor")) == calls
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("quotes", [False, True])
+def test_an_agent_quotes_for_a_policy_that_asks_for_it(quotes, streams):
+    policy = FakePolicy(lambda request: "+semantic pet age: 903 555 0142\n+semantic pet: cat", prompt="compact")
+    policy.form, policy.quotes = "lines", quotes
+    with MemoryStore.open(":memory:") as store:
+        agent = MemoryAgent(policy, store)
+        if streams:
+            assert len(list(agent.stream(VET))) == 2 - quotes
+        else:
+            turn = agent.read(VET)
+            messages = [result.message for result in turn.results if not result.ok]
+            assert messages == ["the chunk does not say this"] * quotes and turn.problems == ()
+        expected = [VET] if quotes else ["pet age: 903 555 0142", "pet: cat"]
+        assert [entry.content for entry in store.list()] == expected
