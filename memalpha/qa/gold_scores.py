@@ -24,13 +24,11 @@ from typing import Any
 
 from memalpha.config import EvalConfig
 from memalpha.errors import DataError
-from memalpha.qa.from_config import load_config_system
-from memalpha.qa.progress import show_progress
 from memalpha.qa.report import make_result_folder
 from memalpha.qa.scoring.judge import Judge, Statement, load_judge
 from memalpha.qa.scoring.stats import ScoredAnswer, estimate
-from memalpha.qa.systems import Retrieval, SystemSettings
-from memalpha.store.embedding import load_embedder
+from memalpha.qa.state_suite import read_with_systems
+from memalpha.qa.systems import Retrieval
 from memalpha.store.search.lexical import term_counts
 from memalpha.store.values import contains, key_value
 from memalpha.tasks.load import load_evaluation_tasks
@@ -79,21 +77,18 @@ def score_memories(config: EvalConfig) -> dict[str, Any]:
             raise DataError(f"{config.data}: task {task.id} has no gold operations to compare a memory with")
     probed = [_probe(task) for task in tasks]
     judge = None if config.judge is None else load_judge(config.judge)
-    settings = SystemSettings(
-        config.context_tokens, config.reader.k, load_embedder(config.agent.embedder), config.agent
-    )
-    rows = []
-    with show_progress("chunks") as progress:
-        for name in config.systems:
-            system = load_config_system(config, name)
-            shown = name
-            found = system.retrieve(probed, settings, lambda done, total, shown=shown: progress(shown, done, total))
-            comparisons = [
-                item
-                for task, memories in zip(tasks, found.by_task, strict=True)
-                for item in compare_task(task, [_texts(retrieval) for retrieval in memories])
-            ]
-            rows.append(_row(system.name, comparisons, judge))
+    rows = [
+        _row(
+            name,
+            [
+                check
+                for task, memories in zip(tasks, by_task, strict=True)
+                for check in compare_task(task, [_texts(memory) for memory in memories])
+            ],
+            judge,
+        )
+        for name, by_task in read_with_systems(config, probed)
+    ]
     result = {"systems": rows, "conversations": len(tasks), "by": "words" if judge is None else judge.name}
     if folder is not None:
         (folder / "gold_scores.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

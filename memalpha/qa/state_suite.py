@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from memalpha.config import EvalConfig
@@ -83,20 +83,24 @@ def run_state(config: EvalConfig) -> dict[str, Any]:
     folder = None if config.out is None else make_result_folder(config.out)
     world = config.world.model_copy(update={"preset": "state"})
     tasks = [task for seed in config.seeds for task in worlds.tasks(world, seed, 0, config.limit or LIMIT)]
-    embedder = load_embedder(config.agent.embedder)
-    settings = SystemSettings(config.context_tokens, config.reader.k, embedder, config.agent)
-    rows = []
-    with show_progress("chunks") as progress:
-        for name in config.systems:
-            system = load_config_system(config, name)
-            shown = name
-            found = system.retrieve(tasks, settings, lambda done, total, shown=shown: progress(shown, done, total))
-            rows.append(_row(system.name, tasks, found.by_task))
+    rows = [_row(name, tasks, by_task) for name, by_task in read_with_systems(config, tasks)]
     questions = sum(len(task.questions) for task in tasks)
     result = {"systems": rows, "questions": questions, "conversations": len(tasks)}
     if folder is not None:
         (folder / "state.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return result
+
+
+def read_with_systems(config: EvalConfig, tasks: Sequence[Task]) -> Iterator[tuple[str, list[list[Retrieval]]]]:
+    """Yield each of `config.systems` with its memories at the time of each question, as [task][question]."""
+    embedder = load_embedder(config.agent.embedder)
+    settings = SystemSettings(config.context_tokens, config.reader.k, embedder, config.agent)
+    with show_progress("chunks") as progress:
+        for name in config.systems:
+            system = load_config_system(config, name)
+            shown = name
+            found = system.retrieve(tasks, settings, lambda done, total, shown=shown: progress(shown, done, total))
+            yield system.name, found.by_task
 
 
 def _row(name: str, tasks: Sequence[Task], by_task: Sequence[Sequence[Retrieval]]) -> dict[str, Any]:
