@@ -15,8 +15,8 @@ it: prompts in the compact style, completions in the line form. Equal options gi
 `--chats` makes rows of short natural chats, from wordings (`smol.chats`, .10) and told in full (`smol.told`, .60), the
 demo world (.12) and its paraphrases (.18).
 
-`--focus` takes other shares (`FOCUS_SHARES`) and a tenth of reader rows. Three of four writer rows of its first three
-parts are what the writer found hard: four or more calls, or a change among four or more entries in view.
+`--focus` takes a tenth of reader rows, and without `--chats` other shares (`FOCUS_SHARES`). Three of four writer rows of
+`FOCUS_PARTS` are what the writer found hard: four or more calls, or a change among four or more entries in view.
 
 A fifth of each part but `full` are reader rows. Rows longer than `MAX_TOKENS` are dropped, and so are duplicates. The
 order is random: every part occurs from the first rows on.
@@ -54,7 +54,7 @@ CHAT_SHARES = {"chats": 0.10, "told": 0.60, "demo": 0.12, "paraphrase": 0.18}
 """Share of each part with `--chats`."""
 FOCUS_SHARES = {"demo": 0.24, "paraphrase": 0.52, "dialogue": 0.12, "full": 0.03, "babi": 0.03, "passages": 0.06}
 """Share of each part with `--focus`."""
-FOCUS_PARTS = ("demo", "paraphrase", "dialogue")
+FOCUS_PARTS = ("demo", "paraphrase", "dialogue", "told")
 FOCUS_HARD = 0.75
 """Share of hard rows among the writer rows of `FOCUS_PARTS` with `--focus`."""
 HARD_CALLS, HARD_ENTRIES = 4, 4

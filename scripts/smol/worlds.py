@@ -17,7 +17,7 @@ from memalpha.agent.replies import format_lines
 from memalpha.config import WorldConfig
 from memalpha.store.state import MemoryState
 from memalpha.tasks.synthetic.phrases import Split, ValueSource, fill
-from memalpha.tasks.synthetic.worlds import drill, generate, shaped, stream
+from memalpha.tasks.synthetic.worlds import drill, generate, shaped
 from memalpha.types import Chunk, GoldOperation, MemoryEntry, Operation, SpeakerTurn, Task, ToolCall
 from smol.changes import CHANGES, RETRACTS
 from smol.kinds import load_phrasings
@@ -246,14 +246,15 @@ def full_rows(seed: int, index: int) -> Iterator[SmolRow]:
     """Yield writer rows of one full-world stream, its sessions cut into short chunks."""
     rng = Random(f"smol|full|{seed}|{index}")
     state = MemoryState.empty(SCHEMA, unique_contents=True)
-    for session in stream(FULL_WORLD, seed, index):
-        turns = list(session.chunk.turns)
+    task = generate(FULL_WORLD, seed, index)
+    for session in task.chunks:
+        turns = list(session.turns)
         while turns:
             size = rng.randint(*FULL_TURNS)
             piece, turns = turns[:size], turns[size:]
-            chunk = session.chunk.model_copy(update={"turns": tuple(piece)})
+            chunk = session.model_copy(update={"turns": tuple(piece)})
             ids = {turn.id for turn in piece}
-            gold = [operation for operation in session.operations if operation.turn in ids]
+            gold = [operation for operation in task.gold_operations if operation.turn in ids]
             entries, calls, state = write_chunk(state, chunk, gold, rng)
             if calls or rng.random() < 0.3:
                 yield writer_row("full", chunk, _draw_view(entries, calls, rng), calls)
