@@ -31,8 +31,8 @@ from memalpha.qa.error_analysis import (
     WRITTEN_WRONG,
     classify,
 )
+from memalpha.qa.passages import Passage, Retrieval
 from memalpha.qa.report import Record
-from memalpha.qa.systems import Passage, Retrieval
 from memalpha.tasks.synthetic.worlds import tasks
 from memalpha.types import Question, Task
 

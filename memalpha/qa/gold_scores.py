@@ -24,11 +24,11 @@ from typing import Any
 
 from memalpha.config import EvalConfig
 from memalpha.errors import DataError
+from memalpha.qa.passages import Retrieval
 from memalpha.qa.report import make_result_folder
 from memalpha.qa.scoring.judge import Judge, Statement, load_judge
 from memalpha.qa.scoring.stats import ScoredAnswer, estimate
 from memalpha.qa.state_suite import read_with_systems
-from memalpha.qa.systems import Retrieval
 from memalpha.store.search.lexical import term_counts
 from memalpha.store.values import contains, key_value
 from memalpha.tasks.load import load_evaluation_tasks

@@ -28,11 +28,10 @@ from memalpha.errors import ConfigError, EvaluationError
 from memalpha.policy.base import Policy, with_prompt_style
 from memalpha.policy.load import load_policy
 from memalpha.store.values import key_value
-from memalpha.types import Hit, MemoryEntry, Task
+from memalpha.types import Task
 
 if TYPE_CHECKING:
     from memalpha.qa.report import Record
-    from memalpha.qa.systems import Passage
 
 __all__ = ["Answer", "CopyReader", "ExtractiveReader", "PolicyReader", "Reader", "load_reader"]
 
@@ -269,29 +268,3 @@ def reader_metrics(reader: Reader, records: Sequence[Record]) -> dict[str, float
     if reader.config.kind == "full-memory":
         counts["left_out"] = [record.left_out or 0 for record in records]
     return {name: sum(values) / len(records) for name, values in counts.items()}
-
-
-def passages_as_hits(passages: Sequence[Passage], entries: dict[int, MemoryEntry] | None = None) -> tuple[Hit, ...]:
-    """Convert passages to the hits that a reader takes.
-
-    Args:
-        passages: Passages, best first.
-        entries: Cache of entries by `id()` of passages that have an id; filled here. A system that returns all its
-            passages returns the same ones for every question.
-    """
-    entries = {} if entries is None else entries
-    hits = []
-    for index, passage in enumerate(passages):
-        if (entry := entries.get(id(passage))) is None:
-            entry = MemoryEntry(
-                id=passage.id or f"#{index}",
-                category=passage.category or "",
-                content=passage.text,
-                timestamp=passage.timestamp,
-                turn=passage.turns[0] if passage.turns else None,
-                valid_from=passage.order,
-            )
-            if passage.id:
-                entries[id(passage)] = entry
-        hits.append(Hit(entry, score=-float(index)))
-    return tuple(hits)

@@ -25,10 +25,11 @@ from typing import Any
 
 from memalpha.config import EvalConfig
 from memalpha.qa.from_config import load_config_system
+from memalpha.qa.passages import Retrieval
 from memalpha.qa.progress import show_progress
 from memalpha.qa.report import make_result_folder
 from memalpha.qa.scoring.stats import ScoredAnswer, estimate
-from memalpha.qa.systems import Retrieval, SystemSettings
+from memalpha.qa.systems import SystemSettings
 from memalpha.store.embedding import load_embedder
 from memalpha.store.search.lexical import words
 from memalpha.store.values import contains

@@ -19,8 +19,8 @@ from memalpha.qa.error_analysis import (
     trace,
     waterfall,
 )
+from memalpha.qa.passages import Passage, Retrieval
 from memalpha.qa.report import Record
-from memalpha.qa.systems import Passage, Retrieval
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
 
 BENCH = runpy.run_path(str(Path(__file__).parents[2] / "eval" / "qa" / "error_analysis.py"))

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from memalpha.cli import app
 from memalpha.errors import ConfigError
 from memalpha.qa.from_config import load_settings
+from memalpha.qa.passages import Passage, Retrieval
 from memalpha.qa.state_suite import format_state, run_state, verdict
-from memalpha.qa.systems import Passage, Retrieval
 from memalpha.tasks.synthetic.state_world import SITUATIONS
 from memalpha.types import Question
 

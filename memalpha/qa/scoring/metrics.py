@@ -41,7 +41,7 @@ from memalpha.store.values import FULL_DATE, contains, holds_answer, is_same, no
 from memalpha.types import Question, Task
 
 if TYPE_CHECKING:
-    from memalpha.qa.systems import Passage
+    from memalpha.qa.passages import Passage
 
 Metric = Callable[[str, str], float]
 
