@@ -83,7 +83,7 @@ class MemoryTool:
 
         def run(command: Any) -> str:
             try:
-                return tool._run(command)
+                return self._run(command)
             except CommandError as error:
                 raise ToolError(str(error)) from error  # the runner treats other exceptions as bugs of the tool
 

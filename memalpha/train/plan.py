@@ -344,9 +344,9 @@ def plan_run(config: AnyTraining, *, gpu: str | None = None, processes: int | No
     total = None if seconds is None else sum(seconds.values())
     ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if config.compute.device == "cpu" else None
     memory = ram if card is None else int(CARDS[card][0] * 1e9)
-    tokens = {name: round(work.times * sum(getattr(row, name) for row in work.rows)) for name in Row._fields}
+    prompt_tokens, reply_tokens = (round(work.times * sum(tokens)) for tokens in zip(*work.rows, strict=True))
     count, weights = round(work.times * len(work.rows)), {name: size for name, size in model.weights.items() if size}
-    step = {"prompts": count, "prompt_tokens": tokens["prompt"], "completion_tokens": tokens["reply"]}
+    step = {"prompts": count, "prompt_tokens": prompt_tokens, "completion_tokens": reply_tokens}
     return {
         "policy": config.policy,
         "processes": processes,

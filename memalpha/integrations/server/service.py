@@ -224,8 +224,8 @@ class MemoryService:
         """
         if policy is None and not read_only:
             raise ConfigError("policy: a writer is needed, unless the memory is served read-only")
-        self._store, self._chunk_size = store, chunk_size
-        self._agent = None if policy is None else MemoryAgent(policy, store, config, trust=trust)
+        self._chunk_size = chunk_size
+        self._serve(store, None if policy is None else MemoryAgent(policy, store, config, trust=trust))
         self._reader = ExtractiveReader() if self._agent is None else self._agent.reader
         if self._agent is not None and reader is not None:
             self._reader = default_reader(self._agent.policy, self._agent.config, reader)
@@ -234,7 +234,6 @@ class MemoryService:
         self._policy_lock = Lock()  # the policy writes in one thread and answers in another
         self._waiting: list[str] = []  # namespaces of the requests that run or wait for the policy
         self._model_pool = ThreadPoolExecutor(1, "memalpha-model")
-        self.write_pool = ThreadPoolExecutor(1, "memalpha-write")
         self._ask_pool = ThreadPoolExecutor(1, "memalpha-ask")
         self._read_pool = ThreadPoolExecutor(READ_THREADS, "memalpha-read")
         self._availability = Availability(store.database.ping if store.database.is_remote else None)
@@ -270,16 +269,19 @@ class MemoryService:
             return self
         if (service := self._namespaces.get(name)) is None:
             service = copy(self)
-            service._store = self._store.namespace(name)
-            if self._agent is not None:
-                service._agent = self._agent.with_store(service._store)
-            service.write_pool = ThreadPoolExecutor(1, "memalpha-write")
+            store = self._store.namespace(name)
+            service._serve(store, None if self._agent is None else self._agent.with_store(store))
             self._namespaces[name] = service
             self._siblings.add(service)
             if len(self._namespaces) > MAX_NAMESPACES:
                 self._namespaces.popitem(last=False)  # it ends with the last request that uses it
         self._namespaces.move_to_end(name)
         return service
+
+    def _serve(self, store: MemoryStore, agent: MemoryAgent | None) -> None:
+        """Set what the services of two namespaces do not share: the store, its writer and the thread of its writes."""
+        self._store, self._agent = store, agent
+        self.write_pool = ThreadPoolExecutor(1, "memalpha-write")
 
     def granted(self, access: Access, right: Right) -> MemoryService:
         """Return the memory of a request's namespace.

@@ -200,7 +200,7 @@ class ERLTrainer(RowTrainer):
         **kwargs: Any,
     ) -> None:
         if args is None:
-            name = str(model if isinstance(model, str) else model.config._name_or_path)
+            name = str(model if isinstance(model, str) else model.config.name_or_path)
             args = ERLConfig(f"{name.rstrip('/').split('/')[-1] or 'model'}-ERL")
         if not isinstance(args, ERLConfig):
             raise ConfigError(
