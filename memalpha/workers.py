@@ -193,7 +193,16 @@ class LocalPool:
     def submit(
         self, function: Callable[..., Any], arguments: Sequence[Any], timeout: float | None = None
     ) -> Future[Any]:
-        """Call a function in one of the processes; as `_Worker.call`."""
+        """Call a function in one of the processes.
+
+        Args:
+            function: Function that can be pickled.
+            arguments: Its arguments.
+            timeout: Seconds after which the process is killed; None for no limit.
+
+        Returns:
+            Future of the result. It raises what the function raised, or `TimeoutError`.
+        """
         return self._threads.submit(self._call, function, arguments, timeout)
 
     def _call(self, *call: Any) -> Any:

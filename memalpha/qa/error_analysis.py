@@ -132,7 +132,13 @@ def trace(task: Task, retrieval: Retrieval) -> Trace:
 
 
 def classify(task: Task, retrieval: Retrieval, record: Record) -> str | None:
-    """Return the error class of a wrong answer, or None for a right one; arguments as in `classified`."""
+    """Return the error class of a wrong answer, or None for a right one.
+
+    Args:
+        task: Task of the question.
+        retrieval: Passages that the system retrieved, and the entries it held.
+        record: Record of the answer.
+    """
     return _class_of(record, retrieval.question, trace(task, retrieval))
 
 

@@ -421,9 +421,15 @@ class Writer:
         return memory_engine(self.policy, agent, embedder, self.schema)
 
     def retrieve(self, tasks: Sequence[Task], settings: SystemSettings, progress: Progress | None = None) -> Retrievals:
-        """Return the passages for every question; arguments as in `EvaluatedSystem.retrieve`.
+        """Write one memory a task and return the passages for every question.
 
-        The policy writes one memory a task.
+        Args:
+            tasks: Tasks to read, each cut to chunks that fit the policy.
+            settings: Budget, k, embedder, prompts.
+            progress: Called with (chunks read, all chunks).
+
+        Raises:
+            PolicyError: The policy did not answer.
         """
         agent = with_prompt_style(settings.agent, self.policy)
         groups = self.engine(agent, settings.embedder).roll_out(fit_tasks(self.policy, tasks), progress=progress)
@@ -472,9 +478,12 @@ class Oracle:
     name: str = "oracle"
 
     def retrieve(self, tasks: Sequence[Task], settings: SystemSettings, progress: Progress | None = None) -> Retrievals:
-        """Return the passages for every question; arguments as in `EvaluatedSystem.retrieve`.
+        """Return the turns that the evidence of every question names.
 
-        They are the turns that its evidence names.
+        Args:
+            tasks: Tasks with questions whose evidence is turn ids.
+            settings: Budget; the other settings have no effect.
+            progress: Called with (tasks done, all tasks).
         """
         by_task = []
         for number, task in enumerate(tasks, start=1):

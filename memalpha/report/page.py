@@ -403,6 +403,12 @@ class Rollouts:
         """Return the turns of a rollout as tokens: chunk, texts, log-probs in nats. Without turns.jsonl there are none.
 
         The texts are the tokenizer's, from the run's first checkpoint.
+
+        Args:
+            step: Step of the run.
+            task: Id of the task.
+            rollout: Index of the rollout among those of its task.
+            role: Role of the turns, such as "attempt" or "retry".
         """
         if step not in self._turns.steps():
             return []

@@ -126,7 +126,13 @@ def start_process(
 
 
 def read_output(child: subprocess.Popen[bytes], deadline: float, most_bytes: int = 1 << 24) -> bytes:
-    """Read output until its end, the deadline (of `time.monotonic`), or more than `most_bytes`."""
+    """Read output until its end, the deadline, or more than `most_bytes`.
+
+    Args:
+        child: Process whose standard output is a pipe.
+        deadline: Time of `time.monotonic`, in seconds.
+        most_bytes: Stop once more bytes are read.
+    """
     assert child.stdout is not None
     output = b""
     while select.select([child.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:

@@ -98,7 +98,13 @@ def receive(file: Any) -> str:
 
 
 def serve(requests: Any, replies: int, source: str) -> None:
-    """Run the program, then answer requests until there are none."""
+    """Run the program, then answer requests until there are none.
+
+    Args:
+        requests: Binary file that requests are read from.
+        replies: File descriptor that answers are written to.
+        source: Source code of the program.
+    """
     space = _new_module("solution")
     objects: list[Any] = []
     numbers: dict[int, int] = {}
@@ -214,7 +220,13 @@ def make_exception(name: str, text: str = "") -> Exception:
 
 
 def check(program: Program, verdicts: int, tests: Any) -> None:
-    """Run (source, names, modules) tests and write a verdict each: "" if passed, else the failure."""
+    """Run tests and write a verdict each: "" if passed, else the failure.
+
+    Args:
+        program: Program under test.
+        verdicts: File descriptor that verdicts are written to.
+        tests: Tests as (source, names of the program that it uses, modules that it imports).
+    """
     ending = _outcome(program.answer, [])
     ending = f"does not run: {ending.removeprefix('raises ')}" if ending.startswith("raises") else ending
     for test in tests:

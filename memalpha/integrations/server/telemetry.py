@@ -90,7 +90,13 @@ class RequestRecord:
         span.set_attributes({name: value for name, value in values.items() if value is not None})
 
     def log(self, method: str, path: str, seconds: float) -> None:
-        """Write the log line. It has no query and no header: they hold what people ask, and keys."""
+        """Write the log line. It has no query and no header: they hold what people ask, and keys.
+
+        Args:
+            method: HTTP method.
+            path: Path without the query; its first `MAX_PATH` characters are written.
+            seconds: Duration of the request.
+        """
         values: dict[str, Any] = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "id": self.id.decode(),

@@ -180,7 +180,13 @@ def compare_paired(
 
 
 def with_mcnemar(paired: Paired, first: Sequence[float], second: Sequence[float]) -> Paired:
-    """Return the comparison with McNemar's test on which system has which question right (1, else 0)."""
+    """Return the comparison with McNemar's test on which system has which question right.
+
+    Args:
+        paired: Comparison without the test.
+        first: Score of each question for the first system: 1 if right, else 0.
+        second: The same for the second system, in the same order.
+    """
     only_first = sum(a > b for a, b in zip(first, second, strict=True))
     only_second = sum(a < b for a, b in zip(first, second, strict=True))
     mcnemar = exact_mcnemar(only_first, only_second)

@@ -68,7 +68,17 @@ def load_squad(path: Path, variant: str | None = None, limit: int | None = None,
 
 
 def load_xquad(path: Path, variant: str | None = None, limit: int | None = None, *, paragraphs: int = 24) -> list[Task]:
-    """Load tasks of XQuAD; the variant is a language, the rest as in `load_squad`."""
+    """Load tasks of XQuAD.
+
+    Args:
+        path: Official file, or its folder.
+        variant: Language, such as "de".
+        limit: Return the first `limit` tasks only.
+        paragraphs: Paragraphs of a task.
+
+    Raises:
+        DataError: The file does not fit; the message names file, location and field.
+    """
     return _passage_tasks(_CARDS["xquad"], path, variant, limit, paragraphs)
 
 

@@ -56,7 +56,16 @@ def find_sibling(path: Path, name: str) -> Path:
 
 
 def check_selection(seed: int, data: str | Path | None, limit: int | None) -> None:
-    """Check arguments that all loaders take. Raises `DataError` naming the argument."""
+    """Check arguments that all loaders take.
+
+    Args:
+        seed: Integer seed.
+        data: File or folder; None if the data set needs none.
+        limit: Number of tasks, at least 1; None for all.
+
+    Raises:
+        DataError: An argument is invalid; names it.
+    """
     check_seed(seed, error=DataError)
     if data is not None:
         check_path("data", data, error=DataError)

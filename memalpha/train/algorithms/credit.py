@@ -445,7 +445,13 @@ class _Answers:
             self._answers[_key(item.task, item.question, item.state)] = answer
 
     def add(self, task: Task, question: Question, states: Sequence[MemoryState]) -> None:
-        """Note the question to be asked of these states."""
+        """Note the question to be asked of these states.
+
+        Args:
+            task: Task of the question.
+            question: The question.
+            states: Memories to answer from; those already answered from are skipped.
+        """
         for state in states:
             if (key := _key(task, question, state)) not in self._answers:
                 self._waiting.setdefault(key, StateQuestion(task, question, state))
@@ -458,7 +464,16 @@ class _Answers:
         self._waiting.clear()
 
     def get(self, task: Task, question: Question, state: MemoryState) -> StateAnswer:
-        """Return the answer to a question that was asked."""
+        """Return the answer to a question that was asked.
+
+        Args:
+            task: Task of the question.
+            question: The question.
+            state: Memory that it was asked of.
+
+        Raises:
+            KeyError: It was not asked of this memory.
+        """
         return self._answers[_key(task, question, state)]
 
 

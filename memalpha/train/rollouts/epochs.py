@@ -160,7 +160,13 @@ class FileTasks(TrainingTasks[AnyTask]):
         raise NotImplementedError
 
     def split(self, tasks: Sequence[AnyTask], most: int, purpose: str) -> tuple[list[AnyTask], list[AnyTask]]:
-        """Split off a fifth of the tasks by their contents (`split_by_content`)."""
+        """Split off a fifth of the tasks by their contents (`split_by_content`).
+
+        Args:
+            tasks: Tasks to split.
+            most: Most tasks to split off; 0 splits off none.
+            purpose: Name of the split; splits of other names are independent.
+        """
         return split_by_content(tasks, list(map(self.content, tasks)), most, purpose)
 
     def describe_repetitions(self, tasks: Sequence[AnyTask], noun: str) -> list[str]:

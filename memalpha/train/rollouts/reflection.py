@@ -178,7 +178,13 @@ def join_feedback(records: Sequence[Record], style: str, count_tokens: Callable[
 
 
 def truncate_text(text: str, count_tokens: Callable[[str], int], budget: int) -> str:
-    """Cut a text that is longer than `budget` tokens; no tokenizer makes more tokens than bytes."""
+    """Cut a text that is longer than `budget` tokens; no tokenizer makes more tokens than bytes.
+
+    Args:
+        text: The text.
+        count_tokens: Counts the tokens of a text.
+        budget: Tokens that may stay; a longer text keeps as many bytes.
+    """
     if len(text.encode()) <= budget or count_tokens(text) <= budget:
         return text
     return text.encode()[:budget].decode(errors="ignore")
