@@ -62,10 +62,8 @@ def load_tasks(
         check_path("tasks", name_or_path, error=DataError)
     name = str(name_or_path) if dataset is None else "a Dataset"
     check_type("variant", variant, (str, NoneType), error=DataError)
-    check_selection(seed, data, limit)
+    check_selection(seed, data, limit, chunk_tokens)
     if chunk_tokens is not None:
-        if isinstance(chunk_tokens, bool) or not isinstance(chunk_tokens, int) or chunk_tokens < 1:
-            raise DataError(f"chunk_tokens={chunk_tokens!r}: a whole number from 1 is needed")
         tasks = load_tasks(name_or_path, limit, data=data, variant=variant, world=world, seed=seed, **options)
         return [rechunk(task, chunk_tokens) for task in tasks]
     if world is not None:

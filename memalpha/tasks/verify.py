@@ -18,8 +18,9 @@ from memalpha.tasks.catalog import (
     resolve_variant,
     validate_options,
 )
+from memalpha.tasks.chunking import rechunk
 from memalpha.tasks.dataset_info import File
-from memalpha.tasks.formats.files import compute_sha256
+from memalpha.tasks.formats.files import check_selection, compute_sha256
 from memalpha.tasks.formats.jsonl import find_problems
 from memalpha.tasks.load import load_tasks
 from memalpha.types import Task
@@ -64,7 +65,12 @@ class DataCheck:
 
 
 def check_data_set(
-    name: str, *, data: str | Path | None = None, variant: str | None = None, **options: Any
+    name: str,
+    *,
+    data: str | Path | None = None,
+    variant: str | None = None,
+    chunk_tokens: int | None = None,
+    **options: Any,
 ) -> DataCheck:
     """Check a named data set, or a task file by its path.
 
@@ -75,13 +81,16 @@ def check_data_set(
         name: Name of a data set, or path of a task file.
         data: File or folder of your own.
         variant: Variant to check; default: the first.
+        chunk_tokens: Split longer chunks between turns, after the counts are compared.
         **options: Options of the set's loader.
 
     Raises:
         DataError: The name, variant or option is unknown, or the data are missing.
     """
     if name not in MODULES:
-        return _build_report(name, None, (), load_tasks(name, data=data, variant=variant, **options), [], ())
+        tasks = load_tasks(name, data=data, variant=variant, chunk_tokens=chunk_tokens, **options)
+        return _build_report(name, None, (), tasks, [], ())
+    check_selection(0, data, None, chunk_tokens)
     dataset = get_data_set(name)
     variant, options = resolve_variant(dataset, variant), validate_options(name, options)
     path = locate(dataset, variant, data)
@@ -102,6 +111,8 @@ def check_data_set(
     if not options:
         actual, expected = counts(tasks), dataset.expected.get(variant or "", {})
         mismatches += [f"{actual[key]:,} {key} instead of {n:,}" for key, n in expected.items() if actual[key] != n]
+    if chunk_tokens is not None:
+        tasks = [rechunk(task, chunk_tokens) for task in tasks]
     return _build_report(name, variant, files, tasks, mismatches, dataset.faults)
 
 

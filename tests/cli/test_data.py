@@ -64,6 +64,8 @@ def test_check_of_valid_files_exits_with_0(data, tmp_path):
     assert code == 0 and out.endswith("sound\n")
     assert "evidence   named by 5 of 6 answerable questions; it holds the answer in" in out
     assert data("check", "babi", "limit=2")[0] == 0  # ships with memalpha
+    counts = json.loads(data("check", "babi", "limit=2", "chunk_tokens=20", "--json")[1])["counts"]
+    assert counts["longest_chunk"] <= 20 and counts["tasks"] == 2
 
 
 def test_prepare_says_how_many_tasks_are_held_out(data, tmp_path):

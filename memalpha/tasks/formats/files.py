@@ -55,13 +55,16 @@ def find_sibling(path: Path, name: str) -> Path:
     return find_file(path if path.is_dir() else path.parent, name)
 
 
-def check_selection(seed: int, data: str | Path | None, limit: int | None) -> None:
+def check_selection(
+    seed: int, data: str | Path | None, limit: int | None, chunk_tokens: int | None = None
+) -> None:
     """Check arguments that all loaders take.
 
     Args:
         seed: Integer seed.
         data: File or folder; None if the data set needs none.
         limit: Number of tasks, at least 1; None for all.
+        chunk_tokens: Maximum tokens of a chunk, at least 1; None for the chunks as they are.
 
     Raises:
         DataError: An argument is invalid; names it.
@@ -73,6 +76,9 @@ def check_selection(seed: int, data: str | Path | None, limit: int | None) -> No
         check_count("limit", limit, error=DataError)
         if limit < 1:
             raise DataError(f"limit {limit}: at least one task is needed")
+    if chunk_tokens is not None:
+        if isinstance(chunk_tokens, bool) or not isinstance(chunk_tokens, int) or chunk_tokens < 1:
+            raise DataError(f"chunk_tokens={chunk_tokens!r}: a whole number from 1 is needed")
 
 
 def read_json(path: Path) -> Any:
