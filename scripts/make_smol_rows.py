@@ -15,8 +15,8 @@ it: prompts in the compact style, completions in the line form. Equal options gi
 `--chats` makes rows of short natural chats, from wordings (`smol.chats`, .10) and told in full (`smol.told`, .60), the
 demo world (.12) and its paraphrases (.18).
 
-`--focus` takes a tenth of reader rows, and without `--chats` other shares (`FOCUS_SHARES`). Three of four writer rows of
-`FOCUS_PARTS` are what the writer found hard: four or more calls, or a change among four or more entries in view.
+`--focus` takes a tenth of reader rows, and without `--chats` other shares (`FOCUS_SHARES`). Three of four writer rows
+of `FOCUS_PARTS` are what the writer found hard: four or more calls, or a change among four or more entries in view.
 
 A fifth of each part but `full` are reader rows. Rows longer than `MAX_TOKENS` are dropped, and so are duplicates. The
 order is random: every part occurs from the first rows on.

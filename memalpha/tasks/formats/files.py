@@ -55,9 +55,7 @@ def find_sibling(path: Path, name: str) -> Path:
     return find_file(path if path.is_dir() else path.parent, name)
 
 
-def check_selection(
-    seed: int, data: str | Path | None, limit: int | None, chunk_tokens: int | None = None
-) -> None:
+def check_selection(seed: int, data: str | Path | None, limit: int | None, chunk_tokens: int | None = None) -> None:
     """Check arguments that all loaders take.
 
     Args:
@@ -76,9 +74,9 @@ def check_selection(
         check_count("limit", limit, error=DataError)
         if limit < 1:
             raise DataError(f"limit {limit}: at least one task is needed")
-    if chunk_tokens is not None:
-        if isinstance(chunk_tokens, bool) or not isinstance(chunk_tokens, int) or chunk_tokens < 1:
-            raise DataError(f"chunk_tokens={chunk_tokens!r}: a whole number from 1 is needed")
+    is_count = isinstance(chunk_tokens, int) and not isinstance(chunk_tokens, bool)
+    if chunk_tokens is not None and (not is_count or chunk_tokens < 1):
+        raise DataError(f"chunk_tokens={chunk_tokens!r}: a whole number from 1 is needed")
 
 
 def read_json(path: Path) -> Any:
