@@ -409,7 +409,7 @@ FIELD_CHECKS = {field.name: _CHECKS[field.kind] for field in FIELDS} | {"reason"
 Fact = Mapping[str, Any]
 """Arguments of `Memory.insert` by name."""
 FACT_KEYS = ("category", "content", *ARGUMENTS)
-_FACT_REQUIRED = {"category", "content"}
+_FACT_REQUIRED, _FACT_ALLOWED = {"category", "content"}, frozenset(FACT_KEYS)
 _checked_fields = attrgetter(*FIELD_CHECKS)
 
 
@@ -445,7 +445,7 @@ def validate_facts(facts: Iterable[Fact], schema: MemorySchema, max_content: int
     checked = []
     for index, fact in enumerate(check_items("facts", facts, of="mappings")):
         try:
-            if not isinstance(fact, Mapping) or not _FACT_REQUIRED <= fact.keys() <= set(FACT_KEYS):
+            if not isinstance(fact, Mapping) or not _FACT_REQUIRED <= fact.keys() <= _FACT_ALLOWED:
                 raise StoreError(f"a mapping with category, content and none but {', '.join(FACT_KEYS)} is needed")
             checked.append(check_fact(fact, schema, max_content))
         except StoreError as error:
@@ -522,12 +522,11 @@ def check_texts(ids: Sequence[Any], texts: Sequence[Any]) -> None:
 def version_row(entry: MemoryEntry, created: int) -> tuple[Any, ...]:
     """Return the row of `versions` for an entry version; `created` is the position that made its id."""
     key = content_digest(entry.content)
-    return (entry.version, entry.valid_from, entry.valid_to, created, key, *row_values(entry))
+    return (entry.version, entry.valid_from, entry.valid_to, created, key, *row_values(entry_values(entry)))
 
 
-def row_values(record: Operation | MemoryEntry) -> tuple[Any, ...]:
-    """Return the values of the columns `ENTRY_COLUMNS`."""
-    values = entry_values(record)
+def row_values(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the values of `ENTRY_NAMES` as those of the columns `ENTRY_COLUMNS`."""
     metadata = values[METADATA]
     encoded = json.dumps(metadata) if metadata else None if metadata is None else "{}"
     return (*values[:METADATA], encoded, *values[METADATA + 1 :])
@@ -582,7 +581,7 @@ def decode_entries(rows: Sequence[tuple[Any, ...]]) -> list[MemoryEntry]:
 
 def operation_values(operation: Operation) -> tuple[Any, ...]:
     """Return the values of the columns `OPERATION_VALUES`."""
-    return (*row_values(operation), operation.reason)
+    return (*row_values(entry_values(operation)), operation.reason)
 
 
 def decode_log_row(row: tuple[Any, ...]) -> tuple[int, str, int, Operation]:

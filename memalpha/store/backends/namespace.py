@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -41,10 +42,10 @@ from memalpha.store.fields import (
     is_storable,
     make_entry,
     make_ids,
-    make_operation,
     new_defaults,
     operation_values,
     parse_time,
+    row_values,
     version_row,
 )
 from memalpha.store.filters import Filter
@@ -804,28 +805,36 @@ class Namespace:
         Returns:
             The entry of each fact; for a duplicate, the existing one.
         """
-        start, entries = log_end.position, dict[Hashable, MemoryEntry]()  # live entries by identity
+        start, entries = log_end.position, dict[Hashable, MemoryEntry]()  # live entries by key
         if start:
             entries = self.entries.with_contents(list(dict.fromkeys(vectors[fact.content][0] for fact in facts)))
-        writer, new_facts, keys = WRITER.get(), dict[Hashable, CheckedFact](), []
-        for category, content, fields in facts:
-            key = fact_identity(self.schema, Operation("insert", None, category, content, **fields))
+        # A text that is told once needs no identity, which costs as much as a row.
+        holders = Counter(fact.content for fact in facts)
+        holders.update(entry.content for entry in entries.values())
+        new_facts, keys = dict[Hashable, CheckedFact](), []
+        for fact in facts:
+            key: Hashable = fact.content
+            if holders[key] > 1:
+                operation = Operation("insert", None, fact.category, fact.content, **fact.fields)
+                key = fact_identity(self.schema, operation)
             if key not in entries:
-                new_facts.setdefault(key, CheckedFact(category, content, {**writer, **fields}))
+                new_facts.setdefault(key, fact)
             keys.append(key)
         ns, time = self.scope.create(), max(self.database.checked_now(log_end.time), log_end.time)
         used_ids = self.entries.used_ids if start else lambda _: ()
         contents = [fact.content for fact in new_facts.values()]
         ids = make_ids(contents, start, used_ids, has_erasure=self.entries.has_erasure())
+        unset, writer = dict.fromkeys(NAMES), WRITER.get()
         operations, versions = [], []
         for position, (id, (key, fact)) in enumerate(zip(ids, new_facts.items(), strict=True), start + 1):
-            fields = new_defaults() | fact.fields
-            values = [fields.get(name) for name in NAMES]
-            stored = [value or None if name in BLANKS else value for name, value in zip(NAMES, values, strict=True)]
-            entry = entries[key] = make_entry(id, fact.category, fact.content, *stored, 1, position)
-            versions.append(version_row(entry, position))
-            operation = make_operation("insert", id, fact.category, fact.content, *values)
-            operations.append((ns, position, time, position, "insert", *operation_values(operation)))
+            fields = {**unset, **new_defaults(), **writer, **fact.fields}
+            logged = row_values((id, fact.category, fact.content, *fields.values()))
+            operations.append((ns, position, time, position, "insert", *logged, None))
+            if "" in fact.fields.values():  # a version has None where the log has a blank date
+                fields |= {name: fields[name] or None for name in BLANKS}
+                logged = row_values((id, fact.category, fact.content, *fields.values()))
+            entries[key] = make_entry(id, fact.category, fact.content, *fields.values(), 1, position)
+            versions.append((1, position, None, position, vectors[fact.content][0], *logged))
         self.scope.statements.executemany(_INSERT_OPERATION, operations)
         self.entries.extend(versions)
         self.vectors.extend({content: vectors[content] for content in contents}.values())
