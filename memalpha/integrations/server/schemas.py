@@ -249,7 +249,7 @@ class UpdateRequest(create_model("_Update", __base__=RequestModel, **_CHANGED)):
 
 
 class EraseRequest(RequestModel):
-    """Which entries to erase for good: all of which any version, live or past, passes the filter."""
+    """Erase all entries for good of which any version, live or past, passes the filter."""
 
     where: JsonObject = Field(min_length=1, description='such as {"user": "ana"}')
 
