@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -277,13 +278,14 @@ ASSISTANTS = frozenset(
 """Labels in lower case of an assistant in a chat."""
 
 _LABEL = re.compile(rf"(?:\d{{1,2}} \w+ \d{{4}} )?(?:{'|'.join(sorted(ASSISTANTS))})\s*[:\uff1a]", re.IGNORECASE)
-_SAID = (
-    "said|told|gave|suggested|recommended|advised|proposed|explained|described|listed|mentioned|provided|wrote|answered"
-    "|replied|showed|offered|outlined|promised"
-)
 _ABOUT_ASSISTANT = re.compile(
-    rf"\b(?:did|had|have|were) you\b|\byou(?: had| have|['\u2019](?:d|ve))? (?:{_SAID})\b|\b(?:assistant|chatbot)\b"
-    r"|\byour (?:\w+ )?(?:suggestion|recommendation|advice|answer|reply|response|explanation|proposal|instruction)s?\b",
+    "|".join(
+        line.strip()
+        for line in (Path(__file__).parents[2] / "data/asks-for-assistants.txt")
+        .read_text(encoding="utf-8")
+        .splitlines()
+        if line.strip() and not line.startswith("#")
+    ),
     re.IGNORECASE,
 )
 
@@ -299,7 +301,10 @@ def is_question(text: str) -> bool:
 
 
 def asks_for_assistants(query: str) -> bool:
-    """Return True if a question in English is about what an assistant said: "What did you recommend?"."""
+    """Return True if a question is about what an assistant said: "What did you recommend?".
+
+    English, German, French, Spanish, Portuguese, Italian, Dutch, Russian, Chinese, Japanese and Korean are read.
+    """
     return _ABOUT_ASSISTANT.search(query) is not None
 
 
