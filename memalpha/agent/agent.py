@@ -18,8 +18,9 @@ from typing import Any, TypeVar, cast
 
 from memalpha.agent.consolidate import Consolidation, apply_consolidation, propose_consolidation
 from memalpha.agent.prompts import check_store_names, check_style, observe, prompted_config, writer_messages
+from memalpha.agent.quoting import quote_chunk, show_notes
 from memalpha.agent.reader import Answer, Reader, check_answers, default_reader, require_reader
-from memalpha.agent.replies import act, execute_calls, parse_reply, quote_chunk
+from memalpha.agent.replies import act, execute_calls, parse_reply
 from memalpha.agent.tools import load_tools
 from memalpha.agent.trust import TrustJudge, redact_chunk, trusted_view
 from memalpha.arguments import brief_repr, check_count, check_flag, check_function, check_type
@@ -85,11 +86,13 @@ class Proposal:
         observation: What the writer saw: the chunk, and the memory at that moment.
         completion: Its reply.
         core: The whole core memory at that moment; "" for a writer that sees no memory.
+        shown_ids: Ids of entries by those that a quoting writer saw (`quoting.show_notes`); None for others.
     """
 
     observation: Observation
     completion: Completion
     core: str
+    shown_ids: Mapping[str, str] | None = None
 
     @property
     def visible_contents(self) -> dict[str, str]:
@@ -255,8 +258,8 @@ class MemoryAgent(ForkAware):
         _check_origin(timestamp, None, None, None)
         with self._turn:
             core = "" if ignores_memory(self.policy) else self.store.core  # the view may have it cut
-            observation, completion = self._reply(chunk, timestamp)
-            return Proposal(observation, completion, core)
+            observation, completion, shown_ids = self._reply(chunk, timestamp)
+            return Proposal(observation, completion, core, shown_ids)
 
     def apply(
         self,
@@ -293,7 +296,7 @@ class MemoryAgent(ForkAware):
             tools=self.tools,
             visible=proposal.visible_contents,
             judge=TrustJudge(self.store, chunk, self.trust, speaker),
-            quotes=self._quotes,
+            shown_ids=proposal.shown_ids,
         )
 
     def _message_chunks(self, messages: object, timestamp: str | None) -> list[Chunk]:
@@ -334,10 +337,12 @@ class MemoryAgent(ForkAware):
             proposal = self.propose(part, timestamp=timestamp)
             calls = parse_reply(proposal.completion.text, self.config.reply_form, self.tools)
             chunk = proposal.observation.chunk
-            calls = quote_chunk(calls, chunk) if self._quotes else calls
+            notes = None
+            if proposal.shown_ids is not None:
+                calls, notes = quote_chunk(calls, chunk, proposal.shown_ids)
             judge = TrustJudge(self.store, chunk, self.trust, speaker)
             visible = proposal.visible_contents
-            for _, operations in execute_calls(self.store, chunk, calls, origin, visible, judge, self.tools):
+            for _, operations in execute_calls(self.store, chunk, calls, origin, visible, judge, self.tools, notes):
                 yield from operations
 
     def consolidate(self, *, dry_run: bool = True) -> Consolidation:
@@ -441,16 +446,17 @@ class MemoryAgent(ForkAware):
         check_type("text", text, Iterable, error=DataError)
         return cast(Iterable[Text], text)
 
-    def _reply(self, chunk: Text, timestamp: str | None) -> tuple[Observation, Completion]:
-        """Return what the policy sees, the chunk with its index, and its completion."""
+    def _reply(self, chunk: Text, timestamp: str | None) -> tuple[Observation, Completion, Mapping[str, str] | None]:
+        """Return the memory's view with the chunk and its index, the completion, and the ids shown to who quotes."""
         if isinstance(chunk, str):
             chunk = Chunk(text=chunk, timestamp=timestamp, index=self.chunks_read)
         if self.redact is not None:
             chunk = redact_chunk(chunk, self.redact)
         observation = self._observe(chunk)
-        [completion] = sample_checked(self.policy, [build_request(observation, self.config, self.store.schema)])
+        shown, shown_ids = show_notes(observation, self.view) if self._quotes else (observation, None)
+        [completion] = sample_checked(self.policy, [build_request(shown, self.config, self.store.schema)])
         self.chunks_read += 1
-        return observation, completion
+        return observation, completion, shown_ids
 
     def _observe(self, chunk: Chunk) -> Observation:
         if ignores_memory(self.policy):

@@ -30,7 +30,7 @@ __all__ = ["after_thinking", "format_call", "from_openai", "parse_calls"]
 
 MALFORMED = "malformed"
 UNSAID = "invalid_content"
-"""Code of a call whose content the chunk does not say (`replies.quote_chunk`)."""
+"""Code of a call whose content the chunk does not say (`quoting.quote_chunk`)."""
 MAX_DEPTH = 32
 
 _UNICODE = re.compile(r"u([0-9a-fA-F]{4})")

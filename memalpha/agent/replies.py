@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any
@@ -25,13 +24,13 @@ from typing import Any
 from memalpha.agent import mem_alpha
 from memalpha.agent.parsing import (
     MALFORMED,
-    UNSAID,
     after_thinking,
     format_call,
     malformed_call,
     named_tool,
     parse_calls,
 )
+from memalpha.agent.quoting import NOTE, quote_chunk
 from memalpha.agent.tools import (
     TOOLS,
     Execution,
@@ -44,21 +43,14 @@ from memalpha.agent.tools import (
     execute_inserts,
     read_call,
 )
-from memalpha.agent.transcript import is_anonymous, is_assistant, spoken_lines
 from memalpha.agent.trust import TrustJudge
 from memalpha.errors import DataError, UnknownEntry
 from memalpha.policy.chat.text import OPEN
 from memalpha.store.memory import Memory
-from memalpha.store.search.lexical import words
-from memalpha.store.values import key_value
 from memalpha.types import Chunk, Completion, ToolCall, ToolResult, Turn, ViewEntry, is_iso_time
-
-QUOTED_WORDS = 6
-"""Fewest words of a quoted sentence, if its line has so many."""
 
 _ESCAPE = re.compile(r"\\([nr\\@])")
 _DATE = re.compile(r"@\d{4}-\d")
-_SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|(?<=[\u3002\uff01\uff1f])")
 _ESCAPED = {"n": "\n", "r": "\r", "\\": "\\", "@": "@"}
 
 
@@ -193,7 +185,7 @@ def act(
     visible: Mapping[str, str] = MappingProxyType({}),
     judge: TrustJudge | None = None,
     strict: bool = False,
-    quotes: bool = False,
+    shown_ids: Mapping[str, str] | None = None,
 ) -> Turn:
     """Apply the tool calls of a completion to the memory, in order.
 
@@ -211,62 +203,22 @@ def act(
             changed: the call fails with the code "conflict".
         judge: says on whose word each call rests, which calls must wait for a review, and how the writer saw entries.
         strict: refuse a call for an optional argument, as rewards do; see `tools.read_call`.
-        quotes: write sentences of the chunk in the place of contents, and nothing that it does not say
-            (`quote_chunk`).
+        shown_ids: ids of entries by those that the writer saw (`quoting.show_notes`); given, contents are quoted from
+            the chunk (`quoting.quote_chunk`).
 
     Returns:
         The turn: calls, their results, the operations that changed the memory, and what could not be read.
     """
-    calls = parse_reply(completion.text, form, tools)
-    if quotes:
-        calls = quote_chunk(calls, chunk)
+    calls, notes = parse_reply(completion.text, form, tools), None
+    if shown_ids is not None:
+        calls, notes = quote_chunk(calls, chunk, shown_ids)
     origin = {"source": source, "metadata": metadata}
-    outcomes = list(execute_calls(memory, chunk, calls, origin, visible, judge, tools, strict=strict, at_once=True))
+    outcomes = list(
+        execute_calls(memory, chunk, calls, origin, visible, judge, tools, notes, strict=strict, at_once=True)
+    )
     results = tuple(result for result, _ in outcomes)
     operations = tuple(operation for _, of_call in outcomes for operation in of_call)
     return Turn(chunk.index, completion, calls, results, operations, reply_problems(completion, calls, form))
-
-
-def quote_chunk(calls: Sequence[ToolCall], chunk: Chunk) -> tuple[ToolCall, ...]:
-    """Return calls whose contents are sentences of the chunk: a small writer copies values, and guesses their topics.
-
-    "pet age: 903 555 0142" becomes "i learned the vet's number by heart, 903 555 0142", which is true and is found. The
-    sentence has most words of the value, then of the content, and is the shortest of those; one of fewer than
-    `QUOTED_WORDS` words comes with those around it. A content stays if no sentence has half of the words of its value,
-    but for what an assistant said. If no line has any of them, the writer made it up or repeats what it remembers: the
-    call fails with the code "invalid_content".
-    """
-    lines = [*spoken_lines(chunk)]
-    said = {word for _, line in lines for word in words(line)}
-    sentences = [
-        (set(words(text)), text if is_anonymous(speaker) else f"{speaker}: {text}")
-        for speaker, line in lines
-        if not is_assistant(speaker)
-        for text in _long_sentences(line)
-    ]
-    quoted = []
-    for call in calls:
-        content = call.arguments.get("content")
-        if isinstance(content, str) and call.arguments.keys() & {"category", "id"}:
-            value, terms = set(words((key_value(content) or ("", content))[1])), set(words(content))
-            shares = [(len(value & found), len(terms & found), -len(found), text) for found, text in sentences]
-            share, *_, text = max(shares, key=lambda item: item[:3], default=(0, 0, 0, ""))
-            if value.isdisjoint(said):
-                call = replace(call, error=UNSAID)
-            elif 2 * share >= len(value):
-                call = replace(call, arguments={**call.arguments, "content": text})
-        quoted.append(call)
-    return tuple(quoted)
-
-
-def _long_sentences(line: str) -> Iterator[str]:
-    """Yield each sentence of a line; one of fewer than `QUOTED_WORDS` words with those before it, then after it."""
-    parts = [part for part in _SENTENCE_END.split(line.strip()) if part.strip()]
-    for number in range(len(parts)):
-        start, end = number, number + 1
-        while len(words(" ".join(parts[start:end]))) < QUOTED_WORDS and (start > 0 or end < len(parts)):
-            start, end = (start - 1, end) if start > 0 else (start, end + 1)
-        yield " ".join(parts[start:end])
 
 
 def execute_calls(
@@ -277,6 +229,7 @@ def execute_calls(
     visible: Mapping[str, str],
     judge: TrustJudge | None,
     tools: Tools = TOOLS,
+    notes: Mapping[str, str] | None = None,
     *,
     strict: bool = False,
     at_once: bool = False,
@@ -291,8 +244,9 @@ def execute_calls(
         visible: contents that the writer saw; see `act`.
         judge: rule of what a speaker may change; see `act`.
         tools: tools of the writer.
+        notes: the writer's own words by the content that quotes for them, from `quote_chunk`; kept in the metadata.
         strict: refuse a call for an optional argument; see `act`.
-        at_once: apply inserts that follow each other in one step, unless a trust rule judges them.
+        at_once: apply inserts that follow each other in one step, unless a trust rule judges them or they have notes.
     """
     reads = [(call, read_call(call, memory.schema, tools, strict=strict)) for call in calls]
     # Before any call: the second of two calls may change what the first one wrote.
@@ -302,6 +256,7 @@ def execute_calls(
     origin = {**origin, "chunk": chunk.index, "timestamp": chunk.timestamp}
     verdicts: Judge = (lambda operations: (None, "")) if judge is None else judge.judge
     at_once = at_once and (judge is None or not judge.has_rule)  # a rule looks at what the calls before have written
+    at_once = at_once and not notes  # each has metadata of its own
     for is_run, run in groupby(reads, lambda item: at_once and type(_tool(item[1])) is Insert):
         if is_run:
             yield from execute_inserts(memory, list(run), judge=verdicts, **origin)
@@ -312,7 +267,13 @@ def execute_calls(
                 message = "was changed after the writer saw it; it stays as it is"
                 yield ToolResult(call, False, "conflict", message), ()
             else:
-                yield execute(memory, call, read, judge=verdicts, **origin)
+                yield execute(memory, call, read, judge=verdicts, **_with_note(origin, call, notes or {}))
+
+
+def _with_note(origin: Mapping[str, Any], call: ToolCall, notes: Mapping[str, str]) -> Mapping[str, Any]:
+    content = call.arguments.get("content")
+    note = notes.get(content) if isinstance(content, str) else None
+    return origin if note is None else {**origin, "metadata": {NOTE: note, **(origin["metadata"] or {})}}
 
 
 def _tool(read: ReadCall) -> Tool | None:

@@ -211,15 +211,20 @@ def make_ids(
         free.update(unknown)  # an id of `newly_used`, too, which is skipped
 
 
-def _id_parts(content: str, position: int, *, has_erasure: bool) -> tuple[str, str, int]:
-    """Return the stem and the suffix of an id, and the shortest length of the suffix."""
+def id_topic(content: str) -> str:
+    """Return the part of an id before its "#" (`make_ids`)."""
     text = content.lower()
     subject, colon, _ = text.partition(":")
     words = _WORD.findall(subject) if colon else []
     if not 1 <= len(words) <= 4:
         match = _TWO_WORDS.match(text)
         words = [word for word in match.groups() if word] if match else []
-    topic = "-".join(words)[:24].strip("-") or "m"
+    return "-".join(words)[:24].strip("-") or "m"
+
+
+def _id_parts(content: str, position: int, *, has_erasure: bool) -> tuple[str, str, int]:
+    """Return the stem and the suffix of an id, and the shortest length of the suffix."""
+    topic = id_topic(content)
     suffix = hashlib.blake2b(f"{position}\0{content}".encode()).digest().translate(_CHARACTERS).decode()
     code = _ALPHABET[position & 31]
     while position := position >> 5:

@@ -8,15 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memalpha import MemoryAgent, MemoryStore
-from memalpha.agent.replies import quote_chunk
-from memalpha.types import Chunk, SpeakerTurn, ToolCall
+from memalpha.agent.quoting import NOTE, quote_chunk
+from memalpha.types import Chunk, SampleRequest, SpeakerTurn, ToolCall
 
 VET = "i learned the vet's number by heart, 903 555 0142"
 
 
 def quoted(content: str, chunk: Chunk) -> str | None:
-    [call] = quote_chunk([ToolCall("memory_insert", {"category": "semantic", "content": content})], chunk)
+    [call], notes = quote_chunk([ToolCall("memory_insert", {"category": "semantic", "content": content})], chunk, {})
     assert call.error in (None, "invalid_content") and call.arguments["category"] == "semantic"
+    assert notes in ({}, {call.arguments["content"]: content})
     return None if call.error else call.arguments["content"]
 
 
@@ -61,7 +62,7 @@ def test_other_calls_stay():
         ToolCall("core_memory_update", {"content": "rich"}),
         ToolCall("", error="malformed", raw="?"),
     )
-    assert quote_chunk(calls, Chunk(text="poor")) == calls
+    assert quote_chunk(calls, Chunk(text="poor"), {}) == (calls, {})
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -79,3 +80,45 @@ def test_an_agent_quotes_for_a_policy_that_asks_for_it(quotes, streams):
             assert messages == ["the chunk does not say this"] * quotes and turn.problems == ()
         expected = [VET] if quotes else ["pet age: 903 555 0142", "pet: cat"]
         assert [entry.content for entry in store.list()] == expected
+
+
+def test_the_writer_sees_its_notes_and_their_entries_change():
+    replies = {
+        "I moved to Porto": "+semantic city: Porto\n+semantic moved: Porto",
+        "now it is Braga": "~city#{} city: Braga",
+        "by hand": ".",
+        "all over": "-{}",
+    }
+    views: list[str] = []
+
+    def reply(request: SampleRequest) -> str:
+        assert request.observation is not None
+        [chunk] = [text for text in replies if text in request.observation.chunk.render()]
+        views.append("|".join(f"{entry.id} {entry.content}" for entry in request.observation.entries))
+        suffix = views[-1].partition(" ")[0].rpartition("#")[2]
+        return replies[chunk].format(suffix if chunk != "all over" else views[-1].partition(" ")[0])
+
+    policy = FakePolicy(reply, prompt="compact")
+    policy.form, policy.quotes = "lines", True
+    with MemoryStore.open(":memory:") as store:
+        agent = MemoryAgent(policy, store)
+        agent.read("Well, I moved to Porto in May")
+        [entry] = store.list()
+        assert entry.content == "Well, I moved to Porto in May" and entry.metadata == {
+            NOTE: "city: Porto\nmoved: Porto"
+        }
+        agent.read("Guess what, now it is Braga", metadata={"chat": 7})
+        [changed] = store.list()
+        assert (changed.id, changed.content) == (entry.id, "Guess what, now it is Braga")
+        assert changed.metadata == {NOTE: "city: Braga", "chat": 7}
+        store.update(entry.id, content="We live in a tent")
+        agent.read("A change by hand")  # the note is no longer true and not shown
+        agent.read("That is all over now")
+        assert store.list() == []
+    suffix = entry.id.rpartition("#")[2]
+    assert views == [
+        "",
+        f"city#{suffix} city: Porto; moved: Porto",
+        f"{entry.id} We live in a tent",
+        f"{entry.id} We live in a tent",
+    ]
