@@ -337,7 +337,7 @@ class MemoryAgent(ForkAware):
             proposal = self.propose(part, timestamp=timestamp)
             calls = parse_reply(proposal.completion.text, self.config.reply_form, self.tools)
             chunk = proposal.observation.chunk
-            notes = None
+            notes = ()
             if proposal.shown_ids is not None:
                 calls, notes = quote_chunk(calls, chunk, proposal.shown_ids)
             judge = TrustJudge(self.store, chunk, self.trust, speaker)

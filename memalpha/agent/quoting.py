@@ -21,7 +21,7 @@ from memalpha.store.values import key_value
 from memalpha.types import Chunk, Observation, ToolCall
 
 NOTE = "note"
-"""Metadata key of the writer's own words, one note a line."""
+"""Metadata key of the writer's own words. Two facts of a sentence are two entries: one may change or end alone."""
 QUOTED_WORDS = 6
 """Fewest words of a quoted sentence, if its line has so many."""
 
@@ -30,7 +30,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|(?<=[\u3002\uff01\uff1f])")
 
 def quote_chunk(
     calls: Sequence[ToolCall], chunk: Chunk, shown_ids: Mapping[str, str]
-) -> tuple[tuple[ToolCall, ...], dict[str, str]]:
+) -> tuple[tuple[ToolCall, ...], list[str | None]]:
     """Return calls whose contents are sentences of the chunk, and the notes that they stand for.
 
     "pet age: 903 555 0142" becomes "i learned the vet's number by heart, 903 555 0142", which is true and is found. The
@@ -45,7 +45,7 @@ def quote_chunk(
         shown_ids: Ids of entries by those that the writer saw, from `show_notes`.
 
     Returns:
-        The calls, and notes by sentence, for the metadata of the entries; notes of one sentence are lines of one text.
+        The calls, and for each the note that its sentence stands for, if it was quoted.
     """
     lines = [*spoken_lines(chunk)]
     said = {word for _, line in lines for word in words(line)}
@@ -56,10 +56,10 @@ def quote_chunk(
         for text in _long_sentences(line)
     ]
     quoted: list[ToolCall] = []
-    notes: dict[str, dict[str, None]] = {}
+    notes: list[str | None] = []
     for call in calls:
         arguments = dict(call.arguments)
-        id, content, error = arguments.get("id"), arguments.get("content"), call.error
+        id, content, error, note = arguments.get("id"), arguments.get("content"), call.error, None
         if isinstance(id, str):
             arguments |= {"id": shown_ids.get(id, id)}
         if isinstance(content, str) and arguments.keys() & {"category", "id"}:
@@ -69,10 +69,10 @@ def quote_chunk(
             if value.isdisjoint(said):
                 error = UNSAID
             elif 2 * share >= len(value):
-                arguments["content"] = text
-                notes.setdefault(text, {})[content] = None
+                arguments["content"], note = text, content
         quoted.append(replace(call, arguments=arguments, error=error))
-    return tuple(quoted), {text: "\n".join(of_text) for text, of_text in notes.items()}
+        notes.append(note)
+    return tuple(quoted), notes
 
 
 def show_notes(observation: Observation, memory: Memory) -> tuple[Observation, dict[str, str]]:
@@ -89,15 +89,14 @@ def show_notes(observation: Observation, memory: Memory) -> tuple[Observation, d
     """
     entries, shown_ids, ids = [], dict[str, str](), {entry.id for entry in observation.entries}
     for entry in observation.entries:
-        notes = memory.get(entry.id).metadata.get(NOTE)
-        said = set(words(entry.content))
-        lines = notes.splitlines() if isinstance(notes, str) else []
-        if lines := [line for line in lines if 2 * len((value := _value_words(line)) & said) >= len(value)]:
-            shown_id = f"{id_topic(lines[0])}#{entry.id.rpartition('#')[2]}"
+        note = memory.get(entry.id).metadata.get(NOTE)
+        value = _value_words(note) if isinstance(note, str) else set()
+        if isinstance(note, str) and 2 * len(value.intersection(words(entry.content))) >= len(value):
+            shown_id = f"{id_topic(note)}#{entry.id.rpartition('#')[2]}"
             if shown_id in ids or shown_id in shown_ids:
                 shown_id = entry.id
             shown_ids[shown_id] = entry.id
-            entry = replace(entry, id=shown_id, content="; ".join(lines))
+            entry = replace(entry, id=shown_id, content=note)
         entries.append(entry)
     return replace(observation, entries=tuple(entries)), shown_ids
 

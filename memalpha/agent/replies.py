@@ -209,7 +209,7 @@ def act(
     Returns:
         The turn: calls, their results, the operations that changed the memory, and what could not be read.
     """
-    calls, notes = parse_reply(completion.text, form, tools), None
+    calls, notes = parse_reply(completion.text, form, tools), ()
     if shown_ids is not None:
         calls, notes = quote_chunk(calls, chunk, shown_ids)
     origin = {"source": source, "metadata": metadata}
@@ -229,7 +229,7 @@ def execute_calls(
     visible: Mapping[str, str],
     judge: TrustJudge | None,
     tools: Tools = TOOLS,
-    notes: Mapping[str, str] | None = None,
+    notes: Sequence[str | None] = (),
     *,
     strict: bool = False,
     at_once: bool = False,
@@ -244,7 +244,7 @@ def execute_calls(
         visible: contents that the writer saw; see `act`.
         judge: rule of what a speaker may change; see `act`.
         tools: tools of the writer.
-        notes: the writer's own words by the content that quotes for them, from `quote_chunk`; kept in the metadata.
+        notes: the writer's own words for each call that quotes, from `quote_chunk`; they are kept in the metadata.
         strict: refuse a call for an optional argument; see `act`.
         at_once: apply inserts that follow each other in one step, unless a trust rule judges them or they have notes.
     """
@@ -257,23 +257,19 @@ def execute_calls(
     verdicts: Judge = (lambda operations: (None, "")) if judge is None else judge.judge
     at_once = at_once and (judge is None or not judge.has_rule)  # a rule looks at what the calls before have written
     at_once = at_once and not notes  # each has metadata of its own
+    note_of = iter(notes)
     for is_run, run in groupby(reads, lambda item: at_once and type(_tool(item[1])) is Insert):
         if is_run:
             yield from execute_inserts(memory, list(run), judge=verdicts, **origin)
             continue
         for call, read in run:
-            tool = _tool(read)
+            tool, note = _tool(read), next(note_of, None)
+            noted = origin if note is None else {**origin, "metadata": {NOTE: note, **(origin["metadata"] or {})}}
             if tool is not None and not conflicts.isdisjoint(tool.changes()):
                 message = "was changed after the writer saw it; it stays as it is"
                 yield ToolResult(call, False, "conflict", message), ()
             else:
-                yield execute(memory, call, read, judge=verdicts, **_with_note(origin, call, notes or {}))
-
-
-def _with_note(origin: Mapping[str, Any], call: ToolCall, notes: Mapping[str, str]) -> Mapping[str, Any]:
-    content = call.arguments.get("content")
-    note = notes.get(content) if isinstance(content, str) else None
-    return origin if note is None else {**origin, "metadata": {NOTE: note, **(origin["metadata"] or {})}}
+                yield execute(memory, call, read, judge=verdicts, **noted)
 
 
 def _tool(read: ReadCall) -> Tool | None:
