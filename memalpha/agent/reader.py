@@ -240,6 +240,14 @@ QUOTED = 2
 """Entries in whose words a small policy's answer has to stand."""
 
 
+def _distinct(hits: Iterable[Hit]) -> tuple[Hit, ...]:
+    """Return the best hit of each date and content: a quoting writer keeps a sentence once for each of its facts."""
+    by_text: dict[tuple[str | None, str], Hit] = {}
+    for hit in hits:
+        by_text.setdefault((hit.entry.timestamp, hit.entry.content), hit)
+    return tuple(by_text.values())
+
+
 class PolicyReader:
     """Read entries with a language model, and answer or abstain.
 
@@ -276,6 +284,8 @@ class PolicyReader:
             ConfigError: With `kind=full-memory`, if the entries of a memory are not known.
         """
         readings = retrieve(items, k or self.config.k)
+        if self.quotes:
+            readings = [replace(item, hits=_distinct(item.hits)) for item in readings]
         if self.config.kind == "agentic":
             answers = self._search_and_answer(readings)
         elif self.config.kind == "full-memory":

@@ -93,6 +93,15 @@ def test_a_small_policy_takes_its_answer_from_the_best_entries():
         assert answer.text == right and answer.abstained == (right == "unknown")
 
 
+def test_a_sentence_that_is_kept_for_two_facts_is_read_once():
+    kept = WorkingMemory(MemoryState.empty(SCHEMA), HashEmbedder(64))
+    for note in ("city: Porto", "home: Porto"):
+        kept.insert("semantic", "I moved to Porto in May", timestamp="2024-05-01", metadata={"note": note})
+    (answer,) = default_reader(fixed("Porto"), AgentConfig(prompt="compact")).answer([("Where do I live?", kept)])
+    assert len(kept.list()) == 2 and [hit.entry.content for hit in answer.hits] == ["I moved to Porto in May"]
+    assert answer.prompt.count("I moved") == 1
+
+
 def test_no_questions_is_no_call():
     policy = fixed("x")
     assert PolicyReader(policy).answer([]) == [] and policy.requests == []
