@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 from memalpha.arguments import brief_repr, check_items, is_finite_number
 from memalpha.errors import DamagedStore, InvalidContent, StoreError
 from memalpha.store.schema import MemorySchema, count_core_tokens
-from memalpha.types import MemoryEntry, Operation, is_iso_time
+from memalpha.types import MemoryEntry, Operation, fast_maker, is_iso_time
 
 Kind = Literal["text", "date", "time", "number", "whole", "json"]
 """What a field holds: a text, an ISO date or time as it was given, an ISO time in UTC with microseconds, a finite
@@ -86,9 +86,9 @@ entry_values: Callable[[Any], tuple[Any, ...]] = attrgetter(*ENTRY_NAMES)
 field_values: Callable[[Any], tuple[Any, ...]] = attrgetter(*NAMES)
 """Return the values of `FIELDS` of an entry or an operation."""
 
-make_entry: Callable[..., MemoryEntry] = MemoryEntry
+make_entry = fast_maker(MemoryEntry)
 """Make an entry of the values of `ENTRY_NAMES`, then version, valid_from and valid_to."""
-make_operation: Callable[..., Operation] = Operation
+make_operation = fast_maker(Operation)
 """Make an operation of its kind, then the values of `OPERATION_NAMES`."""
 
 _PYTHON_TYPES: dict[Kind, tuple[type, ...]] = {"number": (float, int), "whole": (int,)}
@@ -576,7 +576,7 @@ def decode_entries(rows: Sequence[tuple[Any, ...]]) -> list[MemoryEntry]:
         return []
     columns = list(zip(*rows, strict=True))
     kinds = zip(columns, _VERSION_COLUMN_KINDS, strict=True)
-    is_sound = all(set(map(type, column)) <= types for column, types in kinds)
+    is_sound = all(types.issuperset(map(type, column)) for column, types in kinds)
     is_finite = is_sound and all(math.isfinite(value) for number in _NUMBERS for value in filter(None, columns[number]))
     if not (is_finite and all(map(all, columns[:3]))):
         return list(map(decode_entry, rows))  # names the first that is damaged

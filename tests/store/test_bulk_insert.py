@@ -1,5 +1,6 @@
 """Bulk inserts equal single inserts, all or none."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -166,3 +167,29 @@ def test_a_batch_asks_the_database_a_few_times() -> None:
         )
         queries.append(sum(statement.startswith("SELECT") for statement in statements))
     assert queries[1] <= queries[0] + 2 <= 12, queries  # nothing is asked for each fact
+
+
+def test_metadata_of_a_batch_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[object] = []
+    dumps = json.dumps
+    monkeypatch.setattr(json, "dumps", lambda value, **options: encoded.append(value) or dumps(value, **options))
+    for size in (20, 80):
+        store = new()
+        encoded.clear()
+        store.insert_many(
+            {"category": "semantic", "content": f"user: {number}", "metadata": {"n": number}} for number in range(size)
+        )
+        assert encoded == [{"n": number} for number in range(size)]
+
+
+@pytest.mark.sqlite
+def test_a_read_is_one_select() -> None:
+    store = new()
+    ids = [entry.id for entry in store.insert_many([{"category": "semantic", "content": f"{n}"} for n in range(40)])]
+    statements: list[str] = []
+    store.database.connection.set_trace_callback(statements.append)
+    for read in (lambda: store.get(ids[3]), lambda: store.list(limit=10), store.list):
+        statements.clear()
+        read()
+        words = [statement.split()[0] for statement in statements]
+        assert words == ["BEGIN", "PRAGMA", "SELECT", "COMMIT"], statements
