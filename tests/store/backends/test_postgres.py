@@ -248,6 +248,22 @@ def test_every_statement_names_its_namespace(postgres_url: str, monkeypatch, tmp
         assert names >= references, sql
 
 
+def test_a_batch_is_inserted_by_few_statements(postgres_url: str, monkeypatch) -> None:
+    statements: list[str] = []
+    execute = PostgresStatements.execute
+    monkeypatch.setattr(
+        PostgresStatements, "execute", lambda self, sql, *values: statements.append(sql) or execute(self, sql, *values)
+    )
+    counts = []
+    with MemoryStore.open(postgres_url, embedder="hash") as store:
+        store.core_update("Ana")
+        for size in (250, 1000):
+            statements.clear()
+            store.insert_many({"category": "semantic", "content": f"{size}: {number}"} for number in range(size))
+            counts.append(sum(statement.startswith("INSERT") for statement in statements))
+        assert counts == [9, 30] and store.count() == 1250  # 100 rows each, of three tables
+
+
 def test_a_store_works_prepared_for_a_cluster(postgres_url: str, postgres) -> None:
     """The statements of the page that precede the cluster's own leave a store that works."""
     page = (Path(__file__).parents[3] / "docs" / "guides" / "postgres.md").read_text()
