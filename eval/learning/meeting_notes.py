@@ -9,6 +9,7 @@ not how good a teacher is.
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import subprocess
 import sys
@@ -33,7 +34,9 @@ COMMANDS = (
 
 def main() -> None:
     """Run the commands in a folder."""
-    folder = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder of the files and runs")
+    folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     with StandIn(reply) as server:
         teacher = f"{server.url}#stand-in"

@@ -9,8 +9,8 @@ becomes a gold operation. A task is the beginning of a meeting, in chunks of 120
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from itertools import groupby
 from pathlib import Path
 
@@ -55,7 +55,11 @@ def begin_meeting(meeting: Path, rows: list[dict[str, str]]) -> Task:
 
 def main() -> None:
     """Write train.jsonl and held-out.jsonl."""
-    data, folder = Path(sys.argv[1]), Path(sys.argv[2])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="checkout of QMSum")
+    parser.add_argument("folder", type=Path, help="folder to write")
+    arguments = parser.parse_args()
+    data, folder = arguments.data, arguments.folder
     rows = map(json.loads, QUESTIONS.read_text(encoding="utf-8").splitlines())
     train, held_out = [], []
     for (split, name), group in groupby(rows, key=lambda row: (row["split"], row["meeting"])):

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from memalpha.tasks.overlap import Overlap
     from memalpha.tasks.verify import DataCheck
 
+FEW_TASKS = 5
+"""Fewer than these are too few to train on, a fifth of them held out (`train.rollouts.memory_tasks`)."""
 _MAX_PROBLEMS = 20
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set's name, or a task file.")]
@@ -439,6 +441,11 @@ def _format_check(result: DataCheck) -> list[str]:
     ]
     if result.counts["tasks"] and not result.counts["questions"]:
         lines.append(f"no question: memalpha data ask {result.name} --policy POLICY --out questions.jsonl makes some")
+    if 0 < result.counts["tasks"] < FEW_TASKS:
+        lines.append(
+            f"few tasks: each is one memory, of a customer, a project or a chat; training needs {FEW_TASKS} or more, "
+            "and others that are held out"
+        )
     lines += [f"fault      {fault}" for fault in result.faults]
     lines += [f"PROBLEM    {problem}" for problem in result.problems[:_MAX_PROBLEMS]]
     if len(result.problems) > _MAX_PROBLEMS:

@@ -191,7 +191,10 @@ def save_tasks(tasks: Sequence[Task], path: Path, held_out: Path | None = None) 
     texts = ["\n\n".join(chunk.render() for chunk in task.chunks) for task in tasks]
     ordered = sorted(set(texts), key=lambda text: hashlib.sha256(text.encode("utf-8", "replace")).digest())
     if len(ordered) < 2:
-        raise DataError("held-out tasks need at least two different conversations: leave --held-out out")
+        raise DataError(
+            "--held-out: there is one conversation, and whole ones are held out: make it a task for each customer, "
+            "project or chat, or leave --held-out out"
+        )
     fifth = set(ordered[: max(1, len(ordered) // 5)])
     save_jsonl([task for task, text in zip(tasks, texts, strict=True) if text not in fifth], path)
     save_jsonl([task for task, text in zip(tasks, texts, strict=True) if text in fifth], held_out)

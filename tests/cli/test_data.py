@@ -61,7 +61,8 @@ def test_check_of_valid_files_exits_with_0(data, tmp_path):
     code, out, _ = data("prepare", "locomo", tasks, f"data={LOCOMO}", "variant=all")
     assert code == 0 and "7 questions, 1 of them without an answer" in out
     code, out, _ = data("check", tasks)
-    assert code == 0 and out.endswith("sound\n")
+    assert code == 0 and out.endswith("sound\n") and "few tasks: each is one memory" in out
+    assert "few tasks" not in data("check", "babi", "limit=5")[1]
     assert "evidence   named by 5 of 6 answerable questions; it holds the answer in" in out
     assert data("check", "babi", "limit=2")[0] == 0  # ships with memalpha
     counts = json.loads(data("check", "babi", "limit=2", "chunk_tokens=20", "--json")[1])["counts"]
