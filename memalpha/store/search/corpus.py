@@ -723,7 +723,10 @@ class Corpus:
         def numbers(field: str) -> np.ndarray:
             return self._columns.numbers(field, self._slots, self._size)[slots]
 
-        total, parts = score_documents(features, options, numbers, coverage, not asks_for_assistants(query))
+        # Most memories hold nothing that an assistant said, and then the question need not be read for it.
+        has_roles = features.marks is not None and bool(features.marks[:, 0].any())
+        uses_roles = has_roles and not asks_for_assistants(query)
+        total, parts = score_documents(features, options, numbers, coverage, uses_roles)
         best = top_k(total, self._orders[slots], options.k)
         if options.min_score is not None:
             best = best[total[best] >= options.min_score]
