@@ -11,6 +11,7 @@ the last ones or those of most words, up to a share of the tokens read: KEPT_SHA
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cache
 
@@ -56,19 +57,23 @@ class Smol:
     def history(self) -> Sequence[Passage]:
         """Return all that was ever written."""
         operations = [operation for _, _, operation in self._store.log() if operation.content]
-        return [Passage(item.content or "", item.id, item.category, item.timestamp) for item in operations]
+        return [
+            Passage(item.content or "", item.id, item.category, item.timestamp, chunk=item.chunk) for item in operations
+        ]
 
 
-class _Cut:
+class _Cut(ABC):
     """Keep whole turns up to `SHARE` of the tokens read, and search them."""
 
     def __init__(self, *, embedder: Embedder, k: int = 20) -> None:
         self._embedder, self._k = embedder, k
         self._read: list[tuple[Chunk, Passage]] = []
+        self._search: SearchSystem | None = None
 
     def read(self, chunk: Chunk) -> None:
         """Take the turns of a chunk; which of them stay is decided when somebody asks."""
         self._read += [(chunk, turn) for turn in turn_passages(chunk)]
+        self._search = None
 
     def entries(self) -> Sequence[Passage]:
         """Return the turns that are kept, in their order."""
@@ -90,15 +95,15 @@ class _Cut:
 
     def context(self, question: str) -> Sequence[Passage]:
         """Return the kept turns that a search finds."""
-        kept = self.entries()
-        search = SearchSystem("cut", lambda chunk: kept, self._k, self._embedder, raw=False)
-        if kept:
-            search.read(self._read[-1][0])
-        return search.context(question)
+        if self._search is None:
+            kept = self.entries()
+            self._search = SearchSystem("cut", lambda chunk: kept, self._k, self._embedder, raw=False)
+            self._search.read(self._read[-1][0])
+        return self._search.context(question)
 
+    @abstractmethod
     def ranked(self) -> Sequence[int]:
         """Return the numbers of the turns, the first to keep first."""
-        raise NotImplementedError
 
 
 class Newest(_Cut):

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from memalpha.agent.parsing import UNSAID
 from memalpha.agent.transcript import is_anonymous, is_assistant, spoken_lines
+from memalpha.errors import UnknownEntry
 from memalpha.store.fields import id_topic
 from memalpha.store.memory import Memory
 from memalpha.store.search.lexical import words
@@ -89,7 +90,10 @@ def show_notes(observation: Observation, memory: Memory) -> tuple[Observation, d
     """
     entries, shown_ids, ids = [], dict[str, str](), {entry.id for entry in observation.entries}
     for entry in observation.entries:
-        note = memory.get(entry.id).metadata.get(NOTE)
+        try:
+            note = memory.get(entry.id).metadata.get(NOTE)
+        except UnknownEntry:  # somebody else ended it since the observation
+            note = None
         value = _value_words(note) if isinstance(note, str) else set()
         if isinstance(note, str) and 2 * len(value.intersection(words(entry.content))) >= len(value):
             shown_id = f"{id_topic(note)}#{entry.id.rpartition('#')[2]}"

@@ -255,8 +255,8 @@ def execute_calls(
     conflicts = {id for id in ids if _content(seen, id) not in (visible[id], None)}
     origin = {**origin, "chunk": chunk.index, "timestamp": chunk.timestamp}
     verdicts: Judge = (lambda operations: (None, "")) if judge is None else judge.judge
-    at_once = at_once and (judge is None or not judge.has_rule)  # a rule looks at what the calls before have written
-    at_once = at_once and not notes  # each has metadata of its own
+    # A rule looks at what the calls before have written, and what has a note has metadata of its own.
+    at_once = at_once and not notes and (judge is None or not judge.has_rule)
     note_of = iter(notes)
     for is_run, run in groupby(reads, lambda item: at_once and type(_tool(item[1])) is Insert):
         if is_run:

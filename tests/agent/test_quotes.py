@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memalpha import MemoryAgent, MemoryStore
-from memalpha.agent.quoting import NOTE, quote_chunk
-from memalpha.types import Chunk, SampleRequest, SpeakerTurn, ToolCall
+from memalpha.agent.quoting import NOTE, quote_chunk, show_notes
+from memalpha.types import Chunk, Observation, SampleRequest, SpeakerTurn, ToolCall, ViewEntry
 
 VET = "i learned the vet's number by heart, 903 555 0142"
 
@@ -117,3 +117,13 @@ def test_the_writer_sees_its_notes_and_their_entries_change():
     city, home = (f"{topic}#{item.id.rpartition('#')[2]}" for topic, item in (("city", entry), ("home", other)))
     assert views[:2] == ["", f"{city} city: Porto|{home} home: Porto"]
     assert views[2:] == [f"{entry.id} We live in a tent|{home} home: Porto"] * 2
+
+
+def test_an_entry_that_somebody_ended_meanwhile_is_shown_as_it_was_seen():
+    with MemoryStore.open(":memory:") as store:
+        entry = store.add("We moved to Braga", metadata={NOTE: "city: Braga"})
+        seen = Observation(Chunk(text="-"), "", (ViewEntry(entry.id, "semantic", entry.content),))
+        shown, ids = show_notes(seen, store)
+        assert [item.content for item in shown.entries] == ["city: Braga"] and [*ids.values()] == [entry.id]
+        store.delete(entry.id)
+        assert show_notes(seen, store) == (seen, {})
