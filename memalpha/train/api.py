@@ -53,8 +53,8 @@ def train(
 ) -> dict[str, Any]:
     """Run or resume a training run and return its summary (also `summary.json` in the run directory).
 
-    A resumed text run needs the same Python inputs again. Ctrl-C saves a checkpoint and raises `KeyboardInterrupt`; the
-    same call resumes from it.
+    A resumed text run needs the same Python inputs again. Ctrl-C and SIGTERM save a checkpoint and raise
+    `KeyboardInterrupt`; the same call resumes from it.
 
     Args:
         config: Configuration, shipped name, YAML path, or the directory of a run to resume.

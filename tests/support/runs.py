@@ -51,14 +51,14 @@ def killed_at(config: LearnerConfig, step: int) -> None:
     assert not (config.out / "summary.json").exists()
 
 
-def interrupted(config: LearnerConfig, **inputs) -> None:
-    """Train with `inputs` until a Ctrl-C after the first step's line."""
+def interrupted(config: LearnerConfig, number: signal.Signals = signal.SIGINT, **inputs) -> None:
+    """Train with `inputs` until a signal, Ctrl-C or another, after the first step's line."""
     metrics = config.out / "metrics.jsonl"
 
     def press() -> None:
         while not metrics.exists() or not metrics.stat().st_size:
             time.sleep(0.001)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=press)
     thread.start()

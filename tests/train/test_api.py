@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 from dataclasses import replace
 
 import pytest
 import torch
-from runs import killed_at, lines, same, weights
+from runs import interrupted, killed_at, lines, same, weights
 from safetensors.torch import load_file, save_file
 from tiny import exact_logprobs
 from transformers import AutoModelForCausalLM
@@ -204,6 +205,26 @@ def test_an_ignored_ctrl_c_stays_ignored(small, monkeypatch):
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_sigterm_saves_as_ctrl_c_does(small):
+    """Schedulers and `docker stop` send it."""
+    settings = small(max_steps=50, schedule_steps=50, save_every=50)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    interrupted(settings, signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    steps = len((settings.out / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    assert f"step-{steps}" in {path.name for path in (settings.out / "checkpoints").iterdir()}
+
+
+def test_a_handler_of_sigterm_stays(small):
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    try:
+        train(small(max_steps=1), on_step=lambda metrics: os.kill(os.getpid(), signal.SIGTERM))
+        assert received == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_curriculum_of_memory_tasks_moves_on(small, tmp_path):

@@ -391,7 +391,7 @@ class Trainer:
         self.callbacks = callbacks or self.callbacks
         if self.is_distributed:
             self.display.log(f"{self.world.size} processes ({self.config.compute.sharding})")
-        with closing(self.training_step):
+        with closing(self.training_step), interrupt_on_sigterm():
             try:
                 stop = self.training_step.scheduled_steps if self.config.max_steps is None else self.config.max_steps
                 summary = self.world.run_on_main(lambda: directory.load_finished_summary(stop))
@@ -636,41 +636,64 @@ class CoordinatedInterrupt(KeyboardInterrupt):
 
 
 @contextmanager
-def defer_interrupt(log: Callable[[str], None], world: World = SINGLE_PROCESS) -> Iterator[None]:
-    """Delay SIGINT until the block ends; a second one interrupts at once.
+def interrupt_on_sigterm() -> Iterator[None]:
+    """Take SIGTERM, which schedulers and `docker stop` send, as Ctrl-C until the block ends; another handler stays."""
+    is_handled = _in_main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if is_handled:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if is_handled:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    With several processes, all of them stop at the end of the block if one received SIGINT (`CoordinatedInterrupt`). A
-    second SIGINT changes nothing there, because launchers pass on their own. torchrun and accelerate wait 30 s and then
+
+@contextmanager
+def defer_interrupt(log: Callable[[str], None], world: World = SINGLE_PROCESS) -> Iterator[None]:
+    """Delay SIGINT, and SIGTERM where it is taken as such, until the block ends; a second one interrupts at once.
+
+    With several processes, all of them stop at the end of the block if one received a signal (`CoordinatedInterrupt`).
+    A second one changes nothing there, because launchers pass on their own. torchrun and accelerate wait 30 s and then
     kill the processes: a longer step is lost back to the last checkpoint.
 
     Args:
-        log: Called with a message when the first SIGINT arrives.
+        log: Called with a message when the first signal arrives.
         world: Processes that must stop together.
     """
-    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # nohup or a background job: stays ignored
-    is_handled = not ignored and threading.current_thread() is threading.main_thread()
     interrupted = False
 
-    def on_sigint(signal_number: int, frame: Any) -> None:
+    def on_signal(number: int, frame: Any) -> None:
         nonlocal interrupted
         if interrupted and world.size == 1:
             raise KeyboardInterrupt
         if not interrupted:
-            hint = "press again to stop at once" if world.size == 1 else "a launcher may not wait for its end"
-            log(f"Ctrl-C: finishing this step first; {hint}")
+            hint = "again to stop at once" if world.size == 1 else "a launcher may not wait for its end"
+            log(f"{'Ctrl-C' if number == signal.SIGINT else 'SIGTERM'}: finishing this step first; {hint}")
         interrupted = True
 
-    previous_handler = signal.signal(signal.SIGINT, on_sigint) if is_handled else None
+    previous: dict[int, Any] = {}
+    if _in_main_thread():
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        if handlers[signal.SIGINT] != signal.SIG_IGN:  # under nohup or in a background job it stays ignored
+            previous[signal.SIGINT] = handlers[signal.SIGINT]
+        if handlers[signal.SIGTERM] == signal.default_int_handler:
+            previous[signal.SIGTERM] = handlers[signal.SIGTERM]
+    for number in previous:
+        signal.signal(number, on_signal)
     try:
         yield
         # Interrupts are still deferred here: a process that skipped the gather would hang the others.
         if world.size > 1 and any(world.gather([interrupted])):
             raise CoordinatedInterrupt
     finally:
-        if is_handled:
-            signal.signal(signal.SIGINT, previous_handler)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
     if interrupted:
         raise KeyboardInterrupt
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 @cache
