@@ -409,6 +409,30 @@ def _set_metrics(tasks: Sequence[Task], metric: str | None, default: str, judged
     return results
 
 
+def evidence_accuracy(
+    tasks: Sequence[Task], reader: Reader, metric: str, embedder: Embedder
+) -> tuple[float | None, int]:
+    """Return the accuracy of a reader that is shown what questions name as evidence, and how many these are.
+
+    It is the most that a memory of the same words could make of that reader. Only questions with an answer count; the
+    accuracy is None if none of them names evidence that was said before it is asked.
+
+    Args:
+        tasks: Tasks with questions.
+        reader: The reader.
+        metric: Metric of questions whose `meta` names none.
+        embedder: Embedder of the settings; nothing is searched.
+    """
+    answerable = [
+        task.model_copy(update={"questions": tuple(q for q in task.questions if q.answers and q.evidence)})
+        for task in tasks
+    ]
+    settings = SystemSettings(budget=EVIDENCE_BUDGET, k=1, embedder=embedder)
+    scorer = _SystemScorer(_set_metrics(answerable, None, metric, judged=False), reader, settings, None)
+    correct = list(scorer.ceiling.values())
+    return _mean([float(is_right) for is_right in correct]), len(correct)
+
+
 class _SystemScorer:
     """Score what systems return: questions, reader, settings and judge are the same for all.
 
@@ -553,6 +577,8 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
+EVIDENCE_BUDGET = 4096
+"""Tokens (characters / 4) of evidence that `evidence_accuracy` shows for a question."""
 SINGLE_VALUED = ("stated", "updated", "retracted")
 """Kinds of questions (`Question.meta["kind"]`) about a slot that has one value at a time."""
 MAX_BATCH_PASSAGES = 200_000

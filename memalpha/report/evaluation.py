@@ -179,7 +179,13 @@ def _bar(label: str, fall: Waterfall) -> Bar:
     return Bar(f"{label} ({fall.n})", tuple(shares), fall.ceiling if fall.ceiling_n == fall.n else None)
 
 
-SYSTEMS = {"append_only": "append only", "before": "before training", "after": "after training", "oracle": "oracle"}
+SYSTEMS = {
+    "append_only": "append only",
+    "add_all": "add all",
+    "before": "before training",
+    "after": "after training",
+    "oracle": "oracle",
+}
 """Label of each system."""
 SHORT_LABELS = {name: label.removesuffix(" training") for name, label in SYSTEMS.items()}
 CHANGES = {"update_hit": "updated by id", "delete_hit": "deleted by id", "stale_rate": "outdated answers"}

@@ -83,7 +83,7 @@ def test_without_baselines_and_changes_the_page_does_not_speak_of_them(run: Path
         values.update(update_hit=None, delete_hit=None, stale_rate=None)
     path.write_text(json.dumps(summary))
     text = page_of(run).text
-    assert "No baselines" in text and "does every operation right" not in text and "kept true?" not in text
+    assert "No oracle" in text and "does every operation right" not in text and "kept true?" not in text
 
 
 def test_the_conversation_shows_calls_memory_and_answers(run: Path) -> None:

@@ -15,7 +15,7 @@ from memalpha.config import TrainConfig
 from memalpha.environments.engine import RolloutEngine
 from memalpha.environments.memory_writing import MemoryWriting, memory_engine
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.qa.evaluate import Evaluator, MemoryScorer
+from memalpha.qa.evaluate import Evaluator, MemoryScorer, evidence_accuracy
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import check_reader_answers
 from memalpha.qa.report import Record, Report, summarize
@@ -41,10 +41,12 @@ from memalpha.train.trainers.trainer import Trainer, load_start, settle_defaults
 from memalpha.types import Task, Trajectory
 
 BASELINES = {"append_only": "append-only", "oracle": "oracle"}
-"""Evaluation name -> kind of scripted policy."""
+"""Evaluation name -> kind of scripted policy, where all held-out tasks have gold operations."""
+BASELINES_WITHOUT_GOLD = {"add_all": "add-all"}
+"""The same for other tasks."""
 
 MIN_READER_CEILING = 0.5
-"""A reader whose accuracy with the oracle's memory is below this is reported."""
+"""A reader whose accuracy with the oracle's memory, or with the evidence itself, is below this is reported."""
 
 
 def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
@@ -101,9 +103,10 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
         early_stop=EarlyStop(config, training_reader if isinstance(training_reader, PolicyReader) else None),
     )
     scorer = MemoryScorer(reader, rewards, embedder)
+    has_gold = all(task.gold_operations for task in source.held_out)
     baselines = {
         name: Evaluator(memory_engine(ScriptedPolicy(kind), config.agent, embedder), scorer, directory.world)
-        for name, kind in BASELINES.items()
+        for name, kind in (BASELINES if has_gold else BASELINES_WITHOUT_GOLD).items()
     }
     scope = "tasks (training, validation, held-out)" if source.file_tasks else "tasks drawn so far"
     evaluations = MemoryEvaluations(
@@ -115,7 +118,7 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
         notes=[*source.notes, *rewards.notes(source.known_tasks, scope)],
         stop_below=config.evaluation.stop_below,
         baselines=baselines,
-        reader=reader,
+        scorer=scorer,
         stop_unreadable=config.sampling.stop_unreadable,
     )
     directory.claim(config, source.fingerprint)
@@ -168,12 +171,12 @@ def _task_fields(task: Task) -> dict[str, Any]:
 
 
 class MemoryEvaluations(TaskEvaluations):
-    """Evaluations on memory tasks, with two baselines before and example conversations.
+    """Evaluations on memory tasks, with baselines before and example conversations.
 
     Args:
         args: Arguments of `TaskEvaluations`.
         baselines: Evaluators of scripted policies.
-        reader: The reader.
+        scorer: Reader, metric and embedder of the evaluations.
         stop_unreadable: Stop before training if the reader cannot answer.
         settings: Further settings of `TaskEvaluations`.
     """
@@ -182,12 +185,12 @@ class MemoryEvaluations(TaskEvaluations):
         self,
         *args: Any,
         baselines: Mapping[str, Evaluator[Task]],
-        reader: Reader,
+        scorer: MemoryScorer,
         stop_unreadable: bool,
         **settings: Any,
     ) -> None:
         super().__init__(*args, **settings)
-        self.baselines, self.reader, self.stop_unreadable = baselines, reader, stop_unreadable
+        self.baselines, self.scorer, self.stop_unreadable = baselines, scorer, stop_unreadable
         self.folder = self.directory.path / "eval"
 
     def before(self) -> None:
@@ -195,13 +198,6 @@ class MemoryEvaluations(TaskEvaluations):
         held_out, log = self.held_out, self.display.log
         for note in self.notes:
             log(note)
-        missing = sum(not task.gold_operations for task in held_out)
-        if missing:
-            log(
-                f"the reader's ceiling could not be checked (no baselines): {missing} of {len(held_out)} held-out "
-                "tasks carry no gold operations, from which the oracle's memory is made. A reader that cannot read the "
-                "notes would go unnoticed and limit all training: see docs/start/own-data.md"
-            )
         before = self.evaluate("before")
         if self.directory.world.is_main:
             examples = [
@@ -209,19 +205,33 @@ class MemoryEvaluations(TaskEvaluations):
                 for index in choose_examples(held_out)
             ]
             write_examples(self.folder / "example.json", examples)
-        reports: dict[str, Report] = {}
-        if not missing:
-            reports = {name: self.evaluate(name, evaluator) for name, evaluator in self.baselines.items()}
+        reports = {name: self.evaluate(name, evaluator) for name, evaluator in self.baselines.items()}
         records = (record for report in (before, *reports.values()) for record in report.records)
-        check_reader_answers(self.reader, records, stop_unreadable=self.stop_unreadable)
-        if reports:
-            ceiling = reports["oracle"].summary["answerable_accuracy"]
-            if ceiling is not None and ceiling < MIN_READER_CEILING:
-                log(
-                    f"{self.reader.name} answers {ceiling:.0%} of the answerable questions from the oracle's memory, "
-                    "and no training gets above that: see reader.kind, reader.policy, reward.metric and "
-                    "docs/start/own-data.md"
-                )
+        check_reader_answers(self.scorer.reader, records, stop_unreadable=self.stop_unreadable)
+        if "oracle" in reports:
+            ceiling, source = reports["oracle"].summary["answerable_accuracy"], "from the oracle's memory"
+        else:
+            ceiling, source = self.directory.world.run_on_main(self._evidence_accuracy)
+        if ceiling is not None and ceiling < MIN_READER_CEILING:
+            log(
+                f"{self.scorer.reader.name} answers {ceiling:.0%} of the answerable questions {source}, and no "
+                "training gets above that: see reader.kind, reader.policy, reward.metric and docs/start/own-data.md"
+            )
+
+    def _evidence_accuracy(self) -> tuple[float | None, str]:
+        """Return the reader's accuracy on the evidence itself, and where it reads; log why it cannot be had."""
+        metric = self.scorer.rewards.config.metric
+        accuracy, count = None, 0
+        if metric != "judge":
+            accuracy, count = evidence_accuracy(self.held_out, self.scorer.reader, metric, self.scorer.embedder)
+        if accuracy is None:
+            reason = "a judge scores" if metric == "judge" else "no answerable question names its evidence"
+            self.display.log(
+                f"the reader's ceiling could not be checked: not all held-out tasks carry gold operations, and {reason}."
+                " A reader that cannot read the notes would go unnoticed and limit all training: see "
+                "docs/start/own-data.md"
+            )
+        return accuracy, f"that name evidence ({count}) from that evidence itself"
 
     def summary(self) -> dict[str, Any]:
         """Evaluate the held-out tasks and return all evaluations."""

@@ -10,9 +10,11 @@ from memalpha.agent.reader import ExtractiveReader
 from memalpha.config import WorldConfig
 from memalpha.errors import EvaluationError
 from memalpha.qa.from_config import load_run_settings, run_evaluation
+from memalpha.report.page import write_report
 from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.api import train
+from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
 
 def test_the_evaluation_of_a_run_directory_is_the_runs_own(small, tmp_path):
@@ -66,12 +68,48 @@ def test_without_gold_operations_a_run_says_that_the_ceiling_is_unchecked(small,
     assert "r4 is off (weight 0) for 4 of 10 tasks (training, validation, held-out): they carry no gold" in messages
     assert "ceiling" not in messages, "the held-out tasks have gold operations"
 
-    save_jsonl([task.model_copy(update={"id": f"held-{task.id}"}) for task in tasks[:2]], held_out)
+    silent = [
+        task.model_copy(
+            update={
+                "id": f"held-{task.id}",
+                "questions": tuple(q.model_copy(update={"evidence": ()}) for q in task.questions),
+            }
+        )
+        for task in tasks[:2]
+    ]
+    save_jsonl(silent, held_out)
     save_jsonl(synthetic.tasks(WorldConfig(), 5, 0, 8), file)
-    train(settings.model_copy(update={"out": tmp_path / "without-gold"}))
+    summary = train(settings.model_copy(update={"out": tmp_path / "without-gold"}))
     messages = capfd.readouterr().err
-    unchecked = (
-        "the reader's ceiling could not be checked (no baselines): 1 of 2 held-out tasks carry no gold operations"
+    assert "the reader's ceiling could not be checked: not all held-out tasks carry gold operations, and no" in messages
+    assert "r4 is off (weight 0) for 1 of 10 tasks" in messages
+    assert summary["baselines"].keys() == {"add_all"}, "the one that needs no gold operations"
+    page = write_report(tmp_path / "without-gold").read_text(encoding="utf-8")
+    assert "No oracle: not every held-out task" in page and "keeps every line" in page
+
+
+def test_without_gold_operations_the_evidence_gives_the_ceiling(small, tmp_path, capfd):
+    """The notes of these turns are no `name: value`, which the reader of the demo needs."""
+    turns = [
+        SpeakerTurn(speaker="Ana", text=f"We went with number {number} in the end.", id=f"t{number}")
+        for number in (1, 2)
+    ]
+    tasks = [
+        Task(
+            id=f"task-{number}",
+            chunks=(Chunk(turns=(turn,)),),
+            questions=(
+                Question(id="q", question="Which number did they take?", answers=(str(number),), evidence=(turn.id,)),
+            ),
+        )
+        for number, turn in enumerate(turns, 1)
+    ]
+    held_out = tmp_path / "held-out.jsonl"
+    save_jsonl(tasks, held_out)
+    train(small(eval_data=str(held_out), max_steps=0))
+    messages = capfd.readouterr().err
+    assert (
+        "extractive (floor) answers 0% of the answerable questions that name evidence (2) from that evidence"
+        in messages
     )
-    assert unchecked in messages and "r4 is off (weight 0) for 1 of 10 tasks" in messages
-    assert messages.index(unchecked) < messages.index("evaluating before")
+    assert "could not be checked" not in messages
