@@ -227,8 +227,8 @@ class MemoryEvaluations(TaskEvaluations):
         if accuracy is None:
             reason = "a judge scores" if metric == "judge" else "no answerable question names its evidence"
             self.display.log(
-                f"the reader's ceiling could not be checked: not all held-out tasks carry gold operations, and {reason}."
-                " A reader that cannot read the notes would go unnoticed and limit all training: see "
+                "the reader's ceiling could not be checked: not all held-out tasks carry gold operations, and "
+                f"{reason}. A reader that cannot read the notes would go unnoticed and limit all training: see "
                 "docs/start/own-data.md"
             )
         return accuracy, f"that name evidence ({count}) from that evidence itself"
