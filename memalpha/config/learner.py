@@ -41,6 +41,9 @@ REINFORCEMENT_EXPONENT = -0.7
 SUPERVISED_EXPONENT = -0.35
 LORA_FACTOR = 10.0
 
+Tracker = Literal["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb"]
+"""Trackers that accelerate has a class of, by the names of their packages."""
+
 
 def default_learning_rate(parameters: int, *, lora: bool = False, supervised: bool = False) -> float:
     """Return the peak learning rate of a run that sets none, to one significant digit.
@@ -100,8 +103,10 @@ class LearnerConfig(Config):
     compute: ComputeConfig = ComputeConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
-    report_to: Annotated[tuple[Literal["tensorboard", "wandb"], ...], ONE_IS_A_LIST] = Field(
-        default=(), description="send each step's metrics there, beside metrics.jsonl: one name, or a list"
+    report_to: Annotated[tuple[Tracker, ...], ONE_IS_A_LIST] = Field(
+        default=(),
+        description="send each step's metrics there, beside metrics.jsonl, and four rollouts where a table can be "
+        "shown: one name, or a list",
     )
 
     @model_validator(mode="before")

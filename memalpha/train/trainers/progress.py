@@ -1,4 +1,4 @@
-"""Progress of a run: lines and a bar on stderr, callbacks, TensorBoard and Weights & Biases (`report_to`).
+"""Progress of a run: lines and a bar on stderr, callbacks, trackers such as TensorBoard (`report_to`).
 
 Callbacks are transformers' `TrainerCallback`s, and a function that gets the metrics of every step.
 
@@ -11,8 +11,10 @@ same line) and `on_train_end` (`summary`). `args` is the run's configuration. Of
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from html import escape
 from importlib.util import find_spec
 from typing import Any
 
@@ -23,6 +25,13 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from memalpha.config import LearnerConfig
 from memalpha.errors import ConfigError
 from memalpha.train.trainers.directory import RUN_FILE, RunDirectory
+
+LogStep = Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], None]
+"""Logs a line of `metrics.jsonl`, and rollouts of its step."""
+PROJECT = "memalpha"
+TRACKED_ROLLOUTS = 4
+ROLLOUT_COLUMNS = ("task", "rollout", "reward", "credit", "text")
+"""A rollout in a tracker's table. `credit` is each turn's advantage, and after it what each of its calls was given."""
 
 
 class Display:
@@ -184,16 +193,19 @@ def check_trackers(names: Iterable[str]) -> None:
     """Raise `ConfigError` if a tracker's package is not installed."""
     for name in names:
         if find_spec(name) is None:
-            raise ConfigError(f"report_to: {name} is not installed: pip install {name}, or leave it out")
+            package = name.replace("_", "-")
+            raise ConfigError(f"report_to: {name} is not installed: pip install {package}, or leave it out")
 
 
 @contextmanager
-def open_trackers(config: LearnerConfig, step: int, is_main: bool) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def open_trackers(config: LearnerConfig, step: int, is_main: bool) -> Iterator[LogStep]:
     """Open the trackers that `report_to` names, in the main process, and close them after the block.
 
-    A resumed run continues the same charts. TensorBoard's files are in `out/tensorboard`. The id of a Weights & Biases
-    run is the one in `out/run.json`: a new run in the same path is another one, a run that was moved is the same. Its
-    key, project and mode come from the environment (`WANDB_API_KEY`, `WANDB_PROJECT`, `WANDB_MODE`).
+    They are accelerate's. A resumed run continues the charts of TensorBoard, whose files are in `out/tensorboard`, and
+    of Weights & Biases; the others begin a new run. The id of a Weights & Biases run is the one in `out/run.json`: a
+    new run in the same path is another one, a run that was moved is the same. Keys, modes and servers come from the
+    environment, as each tracker documents (`WANDB_API_KEY`, `MLFLOW_TRACKING_URI`, ...). The project is "memalpha"
+    unless `WANDB_PROJECT`, `COMET_PROJECT_NAME` or `MLFLOW_EXPERIMENT_NAME` name another.
 
     Args:
         config: `report_to` names the trackers.
@@ -201,37 +213,78 @@ def open_trackers(config: LearnerConfig, step: int, is_main: bool) -> Iterator[C
         is_main: False in all processes but the main one.
 
     Returns:
-        Context manager of a function that logs the numbers of a line of `metrics.jsonl`.
+        Context manager of a function that logs the numbers of a line of `metrics.jsonl`, and some rollouts of the step,
+        lines of `trajectories.jsonl`, to the trackers that show tables or text.
     """
-    names = config.report_to if is_main else ()
-    writer: Any = None
-    run: Any = None
     with ExitStack() as opened:
-        if "tensorboard" in names:
-            from torch.utils.tensorboard import SummaryWriter
+        trackers: list[Any] = []
+        for name in config.report_to if is_main else ():
+            tracker = _make_tracker(name, config, step)
+            tracker.start()
+            opened.callback(tracker.finish)
+            if name != "tensorboard":  # writes a folder for each start
+                tracker.store_init_configuration(_flatten(json.loads(config.model_dump_json())))
+            trackers.append(tracker)
 
-            writer = SummaryWriter(str(config.out / "tensorboard"), purge_step=step)
-            opened.callback(writer.close)
-        if "wandb" in names:
-            import wandb  # type: ignore[import-not-found]
-
-            run = wandb.init(
-                id=RunDirectory(config.out).read_json(RUN_FILE)["id"],
-                name=config.out.name,
-                dir=str(config.out),
-                resume="allow",
-                config=json.loads(config.model_dump_json()),
-            )
-            opened.callback(run.finish)
-
-        def log(metrics: Mapping[str, Any]) -> None:
+        def log(metrics: Mapping[str, Any], rollouts: Sequence[Mapping[str, Any]]) -> None:
             numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
             step = int(numbers.pop("step"))
-            if writer is not None:
-                for name, value in numbers.items():
-                    writer.add_scalar(name, value, step)
-                writer.flush()
-            if run is not None:
-                run.log(numbers, step=step)
+            rows = [_rollout_row(line) for line in rollouts[:TRACKED_ROLLOUTS]]
+            for tracker in trackers:
+                tracker.log(numbers, step=step)
+                if rows and tracker.name in ("wandb", "clearml"):
+                    tracker.log_table("rollouts", columns=[*ROLLOUT_COLUMNS], data=rows, step=step)
+                elif rows and tracker.name == "tensorboard":
+                    tracker.log({"rollouts": _as_markdown(rows)}, step=step)
 
         yield log
+
+
+def _make_tracker(name: str, config: LearnerConfig, step: int) -> Any:
+    from accelerate import PartialState
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS  # loads the packages of all trackers that are installed
+
+    PartialState(cpu=config.compute.device == "cpu")  # which the trackers' own log lines need
+    kind, out = LOGGER_TYPE_TO_CLASS[name], config.out
+    if name == "tensorboard":
+        return kind("tensorboard", logging_dir=str(out), purge_step=step)
+    if name == "aim":
+        return kind(out.name, logging_dir=str(out))
+    if name == "dvclive":
+        return kind(dir=str(out / "dvclive"))
+    if name == "mlflow":
+        return kind(experiment_name=PROJECT, run_name=out.name)
+    if name == "wandb":
+        id = RunDirectory(out).read_json(RUN_FILE)["id"]
+        project = os.environ.get("WANDB_PROJECT", PROJECT)
+        return kind(project, id=id, name=out.name, dir=str(out), resume="allow")
+    return kind(os.environ.get("COMET_PROJECT_NAME", PROJECT) if name == "comet_ml" else PROJECT)
+
+
+def _flatten(settings: Mapping[str, Any], group: str = "") -> dict[str, Any]:
+    """Return settings by their full names, lists as text."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{group}{name}.")
+        else:
+            flat[group + name] = str(value) if isinstance(value, list) else value
+    return flat
+
+
+def _rollout_row(line: Mapping[str, Any]) -> list[Any]:
+    turns = line["turns"]
+    credit = [[turn["advantage"], *turn.get("credit", ())] for turn in turns]
+    return [
+        line["task"],
+        line["rollout"],
+        line["reward"],
+        "; ".join(" ".join("-" if value is None else f"{value:+.2f}" for value in values) for values in credit),
+        "\n".join(turn["text"] for turn in turns),
+    ]
+
+
+def _as_markdown(rows: Sequence[Sequence[Any]]) -> str:
+    lines = [[*ROLLOUT_COLUMNS], ["---"] * len(ROLLOUT_COLUMNS)]
+    lines += [[escape(str(cell)).replace("|", "&#124;").replace("\n", "<br>") for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -438,6 +438,7 @@ class ReinforcementStep(TrainingStep):
             "tasks.jsonl", ({"step": step, "task": id, **self.task_fields(task)} for id, task in tasks.items())
         )
         self.directory.append("trajectories.jsonl", lines)
+        self.rollouts = lines
         if not self.config.sampling.keep_tokens:
             return
         advantages: dict[tuple[str, int, str, int], list[Any]] = {}  # lists: a step may contain a task twice

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -278,11 +278,13 @@ class TrainingStep(Protocol):
         keeps_all_checkpoints: True if every step saves a checkpoint that is never pruned.
         log_files: JSON Lines files with a `step` in each line, beside `metrics.jsonl`. A resumed run truncates them to
             its step and appends.
+        rollouts: Lines of trajectories.jsonl of the last step, if it has any.
     """
 
     scheduled_steps: int
     keeps_all_checkpoints: bool = False
     log_files: tuple[str, ...] = ()
+    rollouts: Sequence[Mapping[str, Any]] = ()
 
     def prepare(self, step: int) -> Any:
         """Return the batch of a step; must not change the run's state. A Ctrl-C is taken at once here."""
@@ -474,14 +476,14 @@ class Trainer:
     def _train_until(self, stop: int) -> None:
         first_step, start_time = self.step, time.monotonic()
         with (
-            open_trackers(self.config, self.step, self.world.is_main) as log_metrics,
+            open_trackers(self.config, self.step, self.world.is_main) as log_step,
             self.display.training_progress(self.step, stop, self.start_validation) as show_step,
         ):
             while self.step < stop and self.stopped_by is None:
                 # A single process may drop a prepared batch at any time; several processes must stop together.
                 with defer_interrupt(self.display.log, self.world) if self.is_distributed else nullcontext():
                     metrics = self._run_step(stop, start_time)
-                log_metrics(metrics)
+                log_step(metrics, self.training_step.rollouts)
                 minutes_left = self.learning_minutes / (self.step - first_step) * (stop - self.step)
                 show_step(self.step, metrics, min(minutes_left, self._allowed_minutes_left()))
         if self.stopped_by == "callback":

@@ -1,4 +1,4 @@
-"""Figures of steps in TensorBoard: those of metrics.jsonl, each step once, also where a run is resumed."""
+"""Figures and rollouts of steps in trackers: those of the run's files, each step once, also where it is resumed."""
 
 from __future__ import annotations
 
@@ -41,12 +41,16 @@ def test_tensorboard_has_what_metrics_have(tmp_path) -> None:
     for name in ("reward", "sampled_tokens"):
         results = [(event.step, event.value) for event in shown.Scalars(name)]
         assert results == [(line["step"], pytest.approx(line[name], rel=1e-6)) for line in lines] and len(results) == 3
+    (rollouts,) = shown.Tags()["tensors"]
+    assert rollouts == "rollouts/text_summary" and len(shown.Tensors(rollouts)) == 3
 
 
 def test_a_run_of_weights_and_biases_belongs_to_the_run_and_not_to_its_path(tmp_path, monkeypatch) -> None:
-    ids: list[str] = []
+    ids, tables = list[str](), list[list[list[object]]]()
     wandb = ModuleType("wandb")
     wandb.__spec__ = ModuleSpec("wandb", None)
+    wandb.config = SimpleNamespace(update=lambda *_, **__: None)
+    wandb.Table = lambda columns, data, dataframe: tables.append(data)
     wandb.init = lambda **settings: (
         ids.append(settings["id"]) or SimpleNamespace(log=lambda *_, **__: None, finish=list)
     )
@@ -59,6 +63,11 @@ def test_a_run_of_weights_and_biases_belongs_to_the_run_and_not_to_its_path(tmp_
     first = run("run", 1)
     (tmp_path / "run").rename(tmp_path / "moved")
     assert run("moved", 2) == first, "resumed in another path"
+    assert len(tables) == 2 and len(tables[1]) == 4, "four rollouts of each step"
+    task, rollout, reward, credit, text = tables[1][1]
+    written = json.loads((tmp_path / "moved" / "trajectories.jsonl").read_text(encoding="utf-8").splitlines()[5])
+    assert (task, rollout, reward) == (written["task"], written["rollout"], written["reward"])
+    assert text == written["turns"][0]["text"] and credit == f"{written['turns'][0]['advantage']:+.2f}"
     second = run("run", 1)
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     third = run("run", 1)
