@@ -1,7 +1,7 @@
 """A memory system of your own under evaluation: it keeps the last turns that share a word with the question.
 
 python examples/own_system.py
-PYTHONPATH=examples memalpha eval synthetic limit=4 'systems=[own_system:WordOverlap, rag]'
+PYTHONPATH=examples memalpha eval synthetic limit=4 systems=own_system:WordOverlap,rag
 """
 
 import argparse

@@ -24,6 +24,11 @@ def brief_repr(value: object, length: int = 80) -> str:
         return f"of the type {type(value).__name__}"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun, in the plural but for one: "1 task", "1,200 tasks"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def check_count(name: str, value: object, *, error: type[MemalphaError] = StoreError) -> None:
     """Raise unless an argument is a whole number from 0.
 

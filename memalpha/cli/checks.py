@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from memalpha.arguments import counted
 from memalpha.cli.options import (
     AsJson,
     EmbedderName,
@@ -153,7 +154,7 @@ def doctor(
     lines = [f"repaired: {problem}" for problem in health.repaired]
     lines += [*map(str, health.problems), *(f"note: {note}" for note in health.notes)]
     counts = ", ".join(f"{count} {name}" for name, count in health.counts.items())
-    lines.append(f"{f'{len(health.problems)} problems' if health.problems else 'sound'}: {counts}")
+    lines.append(f"{counted(len(health.problems), 'problem') if health.problems else 'sound'}: {counts}")
     print_result(health, as_json, "\n".join(lines))
     if health.problems:
         raise typer.Exit(1)

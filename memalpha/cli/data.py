@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from memalpha.arguments import counted
 from memalpha.cli.options import AsJson, WriterSettings, parse_writer_settings, print_result, to_json_value
 from memalpha.config import ReaderConfig, parse_overrides
 from memalpha.errors import ConfigError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 FEW_TASKS = 5
 """Fewer than these are too few to train on, a fifth of them held out (`train.rollouts.memory_tasks`)."""
 _MAX_PROBLEMS = 20
+_MAX_ELSEWHERE = 5
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set's name, or a task file.")]
 DataOptions = Annotated[
@@ -109,10 +111,10 @@ def prepare(
     counts = summarize_tasks(tasks)
     categories = ", ".join(f"{category} {count}" for category, count in counts["categories"].items())
     lines = [
-        f"{counts['tasks'] - held} tasks: {out}" + (f"; {held} held out: {held_out}" if held else ""),
-        f"{counts['chunks']} chunks, the longest of {counts['longest_chunk']} characters",
-        f"{counts['questions']} questions, {counts['to_abstain']} of them without an answer",
-        f"gold operations in {counts['with_gold']} of {counts['tasks']} tasks"
+        f"{counted(counts['tasks'] - held, 'task')}: {out}" + (f"; {held} held out: {held_out}" if held else ""),
+        f"{counted(counts['chunks'], 'chunk')}, the longest of {counts['longest_chunk']} characters",
+        f"{counted(counts['questions'], 'question')}, {counts['to_abstain']} of them without an answer",
+        f"gold operations in {counts['with_gold']} of {counted(counts['tasks'], 'task')}"
         + (f": {categories}" if categories else ""),
     ]
     print_result({**counts, "held_out": held, "path": str(out)}, as_json, "\n".join(lines))
@@ -259,7 +261,7 @@ def write(
         )
     reasons = Counter(result.reason for result in results)
     rows = sum(result.rows for result in results)
-    lines = [f"{rows} rows of {reasons['kept']} of {len(results)} conversations: {out}"]
+    lines = [f"{counted(rows, 'row')} of {reasons['kept']} of {counted(len(results), 'conversation')}: {out}"]
     lines += [f"{count} not kept: {reason}" for reason, count in reasons.items() if reason != "kept"]
     asked = [max(result.scores) for result in results if result.scores]
     if asked:
@@ -327,7 +329,8 @@ def ask(
     at_end = sum(question["asked_after_chunk"] is None for question in made)
     reasons = Counter(question["reason"] for result in results for question in result.dropped)
     lines = [
-        f"{len(made)} questions about {len(tasks)} of {len({result.task for result in results})} conversations"
+        f"{counted(len(made), 'question')} about {len(tasks)} of "
+        + counted(len({result.task for result in results}), "conversation")
         + (f": {out}" + (f" and {held_out}" if held_out else "") if tasks else ""),
         f"{at_end:>6} asked at the end",
         f"{len(made) - at_end:>6} asked earlier: later words change the answer, or are too many to test at once",
@@ -426,16 +429,22 @@ def _format_check(result: DataCheck) -> list[str]:
     for file in result.files:
         size = f", {file.size:,} bytes" if file.size is not None else ""
         lines.append(f"file       {file.path}: {states.get(file.state, file.state)}{size}")
-    counts = ", ".join(f"{count:,} {key.replace('_', ' ')}" for key, count in result.counts.items())
-    lines.append(f"holds      {counts}")
+    counts = dict(result.counts)
+    longest = counts.pop("longest_chunk")
+    held = ", ".join(counted(count, key.removesuffix("s")) for key, count in counts.items())
+    lines.append(f"holds      {held}; the longest chunk {counted(longest, 'token')}")
     evidence = result.evidence
     lines.append(
         f"evidence   named by {evidence['named']:,} of {evidence['answered']:,} answerable questions; it holds the "
         f"answer in {evidence['holds']:,}"
         + (f"; {evidence['unknown']} ids of turns that are not there" if evidence["unknown"] else "")
     )
+    if result.elsewhere:
+        some = ", ".join(f"{task} {question}" for task, question in result.elsewhere[:_MAX_ELSEWHERE])
+        more = ", …" if len(result.elsewhere) > _MAX_ELSEWHERE else ""
+        lines.append(f"           without the answer's words: {some}{more} (look whether the turn is the right one)")
     lines += [
-        f"marked     {evidence[key]:,} questions as {key}" + " by a model" * (key == "made")
+        f"marked     {counted(evidence[key], 'question')} as {key}" + " by a model" * (key == "made")
         for key in ("faulty", "leaked", "made")
         if evidence[key]
     ]
@@ -450,7 +459,7 @@ def _format_check(result: DataCheck) -> list[str]:
     lines += [f"PROBLEM    {problem}" for problem in result.problems[:_MAX_PROBLEMS]]
     if len(result.problems) > _MAX_PROBLEMS:
         lines.append(f"PROBLEM    {len(result.problems) - _MAX_PROBLEMS} more (--json has all)")
-    return [*lines, "sound" if not result.problems else f"{len(result.problems)} problems"]
+    return [*lines, "sound" if not result.problems else counted(len(result.problems), "problem")]
 
 
 def _format_overlap(result: Overlap, train: str, test: str, kinds: Sequence[Iterable[str]]) -> list[str]:

@@ -35,7 +35,7 @@ def evaluate(
     tables, and a page that shows where answers were lost. A text run (task: text) is evaluated on its held-out tasks;
     policy=NAME evaluates another policy on them.
 
-    Example: memalpha eval locomo data=locomo10.json 'systems=[empty,rag,my.module:Memory]' reader.kind=copy
+    Example: memalpha eval locomo data=locomo10.json systems=empty,rag,my.module:Memory reader.kind=copy
 
     Raises:
         ConfigError: A setting does not fit.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from memalpha.arguments import counted
 from memalpha.cli.options import (
     AsJson,
     EmbedderName,
@@ -188,8 +189,8 @@ class _ProgressReporter:
 
 def _format_summary(summary: ReadingSummary, seconds: float) -> str:
     lines = [
-        f"{summary.read} conversations read in {seconds} s: {summary.chunks} chunks, {summary.operations} operations, "
-        f"{summary.failed_calls} failed calls",
+        f"{counted(summary.read, 'conversation')} read in {seconds} s: {counted(summary.chunks, 'chunk')}, "
+        f"{counted(summary.operations, 'operation')}, {counted(summary.failed_calls, 'failed call')}",
         f"{summary.present} were in the store already, {len(summary.failed)} failed",
         *([f"{summary.unread} replies held no readable call or were cut off"] if summary.unread else []),
         *(f"  {result.error}" for result in summary.failed[:_MAX_LISTED]),

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 import memalpha
+from memalpha.arguments import counted
 from memalpha.cli.options import PROCESS_RANK, AsJson, Overrides, print_result, write_page
 from memalpha.config import parse_overrides, training_config
 from memalpha.errors import ConfigError
@@ -287,7 +288,10 @@ def format_outcome(summary: Mapping[str, Any]) -> list[str]:
     systems = {"before training": summary["before"], "after training": summary["after"]}
     systems |= {name.replace("_", " "): values for name, values in summary.get("baselines", {}).items()}
     columns = {"accuracy": "accuracy", "update_hit": "updates", "delete_hit": "deletes", "stale_rate": "stale"}
-    lines = [f"{summary['tasks']} conversations it had never seen, {summary['questions']} questions:", ""]
+    lines = [
+        f"{counted(summary['tasks'], 'conversation')} it had never seen, {counted(summary['questions'], 'question')}:",
+        "",
+    ]
     lines.append(f"{'':<18}" + "".join(f"{label:>10}" for label in columns.values()))
     for name, values in systems.items():
         cells = "".join(f"{'-' if values.get(key) is None else format(values[key], '.2f'):>10}" for key in columns)

@@ -47,8 +47,10 @@ def import_object(name: str, key: str) -> Any:
     return value
 
 
-ONE_IS_A_LIST = BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
-"""For settings that are lists: one text stands for a list of it."""
+ONE_IS_A_LIST = BeforeValidator(
+    lambda value: tuple(map(str.strip, value.split(","))) if isinstance(value, str) else value
+)
+"""For settings that are lists of names: a text stands for a list, its names apart by commas."""
 
 
 class Config(BaseModel):

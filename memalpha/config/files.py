@@ -87,6 +87,11 @@ def read_config(name: str | Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else (error.strerror or str(error)).lower()
         raise ConfigError(f"{label} cannot be read: {reason}") from error
+    if path.suffix == ".jsonl":
+        raise ConfigError(
+            f"{label} holds data, not settings: name a configuration and pass the file to it, as in "
+            f"`memalpha eval tasks data={label}` or `memalpha train demo data={label}`"
+        )
     try:
         data = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:

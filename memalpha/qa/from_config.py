@@ -151,7 +151,7 @@ def load_run_settings(run: Path, overrides: Mapping[str, Any] | None = None) -> 
         raise ConfigError(f"{run} trained a reward model, which writes no memory: use it by reward.model.path={run}")
     if isinstance(run_config, PreferenceConfig):
         raise ConfigError(
-            f"{run} asked no questions: evaluate its checkpoints/best with systems=[{run}/checkpoints/best]"
+            f"{run} asked no questions: evaluate its checkpoints/best with systems={run}/checkpoints/best"
         )
     if isinstance(run_config, TextConfig):
         raise ConfigError(f"{run} trained replies to prompts, and keeps no memory: memalpha eval {run}")
@@ -186,7 +186,7 @@ def load_run_settings(run: Path, overrides: Mapping[str, Any] | None = None) -> 
         return settings
     best_checkpoint = run / "checkpoints" / "best"
     if not best_checkpoint.is_dir():
-        raise ConfigError(f"{run} has no checkpoints/best: validate in training, or name systems=[CHECKPOINT]")
+        raise ConfigError(f"{run} has no checkpoints/best: validate in training, or name systems=CHECKPOINT")
     systems = tuple(str(best_checkpoint) if name == TRAINED_SYSTEM else name for name in settings.systems)
     return settings.model_copy(update={"systems": systems})
 

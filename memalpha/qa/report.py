@@ -397,7 +397,8 @@ def print_table(reports: Sequence[Report]) -> None:
         by_ability = [summary["by_ability"].get(ability, {}).get("score") for ability in _abilities(reports)]
         by_ability_table.add_row(report.name, *map(format_cell, by_ability))
     console.print(overall)
-    console.print(by_ability_table)
+    if len(_abilities(reports)) > 1:
+        console.print(by_ability_table)
     for line in warnings_of(reports):
         console.print(line)
 

@@ -237,7 +237,8 @@ def read_results(systems: Systems, records: RecordsBySystem) -> dict[str, Any]:
     """Return what the page says of a finished run: `interval`, `empty_accuracy`, `error`, `weakest`, `charts`.
 
     `empty_accuracy` is the accuracy of an empty memory: the share of questions whose right answer is to abstain. The
-    charts are `accuracy`, `changes` and `abilities` ("" without marks), with their `legend` and `counts`.
+    charts are `accuracy`, `changes` ("" without marks) and `abilities` ("" with one kind), with their `legend` and
+    `counts`.
 
     Args:
         systems: Summaries by system, `before` and `after` among them.
@@ -272,7 +273,7 @@ def read_results(systems: Systems, records: RecordsBySystem) -> dict[str, Any]:
     charts = {
         "accuracy": mark_rows(rows, line=line),
         "changes": mark_rows(changes) if changes else "",
-        "abilities": mark_rows(abilities) if abilities else "",
+        "abilities": mark_rows(abilities) if len(abilities) > 1 else "",  # one kind is the first chart again
         "legend": [(name, SHORT_LABELS[name], False) for name in systems],
         "counts": {
             ability: max((cell or {}).get("n", 0) for cell in cells.values()) for ability, cells in by_ability.items()

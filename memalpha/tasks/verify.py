@@ -51,6 +51,8 @@ class DataCheck:
         evidence: Questions with an answer (`answered`), those that name evidence (`named`), those whose evidence holds
             an answer (`holds`), `unknown` evidence ids, and questions marked `faulty`, `leaked` or `made`
             by a model.
+        elsewhere: Ids (task, question) of questions whose evidence has none of their answers word for word: a count, an
+            answer in other words, or a wrong turn.
         problems: Faults of this copy, to be mended.
         faults: Known faults of the official files.
     """
@@ -60,6 +62,7 @@ class DataCheck:
     files: tuple[FileCheck, ...]
     counts: dict[str, int]
     evidence: dict[str, int]
+    elsewhere: tuple[tuple[str, str], ...]
     problems: tuple[str, ...]
     faults: tuple[str, ...]
 
@@ -155,10 +158,12 @@ def _build_report(
         problem_texts += [f"task {task.id!r}: {field}: {problem}" for field, problem in find_problems(task)]
     repeated = [id for id, count in Counter(task.id for task in tasks).items() if count > 1]
     problem_texts += [f"task {id!r} occurs twice: ids are unique" for id in repeated]
-    return DataCheck(name, variant, files, counts(tasks), _evidence(tasks), tuple(problem_texts), faults)
+    evidence, elsewhere = _evidence(tasks)
+    return DataCheck(name, variant, files, counts(tasks), evidence, elsewhere, tuple(problem_texts), faults)
 
 
-def _evidence(tasks: Sequence[Task]) -> dict[str, int]:
+def _evidence(tasks: Sequence[Task]) -> tuple[dict[str, int], tuple[tuple[str, str], ...]]:
+    elsewhere: list[tuple[str, str]] = []
     totals: dict[str, int] = dict.fromkeys(("answered", "named", "holds", "unknown", "faulty", "leaked", "made"), 0)
     for task in tasks:
         turns = [turn for chunk in task.chunks for turn in chunk.turns if turn.id]
@@ -173,5 +178,8 @@ def _evidence(tasks: Sequence[Task]) -> dict[str, int]:
             totals["answered"] += 1
             totals["named"] += bool(question.evidence)
             texts = [turn_texts[id] for id in question.evidence if id in turn_texts]
-            totals["holds"] += any(answer.casefold() in text for answer in question.answers for text in texts)
-    return totals
+            if any(answer.casefold() in text for answer in question.answers for text in texts):
+                totals["holds"] += 1
+            elif question.evidence:
+                elsewhere.append((task.id, question.id))
+    return totals, tuple(elsewhere)

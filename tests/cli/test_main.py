@@ -234,7 +234,7 @@ def test_doctor_exits_with_1_on_problems(memalpha, store: Path) -> None:
     rows = sqlite3.connect(store, isolation_level=None)
     rows.execute("DELETE FROM vectors")
     code, out, err = memalpha("doctor", store)
-    assert (code, err) == (1, "") and out.startswith("vectors of default: 1 missing\n1 problems: ")
+    assert (code, err) == (1, "") and out.startswith("vectors of default: 1 missing\n1 problem: ")
     assert [problem["part"] for problem in json.loads(memalpha("doctor", store, "--json")[1])["problems"]] == [
         "vectors"
     ]

@@ -8,7 +8,15 @@ import pytest
 import yaml
 
 from memalpha.cli.config import KINDS
-from memalpha.config import SHORT_NAMES, TrainConfig, build_config, load_config, shipped_configs, training_config
+from memalpha.config import (
+    SHORT_NAMES,
+    EvalConfig,
+    TrainConfig,
+    build_config,
+    load_config,
+    shipped_configs,
+    training_config,
+)
 from memalpha.config.files import SYNONYMS, settings_of
 from memalpha.config.learner import default_learning_rate
 from memalpha.errors import ConfigError
@@ -119,3 +127,14 @@ def test_the_constant_of_dr_grpo_is_the_longest_reply():
 def test_a_rate_that_depends_on_a_model_is_not_guessed():
     with pytest.raises(ConfigError, match=r"optimizer\.learning_rate"):
         _ = training_config("demo", {"policy": "owner/large"}).optimizer.peak_rate
+
+
+def test_names_apart_by_commas_are_a_list():
+    assert build_config(EvalConfig, {"systems": "rag, oracle"}, "test").systems == ("rag", "oracle")
+    assert build_config(EvalConfig, {"systems": ["rag"]}, "test").systems == ("rag",)
+
+
+def test_a_file_of_tasks_is_no_configuration(memalpha, tmp_path):
+    (tmp_path / "mine.jsonl").write_text("{}\n{}\n")
+    code, _, err = memalpha("eval", str(tmp_path / "mine.jsonl"))
+    assert code == 2 and f"memalpha eval tasks data={tmp_path / 'mine.jsonl'}" in err

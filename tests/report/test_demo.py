@@ -32,4 +32,4 @@ def test_the_outcome_is_a_table_of_the_summary(run: Path) -> None:
     [after] = [line for line in lines if line.startswith("after training")]
     assert after.split()[2:] == ["0.80", "0.80", "0.80", "0.03"]
     assert any(line.startswith("append only") for line in lines) and any(line.startswith("oracle") for line in lines)
-    assert "200 conversations" in lines[0] and "1431 questions" in lines[0]
+    assert "200 conversations" in lines[0] and "1,431 questions" in lines[0]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from memalpha.agent.reader import Reader
+from memalpha.arguments import counted
 from memalpha.config import ReaderConfig, SFTConfig, TrainConfig
 from memalpha.errors import TrainingError
 from memalpha.policy.base import Policy, with_prompt_style
@@ -172,7 +173,9 @@ class TaskEvaluations(Evaluations):
             name: Name of the evaluation.
             evaluator: Evaluates another policy; None evaluates the trained one.
         """
-        with self.display.task_progress(f"evaluating {name} on {len(self.held_out)} held-out tasks") as progress:
+        with self.display.task_progress(
+            f"evaluating {name} on {counted(len(self.held_out), 'held-out task')}"
+        ) as progress:
             report = (evaluator or self.evaluator).evaluate(name, self.held_out, progress=progress)
         if self.directory.world.is_main:
             report.save(self.directory.path)

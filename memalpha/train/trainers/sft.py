@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from memalpha.agent.policy_check import check_policy
+from memalpha.arguments import counted
 from memalpha.config import SFTConfig
 from memalpha.environments.engine import RolloutEngine
 from memalpha.environments.memory_writing import MemoryWriting, memory_engine
@@ -201,7 +202,7 @@ def load_fixed_rows(
     _append_rows(directory, BEFORE_TRAINING, rows, held_out)
     tokens = sum(len(row.completion_ids) for row in rows)
     note = f"; {left_out} turns left out: a call failed, or the reply was cut off" if left_out else ""
-    display.log(f"{len(rows)} rows to imitate ({tokens} tokens), {len(held_out)} to validate{note}")
+    display.log(f"{counted(len(rows), 'row')} to imitate ({tokens} tokens), {len(held_out)} to validate{note}")
     return rows, held_out
 
 
