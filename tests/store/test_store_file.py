@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
@@ -15,6 +16,7 @@ import pytest
 from memalpha.errors import DataError, EmbedderError, InvalidContent, MemalphaError, StoreError
 from memalpha.store.backends import base
 from memalpha.store.embedding import HashEmbedder, load_embedder
+from memalpha.store.io.markdown import export_markdown
 from memalpha.store.memory import WorkingMemory
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
@@ -412,3 +414,16 @@ def test_deep_metadata_is_refused_and_never_blocks_an_export(tmp_path: Path) -> 
     (tmp_path / "deep.jsonl").write_text("[" * 100_000)
     with pytest.raises(DataError, match="not JSON"):
         store.import_jsonl(tmp_path / "deep.jsonl")
+
+
+@pytest.mark.parametrize("name", ["a.db", "other.db", "a.db-wal", "."])
+def test_an_export_never_replaces_a_store(tmp_path: Path, name: str) -> None:
+    with new(tmp_path / "other.db") as other:
+        other.insert("semantic", "pet: dog")
+    with new(tmp_path / "a.db") as store:
+        store.insert("semantic", "pet: cat")
+        before = {file: file.read_bytes() for file in (*tmp_path.glob("*.db"), tmp_path / "a.db-wal")}
+        for export in (store.export_jsonl, partial(export_markdown, store)):
+            with pytest.raises(StoreError, match=r"a database is there|is a folder"):
+                export(tmp_path / name)
+        assert {file: file.read_bytes() for file in before} == before

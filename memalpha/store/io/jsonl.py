@@ -29,6 +29,7 @@ from memalpha.types import LoggedKind, Operation
 
 VERSION = 1
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_DATABASE = b"SQLite format 3\0"
 
 
 def _require_offset(text: str) -> str:
@@ -103,6 +104,7 @@ def atomic_writer(path: Path) -> Iterator[TextIO]:
     Raises `StoreError`.
     """
     check_target(path)
+    _check_replaceable(path)
     temporary = temporary_path(path)
     try:
         remove_abandoned_files(path)
@@ -117,6 +119,20 @@ def atomic_writer(path: Path) -> Iterator[TextIO]:
     finally:
         with suppress(OSError):  # there is no such folder, or no right to it: the error above says so
             temporary.unlink(missing_ok=True)
+
+
+def _check_replaceable(path: Path) -> None:
+    """Raise `StoreError` if a path is a folder, a database, or a file that SQLite keeps beside one."""
+    if path.is_dir():
+        raise StoreError(f"{path} is a folder: give the path of a file")
+    for database in (path, path.with_name(re.sub(r"-(wal|shm|journal)$", "", path.name) or path.name)):
+        try:
+            with database.open("rb") as file:
+                is_database = file.read(len(_DATABASE)) == _DATABASE
+        except OSError:  # there is none; writing says what else is wrong
+            continue
+        if is_database:
+            raise StoreError(f"{path}: a database is there, which may be a store: give another path")
 
 
 def read_jsonl(path: Path) -> list[tuple[int, _Line]]:
