@@ -247,4 +247,5 @@ def _render(store: MemoryStore, history: History, **served: Any) -> str:
         "moments": moments,
         **dict.fromkeys(("is_served", "can_write", "can_review", "done", "failure"), ""),
     }
-    return ENVIRONMENT.get_template("memory.html").render(context | served)
+    text = ENVIRONMENT.get_template("memory.html").render(context | served)
+    return text.encode("utf-8", "backslashreplace").decode()  # metadata may hold half of a surrogate pair

@@ -73,6 +73,13 @@ def test_texts_of_strangers_are_text(store: MemoryStore, tmp_path: Path) -> None
     assert stat.S_IMODE((tmp_path / "ana.html").stat().st_mode) == 0o600
 
 
+def test_half_of_a_surrogate_pair_is_escaped(store: MemoryStore, tmp_path: Path) -> None:
+    store.insert("semantic", "Ana has a cat.", metadata={"half": "\ud800"})
+    write_memory_page(store, tmp_path / "page.html")
+    pages = (tmp_path / "page.html").read_text(encoding="utf-8"), memory_page.render_memory_page(store, "cat")
+    assert all("half: \\ud800" in page for page in pages) and pages[1].encode()
+
+
 def test_the_policy_allows_the_page_s_own_styles_and_script_alone(store: MemoryStore, tmp_path: Path) -> None:
     write_memory_page(store, tmp_path / "ana.html")
     page = (tmp_path / "ana.html").read_text(encoding="utf-8")
