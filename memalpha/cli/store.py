@@ -268,7 +268,7 @@ def export(
         StoreError: There is no store, or the file cannot be written.
     """
     with open_store(store, None, namespace, reads=True) as memory:
-        if file.suffix in _MARKDOWN:
+        if file.suffix.lower() in _MARKDOWN:
             count, unit = _markdown().export_markdown(memory, file), "entries"
         else:
             count, unit = memory.export_jsonl(file), "operations"
@@ -299,7 +299,7 @@ def import_(
     """
     from memalpha.store.io.jsonl import read_jsonl
 
-    is_markdown = source == "markdown" or (source is None and file.suffix in _MARKDOWN)
+    is_markdown = source == "markdown" or (source is None and file.suffix.lower() in _MARKDOWN)
     # Refuse an unreadable file before a store is created.
     if is_markdown:
         _markdown().read_markdown(file)

@@ -172,8 +172,9 @@ def test_serve_refuses_invalid_options(refused, tmp_path: Path, monkeypatch) -> 
     assert not path.exists()
 
 
-def test_import_of_markdown(memalpha, refused, store: Path, tmp_path: Path) -> None:
-    notes = tmp_path / "notes.md"
+@pytest.mark.parametrize("end", [".md", ".MD"])
+def test_import_of_markdown(memalpha, refused, store: Path, tmp_path: Path, end: str) -> None:
+    notes = tmp_path / f"notes{end}"
     assert memalpha("export", store, notes) == (0, f"1 entries: {notes}\n", "")
     notes.write_text(notes.read_text().replace("Lisbon", "Porto") + "\n- Ana has a cat.\n")
     assert memalpha("import", store, notes) == (0, f"2 operations: {store}\n", "")
@@ -181,7 +182,7 @@ def test_import_of_markdown(memalpha, refused, store: Path, tmp_path: Path) -> N
     for words, says in [
         ((tmp_path / "none.md",), "none.md: cannot be read"),
         ((tmp_path / "none.jsonl",), "none.jsonl: cannot be read"),
-        ((notes, "--from", "jsonl"), "notes.md:1: not JSON"),
+        ((notes, "--from", "jsonl"), f"notes{end}:1: not JSON"),
         ((store,), "not UTF-8"),
     ]:
         assert says in refused("import", tmp_path / "new.db", *words) and not (tmp_path / "new.db").exists()
