@@ -14,7 +14,8 @@
 An entry is a `- ` line; further lines of its content are indented by two blanks. A line that begins with a backslash
 or another punctuation sign is escaped with a backslash, as in Markdown, so that no content is read as a heading, list
 or comment. The last line, in backticks, holds the other `FIELDS`; missing ones have their defaults (importance 1, no
-metadata, no date, no origin). An entry that you add by hand needs no such line.
+metadata, no date, no origin). A line that looks like it and is not the last is refused. An entry that you add by hand
+needs no such line.
 
 Importing makes each entry of the document live as written: a known id is updated, anything else is inserted. Entries
 missing from the document stay, and so do past versions. The document has no history; JSON Lines does.
@@ -22,6 +23,7 @@ missing from the document stay, and so do past versions. The document has no his
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -46,6 +48,7 @@ FIELDS = ("id", *NAMES)
 CORE_HEADING = "Core memory"
 _DEFAULTS = new_defaults()
 _PUNCTUATION = frozenset(string.punctuation)
+_LIST_ITEM = re.compile(r"\s*([-*+]|\d+[.)])\s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,13 @@ def read_markdown(path: str | Path) -> MarkdownDocument:
             first = number
             body, details = [text[2:], *_read_indented(lines, number)], {}
             number += len(body) - 1
-            if len(body) > 1 and body[-1].startswith("`{") and body[-1].rstrip().endswith("}`"):
+            for index, line in enumerate(body[1:], 1):
+                if line.startswith("`{") and not (index + 1 == len(body) and line.rstrip().endswith("}`")):
+                    raise DataError(
+                        f"{path}:{first + index}: the details `{{...}}` are the last line of an entry, in one pair of "
+                        "backticks; a backslash before the line makes it text"
+                    )
+            if len(body) > 1 and body[-1].startswith("`{"):
                 details = parse_fields(location, body.pop().strip().strip("`"), FIELDS)
             with locate_errors(location):
                 check_timestamp(details.get("timestamp"))
@@ -146,7 +155,7 @@ def read_markdown(path: str | Path) -> MarkdownDocument:
             raise DataError(
                 f"{location}: an entry begins with '- ', and its further lines with two blanks: {text[:60]!r}"
             )
-        elif text.startswith("- "):
+        elif _LIST_ITEM.match(text):
             raise DataError(f"{location}: an entry belongs below the heading of its category, such as '## semantic'")
     first_lines: dict[str, int] = {}
     for number, operation in entries:

@@ -94,6 +94,10 @@ def test_it_can_be_read_and_edited(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("- x", "notes.md:1: an entry belongs below the heading"),
+        ("# Notes\n* x", "notes.md:2: an entry belongs below the heading"),
+        ("1. x\n## semantic\n- y", "notes.md:1: an entry belongs below the heading"),
+        ('## semantic\n- x\n  `{"id": "there"}`\n  and y', "notes.md:3: the details `{...}` are the last line"),
+        ('## semantic\n- x\n  `{"id": "there"', "notes.md:3: the details `{...}` are the last line"),
         ("## semantic\n\nx", "notes.md:3: an entry begins with '- '"),
         ("## nope\n- x", "notes.md:2: no category 'nope'"),
         ("## semantic\n- x\n  `{]}`", "notes.md:2: not JSON"),
