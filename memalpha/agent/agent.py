@@ -190,7 +190,8 @@ class MemoryAgent(ForkAware):
     ) -> Turn:
         """Read one chunk: call the policy once and apply its tool calls.
 
-        Chat messages of several days, or of more than `MAX_CHUNK_CHARACTERS`, are several chunks. A policy that names
+        Chat messages of several days, or of more than `MAX_CHUNK_CHARACTERS`, are several chunks; a model is told the
+        first time of each. With "add_all" every message keeps its own time. A policy that names
         the size of chunks it was trained on (`chunk_tokens`) reads a longer one in parts. The turn then has the calls,
         results, operations and problems of all of them, and the last completion.
 
@@ -304,7 +305,13 @@ class MemoryAgent(ForkAware):
             empty = "the list of messages is empty: " if isinstance(messages, list) and not messages else ""
             needed = "a text, a Chunk or a list of chat messages is needed: [{'role': 'user', 'content': ...}]"
             raise DataError(empty + needed)
-        return chunk_messages(messages, timestamp=timestamp, size=self._chunk_characters, first_index=self.chunks_read)
+        return chunk_messages(
+            messages,
+            timestamp=timestamp,
+            size=self._chunk_characters,
+            first_index=self.chunks_read,
+            exact_times=ignores_memory(self.policy),
+        )
 
     def stream(
         self,

@@ -209,7 +209,7 @@ def read_text(file: Path) -> str:
     return decode_text(sys.stdin.buffer.read(), "stdin")
 
 
-def read_chunks(file: Path, timestamp: str | None, size: int = 4000) -> list[Chunk]:
+def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_times: bool = False) -> list[Chunk]:
     """Return the chunks of a task file, of chat messages, of an exported chat, or of a text cut at line ends.
 
     Args:
@@ -217,6 +217,7 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000) -> list[Chu
             that WhatsApp (`.txt`), ChatGPT or Claude (`.json`) exported, or `-` for a text on stdin.
         timestamp: ISO date of the text, or of messages without one; a task file has its own.
         size: Maximum characters of a chunk of a text or of messages.
+        exact_times: A chunk of messages holds those of one timestamp.
 
     Raises:
         DataError: the file cannot be read, or is empty.
@@ -225,7 +226,7 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000) -> list[Chu
     if file.suffix in (".json", ".txt") and (tasks := load_exports(file, size=size)) is not None:
         return [chunk for task in tasks for chunk in task.chunks]
     if file.suffix == ".json" or (file.suffix == ".jsonl" and is_message_file(file)):
-        chunks = load_messages(file, timestamp=timestamp, size=size)
+        chunks = load_messages(file, timestamp=timestamp, size=size, exact_times=exact_times)
         if not chunks:
             raise DataError(f"{file}: no message has words of a user or an assistant: there is nothing to read")
         return chunks

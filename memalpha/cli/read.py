@@ -97,6 +97,7 @@ def read(
     """
     from memalpha.agent.agent import MemoryAgent, prompted_config
     from memalpha.agent.conversations import MAX_ERRORS, read_conversations
+    from memalpha.policy.base import RULE_POLICIES
     from memalpha.policy.load import load_policy
 
     if namespaces is not None:
@@ -123,7 +124,8 @@ def read(
     many_options = {"--workers": workers, "--shard": shard, "--on": on, "--max-errors": max_errors}
     _refuse({name: value is not None for name, value in many_options.items()}, "needs --namespaces task")
     # Check every input before a store is created.
-    chunks, writer = read_chunks(file, timestamp, chunk_size), load_policy(policy)
+    is_rule = policy in {*RULE_POLICIES, *RULE_POLICIES.values()}
+    chunks, writer = read_chunks(file, timestamp, chunk_size, exact_times=is_rule), load_policy(policy)
     trust_pairs, writer_pairs = split_settings(settings, "trust")
     trust, config = parse_trust(trust_pairs), parse_store_writer(writer_pairs, instructions)
     config = prompted_config(config, writer, schema or config.memory_schema)

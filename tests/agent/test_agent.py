@@ -171,6 +171,17 @@ MESSAGES = [
 ]
 
 
+def test_every_message_of_a_day_keeps_its_time_without_a_model():
+    times = ("2024-05-01T09:00", "2024-05-01T09:00+02:00", "2024-05-01T18:30", None)
+    messages = [{"role": "user", "content": "Ok.", **({"timestamp": time} if time else {})} for time in times]
+    store = MemoryStore.open(":memory:", embedder="hash")
+    MemoryAgent("add_all", store).read([*messages, {"role": "user", "content": "Good night."}])
+    assert [(entry.content, entry.timestamp) for entry in store.list()] == [
+        *(("Ok.", time) for time in times[:3]),
+        ("Good night.", times[2]),
+    ]
+
+
 def test_chat_messages_are_read_and_streamed():
     store = MemoryStore.open(":memory:", embedder="hash")
     agent = MemoryAgent("add_all", store)

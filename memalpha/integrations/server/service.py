@@ -65,6 +65,7 @@ from memalpha.integrations.server.schemas import (
 )
 from memalpha.integrations.server.telemetry import traced_store, work_span
 from memalpha.policy.base import Policy
+from memalpha.policy.scripted import ignores_memory
 from memalpha.store.backends.base import deadline
 from memalpha.store.filters import Where, parse_filter
 from memalpha.store.io.jsonl import to_json
@@ -351,7 +352,12 @@ class MemoryService:
         if request.text is not None:
             return split_text(request.text, self._chunk_size)
         try:
-            chunks = chunk_messages(request.messages or (), timestamp=request.timestamp, size=self._chunk_size)
+            chunks = chunk_messages(
+                request.messages or (),
+                timestamp=request.timestamp,
+                size=self._chunk_size,
+                exact_times=self._agent is not None and ignores_memory(self._agent.policy),
+            )
         except DataError as error:
             raise ServiceError("invalid_arguments", str(error)) from error
         size = sum(len(turn.text) for chunk in chunks for turn in chunk.turns)

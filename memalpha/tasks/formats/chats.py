@@ -292,6 +292,7 @@ def chunk_messages(
     size: int = CHUNK,
     location: str = "messages",
     first_index: int = 0,
+    exact_times: bool = False,
 ) -> list[Chunk]:
     """Return the turns of chat messages in as few chunks as hold them.
 
@@ -304,6 +305,7 @@ def chunk_messages(
         size: most characters of a chunk.
         location: name of the list that an error message begins with.
         first_index: index of the first chunk.
+        exact_times: a chunk holds the messages of one timestamp, so that each entry of a rule gets its message's own.
 
     Returns:
         The chunks; `[]` if no user or assistant says anything.
@@ -312,10 +314,12 @@ def chunk_messages(
         DataError: a message is invalid; the error names its position and field.
     """
     located = ((f"{location}[{number}]", message) for number, message in enumerate(messages))
-    return _pack(located, timestamp, size, first_index)
+    return _pack(located, timestamp, size, first_index, exact_times)
 
 
-def load_messages(path: Path, *, timestamp: str | None = None, size: int = CHUNK) -> list[Chunk]:
+def load_messages(
+    path: Path, *, timestamp: str | None = None, size: int = CHUNK, exact_times: bool = False
+) -> list[Chunk]:
     """Return the chunks of a file of chat messages, as `chunk_messages` does.
 
     Args:
@@ -323,6 +327,7 @@ def load_messages(path: Path, *, timestamp: str | None = None, size: int = CHUNK
             field `messages`.
         timestamp: ISO 8601 date of messages without one.
         size: most characters of a chunk.
+        exact_times: a chunk holds the messages of one timestamp.
 
     Raises:
         DataError: the file is no such file, or a message is invalid; the error names line and field.
@@ -333,12 +338,13 @@ def load_messages(path: Path, *, timestamp: str | None = None, size: int = CHUNK
         raise DataError(f"{path}: cannot be read ({error.strerror}): give the path of a file of messages") from error
     if path.suffix == ".jsonl":
         places = ((f"{path}:{number}", line) for number, line in enumerate(data.split(b"\n"), start=1) if line.strip())
-        return _pack(((place, _decode(line, place)) for place, line in places), timestamp, size, 0)
+        return _pack(((place, _decode(line, place)) for place, line in places), timestamp, size, 0, exact_times)
     value = _decode(data, str(path))
     messages = value.get("messages") if isinstance(value, dict) else value
     if not isinstance(messages, list):
         raise DataError(f'{path}: a list of messages is needed, or {{"messages": [...]}}')
-    return chunk_messages(messages, timestamp=timestamp, size=size, location=f"{path}: messages")
+    location = f"{path}: messages"
+    return chunk_messages(messages, timestamp=timestamp, size=size, location=location, exact_times=exact_times)
 
 
 def is_message_file(path: Path) -> bool:
@@ -361,14 +367,20 @@ def _decode(data: bytes, location: str) -> Any:
         raise DataError(f"{location}: not JSON: {error}") from error
 
 
-def _pack(messages: Iterable[tuple[str, Any]], timestamp: str | None, size: int, first_index: int) -> list[Chunk]:
+def _pack(
+    messages: Iterable[tuple[str, Any]], timestamp: str | None, size: int, first_index: int, exact_times: bool
+) -> list[Chunk]:
     utterances = (_parse_message(message, location) for location, message in messages)
-    chunks = pack_days(utterances, timestamp=timestamp, size=size)
+    chunks = pack_days(utterances, timestamp=timestamp, size=size, exact_times=exact_times)
     return [chunk.model_copy(update={"index": index}) for index, chunk in enumerate(chunks, first_index)]
 
 
 def pack_days(
-    utterances: Iterable[tuple[str, str, str | None]], *, timestamp: str | None = None, size: int = CHUNK
+    utterances: Iterable[tuple[str, str, str | None]],
+    *,
+    timestamp: str | None = None,
+    size: int = CHUNK,
+    exact_times: bool = False,
 ) -> list[Chunk]:
     """Pack utterances into as few chunks as hold them; a chunk holds those of one day.
 
@@ -377,17 +389,18 @@ def pack_days(
             has that of the one before it; one without speaker or text is left out.
         timestamp: ISO 8601 date of utterances before the first one with a date of its own.
         size: Most characters of a chunk.
+        exact_times: A chunk holds the utterances of one timestamp instead.
 
     Returns:
         The chunks, each with the timestamp of its first utterance.
     """
 
-    def day_of(timestamp: str) -> date:
-        return datetime.fromisoformat(timestamp).date()
+    def moment_of(timestamp: str) -> date | str:
+        return timestamp if exact_times else datetime.fromisoformat(timestamp).date()
 
     days: list[tuple[str | None, list[SpeakerTurn]]] = []
     for speaker, text, own_timestamp in utterances:
-        if own_timestamp is not None and (timestamp is None or day_of(own_timestamp) != day_of(timestamp)):
+        if own_timestamp is not None and (timestamp is None or moment_of(own_timestamp) != moment_of(timestamp)):
             timestamp = own_timestamp
         if not speaker or not text.strip():
             continue
