@@ -209,7 +209,7 @@ class MemoryAgent(ForkAware):
 
         Raises:
             DataError: a message is invalid, or none has words of a user or an assistant.
-            InvalidContent: the metadata cannot be stored.
+            InvalidContent: the text or the metadata cannot be stored.
             PolicyError: the policy did not answer; earlier chunks stay written.
         """
         origin = _check_origin(timestamp, source, speaker, metadata)
@@ -236,9 +236,15 @@ class MemoryAgent(ForkAware):
         return MemoryAgent(self.policy, store, self.config, self.reader, trust=self.trust, redact=self.redact)
 
     def parts(self, chunk: Text) -> list[Text]:
-        """Cut a chunk that is longer than those that the policy was trained on (`chunk_tokens`)."""
+        """Cut a chunk that is longer than those that the policy was trained on (`chunk_tokens`).
+
+        Raises:
+            InvalidContent: a text holds a NUL or half of a surrogate pair, which no memory takes.
+        """
         size = self._chunk_characters
         is_text = isinstance(chunk, str)
+        if is_text:
+            check_text("text", chunk)
         if size == MAX_CHUNK_CHARACTERS or len(chunk if is_text else chunk.render()) <= size:
             return [chunk]
         return [*(split_text(chunk, size) if is_text else cut_chunk(chunk, size))]

@@ -182,6 +182,17 @@ def test_every_message_of_a_day_keeps_its_time_without_a_model():
     ]
 
 
+@pytest.mark.parametrize("odd", ["a\0b", "half \ud800"])
+def test_what_no_memory_takes_is_refused_before_anything_is_written(odd: str):
+    store = MemoryStore.open(":memory:", embedder="hash")
+    agent = MemoryAgent("add_all", store)
+    texts = ("Ana: Hello.", f"Ana: {odd}")
+    for text in ("\n".join(texts), [{"role": "user", "content": text} for text in texts]):
+        with pytest.raises((InvalidContent, DataError), match="holds"):
+            agent.read(text)
+    assert store.list() == []
+
+
 def test_chat_messages_are_read_and_streamed():
     store = MemoryStore.open(":memory:", embedder="hash")
     agent = MemoryAgent("add_all", store)

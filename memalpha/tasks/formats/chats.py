@@ -438,7 +438,18 @@ def _parse_message(message: Any, location: str) -> tuple[str, str, str | None]:
     text = _parse_content(message.get("content"), f"{location}.content", is_optional=role == "assistant")
     if role not in READ_ROLES:
         return "", "", timestamp
+    _check_storable(f"{location}.content", text)
     return (name.strip() if role == "user" and name else role), text, timestamp
+
+
+def _check_storable(location: str, text: str) -> None:
+    """Raise `DataError` for a text that no store takes, so that a rule does not lose it."""
+    if "\0" in text:
+        raise DataError(f"{location}: holds a NUL character")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{location}: holds half of a surrogate pair, which is not text") from error
 
 
 def _parse_content(content: Any, location: str, *, is_optional: bool) -> str:
