@@ -6,6 +6,7 @@ The methods of `MemoryClient` make a request and hand it to `_send`. Those of `A
 
 from __future__ import annotations
 
+import json
 import random
 from asyncio import sleep as async_sleep
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -106,9 +107,16 @@ class _Request:
     is_repeatable: bool = True
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of httpx's `request`."""
+        """Return the arguments of httpx's `request`. Raises `InvalidRequest` for values that are not JSON."""
         fields = {name: value for name, value in self.fields.items() if value is not None}
-        return {"method": self.verb, "url": self.path, "params" if self.verb in ("GET", "DELETE") else "json": fields}
+        if self.verb in ("GET", "DELETE"):
+            return {"method": self.verb, "url": self.path, "params": fields}
+        try:
+            body = json.dumps(fields, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidRequest(f"{self.verb} {self.path}: cannot be sent as JSON: {error}") from error
+        headers = {"Content-Type": "application/json"}
+        return {"method": self.verb, "url": self.path, "content": body, "headers": headers}
 
     def parse(self, response: httpx2.Response) -> Any:
         """Return the answer. Raises `ClientError` for a failure, and for an answer of something else."""

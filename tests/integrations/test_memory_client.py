@@ -128,6 +128,13 @@ def test_the_asynchronous_client_does_the_same(served: Served) -> None:
         assert arguments[0] == arguments[1], name
 
 
+@pytest.mark.parametrize("value", [float("nan"), "half \ud800", {1, 2}, b"bytes"])
+def test_what_is_not_json_is_an_invalid_request(served: Served, value: Any) -> None:
+    refused = pytest.raises(InvalidRequest, match="cannot be sent as JSON")
+    with MemoryClient(served.address, key=served.all, namespace="ana") as memory, refused:
+        memory.insert("semantic", "Ana has a cat.", metadata={"value": value})
+
+
 def test_refusals_have_types_and_no_secret(served: Served) -> None:
     for key, namespace, kind, code in (
         (None, None, NotAuthorized, "unauthorized"),
