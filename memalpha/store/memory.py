@@ -21,7 +21,7 @@ import numpy as np
 from memalpha.arguments import check_count, check_flag
 from memalpha.errors import DuplicateContent, InvalidContent, MemalphaError, StoreError, UnknownCategory, UnknownEntry
 from memalpha.store.embedding import CheckedEmbedder, Embedder, load_cross_encoder
-from memalpha.store.fields import ARGUMENTS, check_timestamp, update_operation
+from memalpha.store.fields import ARGUMENTS, check_text, check_timestamp, update_operation
 from memalpha.store.filters import Filter, Where, parse_filter
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.corpus import Corpus, Document
@@ -417,6 +417,7 @@ class Memory(ABC):
         """
         if unknown := fields.keys() - _FIELDS:
             raise TypeError(f"upsert() got an unexpected keyword argument {min(unknown)!r}")
+        check_text("key", key)  # None would be an id of the store's making, so another entry each time
         with self._exclusive():  # no other writer between reading the key and writing it
             if category is not None:
                 self.schema.check_category(category)
