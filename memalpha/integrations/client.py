@@ -337,7 +337,7 @@ class MemoryClient(_Client[httpx2.BaseTransport]):
             timestamp: ISO date of the fact.
             importance: From 0 to 1.
             metadata: JSON values.
-            expires: ISO time at which the entry expires.
+            expires: ISO time at which the entry expires; "" clears it.
             source: Where it comes from.
 
         Raises:

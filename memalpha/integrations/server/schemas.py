@@ -136,6 +136,9 @@ Query = Annotated[
 Time = Annotated[
     str, Field(min_length=1, max_length=64, json_schema_extra={"format": "date-time"}), AfterValidator(_check_iso_time)
 ]
+ClearableTime = Annotated[
+    str, Field(max_length=64, description='"" clears it'), AfterValidator(lambda text: text and _check_iso_time(text))
+]
 Position = Annotated[int, Field(ge=0, lt=1 << 53), BeforeValidator(_integral)]
 Count = Annotated[int, Field(ge=1, le=MAX_K), BeforeValidator(_integral)]
 Limit = Annotated[int, Field(ge=1, le=MAX_PAGE), BeforeValidator(_integral)]
@@ -224,6 +227,8 @@ def _entry_fields(*, with_defaults: bool) -> dict[str, Any]:
         if not item.in_request:
             continue
         kind, about = _KINDS.get(item.kind, Label), _MEANINGS.get(item.name) if with_defaults else None
+        if item.kind == "time" and not with_defaults:
+            kind = ClearableTime
         has_default = with_defaults and isinstance(item.default, float)
         default = item.default if has_default else None
         made[item.name] = kind if has_default else kind | None, Field(default=default, description=about)

@@ -101,6 +101,15 @@ def test_read_and_pages_of_entries(store):
     assert store.list()[-1].chunk == reading["chunks"], "no two chunks of a source have one place"
 
 
+def test_an_expiry_is_changed_and_cleared(store):
+    entry = store.insert("semantic", "Ana is away.", expires="2099-01-01")
+    client, path = served(store), f"/v1/entries/{quote(entry.id)}"
+    for expires, expected in [("2099-02-01", "2099-02-01T00:00:00.000000+00:00"), ("", None)]:
+        body = {"content": f"Ana is away until {expires or 'I say so'}.", "expires": expires}
+        assert client.patch(path, json=body).json()["expires"] == expected
+    assert client.patch(path, json={"content": "x", "expires": "May"}).status_code == 422
+
+
 def test_a_lone_surrogate_in_metadata_is_escaped(store):
     entry = store.insert("semantic", "Ana lives in Porto.", metadata={"half": "\ud800"})
     client, id = served(store), quote(entry.id)
