@@ -30,6 +30,7 @@ from memalpha.policy.base import Policy, sample_checked
 from memalpha.policy.chat.text import describe_tools, plain_line
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.checks.audit import plain, stale_findings
+from memalpha.store.fields import is_made_id
 from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import fact_identity
@@ -222,7 +223,10 @@ def _start_of(operation: Operation) -> int | None:
 
 
 def _superfluous(schema: MemorySchema, entries: Iterable[MemoryEntry]) -> Iterator[tuple[MemoryEntry, str]]:
-    """Yield each entry that states in plain text what another one does. The one with the latest date stays."""
+    """Yield each entry that states in plain text what another one does.
+
+    The one with the latest date stays, and so does what a caller stored under a key of his own: he looks it up by that.
+    """
     groups: dict[Hashable, list[MemoryEntry]] = {}
     for entry in entries:
         if entry.turn is None:
@@ -230,7 +234,9 @@ def _superfluous(schema: MemorySchema, entries: Iterable[MemoryEntry]) -> Iterat
             groups.setdefault(fact_identity(schema, plain_entry), []).append(entry)
     for group in groups.values():
         latest = max(group, key=lambda entry: (entry.timestamp or "", entry.importance, -entry.valid_from))
-        yield from ((entry, f"says the same as {latest.id}") for entry in group if entry is not latest)
+        yield from (
+            (entry, f"says the same as {latest.id}") for entry in group if entry is not latest and is_made_id(entry.id)
+        )
 
 
 def _groups(

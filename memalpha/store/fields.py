@@ -159,11 +159,17 @@ _CHARACTERS = bytes(ord(_ALPHABET[byte & 31]) for byte in range(256))  # of a su
 _WORD = re.compile(r"\w+")
 _TWO_WORDS = re.compile(r"\W*(\w+)(?:\W+(\w+))?")
 _ID = re.compile(r"[^\s\x00]{1,128}")
+_MADE_ID = re.compile(rf".{{1,24}}#[{_ALPHABET}]+(\.[{_ALPHABET}]+)?")
 
 
 def is_id(text: str) -> bool:
     """Return True if a text can be an entry's id: 1 to 128 characters without whitespace."""
     return _ID.fullmatch(text) is not None
+
+
+def is_made_id(id: str) -> bool:
+    """Return True for an id as the store makes it (`make_ids`), False for a caller's own key."""
+    return _MADE_ID.fullmatch(id) is not None
 
 
 def make_ids(

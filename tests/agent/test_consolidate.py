@@ -71,6 +71,16 @@ def test_rules_change_what_is_certain_and_nothing_else(store):
         undo_consolidation(store)
 
 
+def test_what_has_a_key_of_its_own_stays(store):
+    for key in ("ana:city", "ben:city"):
+        store.upsert(key, "Porto")
+    store.add("porto.", timestamp="2024-01-01")
+    ids = [change.operation.id for change in propose_consolidation(store).changes]
+    assert ids == [] and store.get("ben:city").content == "Porto"
+    store.add("Porto!", timestamp="2025-01-01")
+    assert [change.before for change in propose_consolidation(store).changes] == ["porto."]
+
+
 def test_a_model_merges_and_rewrites_the_core_and_its_mistakes_are_refused(store):
     with store.writing_as(speaker="Ana"):
         origin = {"source": "chat", "chunk": 3, "metadata": {"user": "ana"}}
