@@ -1,8 +1,7 @@
 """memalpha: train, evaluate and use memory agents.
 
 The public names, loaded on first use: `import memalpha` itself reads no model library, no index and no configuration,
-so that a program which only needs the store never pays for torch. `memalpha.train` is the training package and can be
-called: `memalpha.train("demo")`.
+so that a program which only needs the store never pays for torch.
 """
 
 from __future__ import annotations
@@ -53,9 +52,17 @@ _HOME = {
     "load_tasks": "tasks.load",
     "load_text_tasks": "tasks.text_tasks",
     "to_dataset": "tasks.formats.jsonl",
-    "train_on_preferences": "train",
-    "train_reward_model": "train",
+    "train": "train.api",
+    "train_on_preferences": "train.api",
+    "train_reward_model": "train.api",
 }
+
+# The function and the package of the training side have one name. Python sets it to the package when that is first
+# imported, and never again: so that comes first.
+import_module("memalpha.train")
+del globals()["train"]
+
+_TRAINING_LIBRARIES = ("torch", "transformers", "safetensors", "peft", "accelerate")
 
 __all__ = [
     "AsyncMemoryStore",
@@ -88,11 +95,16 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "train":  # the package is the function: a name that changed with the order of imports would be a trap
-        return import_module("memalpha.train")
     if name not in _HOME:
         raise AttributeError(f"module 'memalpha' has no attribute {name!r}")
-    value = getattr(import_module(f"memalpha.{_HOME[name]}"), name)
+    try:
+        value = getattr(import_module(f"memalpha.{_HOME[name]}"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in _TRAINING_LIBRARIES:
+            raise
+        from memalpha.errors import PolicyError, install_command
+
+        raise PolicyError(f"memalpha.{name} needs {error.name}: {install_command('train')}") from None
     globals()[name] = value
     return value
 

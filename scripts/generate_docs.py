@@ -107,7 +107,7 @@ def api_page() -> str:
     parts = [NOTICE, "# API\n\n`import memalpha` loads none of these until they are used.\n"]
     for name in sorted(memalpha.__all__):
         if name != "__version__":
-            home = getattr(memalpha, name).__module__ if name != "train" else "memalpha.train.api"
+            home = getattr(memalpha, name).__module__
             parts.append(f"\n::: {home}.{name}\n")
     return "".join(parts)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import memalpha
 from memalpha.cli.train import format_outcome, run_demo
 
 
@@ -17,7 +18,7 @@ def test_the_demo_says_where_the_page_is_and_what_to_try(run: Path, monkeypatch:
         arguments.update(overrides, config=config)
         return json.loads((run / "summary.json").read_text())
 
-    monkeypatch.setattr("memalpha.train.api.train", train)
+    monkeypatch.setattr(memalpha, "train", train)
     messages: list[str] = []
     page = run_demo(seed=7, out=run, policy="tiny", say=messages.append)
     assert arguments == {"config": "demo", "seed": 7, "out": run, "policy": "tiny"}

@@ -21,6 +21,7 @@ from memalpha.report.page import write_report
 from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.api import train
+from memalpha.train.trainers import trainer
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.memory_rl import MemoryEvaluations
 
@@ -106,7 +107,7 @@ def test_ctrl_c_while_resuming_keeps_the_best(small, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("memalpha.train.trainers.trainer.load_checkpoint", press)
+        patch.setattr(trainer, "load_checkpoint", press)
         with pytest.raises(KeyboardInterrupt):
             train(settings, max_steps=4)
     assert {path.name for path in checkpoints.iterdir()} == kept

@@ -18,7 +18,7 @@ from memalpha.qa.evaluate import MemoryScorer
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.store.embedding import HashEmbedder, load_embedder
 from memalpha.tasks.synthetic import worlds as synthetic
-from memalpha.train.algorithms import ALGORITHMS
+from memalpha.train.algorithms import ALGORITHMS, erl
 from memalpha.train.algorithms.erl import INTERNALIZED, run_second_attempts
 from memalpha.train.api import train
 from memalpha.train.learner.distributed import SINGLE_PROCESS
@@ -126,7 +126,7 @@ def test_advice_is_kept_where_it_helped(monkeypatch, gate):
             seconds.append(replace(one, first=first))
         return seconds
 
-    monkeypatch.setattr("memalpha.train.algorithms.erl.run_second_attempts", recorded)
+    monkeypatch.setattr(erl, "run_second_attempts", recorded)
     changes = {} if gate == "improvement" else {"keep_advice": gate}
     algorithm, _, _ = collect(settings(**changes))
     algorithm.finish_step({})

@@ -15,6 +15,7 @@ from memalpha.config import TextConfig
 from memalpha.errors import TrainingError
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.api import train
+from memalpha.train.trainers import evaluations
 from memalpha.types import Completion
 
 CHECKED = {"stop_unreadable": True}
@@ -96,8 +97,7 @@ def test_a_resumed_run_is_checked_again(small, monkeypatch):
 def test_a_training_reader_that_cannot_answer_stops(small, monkeypatch, reply, stop_reason, message):
     """The evaluations' reader answers well; the reward's own one is silent, only thinks, or never ends."""
     written(monkeypatch, INSERT % "city: Oslo")
-    load = "memalpha.train.trainers.evaluations.load_policy"
-    monkeypatch.setattr(load, lambda *args, **options: scripted(reply, stop_reason))
+    monkeypatch.setattr(evaluations, "load_policy", lambda *args, **options: scripted(reply, stop_reason))
     reader = {"kind": "policy", "policy": "http://reader", "prompt": "full"}
     assert_stopped(small(**CHECKED, reward={"reader": reader}), message)
 
