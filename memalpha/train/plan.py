@@ -379,7 +379,11 @@ def format_plan(plan: Mapping[str, Any]) -> str:
     fits = {True: "fits in", False: "DOES NOT FIT in", None: "unknown device of"}[memory["fits"]]
     lines.append(f"  peak in {memory['peak']['phase']}; {fits} {(memory['device_bytes'] or 0) / 1e9:.0f} GB")
     if time["phases"] is None:
-        return "\n".join([*lines, "time: unknown; --gpu NAME estimates it for a card"])
+        lines.append(
+            "time: not estimated on a CPU, where shared prompts and short replies decide: a trial of two steps"
+        )
+        lines.append("  (max_steps=2 out=runs/trial) shows the minutes left; --gpu NAME estimates a card")
+        return "\n".join(lines)
     phases, total = (f"{name} {seconds:,.1f} s" for name, seconds in time["phases"].items()), time["step_seconds"]
     lines.append(f"time on {time['device']}, an estimate never checked on a GPU:")
     lines.append(f"  a step {total:,.1f} s ({', '.join(phases)}); {time['steps']} steps, and evaluations")
