@@ -414,8 +414,8 @@ def evidence_accuracy(
 ) -> tuple[float | None, int]:
     """Return the accuracy of a reader that is shown what questions name as evidence, and how many these are.
 
-    It is the most that a memory of the same words could make of that reader. Only questions with an answer count; the
-    accuracy is None if none of them names evidence that was said before it is asked.
+    It is the most that a memory of the same words could make of that reader. Only questions with an answer count, and
+    none that needs a judge; the accuracy is None if none of them names evidence that was said before it is asked.
 
     Args:
         tasks: Tasks with questions.
@@ -423,12 +423,13 @@ def evidence_accuracy(
         metric: Metric of questions whose `meta` names none.
         embedder: Embedder of the settings; nothing is searched.
     """
-    answerable = [
-        task.model_copy(update={"questions": tuple(q for q in task.questions if q.answers and q.evidence)})
-        for task in tasks
-    ]
+
+    def is_asked(question: Question) -> bool:
+        return bool(question.answers and question.evidence) and question.meta.get("metric") not in JUDGED
+
+    asked = [task.model_copy(update={"questions": tuple(filter(is_asked, task.questions))}) for task in tasks]
     settings = SystemSettings(budget=EVIDENCE_BUDGET, k=1, embedder=embedder)
-    scorer = _SystemScorer(_set_metrics(answerable, None, metric, judged=False), reader, settings, None)
+    scorer = _SystemScorer(_set_metrics(asked, None, metric, judged=False), reader, settings, None)
     correct = list(scorer.ceiling.values())
     return _mean([float(is_right) for is_right in correct]), len(correct)
 
