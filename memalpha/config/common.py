@@ -381,10 +381,11 @@ class RewardConfig(Config):
         description="score of an answer for r1; question: each question's own metric, cited: that metric with the "
         "reply's form and evidence (qa.scoring.metrics; needs reader.cite)",
     )
-    content: Literal["gold", "judge", "copied"] = Field(
+    content: Literal["gold", "state", "judge", "copied"] = Field(
         default="gold",
-        description="validity of a write, for r4: by the task's gold operations, by the judge, or (copied) if its "
-        "names, numbers and values stand in the chunk",
+        description="validity of a write, for r4: by the task's gold operations word for word, by the judge, or "
+        "(copied) if its names, numbers and values stand in the chunk; state: what a turn did to the facts of the gold "
+        "operations, in any words",
     )
     reader: ReaderConfig | None = Field(
         default=None, description="reader of the reward, if other than the run's, which evaluations use"

@@ -10,9 +10,10 @@
 | own names | functions of your own (`reward.functions`)                                     | all turns        |
 
 Gold operations decide validity in r4, or a judge that sees the chunk (`content=judge`), or the chunk's own words
-(`content=copied`): a write is valid if it invents no name, number or value. With `metric=judge` a judge scores r1 too.
-With no gold operations and neither of the others r4 has weight 0: validity is never assumed. `reward.accuracy`
-and `reward.calls` are the weights of r1 and r2.
+(`content=copied`): a write is valid if it invents no name, number or value. With `content=state` r4 says what the turn
+did to the facts of the gold operations, in any words (`state_change`). With `metric=judge` a judge scores r1 too. With
+no gold operations and no judge or `copied` r4 has weight 0: validity is never assumed. `reward.accuracy` and
+`reward.calls` are the weights of r1 and r2.
 
 In a chunk group (`environments.memory_writing`) r1 and r3 belong to their turn. The questions are asked of the memory
 after it, and the size of that memory is compared with what was read by then.
@@ -43,8 +44,9 @@ from memalpha.policy.load import load_reward_model
 from memalpha.qa.memory_pairs import conversation_messages, state_text
 from memalpha.qa.scoring.judge import load_judge
 from memalpha.store.schema import MemorySchema
+from memalpha.store.search.lexical import words
 from memalpha.store.state import MemoryState
-from memalpha.store.values import is_copied, normalize
+from memalpha.store.values import is_copied, key_value, normalize
 from memalpha.types import LARGEST_REWARD, Reward, Task, ToolResult, Trajectory, TrajectoryGroup, Turn
 
 if TYPE_CHECKING:
@@ -149,6 +151,10 @@ class MemoryReward:
             r4 = [_copied_share(turn, task.chunks[turn.chunk].render()) for turn in turns]
         elif contents is not None:
             r4 = [_judged_share(turn, content, published) for turn, content in zip(turns, contents, strict=True)]
+        elif task.gold_operations and self.config.content == "state":
+            before = trajectory.before or (None, *trajectory.states)
+            steps = zip(turns, before, trajectory.states, strict=False)
+            r4 = [state_change(task, turn.chunk, earlier, later) for turn, earlier, later in steps]
         elif task.gold_operations:
             gold, judge = GoldFacts(task), _published_valid_share if published else _valid_share
             r4 = [judge(turn, gold, task, trajectory.states[index]) for index, turn in enumerate(turns)]
@@ -190,7 +196,7 @@ class MemoryReward:
             scope: Words for what these tasks are, such as "held-out tasks".
         """
         missing = sum(not task.gold_operations for task in tasks)
-        if not missing or not self.config.gamma or self.config.content != "gold":
+        if not missing or not self.config.gamma or self.config.content not in ("gold", "state"):
             return []
         return [f"reward: r4 is off (weight 0) for {missing} of {len(tasks)} {scope}: they carry no gold operations"]
 
@@ -252,6 +258,67 @@ def _copied_share(turn: Turn, chunk: str) -> float:
         if result.code in ("inserted", "updated", "core_updated", "duplicate")
     ]
     return sum(verdicts) / len(verdicts) if verdicts else 1.0
+
+
+BESIDE = 0.5
+"""What an update is worth in `state_change` if the value that it replaces still stands in an entry."""
+IDLE = 0.2
+"""What an entry costs in `state_change` that states no fact."""
+
+
+def state_change(task: Task, chunk: int, before: MemoryState | None, after: MemoryState) -> float:
+    """Return what the reading of a chunk did to the facts of the gold operations, in [-1, 1].
+
+    A fact stands in a memory if an entry has all words of its value, so notes may have any form. Of the chunk's
+    operations an insert counts 1 if its fact stands, an update 1 if the new value stands and the old one in no other
+    entry, else `BESIDE`, and a delete of what stood 1 if it is gone. A fact that stood, still holds and stands no more
+    costs 1, an entry written that states no fact `IDLE`. The sum is divided by the number of operations, at least 1.
+
+    Args:
+        task: Task with gold operations.
+        chunk: Index of the chunk.
+        before: Memory before the chunk; None is an empty one.
+        after: Memory after it.
+    """
+    contents = {} if before is None else {entry.id: entry.content for entry in before.list()}
+    old, new = ([] if memory is None else _words_of_lines(memory) for memory in (before, after))
+    live: dict[str, frozenset[str]] = {}
+    values: dict[str | None, frozenset[str]] = {}
+    score, count = 0.0, 0
+    for operation in sorted(task.gold_operations, key=lambda operation: operation.chunk):
+        if operation.chunk > chunk:
+            break
+        ended = live.pop(operation.replaces, None) if operation.replaces else None
+        value = _value_words(operation.content)
+        if operation.chunk < chunk:
+            if value:
+                live[operation.content] = value
+            continue
+        values[operation.content] = value
+        is_gone = ended is None or not any(ended <= found and not (value and value <= found) for found in new)
+        if value:
+            stands = any(value <= found for found in new)
+            score, count = score + stands * (1.0 if is_gone else BESIDE), count + 1
+        elif ended is not None and any(ended <= found for found in old):
+            score, count = score + is_gone, count + 1
+    for value in live.values():
+        score -= any(value <= found for found in old) and not any(value <= found for found in new)
+    stated = [value for value in (*live.values(), *values.values()) if value]
+    for entry in after.list():
+        found = frozenset(words(entry.content))
+        if contents.get(entry.id) != entry.content and not any(value <= found for value in stated):
+            score -= IDLE
+    return max(-1.0, score / max(1, count))
+
+
+def _words_of_lines(memory: MemoryState) -> list[frozenset[str]]:
+    """Return the words of each entry, and of each line of the core memory."""
+    lines = [*(entry.content for entry in memory.list()), *memory.core.splitlines()]
+    return [frozenset(words(line)) for line in lines]
+
+
+def _value_words(content: str) -> frozenset[str]:
+    return frozenset(words((key_value(content) or ("", content))[1]))
 
 
 def _published_valid_share(turn: Turn, gold: GoldFacts, task: Task, state: MemoryState) -> float:

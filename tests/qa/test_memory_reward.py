@@ -11,7 +11,7 @@ from memalpha.agent.parsing import format_call
 from memalpha.agent.replies import act
 from memalpha.config import MemoryFunction, RewardConfig
 from memalpha.errors import RewardError
-from memalpha.qa.memory_reward import GoldFacts, MemoryReward
+from memalpha.qa.memory_reward import BESIDE, IDLE, GoldFacts, MemoryReward
 from memalpha.qa.scoring.judge import ContentVerdicts
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.memory import WorkingMemory
@@ -35,6 +35,9 @@ GOLD = (
     op("delete", 1, replaces="pet: cat"),
 )
 TASK = Task(id="t", chunks=tuple(Chunk(text="word " * 30) for _ in range(3)), gold_operations=GOLD)
+
+
+STAYS = TASK.model_copy(update={"gold_operations": GOLD[:2]})
 
 
 def insert(content, category="semantic"):
@@ -134,6 +137,49 @@ def test_copies_are_valid_without_gold_operations():
     assert scored.components["r4"] == pytest.approx((1.0, 1 / 3, 1.0)) and scored.weights["r4"] == 0.1
     assert reward.notes([task]) == []
     assert MemoryReward(RewardConfig(), len).reward(rollout, []).weights["r4"] == 0.0
+
+
+STATED = [insert("I live in Oslo, for now"), insert("got a cat")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "value"),
+    [
+        ([update("I live in Oslo, for now", "Rome it is"), delete("got a cat")], 1.0),
+        ([update("I live in Oslo, for now", "from Oslo to Rome"), delete("got a cat")], 1.0),
+        ([insert("Rome it is"), delete("got a cat")], (BESIDE + 1) / 2),
+        ([insert("Rome it is")], BESIDE / 2),
+        ([update("got a cat", "Rome it is")], (BESIDE + 1) / 2),  # both are changes of this chunk
+        ([skip], 0.0),
+        ([insert("nice weather"), insert("no more cat")], -2 * IDLE / 2),
+    ],
+)
+def test_the_state_counts_in_any_words(changes, value):
+    reward = MemoryReward(RewardConfig(content="state"), len)
+    scored = reward.reward(roll(STATED, changes), [])
+    assert scored.components["r4"] == pytest.approx((1.0, value, 0.0)) and scored.weights["r4"] == 0.1
+
+
+def test_a_fact_that_is_lost_costs_what_it_gave():
+    reward = MemoryReward(RewardConfig(content="state"), len)
+    scored = reward.reward(roll(STATED, [skip], [delete("I live in Oslo, for now")], task=STAYS), [])
+    assert scored.components["r4"] == (1.0, 0.0, -1.0)
+    assert reward.reward(roll(STATED, task=TASK.model_copy(update={"gold_operations": ()})), []).weights["r4"] == 0.0
+
+
+@given(
+    st.lists(st.sampled_from(["Oslo", "a cat", "Rome", "Oslo and Rome", "weather"]), max_size=5),
+    st.lists(st.sampled_from(["Oslo", "a cat", "Rome"]), max_size=3),
+    st.randoms(),
+)
+def test_the_state_does_not_depend_on_ids_or_order(first, second, rng):
+    reward = MemoryReward(RewardConfig(content="state"), len)
+    turns = [[insert(text) for text in dict.fromkeys(texts)] for texts in (first, second)]
+    scored = reward.reward(roll(*turns), []).components["r4"]
+    assert all(-1.0 <= value <= 1.0 for value in scored)
+    for calls in turns:
+        rng.shuffle(calls)
+    assert reward.reward(roll(*turns), []).components["r4"] == scored
 
 
 CITIES = ("Oslo", "Rome", "Lima")
