@@ -217,14 +217,16 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
             that WhatsApp (`.txt`), ChatGPT or Claude (`.json`) exported, or `-` for a text on stdin.
         timestamp: ISO date of the text, or of messages without one; a task file has its own.
         size: Maximum characters of a chunk of a text or of messages.
-        exact_times: A chunk of messages holds those of one timestamp.
+        exact_times: A chunk of messages or of an exported chat holds those of one timestamp.
 
     Raises:
         DataError: the file cannot be read, or is empty.
     """
     check_timestamp(timestamp)
-    if file.suffix in (".json", ".txt") and (tasks := load_exports(file, size=size)) is not None:
-        return [chunk for task in tasks for chunk in task.chunks]
+    if file.suffix in (".json", ".txt"):
+        tasks = load_exports(file, size=size, exact_times=exact_times)
+        if tasks is not None:
+            return [chunk for task in tasks for chunk in task.chunks]
     if file.suffix == ".json" or (file.suffix == ".jsonl" and is_message_file(file)):
         chunks = load_messages(file, timestamp=timestamp, size=size, exact_times=exact_times)
         if not chunks:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from memalpha import MemoryStore
 from memalpha.errors import PromptTooLong
 from memalpha.policy.chat.text import format_call
 from memalpha.policy.scripted import ScriptedPolicy
@@ -130,3 +131,18 @@ def test_options_of_conversations_are_refused_elsewhere(refused, tmp_path: Path,
     file.write_text("user: hi\n")
     assert message in refused("read", tmp_path / "all.db", file, "--policy", "add_all", *options)
     assert not (tmp_path / "all.db").exists()
+
+
+@pytest.mark.parametrize("name", ["chat.jsonl", "chat.txt"])
+def test_a_rule_keeps_the_time_of_each_message(memalpha, tmp_path: Path, name: str) -> None:
+    texts = {
+        "chat.jsonl": "".join(
+            json.dumps({"role": "user", "name": "Ana", "content": "Ok.", "timestamp": f"2024-05-13T{time}"}) + "\n"
+            for time in ("09:00", "18:30")
+        ),
+        "chat.txt": "[13.05.24, 09:00:00] Ana: Ok.\n[13.05.24, 18:30:00] Ana: Ok.\n",
+    }
+    (tmp_path / name).write_text(texts[name])
+    assert memalpha("read", tmp_path / "a.db", tmp_path / name, "--policy", "add_all", "--embedder", "hash")[0] == 0
+    with MemoryStore.open(tmp_path / "a.db") as store:
+        assert [entry.timestamp for entry in store.list()] == ["2024-05-13T09:00", "2024-05-13T18:30"]

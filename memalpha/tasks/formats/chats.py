@@ -68,13 +68,16 @@ def load_chats(path: Path, dates: str | None = None) -> list[Task] | None:
     return [with_turn_ids(task) for task in tasks]
 
 
-def load_exports(path: Path, *, dates: str | None = None, size: int = CHUNK) -> list[Task] | None:
+def load_exports(
+    path: Path, *, dates: str | None = None, size: int = CHUNK, exact_times: bool = False
+) -> list[Task] | None:
     """Return the conversations that WhatsApp, ChatGPT or Claude exported; None for a file of another kind.
 
     Args:
         path: The file.
         dates: Order of the dates of a text.
         size: Most characters of a chunk.
+        exact_times: A chunk holds the utterances of one timestamp, not of a day.
 
     Raises:
         DataError: It is such a file and cannot be read, or an archive of such files.
@@ -85,11 +88,13 @@ def load_exports(path: Path, *, dates: str | None = None, size: int = CHUNK) -> 
         raise DataError(f"{path}: an archive: unpack it and give the path of its conversations.json or .txt")
     text = read_text(path)
     if is_whatsapp(text):
-        return [_read_whatsapp(text, path, dates, size)]
+        return [_read_whatsapp(text, path, dates, size, exact_times)]
     value = _parse_json(text)
     items = value if isinstance(value, list) else [value]
     first = next((item for item in items if isinstance(item, Mapping)), {})
-    return load_assistant_export(value, path, size) if "mapping" in first or "chat_messages" in first else None
+    if "mapping" not in first and "chat_messages" not in first:
+        return None
+    return load_assistant_export(value, path, size, exact_times=exact_times)
 
 
 def _parse_json(text: str) -> object:
@@ -118,13 +123,14 @@ _SPEAKERS = {"human": "user", "assistant": "assistant"}
 _CITATION = re.compile("\ue200[^\ue200\ue201]*\ue201")
 
 
-def load_assistant_export(value: object, path: Path, size: int = CHUNK) -> list[Task]:
+def load_assistant_export(value: object, path: Path, size: int = CHUNK, *, exact_times: bool = False) -> list[Task]:
     """Return the conversations that hold words as tasks without questions, in the order of the file.
 
     Args:
         value: The parsed JSON of an export.
         path: Its file, for error messages.
         size: Most characters of a chunk.
+        exact_times: A chunk holds the utterances of one timestamp, not of a day.
 
     Raises:
         DataError: A field is missing or of another kind; the error names file, conversation and field.
@@ -145,7 +151,7 @@ def load_assistant_export(value: object, path: Path, size: int = CHUNK) -> list[
         if not isinstance(id, str) or not id.strip():
             name = "conversation_id" if source == "chatgpt" else "uuid"
             raise DataError(f"{location}.{name}: is missing: every conversation needs an id")
-        chunks = pack_days(utterances, timestamp=start, size=size)
+        chunks = pack_days(utterances, timestamp=start, size=size, exact_times=exact_times)
         meta = {"source": source, **({"title": title} if isinstance(title, str) and title.strip() else {})}
         if chunks:
             if id in tasks:
@@ -515,7 +521,7 @@ def is_whatsapp(text: str) -> bool:
     return _match_head(line) is not None
 
 
-def _read_whatsapp(text: str, path: Path, dates: str | None, size: int) -> Task:
+def _read_whatsapp(text: str, path: Path, dates: str | None, size: int, exact_times: bool) -> Task:
     """Return the chat of an exported text as a task without questions; its id is the file's name.
 
     Raises `DataError` if a date does not exist, or the order of dates stays open.
@@ -528,7 +534,7 @@ def _read_whatsapp(text: str, path: Path, dates: str | None, size: int) -> Task:
         (*_read_message(message.text), time.isoformat(timespec="seconds" if time.second else "minutes"))
         for message, time in zip(messages, times, strict=True)
     ]
-    chunks = pack_days(utterances, size=size)
+    chunks = pack_days(utterances, size=size, exact_times=exact_times)
     if not chunks:
         raise DataError(f"{path}: no message has words of a person: there is nothing to read")
     return Task(id=path.stem, chunks=tuple(chunks), meta={"source": "whatsapp"})
