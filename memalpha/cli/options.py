@@ -17,6 +17,7 @@ import typer
 from memalpha.config import AgentConfig, ReaderConfig, TrustConfig, build_config, parse_overrides
 from memalpha.errors import ConfigError, DataError, StoreError
 from memalpha.store.fields import check_timestamp, visible
+from memalpha.tasks.chunking import split_text
 from memalpha.tasks.formats.chats import is_message_file, load_exports, load_messages
 from memalpha.tasks.formats.jsonl import load_jsonl
 from memalpha.text_files import decode_text
@@ -238,8 +239,10 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
     for line in read_text(file).splitlines(keepends=True):
         if pieces and len(pieces[-1]) + len(line) <= size:
             pieces[-1] += line
-        else:
-            pieces.extend(line[start : start + size] for start in range(0, len(line), size))
+        elif len(line) <= size:
+            pieces.append(line)
+        else:  # at the end of a sentence or a word
+            pieces += (f"{piece}\n" for piece in split_text(line, size))
     texts = [piece.strip() for piece in pieces if piece.strip()]
     if not texts:
         raise DataError(f"{file} is empty: there is nothing to read")

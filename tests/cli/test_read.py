@@ -27,6 +27,15 @@ def test_read_writes_every_chunk_in_order(memalpha, tmp_path: Path) -> None:
     assert {entry["source"] for entry in entries} == {str(text)}
 
 
+def test_a_line_longer_than_a_chunk_is_cut_between_words(memalpha, tmp_path: Path) -> None:
+    words = [f"word{number}" for number in range(100)]
+    (tmp_path / "chat.txt").write_text(f"{' '.join(words)}\nAna: Bye.\n")
+    memalpha("read", tmp_path / "a.db", tmp_path / "chat.txt", "--policy", "add_all", "--chunk", 50)
+    with MemoryStore.open(tmp_path / "a.db") as store:
+        contents = [entry.content for entry in store.list()]
+    assert contents[-1] == "Ana: Bye." and " ".join(contents[:-1]).split() == words
+
+
 def test_replies_that_hold_no_call_are_said_once(memalpha, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "chat.txt").write_text("Ana: I live in Porto.\n" * 3)
     reply = [Completion("Let me see", stop_reason="length")]
