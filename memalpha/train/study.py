@@ -6,8 +6,8 @@
     seeds: [0, 1, 2]
     jobs: 2
     variants:                           # the first is the baseline
-      conversation: {}
-      chunk: {sampling.groups: chunk}
+      chunk: {}                         # as demo has it
+      conversation: {sampling.groups: conversation}
 
 Each run is `memalpha train` in a process of its own, in `out/VARIANT-SEED`. The same command resumes: a finished run is
 not started again. `study.json` and `study.md` hold what came out:
@@ -81,14 +81,22 @@ def load_study(path: str | Path) -> StudyConfig:
     """Read a study and check the configuration of each of its variants.
 
     Raises:
-        ConfigError: The file cannot be read, or a setting does not fit; the message names variant and key.
+        ConfigError: The file cannot be read, a setting does not fit, or two variants have equal settings; the message
+            names variant and key.
     """
     study = build_config(StudyConfig, read_config(path), str(path))
+    names: dict[str, str] = {}
     for variant in study.variants:
         try:
-            training_config(study.base, parse_overrides(_words(study.overrides(variant, study.seeds[0]))))
+            config = training_config(study.base, parse_overrides(_words(study.overrides(variant, study.seeds[0]))))
         except ConfigError as error:
             raise ConfigError(f"{path}: variant {variant}: {error}") from None
+        other = names.setdefault(config.model_copy(update={"out": study.out}).model_dump_json(), variant)
+        if other != variant:
+            raise ConfigError(
+                f"{path}: variants {other} and {variant} have equal settings, since {study.base} has some of them "
+                f"already (memalpha config {study.base})"
+            )
     return study
 
 
@@ -200,8 +208,10 @@ def collect_results(study: StudyConfig) -> dict[str, Any]:
 
 
 def validation_curve(run: Path) -> list[tuple[int, float]]:
-    """Return (sampled tokens so far, validation accuracy) at each validation of a run."""
-    tokens, curve = 0, []
+    """Return (sampled tokens so far, validation accuracy) at the start and at each validation of a run."""
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    start = summary["start_validation"].get("validation_accuracy")
+    tokens, curve = 0, [] if start is None else [(0, start)]
     for line in _metrics(run):
         tokens += line["sampled_tokens"]
         if line.get("validation_accuracy") is not None:
@@ -214,7 +224,7 @@ def _metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def interpolate(curve: Sequence[tuple[int, float]], tokens: float) -> float:
-    """Return a curve's value at a number of tokens; before the first validation that of the first."""
+    """Return a curve's value at a number of tokens."""
     return float(np.interp(tokens, [at for at, _ in curve], [value for _, value in curve]))
 
 

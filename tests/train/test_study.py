@@ -16,7 +16,7 @@ def study_file(path, **changes):
         "out": str(path / "study"),
         "base": "demo",
         "seeds": [0, 1],
-        "variants": {"plain": {}, "chunk": {"sampling.groups": "chunk"}},
+        "variants": {"plain": {"sampling.groups": "conversation"}, "chunk": {}},
         **changes,
     }
     file = path / "study.yaml"
@@ -44,6 +44,7 @@ def finished_run(folder, correct, tokens, validation):
     summary = {
         "before": {"accuracy": 0.1},
         "after": {"accuracy": correct / 10, "update_hit": 0.5, "delete_hit": None},
+        "start_validation": {"validation_accuracy": 0.0},
         "software": {},
     }
     (folder / "summary.json").write_text(json.dumps(summary))
@@ -55,6 +56,7 @@ def finished_run(folder, correct, tokens, validation):
         ({"variants": {"plain": {}, "typo": {"sampling.grups": "chunk"}}}, r"variant typo: .*sampling.grups.*groups"),
         ({"variants": {"plain": {}}}, "variants"),
         ({"variants": {"plain": {}, "../up": {}}}, "'../up' names a folder"),
+        ({"variants": {"chunk": {}, "same": {"sampling.groups": "chunk"}}}, "chunk and same have equal settings"),
         ({"seeds": []}, "seeds"),
         ({"base": "no-such"}, "no-such"),
     ],
@@ -77,13 +79,13 @@ def test_the_tables_compare_equal_questions_and_equal_tokens(tmp_path):
     assert chunk["against"][0] == pytest.approx(0.25) and plain["against"] is None
     assert plain["sampled_tokens"] == [300, 300] and chunk["sampled_tokens"] == [600, 600]
     assert results["budgets"] == [75, 150, 225, 300], "tokens that both reached"
-    # Between validations at 100 and 300 tokens: 0.2 and 0.4; at 200, 400 and 600: 0.3, 0.5 and 0.7.
-    assert [value for value, _ in plain["curve"]] == pytest.approx([0.2, 0.25, 0.325, 0.4])
-    assert [value for value, _ in chunk["curve"]] == pytest.approx([0.3, 0.3, 0.325, 0.4])
+    # Between validations at 0, 100 and 300 tokens: 0.0, 0.2 and 0.4; at 0, 200, 400 and 600: 0.0, 0.3, 0.5 and 0.7.
+    assert [value for value, _ in plain["curve"]] == pytest.approx([0.15, 0.25, 0.325, 0.4])
+    assert [value for value, _ in chunk["curve"]] == pytest.approx([0.1125, 0.225, 0.325, 0.4])
     assert set(plain["figures"]) == {"update_hit"}, "a figure that a run does not have is left out"
     page = format_results(results)
-    assert "| chunk | 0.650 [" in page and "| plain | the base's | 0.400, 0.400 |" in page
-    assert "`sampling.groups=chunk` | 0.600, 0.700" in page
+    assert "| chunk | 0.650 [" in page and "| chunk | the base's | 0.600, 0.700 |" in page
+    assert "`sampling.groups=conversation` | 0.400, 0.400" in page
 
 
 def test_finished_runs_are_not_started_again_and_others_settings_are_refused(tmp_path):

@@ -552,6 +552,7 @@ class Trainer:
             "steps": self.step,
             "best_step": best_step,
             "started_from": self.start.fingerprint,
+            "start_validation": self.start_validation,
             "software": software_version(),
             "policy_parameters": self.start.policy.parameters,
             "minutes": self._minutes(),
