@@ -238,7 +238,7 @@ def write(
         PolicyError: The teacher did not answer; what is done stays.
     """
     from memalpha.qa.reader import load_reader
-    from memalpha.qa.teacher import RowsFile, load_student, load_teacher, write_rows
+    from memalpha.qa.teacher import NO_CALL, RowsFile, load_student, load_teacher, write_rows
 
     teacher = load_teacher(policy, _parse_price(price))
     own = (
@@ -263,11 +263,19 @@ def write(
     rows = sum(result.rows for result in results)
     lines = [f"{counted(rows, 'row')} of {reasons['kept']} of {counted(len(results), 'conversation')}: {out}"]
     lines += [f"{count} not kept: {reason}" for reason, count in reasons.items() if reason != "kept"]
+    lines += [f"{file.repeated} written again: {NO_CALL} in an earlier call"] * bool(file.repeated)
     asked = [max(result.scores) for result in results if result.scores]
     if asked:
         lines.append(f"mean score of the best attempts {sum(asked) / len(asked):.3f}, answered by {answers.name}")
-        lines += ["--reader names another to answer: extractive, copy or a model"] * (not rows)
+        only_weak = not rows and not reasons[NO_CALL]
+        lines += ["--reader names another to answer: extractive, copy or a model"] * only_weak
+    if reasons[NO_CALL]:
+        lines.append(
+            f"{NO_CALL}: look at the replies in {file.scores_path}; memalpha check-policy {policy} says whether its "
+            "calls can be read; the same command writes these again"
+        )
     value = {"path": str(out), "rows": rows, "conversations": len(results), "reasons": dict(reasons)}
+    value |= {"written_again": file.repeated}
     print_result(value | _bill(teacher), as_json, "\n".join([*lines, *_format_bill(teacher)]))
     if not rows and results:
         raise typer.Exit(1)
@@ -311,7 +319,7 @@ def ask(
         PolicyError: The model did not answer; what is done stays.
         typer.Exit: No question was kept (exit code 1).
     """
-    from memalpha.qa.questions import Asker, ask_file
+    from memalpha.qa.questions import UNREADABLE, Asker, ask_file
     from memalpha.qa.reader import load_reader
     from memalpha.qa.teacher import load_teacher
 
@@ -335,10 +343,12 @@ def ask(
         f"{at_end:>6} asked at the end",
         f"{len(made) - at_end:>6} asked earlier: later words change the answer, or are too many to test at once",
         *(f"{count:>6} dropped: {reason}" for reason, count in reasons.most_common()),
+        *[f"{asker.repeated:>6} asked again: an earlier reply was no list of questions"] * bool(asker.repeated),
         f"made by {teacher.name}; what was dropped: {out.with_suffix('.asked.jsonl')}",
+        *["replies that are no list of questions are asked again by the same command"] * bool(reasons[UNREADABLE]),
     ]
     value = {"path": str(out), "tasks": len(tasks), "chunks": len(results), "questions": len(made)}
-    value |= {"at_end": at_end, "dropped": dict(reasons)}
+    value |= {"at_end": at_end, "dropped": dict(reasons), "asked_again": asker.repeated}
     print_result(value | _bill(teacher), as_json, "\n".join([*lines, *_format_bill(teacher)]))
     if not made:
         raise typer.Exit(1)

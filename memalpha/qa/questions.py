@@ -6,7 +6,8 @@ that is answered without the conversation is dropped; and each question is answe
 said after it. If that changes the answer, it is asked right after its chunk, otherwise at the end.
 
 Kept questions have the category `made` and `meta.made_by`. Beside the task file, `NAME.asked.jsonl` has a line for each
-chunk: what was kept, what was dropped and why. With it a stopped call resumes.
+chunk: what was kept, what was dropped and why. With it a stopped call resumes. A chunk whose reply was no list of
+questions is then asked about again: its model, or the model's server, failed.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ from memalpha.qa.passages import passages_as_hits, turn_passages
 from memalpha.qa.progress import show_progress
 from memalpha.qa.reader import load_reader
 from memalpha.qa.scoring.metrics import is_correct, score_question
-from memalpha.qa.teacher import append_lines, read_lines
+from memalpha.qa.teacher import REPLY_CHARACTERS, append_lines, read_lines
 from memalpha.store.values import contains, is_same
 from memalpha.tasks.formats.chats import with_turn_ids
 from memalpha.tasks.formats.files import build_task
 from memalpha.tasks.load import load_tasks, save_tasks
 from memalpha.types import Chunk, Question, SampleRequest, Task
+
+UNREADABLE = "the reply is no list of questions"
+"""Reason of a chunk that is asked about again when the call resumes."""
 
 CATEGORY = "made"
 """Category of questions that a model made."""
@@ -68,7 +72,8 @@ class AskedChunk:
         asker: Who asked, answered and scored, as one text.
         digest: Checksum of the text that was read.
         kept: Questions that were kept, as fields of `Question`.
-        dropped: Questions that were dropped, each with `question`, `answer` and `reason`.
+        dropped: Questions that were dropped, each with `question`, `answer` and `reason`; an unreadable reply is one,
+            with its beginning as `reply`.
     """
 
     task: str
@@ -77,6 +82,11 @@ class AskedChunk:
     digest: str
     kept: list[dict[str, Any]] = field(default_factory=list)
     dropped: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def is_unreadable(self) -> bool:
+        """True if the reply was no list of questions."""
+        return any(question["reason"] == UNREADABLE for question in self.dropped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +101,7 @@ class _Job:
 
 @dataclass(slots=True)
 class _Draft:
-    """A question under test; `reason` says why it is dropped, None while it is not."""
+    """A question under test; `reason` says why it is dropped, None while it is not. `reply` is an unreadable reply."""
 
     job: _Job
     question: str
@@ -99,6 +109,7 @@ class _Draft:
     quote: str
     reason: str | None = None
     holds_later: bool = False
+    reply: str = ""
 
 
 class Asker:
@@ -110,6 +121,9 @@ class Asker:
         number: Most questions of a chunk.
         metric: Metric that compares answers.
         thinking_tokens: Room for thoughts before a reply.
+
+    Attributes:
+        repeated: Chunks that the last call of `ask_tasks` asked about again, because an earlier reply was unreadable.
     """
 
     def __init__(
@@ -125,6 +139,7 @@ class Asker:
         self.policy = policy
         self.reader = load_reader(settings, policy, frozen=True) if reader is None else reader
         self.number, self.metric, self.thinking_tokens = number, metric, thinking_tokens
+        self.repeated = 0
         self.name = f"{policy.name}, {number} a chunk, answered by {self.reader.name}, {metric}"
 
     def ask(self, jobs: Sequence[_Job]) -> list[AskedChunk]:
@@ -194,6 +209,7 @@ class Asker:
             )
         dropped = [
             {"question": draft.question, "answer": draft.answer, "reason": draft.reason}
+            | ({"reply": draft.reply} if draft.reply else {})
             for draft in drafts
             if draft.reason is not None
         ]
@@ -251,6 +267,8 @@ def ask_tasks(
 ) -> list[AskedChunk]:
     """Make the questions of each chunk; those of an earlier call of the same asker are taken from its log.
 
+    A chunk whose reply was no list of questions is asked about again; `asker.repeated` counts these.
+
     Args:
         tasks: Conversations; their turns have ids.
         asker: Who asks.
@@ -263,6 +281,7 @@ def ask_tasks(
     names = AskedChunk.__dataclass_fields__
     lines = [AskedChunk(**{name: line[name] for name in names}) for line in read_lines(log, names, "memalpha data ask")]
     results = {(line.task, line.chunk, line.asker, line.digest): line for line in lines}
+    unreadable = {key for key, line in results.items() if line.is_unreadable}
     jobs = []
     for task in tasks:
         rendered = [f"{chunk.timestamp}\n{chunk.render()}" for chunk in task.chunks]
@@ -275,7 +294,8 @@ def ask_tasks(
             digest = hashlib.sha256("\n\n".join(texts[:number]).encode("utf-8", "replace")).hexdigest()[:16]
             jobs.append(_Job(task, chunk, chunk.index + number - 1, digest))
     keys = [(job.task.id, job.chunk.index, asker.name, job.digest) for job in jobs]
-    todo = [job for job, key in zip(jobs, keys, strict=True) if key not in results]
+    todo = [job for job, key in zip(jobs, keys, strict=True) if key not in results or key in unreadable]
+    asker.repeated = len(unreadable.intersection(keys))
     for first in range(0, len(todo), PARALLEL_CHUNKS):
         if progress is not None:
             progress(len(jobs) - len(todo) + first, len(jobs))
@@ -306,7 +326,7 @@ def _parse(text: str, job: _Job, number: int) -> Iterator[_Draft]:
     try:
         items, _ = json.JSONDecoder().raw_decode(reply, reply.index("["))
     except (ValueError, RecursionError):
-        yield _Draft(job, "", "", "", "the reply is no list of questions")
+        yield _Draft(job, "", "", "", UNREADABLE, reply=text[:REPLY_CHARACTERS])
         return
     for item in items[:number]:
         fields = [item.get(name) if isinstance(item, Mapping) else None for name in ("question", "answer", "quote")]

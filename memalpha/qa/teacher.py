@@ -6,7 +6,8 @@ TRL's format, with `task` and `chunk`, and its prompt is the one that the studen
 failed are left out, and so is a chunk with failed calls alone.
 
 Beside the rows, `NAME.scores.jsonl` has a line for each conversation: what it scored, whether it was kept and why. With
-both files a stopped call resumes.
+both files a stopped call resumes. A conversation without an executed call is then written again: its teacher, or the
+teacher's server, failed.
 """
 
 from __future__ import annotations
@@ -37,6 +38,14 @@ PARALLEL_ROLLOUTS = 16
 
 _COMMAND = "memalpha data write"
 
+_SCORE_FIELDS = ("task", "teacher", "scores", "empty", "rows", "reason")
+
+NO_CALL = "no call was executed"
+"""Reason of a conversation whose attempts left the memory empty."""
+
+REPLY_CHARACTERS = 500
+"""Most characters of an unreadable reply that are kept, to be looked at."""
+
 
 @dataclass(frozen=True, slots=True)
 class WrittenConversation:
@@ -49,6 +58,7 @@ class WrittenConversation:
         empty: The same from an empty memory.
         rows: Rows that were kept.
         reason: Why the best attempt was kept, or none.
+        reply: Beginning of the first reply if no call was executed.
     """
 
     task: str
@@ -57,6 +67,7 @@ class WrittenConversation:
     empty: float | None = None
     rows: int = 0
     reason: str = "no question"
+    reply: str = ""
 
 
 class RowsFile:
@@ -67,6 +78,7 @@ class RowsFile:
 
     Attributes:
         conversations: Results of earlier calls, by task.
+        repeated: Conversations that are written again, because no call of an earlier one was executed.
 
     Raises:
         ConfigError: The name has another ending.
@@ -79,14 +91,23 @@ class RowsFile:
         self.path, self.scores_path = path, path.with_suffix(".scores.jsonl")
         self.conversations = {
             value["task"]: WrittenConversation(**{**value, "scores": tuple(value["scores"])})
-            for value in read_lines(self.scores_path, WrittenConversation.__dataclass_fields__, _COMMAND)
+            for value in read_lines(self.scores_path, _SCORE_FIELDS, _COMMAND)
         }
+        self.repeated = 0
         self.tasks_with_rows = {value["task"] for value in read_lines(path, ("task", "chunk", "completion"), _COMMAND)}
 
     def is_done(self, task: Task, teacher: str) -> bool:
-        """Return True if a task has rows, or none from this teacher."""
+        """Return True if a task has rows, or none from this teacher although its calls could be executed."""
+        has_result = self._has_result(task, teacher) and not self.is_failed(task, teacher)
+        return task.id in self.tasks_with_rows or has_result
+
+    def is_failed(self, task: Task, teacher: str) -> bool:
+        """Return True if this teacher wrote a task without a call that was executed."""
+        return self._has_result(task, teacher) and self.conversations[task.id].reason == NO_CALL
+
+    def _has_result(self, task: Task, teacher: str) -> bool:
         earlier = self.conversations.get(task.id)
-        return task.id in self.tasks_with_rows or (earlier is not None and earlier.teacher == teacher)
+        return earlier is not None and earlier.teacher == teacher
 
     def append(self, conversation: WrittenConversation, rows: Sequence[dict[str, Any]]) -> None:
         """Append the rows of a conversation, then its result."""
@@ -171,6 +192,8 @@ def write_rows(
 ) -> list[WrittenConversation]:
     """Write each conversation and keep the best attempt as rows; those that are done are skipped.
 
+    A conversation of an earlier call without an executed call is written again; `file.repeated` counts these.
+
     Args:
         tasks: Conversations with questions.
         policy: The teacher.
@@ -200,6 +223,7 @@ def write_rows(
     of_student = writing if student is None else MemoryWriting(student, policy.count_tokens)
     engine = RolloutEngine(policy, writing)
     todo = [(number, task) for number, task in enumerate(tasks) if not file.is_done(task, teacher)]
+    file.repeated = sum(file.is_failed(task, teacher) for _, task in todo)
     size = max(1, PARALLEL_ROLLOUTS // attempts)
     for first in range(0, len(todo), size):
         if progress is not None:
@@ -233,13 +257,15 @@ def _judge(
         attempts, key=lambda attempt: (scores[attempt.rollout], -memory_tokens(attempt.states[-1], estimate_tokens))
     )
     rows: list[dict[str, Any]] = []
+    reply = ""
     if not any(turn.operations for attempt in attempts for turn in attempt.turns):
-        reason = "no call was executed"
+        reason = NO_CALL
+        reply = next((turn.completion.text for turn in attempts[0].turns), "")[:REPLY_CHARACTERS]
     elif scores[best.rollout] <= floor:
         reason = "answers no better than an empty memory"
     else:
         rows, reason = list(_rows(best, writing)), "kept"
-    return WrittenConversation(task.id, teacher, tuple(scores), floor, len(rows), reason), rows
+    return WrittenConversation(task.id, teacher, tuple(scores), floor, len(rows), reason, reply), rows
 
 
 def _rows(attempt: Trajectory, writing: MemoryWriting) -> Iterator[dict[str, Any]]:

@@ -184,3 +184,27 @@ def test_the_command_makes_a_task_file_from_a_chat(tmp_path, memalpha):
     assert sorted(map(len, sides)) == [1, 1] and sides[0] != sides[1]
     code, out, _ = memalpha("data", "check", tmp_path / "questions.jsonl")
     assert code == 0 and "3 questions as made by a model" in out and "it holds the answer in 3" in out
+
+
+def test_only_unreadable_replies_are_asked_again(tmp_path, memalpha):
+    save_jsonl(TASKS, tmp_path / "mine.jsonl")
+    is_broken = True
+
+    def answer(body):
+        """Give one of the parts a reply that is no list, as long as the server is broken."""
+        text = reply(body)
+        return "Internal error" if is_broken and "Friday" in str(body) and "Here you are" in text else text
+
+    with StandIn(answer) as server:
+        words = ("data", "ask", tmp_path / "mine.jsonl", "--policy", f"{server.url}#m", "--out", tmp_path / "q.jsonl")
+        code, out, _ = memalpha(*words)
+        assert code == 0 and "1 dropped: the reply is no list" in out and "asked again by the same command" in out
+        dropped = [question for line in lines(tmp_path / "q.asked.jsonl") for question in line["dropped"]]
+        assert "Internal error" in [question.get("reply") for question in dropped]
+        is_broken = False
+        before = len(server.bodies)
+        code, out, _ = memalpha(*words)
+        assert sum("JSON list" in str(body) for body in server.bodies[before:]) == 1
+        assert code == 0 and "1 asked again" in out and "no list of questions are asked" not in out
+        assert [len(task.questions) for task in load_tasks(tmp_path / "q.jsonl")] == [3, 1]
+        assert "asked again" not in memalpha(*words)[1]

@@ -139,3 +139,28 @@ def test_the_command_says_what_it_kept(tmp_path, memalpha):
     code, out, _ = memalpha(*words, "--out", tmp_path / "rows.jsonl", "--student", "tiny", "--json")
     value = json.loads(out)
     assert code == 0 and value["rows"] == len(lines(tmp_path / "rows.jsonl")) and sum(value["reasons"].values()) == 4
+
+
+def test_conversations_without_an_executed_call_are_written_again(tmp_path, memalpha):
+    save_jsonl(tasks(2), tmp_path / "mine.jsonl")
+    is_broken = True
+
+    def reply(body):
+        """Fail at the second conversation as long as the server is broken."""
+        is_second = any(turn.text in str(body) for chunk in tasks(2)[1].chunks for turn in chunk.turns)
+        return "Internal error" if is_broken and is_second else insert_lines(body)
+
+    with StandIn(reply) as server:
+        words = ["data", "write", tmp_path / "mine.jsonl", "--policy", f"{server.url}#m", "--reader", "extractive"]
+        words += ["--out", tmp_path / "rows.jsonl"]
+        out = memalpha(*words)[1]
+        assert "1 not kept: no call was executed" in out and "memalpha check-policy http" in out
+        assert "--reader names another" not in out
+        assert [line["reply"] for line in lines(tmp_path / "rows.scores.jsonl")] == ["", "Internal error"]
+        is_broken = False
+        before = len(server.bodies)
+        out = memalpha(*words)[1]
+        assert "1 written again: no call was executed" in out and "not kept: no call" not in out
+        assert len(server.bodies) - before == len(tasks(2)[1].chunks) + 1, "and the check of the endpoint"
+        assert "written again" not in memalpha(*words)[1]
+    assert [result.reply for result in RowsFile(tmp_path / "rows.jsonl").conversations.values()] == ["", ""]
