@@ -148,10 +148,12 @@ def format_pixels(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.1f}".removesuffix(".0")
 
 
-def format_tick(value: float) -> str:
-    """Return the label of a tick: whole numbers and large ones as they are, others with two decimals at most."""
-    return f"{value:g}" if value == int(value) or abs(value) >= 10 else f"{value:.2f}".rstrip("0")
+def format_figure(value: float) -> str:
+    """Return a number with three significant digits, at least those before the decimal point."""
+    if value == 0:
+        return "0"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:#.3g}".rstrip(".")
 
 
-ENVIRONMENT.filters |= {"pixels": format_pixels, "tick": format_tick, "spec": format}
+ENVIRONMENT.filters |= {"pixels": format_pixels, "figure": format_figure, "spec": format}
 ENVIRONMENT.globals["z95"] = Z95

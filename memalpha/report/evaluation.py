@@ -233,12 +233,16 @@ def difference_interval(systems: Systems, records: RecordsBySystem) -> tuple[flo
     return middle - half, middle + half
 
 
+def _has_intervals(rows: Iterable[MarkRow]) -> bool:
+    return any(mark.se for row in rows for mark in row.marks)
+
+
 def read_results(systems: Systems, records: RecordsBySystem) -> dict[str, Any]:
     """Return what the page says of a finished run: `interval`, `empty_accuracy`, `error`, `weakest`, `charts`.
 
     `empty_accuracy` is the accuracy of an empty memory: the share of questions whose right answer is to abstain. The
-    charts are `accuracy`, `changes` ("" without marks) and `abilities` ("" with one kind), with their `legend` and
-    `counts`.
+    charts are `accuracy`, `changes` ("" without marks) and `abilities` ("" with one kind), with their `legend`, their
+    `counts`, and whether accuracies (`has_intervals`) and abilities (`has_ability_intervals`) have error bars.
 
     Args:
         systems: Summaries by system, `before` and `after` among them.
@@ -272,6 +276,8 @@ def read_results(systems: Systems, records: RecordsBySystem) -> dict[str, Any]:
     line = None if empty_accuracy is None else ("empty memory", empty_accuracy)
     charts = {
         "accuracy": mark_rows(rows, line=line),
+        "has_intervals": _has_intervals(rows),
+        "has_ability_intervals": _has_intervals(abilities),
         "changes": mark_rows(changes) if changes else "",
         "abilities": mark_rows(abilities) if len(abilities) > 1 else "",  # one kind is the first chart again
         "legend": [(name, SHORT_LABELS[name], False) for name in systems],
@@ -319,8 +325,9 @@ def read_text_results(folder: Path, summaries: Summaries) -> dict[str, Any]:
         summaries: Summaries by name, not empty.
 
     Returns:
-        `accuracy` and `categories` (charts; "" with one category), `legend`, `rows` of the table (label, values by
-        system), `replies` (records by system, of each task shown), `task_count`.
+        `accuracy` and `categories` (charts; "" with one category), `has_intervals` and `has_category_intervals`,
+        `legend`, `rows` of the table (label, values by system), `replies` (records by system, of each task
+        shown), `task_count`.
     """
     names = list(summaries)
     kinds = {name: name if name in COLOURS else COLOURS[index % len(COLOURS)] for index, name in enumerate(names)}
@@ -339,8 +346,11 @@ def read_text_results(folder: Path, summaries: Summaries) -> dict[str, Any]:
     rows += [(f"… {name}", [values["rewards"].get(name) for values in systems]) for name in components]
     rows += [(key.replace("_", " "), [values.get(key) for values in systems]) for key in ("reply_tokens", "truncated")]
     replies, task_count = choose_replies(folder, names)
+    accuracies = [MarkRow(name, marks({name: values})) for name, values in summaries.items()]
     return {
-        "accuracy": mark_rows([MarkRow(name, marks({name: values})) for name, values in summaries.items()]),
+        "accuracy": mark_rows(accuracies),
+        "has_intervals": _has_intervals(accuracies),
+        "has_category_intervals": _has_intervals(by_category),
         "categories": mark_rows(by_category) if len(categories) > 1 else "",
         "legend": [(kinds[name], name, False) for name in names],
         "rows": rows,
