@@ -24,7 +24,7 @@ from markupsafe import Markup
 from memalpha import __version__
 from memalpha.config import EvalConfig
 from memalpha.errors import DataError
-from memalpha.report.charts import ENVIRONMENT, LOADER, Series, line_chart, swatch
+from memalpha.report.charts import ENVIRONMENT, LOADER, Series, format_figure, line_chart, swatch
 from memalpha.report.evaluation import (
     COLOURS,
     SHORT_LABELS,
@@ -98,7 +98,9 @@ class RunPage:
             "systems": systems,
             "short_labels": SHORT_LABELS,
             "example": None if texts or (live and not summary) else _read_json(example),
-            "curves": draw_training(metrics, is_text=bool(texts)),
+            "curves": draw_training(metrics, self._start_validation(), is_text=bool(texts)),
+            "scheduled_steps": self._scheduled_steps(),
+            "chosen_by": describe_choice(metrics),
             "text": read_text_results(folder / "eval", texts) if texts else None,
             "evaluation": evaluation,
             "anchor": anchor,
@@ -116,7 +118,9 @@ class RunPage:
         if not metrics:
             return ""
         return ENVIRONMENT.get_template("training.html").render(
-            metrics=metrics, curves=draw_training(metrics, is_text=bool(texts))
+            metrics=metrics,
+            curves=draw_training(metrics, self._start_validation(), is_text=bool(texts)),
+            scheduled_steps=self._scheduled_steps(),
         )
 
     def state(self) -> dict[str, Any]:
@@ -126,7 +130,9 @@ class RunPage:
         """
         metrics = self._metrics(live=True)
         rollouts = [step for step in self.rollouts.steps() if metrics and step <= metrics[-1]["step"]]
-        parts = ["no step yet" if not metrics else f"step {metrics[-1]['step']}"]
+        total = self._scheduled_steps()
+        done = f"step {metrics[-1]['step'] + 1}" + (f" of {total}" if total else "") if metrics else "no step yet"
+        parts = [done]
         for name in ("reward", "accuracy", "validation_accuracy", "train_loss"):
             value = next((line[name] for line in reversed(metrics) if isinstance(line.get(name), int | float)), None)
             parts += [] if value is None else [f"{name.replace('_', ' ')} {value:.3f}"]
@@ -142,6 +148,28 @@ class RunPage:
 
     def _metrics(self, *, live: bool) -> list[dict[str, Any]]:
         return _read_lines(self.folder / "metrics.jsonl", growing=live)
+
+    def _start_validation(self) -> dict[str, float]:
+        """Return the validation metrics of the start weights; {} if the run did not validate or lost its checkpoints.
+
+        The summary of a finished run has them, and the state of every checkpoint.
+        """
+        summary = _read_json(self.folder / "summary.json")
+        if isinstance(start := summary.get("start_validation"), dict):
+            return start
+        for path in sorted((self.folder / "checkpoints").glob("step-*/state.json"), reverse=True):
+            try:
+                state = _read_json(path)
+            except FileNotFoundError:  # the run has just deleted this checkpoint
+                continue
+            if isinstance(start := state.get("start_validation"), dict):
+                return start
+        return {}
+
+    def _scheduled_steps(self) -> int | None:
+        """Return the steps of the whole run; None if an older run did not record them."""
+        starts = _read_lines(self.folder / "starts.jsonl", growing=True)
+        return starts[-1].get("scheduled_steps") if starts else None
 
     def _rollout_values(self, *, live: bool) -> dict[str, Any]:
         """Return the template's values of the part with rollouts; without any, the page holds no script."""
@@ -183,11 +211,25 @@ FIRST_CHARTS = 3
 """Charts before the one of a text run's rewards."""
 
 
-def draw_training(metrics: Sequence[Mapping[str, Any]], *, is_text: bool) -> list[tuple[Any, ...]]:
+def describe_choice(metrics: Sequence[Mapping[str, Any]]) -> str:
+    """Return by which validation the best step was chosen; "" without validations."""
+    keys = {key for line in metrics for key, value in line.items() if isinstance(value, int | float)}
+    if keys & {"validation_accuracy", "validation_reward"}:
+        return "best on validation tasks"
+    losses = {"validation_loss": "rows", "validation_pair_loss": "pairs"}
+    return next((f"lowest loss on held-out {unit}" for key, unit in losses.items() if key in keys), "")
+
+
+def draw_training(
+    metrics: Sequence[Mapping[str, Any]], start: Mapping[str, float], *, is_text: bool
+) -> list[tuple[Any, ...]]:
     """Return title, caption, chart and legend of each of `CHARTS`, but for those whose metrics are missing.
+
+    A chart counts steps as the log does: line `step` of metrics.jsonl is what step `step + 1` came to, the start is 0.
 
     Args:
         metrics: Lines of metrics.jsonl.
+        start: Validation metrics of the start weights.
         is_text: Take the charts that only text runs have, too.
     """
     keys = dict.fromkeys(key for line in metrics for key in line)
@@ -203,9 +245,10 @@ def draw_training(metrics: Sequence[Mapping[str, Any]], *, is_text: bool) -> lis
     for chart in charts:
         series = []
         for key, label, kind in chart["lines"]:
-            steps = [line for line in metrics if isinstance(line.get(key), int | float)]
-            points = tuple((float(line["step"]), float(line[key])) for line in steps)
             is_sparse = key.startswith("validation")
+            measured = [{**start, "step": -1}, *metrics] if is_sparse else metrics
+            steps = [line for line in measured if isinstance(line.get(key), int | float)]
+            points = tuple((float(line["step"] + 1), float(line[key])) for line in steps)
             errors = tuple(float(line.get("validation_se") or 0.0) for line in steps) if is_sparse else ()
             series += [Series(kind, label, points, errors, dots=is_sparse)] if points else []
         if not series:
@@ -213,10 +256,12 @@ def draw_training(metrics: Sequence[Mapping[str, Any]], *, is_text: bool) -> lis
         low, high = chart["range"]
         top = None if high is None else max(high, *(y for line in series for _, y in line.points))
         legend = [
-            (line.kind, f"{line.label} {line.points[0][1]:.2f} → {line.points[-1][1]:.2f}", not line.dots)
+            (line.kind, f"{line.label} {' → '.join(format_figure(line.points[i][1]) for i in (0, -1))}", not line.dots)
             for line in series
         ]
-        figures.append((chart["title"], chart["about"], line_chart(series, low=low, high=top), legend))
+        has_intervals = any(error for line in series for error in line.errors)
+        about = f"{chart['about']} Bars: 95 % intervals." if has_intervals else chart["about"]
+        figures.append((chart["title"], about, line_chart(series, low=low, high=top), legend))
     return figures
 
 

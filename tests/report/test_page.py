@@ -94,6 +94,29 @@ def test_the_conversation_shows_calls_memory_and_answers(run: Path) -> None:
     assert "✓ Rome" in text and "✗ Oslo" in text and "✓ unknown" in text and "not known" in text
 
 
+def test_curves_begin_with_the_validation_of_the_start(run: Path) -> None:
+    assert "validation 0.460 → " in page_of(run).text
+    state = {"start_validation": {"validation_accuracy": 0.125, "validation_se": 0.0}}
+    (run / "checkpoints" / "step-50").mkdir(parents=True)
+    (run / "checkpoints" / "step-50" / "state.json").write_text(json.dumps(state))
+    text = page_of(run).text
+    assert "validation 0.125 → 0.766" in text and "validation, step 0: 0.125" in text
+    assert "validation, step 1: 0.460 ± 0.0588" in text and "validation, step 41:" in text
+    (run / "starts.jsonl").write_text('{"step": 0, "scheduled_steps": 80}\n')
+    assert "Steps 1 to 50 of 80" in page_of(run).text
+
+
+def test_small_figures_keep_their_digits_and_missing_intervals_are_not_spoken_of(run: Path) -> None:
+    lines = [{"step": step, "update_kl": 0.0004 / (step + 1), "validation_loss": 2.0 - step} for step in range(2)]
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    text = page_of(run).text
+    assert "KL 0.000400 → 0.000200" in text and "0.0003" in text and "Bars: 95 % intervals" in text
+    assert "step 40 of 50, lowest loss on held-out rows" in text and "With 95 % intervals; questions" in text
+    summary = json.loads((run / "summary.json").read_text()) | {"tasks": 9}
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert "Bars: 95 % intervals" not in page_of(run).text and "With 95 % intervals" not in page_of(run).text
+
+
 def test_an_unfinished_run_is_called_so(run: Path) -> None:
     (run / "summary.json").unlink()
     (run / "eval" / "example.json").unlink()
@@ -141,7 +164,7 @@ def test_a_configuration_that_is_no_text_does_not_hide_the_results(run: Path) ->
 
 def test_the_walk_stands_right_under_the_headline(run: Path) -> None:
     text = page_of(run).text
-    order = ("Answers right", "One conversation, before and after", "The results", "Steps 0 to 49", "Reproduce")
+    order = ("Answers right", "One conversation, before and after", "The results", "Steps 1 to 50", "Reproduce")
     assert sorted(order, key=text.index) == list(order)
 
 

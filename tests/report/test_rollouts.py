@@ -174,9 +174,9 @@ def test_the_page_has_no_serious_barriers(going: Path, browser: Any, scheme: str
 
 def test_a_live_page_gets_new_steps_by_itself(going: Path, address: str, browser: Any) -> None:
     page, faults = open_page(browser, address)
-    page.wait_for_selector("#progress:has-text('step 1')")
+    page.wait_for_selector("#progress:has-text('step 2')")
     add_step(going, 2)
-    page.wait_for_selector("#training:has-text('Steps 0 to 2')")
+    page.wait_for_selector("#training:has-text('Steps 1 to 3')")
     assert page.input_value("#step") == "2"
     page.select_option("#step", "0")
     add_step(going, 3)
@@ -186,7 +186,7 @@ def test_a_live_page_gets_new_steps_by_itself(going: Path, address: str, browser
         (going / "summary.json").write_text("{}")
     page.wait_for_selector("#rollouts[data-finished=yes]")
     page.evaluate("window.stays = true")
-    page.wait_for_selector("#progress:has-text('step 3')")
+    page.wait_for_selector("#progress:has-text('step 4')")
     page.wait_for_timeout(300)
     assert page.evaluate("window.stays"), "a finished run is not loaded again and again"
     assert [fault for fault in faults if "favicon" not in fault and "tokens" not in fault] == []
@@ -197,7 +197,7 @@ def test_the_page_is_served_under_this_machine_s_names_alone(going: Path) -> Non
     from memalpha.integrations.server.run import watch_app
 
     client = testclient.TestClient(watch_app(RunPage(going)), base_url="http://127.0.0.1")
-    assert client.get("/").status_code == 200 and "Steps 0 to 1" in client.get("/training").text
+    assert client.get("/").status_code == 200 and "Steps 1 to 2" in client.get("/training").text
     assert client.get("/", headers={"Host": "evil.example"}).status_code == 400
     assert [line["rollout"] for line in client.get("/rollouts/1").json()["rollouts"]] == [0, 1]
     missing = client.get("/rollouts/9")

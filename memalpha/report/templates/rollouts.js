@@ -239,7 +239,7 @@
   function setSteps(found) {
     if (found.length === steps.length && found.every((step, index) => step === steps[index])) return false;
     steps = found;
-    stepBox.replaceChildren(...steps.map((step) => make("option", { value: step }, String(step))));
+    stepBox.replaceChildren(...steps.map((step) => make("option", { value: step }, String(step + 1))));
     if (current) stepBox.value = String(current.step);
     section.querySelector(".picks").hidden = !steps.length;
     return true;

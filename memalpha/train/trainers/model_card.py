@@ -31,6 +31,7 @@ from memalpha.qa.compare import load_records
 from memalpha.qa.scoring.stats import ScoredAnswer, compare_paired, estimate
 from memalpha.tasks.catalog import MODULES, get_data_set
 from memalpha.train.trainers.directory import CARD_FILE, VALUE_HEAD, RunDirectory
+from memalpha.train.trainers.progress import VALIDATION_METRICS
 
 SMOL_REPOSITORY = "HuggingFaceTB/SmolLM2-135M-Instruct"
 """Repository of smol's base on the model hub."""
@@ -186,7 +187,8 @@ def _results(config: LearnerConfig, state: Values, results: Values) -> Iterator[
         yield from (f"| {name.replace('_', ' ')} | {before[name]:.3f} | {after[name]:.3f} |" for name in names)
     else:
         start, best = state.get("start_validation") or {}, state.get("best")
-        texts = [f"{name.replace('_', ' ')} {value:.3f} at the start" for name, value in start.items()]
+        shown = {name: start[name] for name in VALIDATION_METRICS if name in start}
+        texts = [f"{name.replace('_', ' ')} {value:.3f} at the start" for name, value in shown.items()]
         texts += [f"score {best['score']:.3f} at the best step so far ({best['step']})"] if best else []
         validations = f"{', '.join(texts)}." if texts else "nothing was validated."
         yield f"Step {state['step']} of a run; {validations} Held-out results come at the end of a run."

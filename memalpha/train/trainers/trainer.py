@@ -55,7 +55,7 @@ from memalpha.train.trainers.directory import (
     write_json,
 )
 from memalpha.train.trainers.model_card import render_card
-from memalpha.train.trainers.progress import VALIDATION_METRICS, Callbacks, Display, format_validation, open_trackers
+from memalpha.train.trainers.progress import Callbacks, Display, format_validation, open_trackers
 from memalpha.types import SampleRequest
 
 C = TypeVar("C", bound=LearnerConfig)
@@ -408,7 +408,7 @@ class Trainer:
                 if steps:
                     self._resume(steps[-1], stop)
                 else:
-                    self._start_fresh()
+                    self._start_fresh(stop)
                 self._train_until(stop)
             except KeyboardInterrupt as interrupt:
                 self._handle_interrupt(is_coordinated=isinstance(interrupt, CoordinatedInterrupt))
@@ -424,8 +424,8 @@ class Trainer:
             with self.training_step.paused():
                 return self._finish()
 
-    def _start_fresh(self) -> None:
-        self.world.run_on_main(lambda: self._reset_files(0))
+    def _start_fresh(self, stop: int) -> None:
+        self.world.run_on_main(lambda: self._reset_files(0, stop))
         self.world.run_on_main(self.directory.begin_run)
         policy = Path(absolute_policy_name(self.config.policy))
         if self.config.lora is not None and policy.parent.name == "checkpoints":
@@ -435,7 +435,7 @@ class Trainer:
         self.evaluations.before()
         metrics: dict[str, Any] = {}
         self._validate(metrics)
-        self.start_validation = {name: metrics[name] for name in VALIDATION_METRICS if metrics.get(name) is not None}
+        self.start_validation = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
         if self.start_validation:
             self.display.log(f"start  {format_validation(metrics, {})}")
         self._save()
@@ -457,11 +457,11 @@ class Trainer:
         self.best, self.start_validation = state["best"], state["start_validation"]
         self.training_step.restore(state)
         self.evaluations.restore(state)
-        self.world.run_on_main(lambda: self._reset_files(step))
+        self.world.run_on_main(lambda: self._reset_files(step, stop))
         self.step, self.is_consistent = step, not self.is_distributed
         self.display.log(f"resuming {out} at step {self.step}")
 
-    def _reset_files(self, step: int) -> None:
+    def _reset_files(self, step: int, stop: int) -> None:
         """Truncate the logs to `step`, write the settings and repair the link to the best checkpoint."""
         for name in ("metrics.jsonl", *self.training_step.log_files):
             self.directory.truncate(name, step)
@@ -469,7 +469,7 @@ class Trainer:
         self.directory.write_settings(self.config)
         time_text = datetime.now(UTC).isoformat(timespec="seconds")
         start = {"time": time_text, "host": platform.node(), "command": shlex.join(sys.argv), **software_version()}
-        self.directory.append("starts.jsonl", [{"step": step, **start}])
+        self.directory.append("starts.jsonl", [{"step": step, "scheduled_steps": stop, **start}])
         if self.best:  # the link may point to the last step of a shorter run
             self.directory.link_best(self.best["step"])
 
@@ -558,6 +558,7 @@ class Trainer:
             "minutes": self._minutes(),
             "learning_minutes": self.learning_minutes_before + self.learning_minutes,
             **({} if self.stopped_by is None else {"stopped_by": self.stopped_by}),
+            **({"start_validation": self.start_validation} if self.start_validation else {}),
             **results,
         }
         if self.world.is_main:

@@ -61,7 +61,7 @@ def test_a_run_is_resumed_by_its_name(small, tmp_path, monkeypatch):
         whole, parts = ((run / file).read_bytes() for run in runs)
         assert whole == parts, file
     starts = [json.loads(line) for line in (runs[1] / "starts.jsonl").read_text().splitlines()]
-    assert [start["step"] for start in starts] == [0, 1]
+    assert [(start["step"], start["scheduled_steps"]) for start in starts] == [(0, 1), (1, 2)]
     assert starts[0]["command"] == "memalpha train 'a name'" and starts[0]["version"] and starts[0]["host"]
     with pytest.raises(CheckpointError, match="other settings \\(seed: 0 there, 9 now\\)"):
         train(runs[1], seed=9)
