@@ -691,11 +691,13 @@ class MemoryStore(Memory):
             The last version of each entry, with `valid_to` set.
 
         Raises:
-            StoreError: Neither or both of `ids` and a condition are given, or the filter is invalid.
+            StoreError: Neither or both of `ids` and a condition are given, or the filter is invalid or empty.
             UnknownEntry: No live entry has one of the ids; nothing was ended.
         """
         if isinstance(ids, str) or (ids is None) == (category is None and where is None):
             raise StoreError("delete_many: give either a list of ids, or a category or filter of the entries to end")
+        if ids is None and self._filter(category, where) is None:
+            raise StoreError("delete_many: where is empty, so it holds for everything: give a category or ids")
         ids = None if ids is None else check_texts("ids", ids)
         with self._transaction(write=True):
             if ids is None:
