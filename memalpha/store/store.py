@@ -61,7 +61,7 @@ from memalpha.store.schema import MemorySchema
 from memalpha.store.search.index import NamespaceIndex, surrounding_spans
 from memalpha.store.search.ranking import SearchOptions
 from memalpha.store.state import Change, MemoryState, as_operation, duplicate_error
-from memalpha.types import Hit, MemoryEntry, Operation
+from memalpha.types import Hit, MemoryEntry, Operation, is_iso_time
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -760,8 +760,8 @@ class MemoryStore(Memory):
         with self._transaction(write=True):
             return timeline.redo(self.rows)
 
-    def restore(self, position: int) -> int:
-        """Restore the facts and core memory of a position by appending operations, in one transaction.
+    def restore(self, position: int | str) -> int:
+        """Restore the facts and core memory of a position or an ISO time by appending operations, in one transaction.
 
         Nothing is destroyed. The next `undo` continues from the restored position. If the memory is equal already, one
         `core_update` without a change records that.
@@ -774,6 +774,8 @@ class MemoryStore(Memory):
         """
         with self._transaction(write=True):
             log_end = self.rows.log.position
+            if isinstance(position, str) and is_iso_time(position):
+                position = self.rows.log.resolve_position(position)
             if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position <= log_end:
                 raise StoreError(f"position {brief_repr(position)} is not in the log: 0 to {log_end} are")
             return timeline.restore(self.rows, position)
@@ -894,7 +896,7 @@ class MemoryStore(Memory):
 
         Args:
             ids: Ids of live or deleted entries, or of quarantined operations. Without any, a pending scrub is finished.
-            where: Filter on fields and metadata (see `filters`).
+            where: Filter on fields and metadata (see `filters`). With ids too, entries of either are erased.
 
         Returns:
             Other ids with the same content, as a list that also has what was erased and where copies are.

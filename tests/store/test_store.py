@@ -137,6 +137,7 @@ def test_as_of_takes_times() -> None:
     for wrong in (4, -1, "1"):
         with pytest.raises(StoreError, match="not in the log"):
             store.restore(wrong)  # pyright: ignore
+    assert store.restore("2020-01-01") == 3 and store.list() == []
 
 
 def test_add_stores_in_the_default_category(tmp_path):
