@@ -387,7 +387,7 @@ class ReinforcementStep(TrainingStep):
             "components": {name: list(values) for name, values in reward.components.items()} if reward else {},
             "turns": turns,
             "answers": [
-                [record.question_id, record.answer, record.score]
+                answer_fields(record)
                 for record in (records.get((trajectory.task.id, rollout), ()) if role == "attempt" else ())
             ],
             **self.trajectory_fields(trajectory),
@@ -605,6 +605,11 @@ def _update_metrics(
         "tokens": sum(len(sample.completion_ids) for sample in samples),
         **counts,
     }
+
+
+def answer_fields(record: Record) -> list[Any]:
+    """Return an answer's question id, text and score in trajectories.jsonl, and "conflict" if that rule refused it."""
+    return [record.question_id, record.answer, record.score, *(["conflict"] if record.conflict else [])]
 
 
 def _turn_key(sample: TrainingSample) -> tuple[str, int, str, int]:
