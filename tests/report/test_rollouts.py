@@ -161,6 +161,23 @@ def test_a_file_shows_rollouts_by_keys_and_links_and_hostile_text_is_text(going:
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+def test_a_conflict_and_the_memory_that_went_on_are_said(going: Path, browser: Any) -> None:
+    url = write_report(going).as_uri()
+    page, _ = open_page(browser, url)
+    assert "conflict" not in page.inner_text("#rollout") and "was read after" not in page.inner_text("#rollout")
+    append(going / "tasks.jsonl", Rollouts(going).read(1)["tasks"][0] | {"step": 2})
+    own, other = rollout(2, 0), rollout(2, 1)
+    own |= {"went_on": [False], "answers": [["q1", "Rome or Oslo", 0.0, "conflict"]]}
+    append(going / "trajectories.jsonl", own, other | {"went_on": [True]})
+    page, faults = open_page(browser, write_report(going).as_uri())
+    text = page.inner_text("#rollout")
+    assert "✗ Rome or Oslo" in text and "conflict: two entries give this slot different values" in text
+    assert "The next chunk was read after the memory of rollout 1: what this reply changed ends here." in text
+    assert "This chunk was read after the memory of rollout 1, not after this rollout's own." in text
+    page.keyboard.press("j")
+    assert "was read after" not in page.inner_text("#rollout") and faults == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_has_no_serious_barriers(going: Path, browser: Any, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")

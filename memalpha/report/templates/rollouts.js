@@ -41,13 +41,31 @@
     }
   }
 
+  // Returns the rollout of the same group after whose reply to chunk `index` the next chunk was read.
+  function writerOf(rollout, index) {
+    if (!rollout.went_on) return rollout;
+    return ofTask().find((other) => other.role === rollout.role && other.went_on && other.went_on[index]);
+  }
+
+  // Says before and after a reply of a chunk group that another reply's memory went on.
+  function groupNotes(rollout, index) {
+    const notes = [];
+    const [before, after] = [index - 1, index].map((number) => {
+      const isKnown = rollout.went_on && number >= 0 && number < rollout.went_on.length;
+      const writer = isKnown ? writerOf(rollout, number) : rollout;
+      return writer === rollout ? null : writer ? `the memory of rollout ${writer.rollout}` : "another reply's memory";
+    });
+    if (before) notes.push(`This chunk was read after ${before}, not after this rollout's own.`);
+    if (after) notes.push(`The next chunk was read after ${after}: what this reply changed ends here.`);
+    return notes.map((note) => make("p", { class: "soft" }, note));
+  }
+
   // Returns the memory that a rollout read its turn `index` with. In a chunk group the group's next chunk is read after
   // one of its replies (`went_on`).
   function memoryBefore(rollout, index) {
     const memory = new Map();
-    const group = ofTask().filter((other) => other.role === rollout.role);
     for (let number = 0; number < index; number += 1) {
-      const writer = rollout.went_on ? group.find((other) => other.went_on && other.went_on[number]) : rollout;
+      const writer = writerOf(rollout, number);
       if (writer && writer.turns[number]) apply(memory, writer.turns[number]);
     }
     return memory;
@@ -109,7 +127,7 @@
     return make("div", { class: "card" },
       make("p", { class: "soft" }, `rollout ${rollout.rollout}${rollout.role === "attempt" ? "" : `, ${rollout.role}`} · advantage ${signed(turn.advantage)}${parts.length ? ` · ${parts.join(" · ")}` : ""}`),
       reply, callList(turn),
-      rollout.memory ? make("details", { open: "" }, make("summary", {}, "memory after this part"), memoryList(rollout, index)) : null);
+      rollout.memory ? make("details", { open: "" }, make("summary", {}, "memory after this part"), memoryList(rollout, index), ...groupNotes(rollout, index)) : null);
   }
 
   // Says after which part the words of an answer stood in the memory, and where they were lost.
@@ -144,6 +162,9 @@
         if (answer) {
           const isRight = answer[2] >= 0.5;
           cell.append(make("span", { class: isRight ? "yes" : "nope" }, `${isRight ? "✓" : "✗"} ${answer[1] || "unknown"}`), make("br"));
+          if (answer[3] === "conflict") {
+            cell.append(make("span", { class: "soft" }, "conflict: two entries give this slot different values"), make("br"));
+          }
         }
         for (const [what, chunk] of trace(rollout, question)) {
           cell.append(make("a", { href: `#part-${chunk}`, class: "jump", "data-chunk": chunk }, `${what} in part ${chunk + 1}`), " ");
