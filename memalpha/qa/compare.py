@@ -19,6 +19,7 @@ from memalpha.arguments import check_path
 from memalpha.errors import DataError
 from memalpha.qa.report import RECORD_KEYS, Record
 from memalpha.qa.scoring.stats import (
+    MIN_CLUSTERS,
     RESAMPLES,
     Estimate,
     Paired,
@@ -33,7 +34,7 @@ from memalpha.text_files import read_text
 Value = Literal["score", "correct"]
 ALL_ABILITIES = "all"
 
-SETUP_KEYS = ("reader", "conflicts", "metric", "budget")
+SETUP_KEYS = ("reader", "conflicts", "metric", "budget", "k")
 """Keys of a summary that tell how its records came about; a comparison reports the ones that differ."""
 
 QuestionKey = tuple[str, str, str, tuple[str, ...]]
@@ -321,14 +322,20 @@ COLUMNS = (
 
 
 def comparison_rows(comparison: Comparison) -> list[list[Any]]:
-    """Return a row of plain values for each line, by `COLUMNS`; None where a value does not apply."""
+    """Return a row of plain values for each line, by `COLUMNS`; None where a value does not apply.
+
+    Below `MIN_CLUSTERS` conversations there is no interval and no p.
+    """
     rows = []
     for line in comparison.lines:
         mean, pair, figures = line.mean, line.against, [None] * 7
         if pair is not None:
-            change = pair.difference
-            figures = [change.value, change.low, change.high, pair.p, pair.only_first, pair.only_second, pair.mcnemar]
-        rows.append([line.system, line.ability, mean.n, mean.clusters, mean.value, mean.low, mean.high, *figures])
+            change, interval = pair.difference, pair.difference.interval
+            p = None if interval is None else pair.p
+            low, high = interval or (None, None)
+            figures = [change.value, low, high, p, pair.only_first, pair.only_second, pair.mcnemar]
+        low, high = mean.interval or (None, None)
+        rows.append([line.system, line.ability, mean.n, mean.clusters, mean.value, low, high, *figures])
     return rows
 
 
@@ -371,6 +378,8 @@ def _notes(comparison: Comparison) -> list[str]:
         f"{comparison.baseline}.",
         comparison.method + ".",
     ]
+    if comparison.conversations < MIN_CLUSTERS:
+        notes.append(f"No intervals and no p below {MIN_CLUSTERS} conversations, which say too little.")
     for key, values in comparison.differ.items():
         listed = "; ".join(f"{name}: {value}" for name, value in values.items())
         notes.append(f"NOT EVALUATED ALIKE, {key}: {listed}.")

@@ -471,6 +471,7 @@ class _SystemScorer:
             "conflicts": refuses_by if self.reader.conflicts == "refuse" else self.reader.conflicts,
             "metric": "+".join(sorted({item.question.meta["metric"] for _, item in questions})),
             "budget": self.settings.budget,
+            "k": self.settings.k,
             "reader_truncated": None,
             **reader_metrics(self.reader, records),
             **summarize(records, trajectories),

@@ -410,13 +410,14 @@ def _common_setup(reports: Sequence[Report]) -> str:
         ceiling_accuracy, ceiling_n = summary["ceiling"], summary["ceiling_n"]
         share = f"{ceiling_accuracy:.3f} of the {ceiling_n:,} questions"
         ceiling = f"; shown the raw evidence it is right in {share} that name some"
-    reader, metric, budget = (summary[name] for name in ("reader", "metric", "budget"))
+    reader, metric, budget, k = (summary.get(name) for name in ("reader", "metric", "budget", "k"))
     rules: dict[str, list[str]] = {}
     for report in reports:
         rules.setdefault(report.summary["conflicts"], []).append(report.name)
     listed = [f"{rule} ({', '.join(names)})" if len(rules) > 1 else rule for rule, names in rules.items()]
     rule = "" if list(rules) == ["keep"] else f"; conflicts: {'; '.join(listed)}"
-    return f"reader: {reader}{rule}{ceiling}; metric: {metric}; budget: {budget} tokens of context"
+    shown = "" if k is None else f", of search {k} passages"
+    return f"reader: {reader}{rule}{ceiling}; metric: {metric}; budget: {budget} tokens of context{shown}"
 
 
 def ceiling_of(reports: Sequence[Report]) -> tuple[float, str] | None:

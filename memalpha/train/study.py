@@ -183,9 +183,13 @@ def collect_results(study: StudyConfig) -> dict[str, Any]:
         variants[name] = {
             "settings": study.variants[name],
             "accuracy": [summary["after"]["accuracy"] for summary in of_seeds],
-            "mean": [line.mean.value, line.mean.low, line.mean.high],
+            "mean": [line.mean.value, *(line.mean.interval or (None, None))],
             "against": against
-            and [against.difference.value, against.difference.low, against.difference.high, against.p],
+            and [
+                against.difference.value,
+                *(against.difference.interval or (None, None)),
+                against.p if against.difference.interval else None,
+            ],
             "figures": {figure: mean(numbers) for figure, numbers in values.items()},
             "sampled_tokens": [
                 sum(line["sampled_tokens"] for line in _metrics(study.run(name, seed))) for seed in study.seeds

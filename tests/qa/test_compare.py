@@ -202,6 +202,12 @@ def test_formats():
     assert {line.count("|") for line in markdown[:10]} == {10}
     assert "48 questions of 6 conversations; differences are against low." in markdown
     assert "BCa bootstrap over conversations" in as_text(comparison)
+    assert [rows[5][column] for column in (5, 6, 8, 9, 10)] == [""] * 5, "six conversations say too little"
+    assert "No intervals and no p below 10 conversations" in as_text(comparison)
+    many = compare(systems(low=records(0.3, 1, 12), high=records(0.8, 2, 12)), resamples=200)
+    row = next(csv.DictReader(line for line in as_csv(many).splitlines() if not line.startswith("low,")))
+    assert float(row["low"]) < float(row["mean"]) < float(row["high"]) and float(row["p"]) < 0.05
+    assert "No intervals" not in as_text(many)
     assert json.loads(json.dumps(comparison.as_json()))["lines"][4]["against"]["p"] < 0.05
 
 
