@@ -30,7 +30,9 @@ FEW_TASKS = 5
 _MAX_PROBLEMS = 20
 _MAX_ELSEWHERE = 5
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set's name, or a task file.")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="A data set's name, a task file, a chat, or a folder of chats.")
+]
 DataOptions = Annotated[
     list[str] | None,
     typer.Argument(
@@ -98,7 +100,7 @@ def prepare(
         ConfigError: An option is given twice.
         DataError: The set is unknown, or its files are missing or do not fit.
     """
-    options = _load_options(parse_overrides(overrides or []))
+    options = _load_options(_parse_options(overrides))
     for key, value in (("data", data), ("limit", limit), ("seed", seed)):
         if value is not None and key in options:
             raise ConfigError(f"--{key} and {key}=: give one of them")
@@ -135,7 +137,7 @@ def check(name: Name, overrides: DataOptions = None, as_json: AsJson = False) ->
     from memalpha.tasks.verify import check_data_set as check_data
 
     with _status(f"checking {name}"):
-        result = check_data(name, **_load_options(parse_overrides(overrides or [])))
+        result = check_data(name, **_load_options(_parse_options(overrides)))
     print_result(result, as_json, "\n".join(_format_check(result)))
     if result.problems:
         raise typer.Exit(1)
@@ -194,6 +196,16 @@ def overlap(
         raise typer.Exit(1)
 
 
+def _parse_options(words: Sequence[str] | None) -> dict[str, Any]:
+    """Return the options of a data set; a second file among them is refused with what to do instead."""
+    for word in words or ():
+        if "=" not in word and Path(word).exists():
+            raise ConfigError(
+                f"{word}: one file or folder is read: put several exported chats into a folder and name the folder"
+            )
+    return parse_overrides(words or [])
+
+
 def _load_options(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return overrides as keyword arguments of `load_tasks`; paths and variants that YAML read as numbers are text."""
     options = {key: str(value) if key in ("data", "variant") else value for key, value in overrides.items()}
@@ -245,7 +257,7 @@ def write(
         "extractive" if teacher.name.startswith("scripted:") else ReaderConfig(kind="policy")
     )  # a script answers nothing
     answers = load_reader(reader or own, teacher, frozen=True)
-    file, tasks = RowsFile(out), list(load_tasks(name, **_load_options(parse_overrides(overrides or []))))
+    file, tasks = RowsFile(out), list(load_tasks(name, **_load_options(_parse_options(overrides))))
     with show_progress("conversations") as progress:
         results = write_rows(
             tasks,
@@ -331,7 +343,7 @@ def ask(
         metric=metric,
         thinking_tokens=thinking_tokens,
     )
-    options = _load_options(parse_overrides(overrides or []))
+    options = _load_options(_parse_options(overrides))
     tasks, results = ask_file(name, asker, out, held_out=held_out, options=options, split=split)
     made = [question for result in results for question in result.kept]
     at_end = sum(question["asked_after_chunk"] is None for question in made)

@@ -15,7 +15,7 @@ from memalpha.errors import ConfigError, DataError, did_you_mean
 from memalpha.tasks.catalog import MODULES, get_data_set, load_set, loader_options, locate, read_set, validate_options
 from memalpha.tasks.chunking import rechunk
 from memalpha.tasks.dataset_info import DataSet
-from memalpha.tasks.formats.chats import load_chats
+from memalpha.tasks.formats.chats import is_chat_folder, load_chat_folder, load_chats
 from memalpha.tasks.formats.csv import load_csv
 from memalpha.tasks.formats.files import check_selection
 from memalpha.tasks.formats.jsonl import from_dataset, load_jsonl, save_jsonl
@@ -41,7 +41,8 @@ def load_tasks(
     """Load the tasks of a named data set, of your own task file, or of a `datasets.Dataset`.
 
     `memalpha data list` shows the names. Anything else is the path of a JSON Lines or CSV file, of a folder with two
-    CSV tables, or of an exported chat (`tasks.formats`). A chat has no questions: `memalpha data ask` makes some.
+    CSV tables, of an exported chat, or of a folder of such chats (`tasks.formats`). A chat has no questions: `memalpha
+    data ask` makes some.
 
     Args:
         name_or_path: Name of a data set, path of a task file, or a `datasets.Dataset` (`tasks.formats.jsonl`).
@@ -77,7 +78,8 @@ def load_tasks(
                 raise DataError(f"{name}: {option} belongs to sets {sets} only")
         return load_set(name, limit, data=data, variant=variant, **options)
     path = Path(name)
-    is_task_file = path.suffix in (".jsonl", *TABLES) or path.is_dir()
+    holds_chats = is_chat_folder(path)
+    is_task_file = path.suffix in (".jsonl", *TABLES) or (path.is_dir() and not holds_chats)
     dates = None if is_task_file else options.pop("dates", None)
     selection = {**options, "data": data, "variant": variant}
     if of_sets := [key for key, value in selection.items() if key in options or value is not None]:
@@ -87,6 +89,8 @@ def load_tasks(
     if not path.exists() and not path.suffix:
         near = did_you_mean(name, MODULES)
         raise DataError(f"no data set {name!r}{near}: give the path of a task file or one of {', '.join(MODULES)}")
+    if holds_chats:
+        return load_chat_folder(path, dates)[:limit]
     tasks = None if is_task_file else load_chats(path, dates)
     if tasks is None:
         tasks = load_csv(path) if path.suffix in TABLES or path.is_dir() else load_jsonl(path)

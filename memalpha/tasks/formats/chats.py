@@ -35,6 +35,9 @@ from memalpha.tasks.formats.files import pack_turns, require_field
 from memalpha.text_files import UTF_16, read_text, to_utf8
 from memalpha.types import Chunk, SpeakerTurn, Task, is_iso_time
 
+_SUFFIXES = (".txt", ".json", ".zip")
+"""Endings of files in a folder of chats; an archive is refused with a word on unpacking it."""
+
 
 def load_chats(path: Path, dates: str | None = None) -> list[Task] | None:
     """Return exported chats, or the chat messages of a `.json` file, as tasks without questions.
@@ -51,9 +54,17 @@ def load_chats(path: Path, dates: str | None = None) -> list[Task] | None:
     Raises:
         DataError: It is such a file and cannot be read; the error names file, and line or field.
     """
-    tasks = load_exports(path, dates=dates)
-    if tasks is None and path.suffix == ".txt" and path.is_file():
+    tasks = _load_chats(path, dates)
+    if tasks is None and path.suffix.lower() == ".txt" and path.is_file():
         raise DataError(f"{path}:1: {NO_CHAT}: other texts belong into the chunks of a task file")
+    return tasks
+
+
+def _load_chats(path: Path, dates: str | None) -> list[Task] | None:
+    """Return what `load_chats` does, and None for a text of another kind."""
+    tasks = load_exports(path, dates=dates)
+    if tasks is None and path.suffix.lower() == ".txt":
+        return None
     if tasks is None and dates is not None:
         raise DataError(f"{path}: dates belongs to chats exported as text only")
     if tasks is None:
@@ -66,6 +77,55 @@ def load_chats(path: Path, dates: str | None = None) -> list[Task] | None:
             raise DataError(f"{path}: no message has words of a user or an assistant: there is nothing to read")
         tasks = [Task(id=path.stem, chunks=tuple(chunks), meta={"source": "messages"})]
     return [with_turn_ids(task) for task in tasks]
+
+
+def is_chat_folder(path: Path) -> bool:
+    """Return True for a folder that holds texts, JSON files or archives, and no tables of a task file."""
+    if not path.is_dir() or any((path / name).exists() for name in ("questions.csv", "chunks.csv")):
+        return False
+    return any(file.suffix.lower() in _SUFFIXES for file in _visible_files(path))
+
+
+def load_chat_folder(path: Path, dates: str | None = None) -> list[Task]:
+    """Return the chats of a folder, file by file in the order of their names.
+
+    Ids come from the names of the files; conversations of ChatGPT or Claude have their own. Hidden files are skipped.
+
+    Args:
+        path: The folder.
+        dates: Order of the dates of texts; other files have none to order.
+
+    Raises:
+        DataError: A file is no chat or cannot be read, or two conversations have the same id.
+    """
+    files = _visible_files(path)
+    if dates is not None and not any(file.suffix.lower() == ".txt" for file in files):
+        raise DataError(f"{path}: dates belongs to chats exported as text, and the folder has none")
+    file_of: dict[str, Path] = {}
+    tasks: list[Task] = []
+    for file in files:
+        is_chat = file.is_file() and file.suffix.lower() in _SUFFIXES
+        chats = _load_chats(file, dates if file.suffix.lower() == ".txt" else None) if is_chat else None
+        if chats is None:
+            raise DataError(
+                f"{path} is a folder without a questions.csv, where every file is an exported chat: {file} is none: "
+                "move it to another folder"
+            )
+        for task in chats:
+            if task.id in file_of:
+                other = file_of[task.id].name
+                raise DataError(f"{file}: the id {task.id!r} is that of a chat in {other} too: rename it")
+            file_of[task.id] = file
+        tasks += chats
+    return tasks
+
+
+def _visible_files(path: Path) -> list[Path]:
+    """Return what a folder holds, hidden files aside, in the order of names."""
+    try:
+        return sorted(file for file in path.iterdir() if not file.name.startswith("."))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def load_exports(
@@ -624,5 +684,5 @@ def _resolve_times(messages: Sequence[_Message], path: Path, dates: str | None) 
         return in_order[0]
     raise DataError(
         f"{path}: the dates may begin with the day or the month ({'/'.join(messages[0].date)} on line "
-        f"{messages[0].line}): say which with memalpha data prepare FILE tasks.jsonl dates=day-first, or month-first"
+        f"{messages[0].line}): say which with dates=day-first or dates=month-first"
     )

@@ -43,7 +43,10 @@ def load_csv(path: str | Path) -> list[Task]:
     """
     path = Path(path)
     if path.is_dir() and not (path / "questions.csv").is_file():
-        raise DataError(f"{path} is a folder without a questions.csv: name a task file in it, or write that table")
+        raise DataError(
+            f"{path} is a folder without a questions.csv: name a task file in it, write that table, "
+            "or put exported chats there (.txt, .json)"
+        )
     questions = path / "questions.csv" if path.is_dir() else path
     question_rows = _rows(questions, ("question",))
     if "context" in question_rows[0][1] and not path.is_dir():

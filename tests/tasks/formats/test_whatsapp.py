@@ -149,3 +149,37 @@ def test_what_was_sent_comes_back(messages, order, is_bracketed, has_12_hours):
     with tempfile.TemporaryDirectory() as folder:
         turns = chat(Path(folder), "\n".join(lines), dates=order)
     assert [(time[:10], name, text) for time, name, text in turns] == sent
+
+
+def test_a_folder_of_chats_is_a_task_for_each_file(tmp_path, memalpha):
+    folder = tmp_path / "chats"
+    folder.mkdir()
+    for number, name in enumerate(("zoe", "ana", "bo")):
+        (folder / f"{name}.txt").write_text(f"0{number + 1}/02/2024, 21:05 - {name}: I moved to Porto.\n")
+    (folder / "notes.json").write_text('[{"role": "user", "content": "Hi."}]')
+    (folder / ".hidden").write_text("x")
+    with pytest.raises(DataError, match=r"chats/bo\.txt: the dates may begin .* with dates=day-first or dates="):
+        load_tasks(folder)
+    tasks = load_tasks(folder, dates="day-first")
+    assert [task.id for task in tasks] == ["ana", "bo", "notes", "zoe"]
+    assert tasks[0].chunks[0].timestamp == "2024-02-02T21:05" and tasks[0].chunks[0].turns[0].id == "0.0"
+    assert len(load_tasks(folder, 2, dates="day-first")) == 2
+    code, out, _ = memalpha("data", "check", folder, "dates=day-first")
+    assert code == 0 and "holds      4 tasks" in out
+    assert memalpha("data", "prepare", folder, tmp_path / "mine.jsonl", "dates=day-first")[0] == 0
+    assert load_tasks(tmp_path / "mine.jsonl") == tasks
+    error = memalpha("data", "check", folder / "ana.txt", folder / "bo.txt")[2]
+    assert "bo.txt: one file or folder is read: put several exported chats into a folder" in error
+    (folder / "ana.json").write_text('[{"role": "user", "content": "Hi."}]')
+    with pytest.raises(DataError, match=r"ana\.txt: the id 'ana' is that of a chat in ana\.json too"):
+        load_tasks(folder, dates="day-first")
+    (folder / "ana.json").unlink()
+    for name, text in (("a.jpg", "x"), ("a.txt", "Dear diary"), ("a.json", "{}")):
+        (folder / name).write_text(text)
+        with pytest.raises(DataError, match=rf"where every file is an exported chat: .*{name} is none"):
+            load_tasks(folder, dates="day-first")
+        (folder / name).unlink()
+    for file in folder.glob("*.txt"):
+        file.unlink()
+    with pytest.raises(DataError, match="dates belongs to chats exported as text"):
+        load_tasks(folder, dates="day-first")
