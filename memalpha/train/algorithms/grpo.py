@@ -11,8 +11,8 @@ Deviations from the paper, each a setting or measured:
 * `loss_type="dr_grpo"` (2503.20783) does not divide by length; 1/length made the tiny policy spam short inserts. "grpo"
   is the paper's, "dapo" (2503.14476) a mean over tokens. "cispo" (2506.13585) weights log-probs instead of clipping.
 * `importance_sampling_level="sequence"` with `loss_type="grpo"` is GSPO (2507.18071); a sequence is a row.
-* `epsilon_high` is DAPO's and `delta` INTELLECT-2's. `beta` is 0 by default. Old log-probs are the sampler's, or the
-  learner's (`old_logprobs`; the training loop recomputes them).
+* `epsilon_high` is DAPO's and `delta` the dual clip's, as in INTELLECT-2. `beta` is 0 by default. Old log-probs are the
+  sampler's, or the learner's (`old_logprobs`; the training loop recomputes them).
 * `kl_in="reward"` makes the KL a turn component of the reward instead of a loss term. It is minus `beta` times the
   estimate, summed over the turn's tokens. k1 is usual there: its sum is the log-ratio of the completion.
 * `reward.credit="calls"` adds numbers of the calls to a part of the turn's advantage (`credit`).
