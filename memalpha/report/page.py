@@ -11,8 +11,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
+import platform
 import re
 import shlex
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
@@ -38,6 +41,19 @@ from memalpha.report.evaluation import (
     systems_of,
 )
 from memalpha.tasks.formats.files import load_shipped_yaml
+
+QUIET_MINUTES = 10
+"""A live page says how long ago the last step was, from so many minutes on."""
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
 
 
 class RunPage:
@@ -101,6 +117,7 @@ class RunPage:
             "curves": draw_training(metrics, self._start_validation(), is_text=bool(texts)),
             "scheduled_steps": self._scheduled_steps(),
             "chosen_by": describe_choice(metrics),
+            "stop_reason": self._stop_reason(),
             "text": read_text_results(folder / "eval", texts) if texts else None,
             "evaluation": evaluation,
             "anchor": anchor,
@@ -124,7 +141,7 @@ class RunPage:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return what a live page has to know: steps with rollouts, the last step in words, True if the run is over.
+        """Return what a live page has to know: steps with rollouts, the last step in words, if the run is over.
 
         A step's rollouts are all there once its line of metrics is.
         """
@@ -136,7 +153,14 @@ class RunPage:
         for name in ("reward", "accuracy", "validation_accuracy", "train_loss"):
             value = next((line[name] for line in reversed(metrics) if isinstance(line.get(name), int | float)), None)
             parts += [] if value is None else [f"{name.replace('_', ' ')} {value:.3f}"]
-        return {"rollouts": rollouts, "text": " · ".join(parts), "steps": len(metrics), "finished": self._is_finished}
+        reason, is_finished = self._stop_reason(), self._is_finished
+        if reason:
+            parts.append(f"stopped: {reason}")
+        elif metrics and not is_finished:
+            minutes = int((time.time() - (self.folder / "metrics.jsonl").stat().st_mtime) / 60)
+            parts += [f"no step for {minutes} minutes"] if minutes >= QUIET_MINUTES else []
+        state = {"rollouts": rollouts, "text": " · ".join(parts), "steps": len(metrics)}
+        return state | {"finished": is_finished, "stopped": bool(reason)}
 
     @property
     def _is_finished(self) -> bool:
@@ -145,6 +169,20 @@ class RunPage:
         if not summary.exists():
             return False
         return not metrics.exists() or summary.stat().st_mtime_ns >= metrics.stat().st_mtime_ns
+
+    def _stop_reason(self) -> str:
+        """Return why an unfinished run makes no more steps; "" if it is not known to have stopped.
+
+        A run that was interrupted says so itself; of one that was killed the process is gone, which only its own host
+        can tell.
+        """
+        if self._is_finished:
+            return ""
+        if reason := _read_json(self.folder / "stopped.json").get("reason"):
+            return str(reason)
+        start = (_read_lines(self.folder / "starts.jsonl", growing=True) or [{}])[-1]
+        is_here = start.get("host") == platform.node() and isinstance(start.get("pid"), int)
+        return f"its process ({start['pid']}) is gone" if is_here and not _is_alive(start["pid"]) else ""
 
     def _metrics(self, *, live: bool) -> list[dict[str, Any]]:
         return _read_lines(self.folder / "metrics.jsonl", growing=live)
@@ -186,6 +224,7 @@ class RunPage:
             "kept_steps": len(embedded),
             "all_steps": len(steps),
             "is_finished": self._is_finished,
+            "is_stopped": bool(self._stop_reason()),
             "policy": (
                 f"default-src 'none'; style-src 'unsafe-inline'; script-src {source_hash(script)}; "
                 f"connect-src {connect}; base-uri 'none'; form-action 'none'"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -105,7 +107,8 @@ def test_a_step_without_rollouts_is_named(going: Path) -> None:
 def test_a_run_that_has_made_no_step_has_a_live_page(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("policy: tiny\n")
     page = RunPage(tmp_path)
-    assert page.state() == {"rollouts": [], "text": "no step yet", "steps": 0, "finished": False}
+    state = {"rollouts": [], "text": "no step yet", "steps": 0, "finished": False, "stopped": False}
+    assert page.state() == state
     assert "going on" in page.render(live=True) and page.training() == ""
     with pytest.raises(DataError, match="is not a run directory"):
         page.render()
@@ -221,6 +224,28 @@ def test_the_page_is_served_under_this_machine_s_names_alone(going: Path) -> Non
     assert (missing.status_code, "no rollouts of step 9" in missing.text) == (404, True)
     assert client.get("/rollouts/1/tokens?rollout=x").status_code == 404
     assert client.get("/rollouts/1/tokens?task=t1&rollout=0&role=attempt").json() == []
+
+
+def test_a_run_that_stopped_or_was_killed_is_not_called_going_on(going: Path) -> None:
+    page = RunPage(going)
+    start = {"step": 0, "host": platform.node(), "pid": os.getpid()}
+    append(going / "starts.jsonl", start)
+    assert "going on" in page.render(live=True) and page.state()["text"].startswith("step 2 · ")
+    earlier = time.time() - 660
+    os.utime(going / "metrics.jsonl", (earlier, earlier))
+    assert page.state()["text"].endswith("no step for 11 minutes") and not page.state()["stopped"]
+    process = subprocess.Popen(["true"])
+    process.wait()
+    append(going / "starts.jsonl", start | {"host": "elsewhere", "pid": process.pid})
+    assert not page.state()["stopped"], "another host's processes are not seen from here"
+    append(going / "starts.jsonl", start | {"pid": process.pid})
+    assert page.state()["stopped"] and page.state()["text"].endswith(f"its process ({process.pid}) is gone")
+    (going / "stopped.json").write_text('{"step": 2, "reason": "Ctrl-C"}')
+    html = page.render(live=True)
+    assert "going: stopped</h1><p>Reason: Ctrl-C." in html and f"memalpha train {going}" in html
+    assert "is missing (Ctrl-C)" in page.render()
+    (going / "summary.json").write_text("{}")
+    assert page.state()["stopped"] is False
 
 
 def test_a_run_is_over_when_its_summary_is_newer_than_its_last_step(going: Path) -> None:

@@ -215,6 +215,8 @@ def test_sigterm_saves_as_ctrl_c_does(small):
     interrupted(settings, signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     steps = len((settings.out / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    mark = json.loads((settings.out / "stopped.json").read_text())
+    assert mark == {"step": steps, "reason": "Ctrl-C or SIGTERM interrupted the run"}
     assert f"step-{steps}" in {path.name for path in (settings.out / "checkpoints").iterdir()}
 
 

@@ -322,8 +322,9 @@
     const isNew = setSteps(state.rollouts);
     if (!current && steps.length) start();
     else if (isNew && follow.checked) load(steps[steps.length - 1], taskBox.value);
-    if (state.finished && section.dataset.finished !== "yes") {
-      location.reload(); // the top of the page has the result now
+    const isStopNew = state.stopped !== (section.dataset.stopped === "yes");
+    if (isStopNew || (state.finished && section.dataset.finished !== "yes")) {
+      location.reload(); // the top of the page has the result now, or why there is none
       return;
     }
     const response = await fetch("training");

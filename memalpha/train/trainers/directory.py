@@ -171,7 +171,7 @@ def _flush(path: Path) -> None:
 RUN_FILE = "run.json"
 """File with the run's id, for trackers, and the fingerprint of its data."""
 STOP_FILE = "stopped.json"
-"""File that says why a run stopped by itself."""
+"""File that says why a run stopped before its end; a resumed run removes it."""
 
 CHANGEABLE_ON_RESUME = frozenset(
     {

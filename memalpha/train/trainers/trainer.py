@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
+import os
 import platform
 import shlex
 import signal
@@ -411,14 +412,15 @@ class Trainer:
                     self._start_fresh(stop)
                 self._train_until(stop)
             except KeyboardInterrupt as interrupt:
+                self._mark_stopped("Ctrl-C or SIGTERM interrupted the run")
                 self._handle_interrupt(is_coordinated=isinstance(interrupt, CoordinatedInterrupt))
                 raise
-            except PolicyError:  # a server that died or was refused
+            except PolicyError as error:  # a server that died or was refused
+                self._mark_stopped(str(error))
                 self._handle_interrupt(is_coordinated=False)
                 raise
             except TrainingError as error:
-                if self.world.is_main and out.is_dir():
-                    write_json(out / STOP_FILE, {"step": self.step, "reason": str(error)})
+                self._mark_stopped(str(error))
                 raise
             self._save()
             with self.training_step.paused():
@@ -468,7 +470,13 @@ class Trainer:
         (self.directory.path / STOP_FILE).unlink(missing_ok=True)
         self.directory.write_settings(self.config)
         time_text = datetime.now(UTC).isoformat(timespec="seconds")
-        start = {"time": time_text, "host": platform.node(), "command": shlex.join(sys.argv), **software_version()}
+        start = {
+            "time": time_text,
+            "host": platform.node(),
+            "pid": os.getpid(),
+            "command": shlex.join(sys.argv),
+            **software_version(),
+        }
         self.directory.append("starts.jsonl", [{"step": step, "scheduled_steps": stop, **start}])
         if self.best:  # the link may point to the last step of a shorter run
             self.directory.link_best(self.best["step"])
@@ -615,6 +623,11 @@ class Trainer:
 
     def _minutes(self) -> float:
         return self.minutes_before + (time.monotonic() - self.start.time) / 60
+
+    def _mark_stopped(self, reason: str) -> None:
+        """Record for the run's page that no step comes until the run is resumed."""
+        if self.world.is_main and self.directory.path.is_dir():
+            write_json(self.directory.path / STOP_FILE, {"step": self.step, "reason": reason})
 
     def _handle_interrupt(self, *, is_coordinated: bool) -> None:
         out, saved_steps = self.directory.path, self.directory.saved_steps
