@@ -37,6 +37,7 @@ from memalpha.store.fields import (
     BLANKS,
     FILTERED,
     MAX_CONTENT,
+    NAMES,
     UPDATE_FIELDS,
     CheckedFact,
     Fact,
@@ -930,6 +931,8 @@ class MemoryStore(Memory):
             if not unknown_ids:
                 self._index.catch_up(self.rows.log.position)
                 matching, changes = ([], []) if entry_filter is None else self.rows.ids_matching(entry_filter)
+                if not matching and not changes:
+                    self._warn_of_unknown_fields(entry_filter, stacklevel=3)
                 all_ids = dict.fromkeys([*ids, *matching])
                 erasure = Erasure(self.rows.erase(all_ids, changes))
                 erasure.ids = tuple(all_ids)
@@ -1115,8 +1118,10 @@ class MemoryStore(Memory):
             if self.known_fields.isdisjoint((path[0], path[-1])) and self.rows.entries.count(None, None):
                 self.known_fields.add(path[-1])
                 if not self.rows.entries.has_metadata_key(path[-1]):
+                    own = field in NAMES  # an entry's speaker and key are read by no filter
+                    hint = f"filters read the metadata, not an entry's {field}" if own else "is it spelt right?"
                     warnings.warn(
-                        f"where: no entry has the field {field!r}, so nothing equals it: is it spelt right?",
+                        f"where: no entry has the field {field!r}, so nothing equals it: {hint}",
                         UnknownFieldWarning,
                         stacklevel=stacklevel,
                     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memalpha.errors import ScrubPending, StoreError, UnknownEntry
+from memalpha.errors import ScrubPending, StoreError, UnknownEntry, UnknownFieldWarning
 from memalpha.store.backends.sqlite import SQLiteDatabase
 from memalpha.store.checks.integrity import examine
 from memalpha.store.quarantine import quarantine_operation
@@ -122,6 +122,17 @@ ENDS = {  # each way in which an entry of ana can be live, have ended, or never 
         store, replace(insert_of_ana(), kind="update", id=store.list()[0].id)
     ),
 }
+
+
+def test_an_erasure_by_a_field_that_filters_do_not_read_is_said(tmp_path: Path) -> None:
+    with new(tmp_path / "a.db") as store:
+        with store.writing_as(speaker="Ben"):
+            store.add("Ben has a dog.")
+        with pytest.warns(UnknownFieldWarning, match="not an entry's speaker") as caught:
+            assert store.erase(where={"speaker": "Ben"}).ids == ()
+        with pytest.warns(UnknownFieldWarning, match="is it spelt right"):
+            assert store.erase(where={"usr": "ben"}).ids == ()
+        assert caught[0].filename == __file__ and store.count() == 1
 
 
 @pytest.mark.sqlite
