@@ -6,9 +6,9 @@
                   - ent_t H_t                                                     H_t = entropy of pi at t
                   + vf_t  max((V_t - R_t)^2, (clip(V_t, V_old - c, V_old + c) - R_t)^2) / 2
 
-The clip is PPO's (1707.06347) with DAPO's separate upper range (2503.14476). `delta` (dual clip, 1912.09729; INTELLECT-2,
-2505.07291) bounds a bad token's gradient and is off by default. CISPO (MiniMax-M1, 2506.13585) replaces the first term
-by
+The clip is PPO's (1707.06347) with DAPO's separate upper range (2503.14476). `delta` (dual clip, 1912.09729;
+INTELLECT-2, 2505.07291) bounds a bad token's gradient and is off by default. CISPO (MiniMax-M1, 2506.13585) replaces
+the first term by
 
                   - pg_t  min(sg[rho_t], high) A_t log pi(t)      sg: no gradient; every token keeps its gradient
 
