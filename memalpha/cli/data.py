@@ -17,6 +17,7 @@ from memalpha.errors import ConfigError
 from memalpha.policy.base import BilledPolicy, Policy
 from memalpha.qa.progress import show_progress
 from memalpha.tasks.catalog import get_data_set, list_data_sets, loader_options
+from memalpha.tasks.formats.chats import count_left_out
 from memalpha.tasks.formats.jsonl import summarize_tasks
 from memalpha.tasks.load import load_tasks, save_tasks
 
@@ -118,8 +119,10 @@ def prepare(
         f"{counted(counts['questions'], 'question')}, {counts['to_abstain']} of them without an answer",
         f"gold operations in {counts['with_gold']} of {counted(counts['tasks'], 'task')}"
         + (f": {categories}" if categories else ""),
+        *_format_left_out(left_out := count_left_out(tasks)),
     ]
-    print_result({**counts, "held_out": held, "path": str(out)}, as_json, "\n".join(lines))
+    value = {**counts, "left_out": left_out, "held_out": held, "path": str(out)}
+    print_result(value, as_json, "\n".join(lines))
 
 
 def check(name: Name, overrides: DataOptions = None, as_json: AsJson = False) -> None:
@@ -455,6 +458,7 @@ def _format_check(result: DataCheck) -> list[str]:
     longest = counts.pop("longest_chunk")
     held = ", ".join(counted(count, key.removesuffix("s")) for key, count in counts.items())
     lines.append(f"holds      {held}; the longest chunk {counted(longest, 'token')}")
+    lines += _format_left_out(result.left_out)
     evidence = result.evidence
     lines.append(
         f"evidence   named by {evidence['named']:,} of {evidence['answered']:,} answerable questions; it holds the "
@@ -482,6 +486,16 @@ def _format_check(result: DataCheck) -> list[str]:
     if len(result.problems) > _MAX_PROBLEMS:
         lines.append(f"PROBLEM    {len(result.problems) - _MAX_PROBLEMS} more (--json has all)")
     return [*lines, "sound" if not result.problems else counted(len(result.problems), "problem")]
+
+
+def _format_left_out(counts: Mapping[str, int]) -> list[str]:
+    """Format what exported chats lost; [] if nothing."""
+    singular = {"edited branches": "edited branch"}
+    kinds = [
+        f"{count:,} {singular.get(kind, kind.removesuffix('s')) if count == 1 else kind}"
+        for kind, count in counts.items()
+    ]
+    return [f"left out   {', '.join(kinds)}"] if kinds else []
 
 
 def _format_overlap(result: Overlap, train: str, test: str, kinds: Sequence[Iterable[str]]) -> list[str]:

@@ -20,6 +20,7 @@ from memalpha.tasks.catalog import (
 )
 from memalpha.tasks.chunking import rechunk
 from memalpha.tasks.dataset_info import File
+from memalpha.tasks.formats.chats import count_left_out
 from memalpha.tasks.formats.files import check_selection, compute_sha256
 from memalpha.tasks.formats.jsonl import find_problems
 from memalpha.tasks.load import load_tasks
@@ -53,6 +54,7 @@ class DataCheck:
             by a model.
         elsewhere: Ids (task, question) of questions whose evidence has none of their answers word for word: a count, an
             answer in other words, or a wrong turn.
+        left_out: What exported chats lost, by kind: media, notices, deleted messages, tool calls, edited branches.
         problems: Faults of this copy, to be mended.
         faults: Known faults of the official files.
     """
@@ -63,6 +65,7 @@ class DataCheck:
     counts: dict[str, int]
     evidence: dict[str, int]
     elsewhere: tuple[tuple[str, str], ...]
+    left_out: dict[str, int]
     problems: tuple[str, ...]
     faults: tuple[str, ...]
 
@@ -159,7 +162,8 @@ def _build_report(
     repeated = [id for id, count in Counter(task.id for task in tasks).items() if count > 1]
     problem_texts += [f"task {id!r} occurs twice: ids are unique" for id in repeated]
     evidence, elsewhere = _evidence(tasks)
-    return DataCheck(name, variant, files, counts(tasks), evidence, elsewhere, tuple(problem_texts), faults)
+    left_out = count_left_out(tasks)
+    return DataCheck(name, variant, files, counts(tasks), evidence, elsewhere, left_out, tuple(problem_texts), faults)
 
 
 def _evidence(tasks: Sequence[Task]) -> tuple[dict[str, int], tuple[tuple[str, str], ...]]:

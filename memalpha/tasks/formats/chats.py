@@ -14,6 +14,10 @@ unknown fields and kinds of content are skipped; what is needed must be there.
 continues the message before it. Left out are lines of the app (no name, or text behind a U+200E) and placeholders of
 media. Whether the day or the month comes first is decided over the whole file: by a number above 12, or by the order of
 the messages. If both readings fit, the file is refused, and `dates=` says which holds.
+
+What an export loses is counted in `Task.meta["left_out"]`: media, deleted messages, notices of WhatsApp, calls of
+tools, and edited branches, which are replies and questions that were replaced by others. WhatsApp names media and
+deleted messages in the phone's language; where that is not English, most of them count as notices.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -77,6 +82,20 @@ def _load_chats(path: Path, dates: str | None) -> list[Task] | None:
             raise DataError(f"{path}: no message has words of a user or an assistant: there is nothing to read")
         tasks = [Task(id=path.stem, chunks=tuple(chunks), meta={"source": "messages"})]
     return [with_turn_ids(task) for task in tasks]
+
+
+def count_left_out(tasks: Iterable[Task]) -> dict[str, int]:
+    """Sum what the exports of tasks lost, by kind, from `meta["left_out"]`."""
+    total = Counter[str]()
+    for task in tasks:
+        counts = task.meta.get("left_out")
+        for kind, count in counts.items() if isinstance(counts, Mapping) else ():
+            total[str(kind)] += count if isinstance(count, int) else 0
+    return dict(+total)
+
+
+def _left_out_meta(counts: Counter[str]) -> dict[str, Any]:
+    return {"left_out": dict(+counts)} if +counts else {}
 
 
 def is_chat_folder(path: Path) -> bool:
@@ -200,19 +219,24 @@ def load_assistant_export(value: object, path: Path, size: int = CHUNK, *, exact
         location = f"{path}: [{number}]" if isinstance(value, list) else f"{path}"
         if not isinstance(conversation, Mapping):
             raise DataError(f"{location}: a conversation is an object, not {type(conversation).__name__}")
+        left_out = Counter[str]()
         if "mapping" in conversation:
-            source, title, utterances = "chatgpt", conversation.get("title"), _read_chatgpt(conversation, location)
+            source, title = "chatgpt", conversation.get("title")
+            utterances = _read_chatgpt(conversation, location, left_out)
             id = conversation.get("conversation_id") or conversation.get("id")
             start = _from_unix(conversation.get("create_time"), f"{location}.create_time")
         else:
-            source, title, utterances = "claude", conversation.get("name"), _read_claude(conversation, location)
+            source, title = "claude", conversation.get("name")
+            utterances = _read_claude(conversation, location, left_out)
             id = conversation.get("uuid")
             start = _from_iso(conversation.get("created_at"), f"{location}.created_at")
         if not isinstance(id, str) or not id.strip():
             name = "conversation_id" if source == "chatgpt" else "uuid"
             raise DataError(f"{location}.{name}: is missing: every conversation needs an id")
         chunks = pack_days(utterances, timestamp=start, size=size, exact_times=exact_times)
-        meta = {"source": source, **({"title": title} if isinstance(title, str) and title.strip() else {})}
+        meta: dict[str, Any] = {"source": source}
+        meta |= {"title": title} if isinstance(title, str) and title.strip() else {}
+        meta |= _left_out_meta(left_out)
         if chunks:
             if id in tasks:
                 raise DataError(f"{location}: the id {id!r} occurs twice: ids are unique")
@@ -222,8 +246,8 @@ def load_assistant_export(value: object, path: Path, size: int = CHUNK, *, exact
     return list(tasks.values())
 
 
-def _read_chatgpt(conversation: Mapping[str, Any], location: str) -> Iterator[_Utterance]:
-    """Yield the utterances from the root of the tree to `current_node`."""
+def _read_chatgpt(conversation: Mapping[str, Any], location: str, left_out: Counter[str]) -> Iterator[_Utterance]:
+    """Yield the utterances from the root of the tree to `current_node`; count the others in `left_out`."""
     nodes = require_field(conversation, "mapping", dict, location)
     id: Any = require_field(conversation, "current_node", str, location)
     path: dict[str, Any] = {}
@@ -238,6 +262,9 @@ def _read_chatgpt(conversation: Mapping[str, Any], location: str) -> Iterator[_U
             raise DataError(f"{where}: a node is an object, not {type(nodes[id]).__name__}")
         path[id] = nodes[id]
         id, where = nodes[id].get("parent"), f"{where}.parent"
+    left_out["edited branches"] += sum(
+        isinstance(node, Mapping) and node.get("parent") in path and id not in path for id, node in nodes.items()
+    )
     for id, node in reversed(path.items()):
         if (message := node.get("message")) is None:
             continue
@@ -246,6 +273,7 @@ def _read_chatgpt(conversation: Mapping[str, Any], location: str) -> Iterator[_U
         role = require_field(author, "role", str, f"{where}.author")
         content = require_field(message, "content", dict, where)
         metadata = message.get("metadata") or {}
+        left_out["tool calls"] += role == "assistant" and message.get("recipient") not in (None, "all")
         is_hidden = isinstance(metadata, Mapping) and metadata.get("is_visually_hidden_from_conversation")
         if (
             role in ("user", "assistant")
@@ -259,12 +287,16 @@ def _read_chatgpt(conversation: Mapping[str, Any], location: str) -> Iterator[_U
             texts = [
                 part if isinstance(part, str) else part.get("text") for part in parts if isinstance(part, str | dict)
             ]
+            files = metadata.get("attachments") if isinstance(metadata, Mapping) else None
+            # An uploaded image is a part and an attachment.
+            media = sum(isinstance(part, dict) and not part.get("text") for part in parts)
+            left_out["media"] += max(media, len(files) if isinstance(files, list) else 0)
             time = _from_unix(message.get("create_time"), f"{where}.create_time")
             yield role, _CITATION.sub("", _join_lines(texts)).strip(), time
 
 
-def _read_claude(conversation: Mapping[str, Any], location: str) -> Iterator[_Utterance]:
-    """Yield the utterances from the first to the leaf, by their parents.
+def _read_claude(conversation: Mapping[str, Any], location: str, left_out: Counter[str]) -> Iterator[_Utterance]:
+    """Yield the utterances from the first to the leaf, by their parents; count the others in `left_out`.
 
     The leaf is the last message unless it is named. Older exports name no parents: they hold one branch, all messages.
     """
@@ -279,6 +311,11 @@ def _read_claude(conversation: Mapping[str, Any], location: str) -> Iterator[_Ut
             path[index] = None
             index = by_id.get(parents[index])  # that of the first message is nobody's
         branch = dict.fromkeys(reversed(path))
+        # A message off the branch begins another one if what it answers is on the branch, or nothing is before it.
+        before = {None, *branch}
+        left_out["edited branches"] += sum(
+            by_id.get(parent) in before and n not in branch for n, parent in enumerate(parents)
+        )
     for number in branch:
         message, where = messages[number], f"{location}.chat_messages[{number}]"
         sender = require_field(message, "sender", str, where)
@@ -287,6 +324,9 @@ def _read_claude(conversation: Mapping[str, Any], location: str) -> Iterator[_Ut
         blocks = message.get("content") or []
         if not isinstance(blocks, list) or not all(isinstance(block, Mapping) for block in blocks):
             raise DataError(f"{where}.content: a list of blocks is needed")
+        left_out["tool calls"] += sum(block.get("type") == "tool_use" for block in blocks)
+        for name in ("attachments", "files"):
+            left_out["media"] += len(message[name]) if isinstance(message.get(name), list) else 0
         # `text` repeats the blocks, with notes about those that cannot be shown; old exports have it alone.
         text = _join_lines([block.get("text") for block in blocks if block.get("type") == "text"])
         if not blocks:
@@ -559,10 +599,10 @@ _MOMENT = (
 _HEADS = tuple(re.compile(form % _MOMENT, re.IGNORECASE) for form in (r"\[%s\] ?", "%s [-\u2013] "))
 _NAME = re.compile('([^:"\u201c\u201d\u201e\u00ab\u00bb]{1,80}):(?: |$)')
 _APP_NOTE = re.compile("[ \n]?\u200e<[^<>\n]*>$")
-_PLACEHOLDER = re.compile(
-    r"<[^<>\n]{3,40}>|(?-i:null)|.{1,200} \(file attached\)|(?:this message was|you) deleted(?: this message)?\.?",
-    re.IGNORECASE,
-)
+_ATTACHED = re.compile(r"[ \n]?\u200e<[^<>\n]*:[^<>\n]*>$")
+_DELETED = re.compile(r"<?(?:this message was|you) deleted(?: this message)?\.?>?", re.IGNORECASE)
+_MEDIA = re.compile(r"<[^<>\n]{3,40}>|(?-i:null)|.{1,200} \(file attached\)", re.IGNORECASE)
+_OMITTED = re.compile(r".{1,80} omitted", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -590,14 +630,16 @@ def _read_whatsapp(text: str, path: Path, dates: str | None, size: int, exact_ti
         raise DataError(f"dates={dates}: use {' or '.join(DATE_ORDERS)}")
     messages = list(_parse(text, str(path)))
     times = _resolve_times(messages, path, dates)
+    left_out = Counter[str]()
     utterances = [
-        (*_read_message(message.text), time.isoformat(timespec="seconds" if time.second else "minutes"))
+        (*_read_message(message.text, left_out), time.isoformat(timespec="seconds" if time.second else "minutes"))
         for message, time in zip(messages, times, strict=True)
     ]
     chunks = pack_days(utterances, size=size, exact_times=exact_times)
     if not chunks:
         raise DataError(f"{path}: no message has words of a person: there is nothing to read")
-    return Task(id=path.stem, chunks=tuple(chunks), meta={"source": "whatsapp"})
+    meta = {"source": "whatsapp", **_left_out_meta(left_out)}
+    return Task(id=path.stem, chunks=tuple(chunks), meta=meta)
 
 
 def _match_head(line: str) -> re.Match[str] | None:
@@ -638,18 +680,41 @@ def _after_head(line: str, length: int) -> str:
     return line[position:]
 
 
-def _read_message(text: str) -> tuple[str, str]:
-    """Return speaker and words of a message; both are empty where the app speaks or media are left out."""
+def _read_message(text: str, left_out: Counter[str]) -> tuple[str, str]:
+    """Return speaker and words of a message, both empty where only the app speaks; count the rest in `left_out`."""
     first, newline, rest = text.rstrip("\n").partition("\n")
     name = _NAME.match(_MARKS.sub("", first))
     if name is None:
+        left_out["notices"] += 1
         return "", ""
-    words = _APP_NOTE.sub("", _after_head(first, name.end()) + newline + rest)
+    words = _after_head(first, name.end()) + newline + rest
+    if _ATTACHED.search(words):
+        left_out["media"] += 1
+    words = _APP_NOTE.sub("", words)
     # A line that begins with U+200E is the app's: "image omitted", "Ana joined".
-    lines = [_MARKS.sub("", line) for line in words.split("\n") if not line.startswith("\u200e")]
-    if lines and _PLACEHOLDER.fullmatch(lines[0].strip()):
+    lines = []
+    for line in words.split("\n"):
+        plain = _MARKS.sub("", line)
+        if not line.startswith("\u200e"):
+            lines.append(plain)
+        elif plain.strip():
+            left_out[_placeholder_kind(plain.strip()) or "notices"] += 1
+    if lines and (kind := _placeholder_kind(lines[0].strip(), is_of_app=False)):
+        left_out[kind] += 1
         del lines[0]
     return name[1].strip(), "\n".join(lines).strip().removesuffix(" <This message was edited>")
+
+
+def _placeholder_kind(line: str, *, is_of_app: bool = True) -> str | None:
+    """Return what a line stands for, "media" or "deleted messages"; None for other words.
+
+    Args:
+        line: The line, without marks.
+        is_of_app: The line is marked as the app's, so that "image omitted" is no person's words.
+    """
+    if _DELETED.fullmatch(line):
+        return "deleted messages"
+    return "media" if _MEDIA.fullmatch(line) or (is_of_app and _OMITTED.fullmatch(line)) else None
 
 
 def _resolve_times(messages: Sequence[_Message], path: Path, dates: str | None) -> list[datetime]:

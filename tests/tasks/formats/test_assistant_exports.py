@@ -83,7 +83,8 @@ def test_the_branch_that_chatgpt_shows(tmp_path):
         "empty": node("voice", "assistant", ""),
     }
     [task] = read(tmp_path, [chatgpt(nodes, "empty"), chatgpt({"root": node(None)}, "root", conversation_id="c2")])
-    assert (task.id, task.meta) == ("c1", {"source": "chatgpt", "title": "Move"})
+    left_out = {"edited branches": 1, "media": 1, "tool calls": 1}
+    assert (task.id, task.meta) == ("c1", {"source": "chatgpt", "title": "Move", "left_out": left_out})
     assert turns(task) == [
         ("0.0", "user", "I moved to Porto."),
         ("0.1", "assistant", "Nice!"),
@@ -113,7 +114,9 @@ def test_the_branch_that_claude_shows(tmp_path):
         ("0.1", "assistant", "Nice!\nWhere to?"),
         ("0.2", "user", "Porto"),
     ]
-    assert task.chunks[0].timestamp == "2024-05-24T20:00:00" and task.meta == {"source": "claude", "title": "Move"}
+    assert task.chunks[0].timestamp == "2024-05-24T20:00:00"
+    left_out = {"edited branches": 1, "tool calls": 1}
+    assert task.meta == {"source": "claude", "title": "Move", "left_out": left_out}
     [shown] = read(tmp_path, claude(*messages, current_leaf_message_uuid="b"))
     assert [text for _, _, text in turns(shown)] == ["I moved.", "Discarded"]
 

@@ -183,3 +183,26 @@ def test_a_folder_of_chats_is_a_task_for_each_file(tmp_path, memalpha):
         file.unlink()
     with pytest.raises(DataError, match="dates belongs to chats exported as text"):
         load_tasks(folder, dates="day-first")
+
+
+def test_what_is_left_out_is_counted(tmp_path, memalpha):
+    file = tmp_path / "ios.txt"
+    file.write_text(
+        f"{LRM}[24/05/24, 9:05:09] Trip: {LRM}Messages and calls are end-to-end encrypted.\n"
+        f"{LRM}[24/05/24, 9:07:00] Bo: {LRM}image omitted\n"
+        f"[24/05/24, 9:07:01] Bo: At noon? {LRM}<This message was edited>\n"
+        f"[24/05/24, 9:07:02] Bo: My desk {LRM}<attached: 00000012-PHOTO.jpg>\n"
+        f"[24/05/24, 9:07:03] Bo: {LRM}You deleted this message.\n"
+        "[24/05/24, 9:07:04] Bo: Nothing was omitted\n"
+    )
+    [task] = load_tasks(file)
+    assert task.meta["left_out"] == {"notices": 1, "media": 2, "deleted messages": 1}
+    assert [turn.text for turn in task.chunks[0].turns] == ["At noon?", "My desk", "Nothing was omitted"]
+    other = tmp_path / "android.txt"
+    other.write_text(
+        "24/05/2024, 21:05 - Ana created group\n24/05/2024, 21:07 - Bo: <Media omitted>\n"
+        "24/05/2024, 21:08 - Bo: IMG.jpg (file attached)\nOur hotel\n24/05/2024, 21:09 - Bo: This message was deleted\n"
+    )
+    assert load_tasks(other)[0].meta["left_out"] == {"notices": 1, "media": 2, "deleted messages": 1}
+    assert "left out   1 notice, 2 media, 1 deleted message\n" in memalpha("data", "check", other)[1]
+    assert "left out   2 notices, 4 media, 2 deleted" in memalpha("data", "prepare", tmp_path, tmp_path / "t.jsonl")[1]
