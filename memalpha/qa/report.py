@@ -330,7 +330,7 @@ COLUMNS = (
 )  # fmt: skip
 _TERMINAL_HEADS = {
     "score": "score", "answerable_accuracy": "answerable", "stale_rate": "stale", "ceiling_answered": "of the same",
-    "evidence_recall": "evidence", "tokens": "tokens", "memory_tokens": "held", "unjudged": "unjudged",
+    "evidence_recall": "evidence", "tokens": "tokens shown", "memory_tokens": "memory tokens", "unjudged": "unjudged",
 }  # fmt: skip
 """Columns that a terminal shows beside accuracy, with their headers."""
 _PACKAGES = ("memalpha", "numpy", "faiss-cpu", "torch", "transformers", "sentence-transformers")
