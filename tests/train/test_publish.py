@@ -14,6 +14,7 @@ from run_kinds import small_config
 from memalpha.config import PreferenceConfig, RewardModelConfig, SFTConfig, TextConfig, TrainConfig, build_config
 from memalpha.errors import CheckpointError, ConfigError, PolicyError
 from memalpha.train.api import train
+from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.model_card import find_base, push_run, render_card
 
 
@@ -140,6 +141,25 @@ def test_a_card_names_the_rows_and_their_teacher_but_no_host(tmp_path):
     assert "'reader.policy=http://HOST/v1#Qwen/Qwen3-32B' data=mine.jsonl" in text and "10.0.0.7" not in text
     rows.with_suffix(".scores.jsonl").write_text("[]")
     assert "| rows | `rows.jsonl` |" in render_card(build_config(SFTConfig, settings, "test"), {"step": 3})
+
+
+def test_a_card_says_how_the_checkpoint_it_started_from_was_made(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.with_suffix(".scores.jsonl").write_text(f"{json.dumps({'task': 'a', 'teacher': 'openai:gpt-5'})}\n")
+    first, start = tmp_path / "first", tmp_path / "first" / "checkpoints" / "step-9"
+    start.mkdir(parents=True)
+    settings = {"out": tmp_path / "second", "policy": str(start)}
+    later = build_config(TrainConfig, settings, "test")
+    assert "base made by" not in render_card(later, {"step": 3}), "nothing is known of a checkpoint without its run"
+    earlier = build_config(SFTConfig, {"out": first, "policy": "tiny", "source": str(rows)}, "test")
+    RunDirectory(first).write_settings(earlier)
+    card = render_card(later, {"step": 3})
+    made = "run `first` (sft, data the set `synthetic`, rows `rows.jsonl`; written by openai:gpt-5) from `tiny`"
+    assert f"| base made by | {made} |" in card
+    (first / "config.yaml").write_text("algorithm: sft\nlater_setting: 1\n")
+    assert "run `first`, whose settings this version cannot read" in render_card(later, {"step": 3})
+    RunDirectory(first).write_settings(earlier.model_copy(update={"policy": str(start)}))
+    assert "before it" not in render_card(later, {"step": 3}), "a run that names itself is named once"
 
 
 def test_cards_of_other_kinds_of_run(tmp_path):

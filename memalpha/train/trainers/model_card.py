@@ -235,6 +235,7 @@ def _training(config: LearnerConfig, state: Values, base: Base) -> str:
     sums = {word: sum(line.get(key, 0) for line in done) for word, key in kinds.items()}
     rows = {
         "base": base.label,
+        **_lineage(config),
         "data": _data_label(config),
         **_rows(config),
         "method": _method(config),
@@ -263,6 +264,28 @@ def _rows(config: LearnerConfig) -> dict[str, str]:
     except (OSError, ValueError, KeyError, TypeError):
         teachers = []
     return {"rows": "; ".join([f"`{_shorten(path)}`", *(f"written by {teacher}" for teacher in teachers)])}
+
+
+def _lineage(config: LearnerConfig) -> dict[str, str]:
+    """Return which runs made the start policy, the newest first, as far as their directories are there."""
+    runs: dict[Path, str] = {}
+    folder = Path(config.policy)
+    while folder.parent.name == "checkpoints" and (run := folder.resolve().parents[1]) not in runs:
+        if not (run / "config.yaml").is_file():
+            break
+        try:
+            earlier = training_config(run)
+        except ConfigError:  # this card is no place to refuse another run's settings
+            runs[run] = f"run `{run.name}`, whose settings this version cannot read"
+            break
+        facts = [_method(earlier), f"data {_data_label(earlier)}"]
+        facts += [f"rows {rows}" for rows in _rows(earlier).values()]
+        if isinstance(earlier, SFTConfig) and not earlier.source.endswith(".jsonl"):
+            facts.append(f"source `{_shorten(Path(earlier.source))}`")
+        base = Path(earlier.policy)
+        runs[run] = f"run `{run.name}` ({', '.join(facts)}) from `{'/'.join(base.parts[-3:])}`"
+        folder = base
+    return {"base made by": "; before it ".join(runs.values())} if runs else {}
 
 
 def _citation(method: str) -> Iterator[str]:
