@@ -81,6 +81,11 @@ def read_config(name: str | Path) -> dict[str, Any]:
                 f"{path}: there is no such file: give a YAML file, or the name of a shipped one"
             ) from error
         near = did_you_mean(str(name), shipped_configs())
+        if path.parent != Path() and not near:  # a path, of a run more likely than of a configuration
+            raise ConfigError(
+                f"{name}: there is no such run or file: give a run directory, a YAML file or one of "
+                f"{', '.join(shipped_configs())}"
+            ) from error
         raise ConfigError(
             f"no configuration {str(name)!r}{near}: give a YAML file or one of {', '.join(shipped_configs())}"
         ) from error
@@ -101,13 +106,14 @@ def read_config(name: str | Path) -> dict[str, Any]:
     return data
 
 
-def build_config(kind: type[C], data: Mapping[str, Any], label: str) -> C:
+def build_config(kind: type[C], data: Mapping[str, Any], label: str, overrides: Mapping[str, Any] | None = None) -> C:
     """Validate settings.
 
     Args:
         kind: Configuration class.
         data: Settings by key, groups as mappings.
         label: Source of the settings, named in error messages.
+        overrides: Those of the settings that were set on top of the source, which is not to blame for them.
 
     Raises:
         ConfigError: Keys are unknown or values invalid; the message names each key.
@@ -115,8 +121,9 @@ def build_config(kind: type[C], data: Mapping[str, Any], label: str) -> C:
     try:
         return kind.model_validate(dict(data))
     except ValidationError as error:
-        lines = []
+        lines, is_of_source = [], False
         for item in error.errors():
+            is_of_source |= not _is_set(item["loc"], overrides or {})
             key = ".".join(str(part) for part in item["loc"])
             if item["type"] == "extra_forbidden":
                 near = _nearest(key, kind)
@@ -126,7 +133,19 @@ def build_config(kind: type[C], data: Mapping[str, Any], label: str) -> C:
             else:
                 message = item["msg"].removeprefix("Value error, ")
                 lines.append(f"{key}: {message}" if key else message)
-        raise ConfigError(f"{label}: " + "; ".join(lines)) from error
+        raise ConfigError(f"{label}: " * is_of_source + "; ".join(lines)) from error
+
+
+def _is_set(path: Sequence[int | str], overrides: Mapping[str, Any]) -> bool:
+    """Return True if overrides hold the key of a path; what is inside a plain value belongs to that value."""
+    node: Any = overrides
+    for part in path:
+        if not isinstance(node, Mapping):
+            return True
+        if part not in node:
+            return False
+        node = node[part]
+    return bool(path)
 
 
 def load_config(kind: type[C], name: str | Path, overrides: Mapping[str, Any] | None = None) -> C:
@@ -146,7 +165,7 @@ def load_config(kind: type[C], name: str | Path, overrides: Mapping[str, Any] | 
             base, over = expand_short_names(base, kind), expand_short_names(over, kind)
         except ValueError as error:
             raise ConfigError(f"{name}: {error}") from error
-    return build_config(kind, merge(base, over), str(name))
+    return build_config(kind, merge(base, over), str(name), over)
 
 
 def _nearest(key: str, kind: type[BaseModel]) -> str | None:

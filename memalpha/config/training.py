@@ -280,7 +280,7 @@ def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, An
     if isinstance(base.get("optimizer"), Mapping) and isinstance(over.get("optimizer"), Mapping):
         base["optimizer"] = dict(base["optimizer"])
         _replace_counterpart(base["optimizer"], over["optimizer"], "epochs", "schedule_steps")
-    return build_config(kind, merge(base, over), label)
+    return build_config(kind, merge(base, over), label, None if isinstance(config, AnyTraining) else over)
 
 
 def _drop(base: dict[str, Any], group: str, name: str) -> None:

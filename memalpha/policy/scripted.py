@@ -94,7 +94,10 @@ class ScriptedPolicy:
     def _gold_calls(self, observation: Observation, category: str, rng: Random) -> list[str]:
         if observation.task is None or not observation.task.gold_operations:
             reason = f"task {observation.task.id!r} has none" if observation.task else "a served writer has none"
-            raise PolicyError(f"{self.name} needs tasks with gold operations: {reason}; take another system")
+            raise PolicyError(
+                f"{self.name} needs tasks with gold operations: {reason}; systems without gold operations are "
+                "append-only, rag and scripted:add-all"
+            )
         operations = observation.task.gold_at(observation.chunk.index)
         calls = []
         for operation in operations:

@@ -30,6 +30,8 @@ MESSAGES = {
     "report runs/nothing": "runs/nothing: there is no such directory",
     "search none.db x": "none.db: no such store; `memalpha add` and `memalpha read` make one",
     "train demo top_p=0.9": "top_p",
+    "train demo max_step=7": "memalpha: unknown key 'max_step' (did you mean 'max_steps'?)",
+    "train runs/nope": "runs/nope: there is no such run or file: give a run directory",
     "eval synthetic limits=3": "did you mean 'limit'",
     "eval synthetic world.presets=demo": "world.presets",
     "eval synthetic limit": "key=value",
