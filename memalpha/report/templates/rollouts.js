@@ -252,7 +252,9 @@
     current = data.get(step);
     stepBox.value = String(step);
     const tasks = [...new Set(current.rollouts.map((rollout) => rollout.task))];
-    taskBox.replaceChildren(...tasks.map((name) => make("option", { value: name }, name)));
+    const titles = new Map(current.tasks.map((task) => [task.task, task.title]));
+    const label = (name) => (titles.get(name) ? `${titles.get(name)} (${name})` : name);
+    taskBox.replaceChildren(...tasks.map((name) => make("option", { value: name }, label(name))));
     taskBox.value = tasks.includes(task) ? task : tasks[0];
     show();
   }

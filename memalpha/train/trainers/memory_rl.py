@@ -160,8 +160,10 @@ def _trajectory_fields(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _task_fields(task: Task) -> dict[str, Any]:
-    """Return the chunks and the questions with their answers, each with the chunk after which it is asked."""
+    """Return the title, the chunks, and the questions with answers and the chunk after which each is asked."""
+    title = task.meta.get("title")  # the ids of exported conversations say nothing
     return {
+        **({"title": title} if isinstance(title, str) else {}),
         "chunks": [{"text": chunk.render(), "timestamp": chunk.timestamp} for chunk in task.chunks],
         "questions": [
             {"id": item.id, "question": item.question, "answers": item.answers, "chunk": task.asked_after(item)}
