@@ -211,7 +211,13 @@ def main() -> None:
         if options.locomo is None:
             parser.error("--growth needs --locomo")
         figures, tables = growth(options.locomo)
-        save(options.results / "growth", figures, "\n".join([*opening("How costs grow"), "", *tables]))
+        save(
+            options.results / "growth",
+            figures,
+            "\n".join(
+                [*opening("How costs grow", started_by="python eval/speed.py --growth --locomo FILE"), "", *tables]
+            ),
+        )
         return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -233,7 +239,15 @@ def main() -> None:
                 table.append(as_row(line, load := os.getloadavg()[0]))
                 records.append({**line._asdict(), "load": load})
                 print(table[-1], file=sys.stderr, flush=True)
-    save(options.results / "speed", records, "\n".join([*opening("Every line of speed"), "", *table]))
+    given = [
+        name for name in ("envs", "locomo", "model", "chroma", "vllm", "before") if getattr(options, name) is not None
+    ]
+    started_by = " ".join(["python eval/speed.py", *(f"--{name} {name.upper()}" for name in given)])
+    save(
+        options.results / "speed",
+        records,
+        "\n".join([*opening("Every line of speed", started_by=started_by), "", *table]),
+    )
 
 
 if __name__ == "__main__":

@@ -293,7 +293,7 @@ def summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return lines
 
 
-def table(lines: list[dict[str, Any]], command: str) -> str:
+def table(lines: list[dict[str, Any]]) -> str:
     """Format all results as Markdown."""
 
     def spread(value: dict[str, float]) -> tuple[str, str]:
