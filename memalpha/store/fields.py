@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
@@ -338,6 +338,7 @@ def check_text(name: str, value: object) -> str:
     if not isinstance(value, str):
         is_chat = name == "content" and isinstance(value, list | dict)
         hint = "; MemoryAgent(policy, store).read() takes chat messages" if is_chat else ""
+        hint = f"; give {name}.isoformat()" if isinstance(value, date) else hint
         raise InvalidContent(f"{name}: text is needed, not {type(value).__name__}{hint}")
     if "\x00" in value:
         raise InvalidContent(f"{name}: holds a NUL character")

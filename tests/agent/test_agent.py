@@ -1,5 +1,7 @@
 """What a writer is shown, what its reply does, and that many rollouts at once are the same as one by one."""
 
+from datetime import datetime
+
 import pytest
 from fake_policy import FakePolicy
 from hypothesis import example, given
@@ -214,5 +216,7 @@ def test_chat_messages_are_read_and_streamed():
         agent.read([])
     with pytest.raises(InvalidContent, match=r"text is needed, not list; MemoryAgent.* takes chat messages"):
         store.add(MESSAGES)
+    with pytest.raises(InvalidContent, match=r"expires: text is needed, not datetime; give expires\.isoformat\(\)"):
+        store.add("A day", expires=datetime(2030, 1, 1))
     with pytest.raises(DataError, match="no words of a user"):
         agent.read([{"role": "system", "content": "Be kind."}])
