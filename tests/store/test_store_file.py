@@ -416,6 +416,7 @@ def test_deep_metadata_is_refused_and_never_blocks_an_export(tmp_path: Path) -> 
         store.import_jsonl(tmp_path / "deep.jsonl")
 
 
+@pytest.mark.sqlite
 @pytest.mark.parametrize("name", ["a.db", "other.db", "a.db-wal", "."])
 def test_an_export_never_replaces_a_store(tmp_path: Path, name: str) -> None:
     with new(tmp_path / "other.db") as other:
